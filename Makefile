@@ -1,0 +1,41 @@
+# Two commands do everything on a bare machine: `make quickstart` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: help quickstart test soak bench lint clean
+help:
+	@sed -n 's/^## //p' Makefile
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp is newer than what it was made from, so a second run installs nothing.
+$(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(VENV)/.core $@
+
+## make quickstart   train the quickstart agent (about two minutes on two cores)
+quickstart: $(VENV)/.core
+	$(BIN)/agentloop train configs/quickstart.yaml
+
+## make test         everything CI checks: style, types, layers, tests (under 6 minutes)
+test: $(VENV)/.dev
+	$(BIN)/python -m tests.check
+
+## make soak         learning and kill runs (long)
+soak: $(VENV)/.dev
+	$(BIN)/python -m pytest -m soak tests -v
+
+## make bench        reported figures, paired ratios
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks
+
+## make clean        remove the environment (never the runs)
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,35 @@
+"""Experience replay for training tool-using language-model agents.
+
+The public names are imported on first use: `from agentloop import Environment` needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentloop.config import RunConfig
+    from agentloop.config_file import load_config
+    from agentloop.environments import Environment, Task, tool
+    from agentloop.training import TrainResult, train
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Environment": "agentloop.environments",
+    "Task": "agentloop.environments",
+    "tool": "agentloop.environments",
+    "RunConfig": "agentloop.config",
+    "load_config": "agentloop.config_file",
+    "TrainResult": "agentloop.training",
+    "train": "agentloop.training",
+}
+
+__all__ = ["Environment", "RunConfig", "Task", "TrainResult", "load_config", "tool", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'agentloop' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,176 @@
+"""Build the parts of a run: from nothing, or from its last checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from agentloop.algorithms.kl import k1, kl_penalised_rewards
+from agentloop.batch import BatchRow, build_batch
+from agentloop.checkpoint import Checkpoint, write_directory
+from agentloop.collect import Actors, Penalty
+from agentloop.config import RunConfig
+from agentloop.console import RunDisplay
+from agentloop.environments import EnvironmentFactory, TaskSource, load_environment
+from agentloop.errors import UserError
+from agentloop.generation import LocalGenerator
+from agentloop.metrics import SinkFan, load_sinks
+from agentloop.models.actor import Actor
+from agentloop.models.load import LoadedModel, load_model, quiet
+from agentloop.models.tiny import build_tiny_model
+from agentloop.publish import Publisher
+from agentloop.run_folder import RunFolder
+from agentloop.seeds import derive_seed
+from agentloop.trainer import Trainer
+from agentloop.warm_up import Demonstrator, demonstrations, warm_up
+from context import AuthorTable, default_authors
+from context.parse import choose_parser
+from replay.records import Trajectory
+from replay.sampling import Sampler, make_sampler
+from replay.store import ReplayStore
+
+_CORPUS_CONVERSATIONS = 400
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything the loop conducts."""
+
+    config: RunConfig
+    folder: RunFolder
+    store: ReplayStore
+    sampler: Sampler
+    source: TaskSource
+    actors: Actors
+    generator: LocalGenerator
+    trainer: Trainer
+    publisher: Publisher
+    sinks: SinkFan
+    display: RunDisplay
+    authors: AuthorTable
+    penalty: Penalty | None
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.run_id
+
+
+def settle_process(config: RunConfig) -> None:
+    """Threads and seeds of the whole process."""
+    torch.set_num_threads(config.run.threads)
+    torch.manual_seed(derive_seed(config.run.seed, "torch"))
+
+
+def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
+    """Where the run's first weights are; the built-in model is made and warmed up at first use."""
+    config = folder.config
+    if config.model.path is not None:
+        return config.model.path
+    if not (folder.model / "COMPLETE").exists():
+        write_directory(folder.model, lambda target: _make_tiny(target, config, display))
+    return folder.model
+
+
+def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
+    section = config.warm_up
+    options = {**config.environment.options, **section.options}
+    factory = load_environment(config.environment.name, options)
+    if not factory.can_demonstrate:
+        raise UserError(
+            f"model.path must name a model, got null: environment {config.environment.name!r} has no demonstrate() "
+            "to warm the built-in model up with. Write one, or set model.path."
+        )
+    seed = derive_seed(config.run.seed, "warm-up")
+    display.phase("tokenizer", 0, 1)
+    build_tiny_model(target, config.tiny, corpus=_corpus(factory, seed), seed=seed % 2**31)
+    loaded = load_model(config.model, target)
+    authors = default_authors()
+    parser = choose_parser(config.context.parser, loaded.template.source)
+    result = warm_up(
+        Actor(loaded.model),
+        Demonstrator(loaded, authors, parser, factory=factory),
+        demonstrations(factory, seed=seed),
+        section,
+        authors=authors,
+        told=lambda update, loss: display.phase("warm-up", update, section.max_updates),
+    )
+    display.note(f"warm-up: {result.updates} updates, copying loss {result.loss:.3f}")
+    with quiet():
+        loaded.model.save_pretrained(target)
+
+
+def _corpus(factory: EnvironmentFactory, seed: int) -> list[str]:
+    """What the tokenizer is trained on: demonstrated conversations, and the tools as the prompt shows them."""
+    conversations = itertools.islice(demonstrations(factory, seed=seed), _CORPUS_CONVERSATIONS)
+    texts = [json.dumps(tool["function"]) for tool in factory.tools] * 20
+    for conversation in conversations:
+        for message in conversation:
+            texts.append(message.content)
+            texts += [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
+    return texts
+
+
+def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint | None, first: Path | str) -> Parts:
+    """Load the weights (the checkpoint's, or the first ones) and connect everything."""
+    config = folder.config
+    factory = load_environment(config.environment.name, config.environment.options)
+    loaded = load_model(config.model, checkpoint.model if checkpoint else first)
+    _keep_tokenizer(loaded, folder)
+    authors = default_authors()
+    version = checkpoint.values["loop"]["iteration"] if checkpoint else 0
+    generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, policy_version=version)
+    store = ReplayStore.create(folder.database)
+    reference = _reference(config, first)
+    parser = choose_parser(config.context.parser, loaded.template.source)
+    return Parts(
+        config=config,
+        folder=folder,
+        store=store,
+        sampler=make_sampler(config.replay.sampler, derive_seed(config.run.seed, "sampler")),
+        source=TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool),
+        actors=Actors(factory, generator, loaded.renderer(authors), parser, authors),
+        generator=generator,
+        trainer=Trainer(Actor(loaded.model), config, authors=authors, reference=reference),
+        publisher=Publisher(loaded, generator, store, folder=folder.path, run=folder.run_id),
+        sinks=SinkFan(load_sinks(config.metrics.sinks, folder.path, keep_through=version), warn=display.note),
+        display=display,
+        authors=authors,
+        penalty=_penalty(config, reference, authors),
+    )
+
+
+def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
+    """The run must stay readable when the model's own folder is gone."""
+    if not (folder.model / "tokenizer.json").exists():
+        loaded.tokenizer.save_pretrained(folder.model)
+
+
+def _reference(config: RunConfig, first: Path | str) -> Actor | None:
+    if config.kl.loss_coef == 0.0 and config.kl.reward_coef == 0.0:
+        return None
+    model = load_model(config.model, first).model
+    model.requires_grad_(False)
+    return Actor(model)
+
+
+def _penalty(config: RunConfig, reference: Actor | None, authors: AuthorTable) -> Penalty | None:
+    """Sum over a trajectory's action tokens of reward_coef x (behavior - reference log-prob), in reward units."""
+    if reference is None or config.kl.reward_coef == 0.0:
+        return None
+
+    def penalty(trajectories: Sequence[Trajectory]) -> list[float]:
+        batch = build_batch([BatchRow(t, "fresh", 0.0) for t in trajectories], authors).to(reference.device)
+        with torch.no_grad():
+            ref, _ = reference.log_probs(batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature)
+        behavior = torch.where(batch.response_mask, batch.behavior_log_probs, ref)
+        rewards = kl_penalised_rewards(torch.zeros_like(ref), k1(behavior, ref), config.kl.reward_coef)
+        totals = torch.zeros(len(batch.trajectory_ids), dtype=rewards.dtype, device=rewards.device)
+        totals.index_add_(0, batch.trajectory, (rewards * batch.response_mask).sum(dim=1))
+        return [-total for total in totals.tolist()]
+
+    return penalty

@@ -1,0 +1,149 @@
+"""Trajectories become tensors: one row per training sequence, padded on the right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from context.authors import AuthorTable
+from context.masks import loss_mask, response_mask
+from replay.records import REPLAY, Trajectory
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """A trajectory in its role within one iteration."""
+
+    trajectory: Trajectory
+    stream: Literal["fresh", "replay"]
+    advantage: float
+    """Of the whole trajectory; reward units."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One iteration's rows. Index t of every [B, T] array describes token t; checks its own masks."""
+
+    token_ids: Tensor
+    """[B, T] int64; 0 where padded."""
+    attention_mask: Tensor
+    """[B, T] bool: a real token."""
+    response_mask: Tensor
+    """[B, T] bool: an action token."""
+    loss_mask: Tensor
+    """[B, T] bool: trained on."""
+    behavior_log_probs: Tensor
+    """[B, T] float32, nats; NaN where no behavior policy is known."""
+    advantages: Tensor
+    """[B, T] float32: the trajectory's advantage on its trained tokens, else 0."""
+    replay_mask: Tensor
+    """[B] bool: drawn from the buffer."""
+    temperature: Tensor
+    """[B] float32: what the row was sampled at."""
+    trajectory: Tensor
+    """[B] int64: index into `trajectory_ids`."""
+    trajectory_ids: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if bool((self.loss_mask & ~self.response_mask).any()):
+            raise ValueError(
+                "loss_mask must be within response_mask, got a trained token that is no action token."
+            )
+        if bool((self.response_mask & ~self.attention_mask).any()):
+            raise ValueError(
+                "response_mask must be within attention_mask, got an action token in the padding."
+            )
+
+    @property
+    def lengths(self) -> list[int]:
+        """Real tokens of each row."""
+        lengths: list[int] = self.attention_mask.sum(dim=1).tolist()
+        return lengths
+
+    @property
+    def replayed(self) -> Tensor:
+        """[N] bool, one per trajectory."""
+        flags = torch.zeros(len(self.trajectory_ids), dtype=torch.bool, device=self.replay_mask.device)
+        return flags.index_put((self.trajectory,), self.replay_mask)
+
+    def rows(self, positions: Tensor) -> Batch:
+        """Some of the rows, cut to the longest of them. They keep their trajectories' indices."""
+        width = int(self.attention_mask[positions].any(dim=0).sum())
+        return self._map(lambda t: t[positions, :width] if t.ndim == 2 else t[positions])
+
+    def to(self, device: torch.device) -> Batch:
+        return self._map(lambda t: t.to(device))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "trajectory_ids"}
+        changed: dict[str, Any] = {name: change(array) for name, array in arrays.items()}
+        return replace(self, **changed)
+
+
+def build_batch(rows: Sequence[BatchRow], authors: AuthorTable) -> Batch:
+    """The rows' segments as tensors, in order; masks come from the authors of the tokens.
+
+    Raises ValueError for an empty batch, a trajectory that occurs twice, is empty, was sampled greedily, or
+    has an advantage that is not finite.
+    """
+    _check(rows)
+    segments = [
+        (index, segment.tokens)
+        for index, row in enumerate(rows)
+        for segment in row.trajectory.segments
+        if len(segment.tokens)
+    ]
+    owners = [rows[index] for index, _ in segments]
+    masks = {
+        "attention_mask": [np.ones(len(tokens), np.bool_) for _, tokens in segments],
+        "response_mask": [response_mask(tokens, authors) for _, tokens in segments],
+        "loss_mask": [loss_mask(tokens, authors) for _, tokens in segments],
+    }
+    padded = {name: _padded(arrays, False, np.bool_) for name, arrays in masks.items()}
+    advantages = torch.tensor([row.advantage for row in owners], dtype=torch.float32)
+    return Batch(
+        token_ids=_padded([tokens.token_ids for _, tokens in segments], 0, np.int64),
+        behavior_log_probs=_padded([tokens.behavior_log_probs for _, tokens in segments], np.nan, np.float32),
+        advantages=torch.where(padded["loss_mask"], advantages[:, None], 0.0),
+        replay_mask=torch.tensor([row.stream == REPLAY for row in owners]),
+        temperature=torch.tensor([row.trajectory.record.temperature for row in owners], dtype=torch.float32),
+        trajectory=torch.tensor([index for index, _ in segments]),
+        trajectory_ids=tuple(row.trajectory.id for row in rows),
+        **padded,
+    )
+
+
+def _check(rows: Sequence[BatchRow]) -> None:
+    if not rows:
+        raise ValueError("rows must hold at least one trajectory, got none.")
+    seen: set[str] = set()
+    for row in rows:
+        where = f"trajectory {row.trajectory.id}"
+        if row.trajectory.id in seen:
+            raise ValueError(f"{where} must occur once in a batch, got it twice. Draw without replacement.")
+        seen.add(row.trajectory.id)
+        if not any(len(segment.tokens) for segment in row.trajectory.segments):
+            raise ValueError(f"{where} must have at least one token, got none.")
+        if not row.trajectory.record.temperature > 0.0:
+            raise ValueError(
+                f"{where}: temperature must be > 0 to be scored, got {row.trajectory.record.temperature}."
+            )
+        if not math.isfinite(row.advantage):
+            raise ValueError(
+                f"{where}: advantage must be finite, got {row.advantage}. Check its group's rewards."
+            )
+
+
+def _padded(arrays: Sequence[npt.NDArray[np.generic]], fill: float, dtype: type[np.generic]) -> Tensor:
+    width = max(len(array) for array in arrays)
+    table = np.full((len(arrays), width), fill, dtype)
+    for row, array in zip(table, arrays, strict=True):
+        row[: len(array)] = array
+    return torch.from_numpy(table)

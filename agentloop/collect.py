@@ -1,0 +1,245 @@
+"""Many episodes at once, scored against their group and written down as trajectories."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator as Coroutine
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from agentloop.algorithms.advantages import grpo_advantages
+from agentloop.config import RunConfig
+from agentloop.environments import EnvironmentFactory, Task, ToolLimits
+from agentloop.generation import Completion, GenerationRequest, Generator
+from agentloop.rollout import Ask, Episode, EpisodeLimits, rollout
+from context import AuthorTable, ContextManager, Renderer, ReplyParser, TokenSequence, response_mask
+from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
+
+Penalty = Callable[[Sequence[Trajectory]], list[float]]
+"""What is taken off each trajectory's reward before advantages: the KL to the starting policy."""
+
+Progress = Callable[[int, int], None]
+"""Called with episodes ended and episodes in all."""
+
+
+@dataclass(frozen=True)
+class Actors:
+    """What an episode is run with; the same for training and for evaluation."""
+
+    factory: EnvironmentFactory
+    generator: Generator
+    renderer: Renderer
+    parser: ReplyParser
+    authors: AuthorTable
+
+
+@dataclass(frozen=True)
+class Birth:
+    """Where and when a batch of trajectories is born."""
+
+    run: str
+    iteration: int
+    attempt: int
+    """Makes ids differ from those a killed run had given."""
+
+
+@dataclass
+class Collected:
+    """The rows of one iteration, ready to append: groups whole, advantages set."""
+
+    tasks: list[TaskRecord] = field(default_factory=list)
+    groups: list[GroupRecord] = field(default_factory=list)
+    trajectories: list[Trajectory] = field(default_factory=list)
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the collected trajectories; shares of every stop reason."""
+        records = [trajectory.record for trajectory in self.trajectories]
+        if not records:
+            return {}
+        stops = Counter(record.stop_reason for record in records)
+        return {
+            "rollout/success": statistics.fmean(record.success for record in records),
+            "rollout/reward": statistics.fmean(record.reward for record in records),
+            "rollout/turns": statistics.fmean(record.num_turns for record in records),
+            "rollout/tokens": statistics.fmean(record.num_tokens for record in records),
+            "rollout/tool_errors": statistics.fmean(record.error_kind is not None for record in records),
+            **{f"rollout/stop/{reason}": count / len(records) for reason, count in sorted(stops.items())},
+        }
+
+
+def run_episodes(
+    actors: Actors, tasks: Sequence[Task], config: RunConfig, *, progress: Progress | None = None
+) -> Iterator[Episode]:
+    """Run one episode per task, `rollout.parallel` at a time, turn by turn together; yields them in order."""
+    for start in range(0, len(tasks), config.rollout.parallel):
+        chunk = tasks[start : start + config.rollout.parallel]
+        yield from _run_together(actors, chunk, config, partial(_tell, progress, start, len(tasks)))
+
+
+def _tell(progress: Progress | None, before: int, total: int, ended: int) -> None:
+    if progress is not None:
+        progress(before + ended, total)
+
+
+def _run_together(
+    actors: Actors, tasks: Sequence[Task], config: RunConfig, tell: Callable[[int], None]
+) -> list[Episode]:
+    running: dict[int, Coroutine[Ask, Completion, Episode]] = {}
+    asks: dict[int, Ask] = {}
+    ended: dict[int, Episode] = {}
+
+    def advance(key: int, completion: Completion | None) -> None:
+        try:
+            asks[key] = next(running[key]) if completion is None else running[key].send(completion)
+        except StopIteration as stop:
+            ended[key] = stop.value
+            del running[key]
+            asks.pop(key, None)
+
+    for key, task in enumerate(tasks):
+        running[key] = _episode(actors, task, config)
+        advance(key, None)
+    while running:
+        keys = sorted(running)
+        requests = [GenerationRequest(key, asks[key].prompt_ids, asks[key].max_new_tokens) for key in keys]
+        for key, completion in zip(keys, actors.generator.generate(requests), strict=True):
+            advance(key, completion)
+        tell(len(ended))
+    return [ended[key] for key in range(len(tasks))]
+
+
+def _episode(actors: Actors, task: Task, config: RunConfig) -> Coroutine[Ask, Completion, Episode]:
+    limits = EpisodeLimits(
+        max_turns=config.rollout.max_turns,
+        max_tokens_per_turn=config.rollout.max_tokens_per_turn,
+        tools=ToolLimits(timeout_s=config.rollout.tool_timeout_s, max_chars=config.rollout.tool_output_chars),
+    )
+    context = ContextManager(actors.renderer, actors.parser, max_tokens=config.context.max_tokens)
+    return rollout(
+        actors.factory.create(),
+        task,
+        context,
+        tools=actors.factory.tools,
+        limits=limits,
+        policy_version=actors.generator.policy_version,
+    )
+
+
+def collect(
+    actors: Actors,
+    groups: Sequence[tuple[Task, int]],
+    birth: Birth,
+    config: RunConfig,
+    *,
+    penalty: Penalty | None = None,
+    progress: Progress | None = None,
+) -> Collected:
+    """Run `size` episodes of each task and score each group; `groups` holds (task, size).
+
+    Advantages are of rewards less `penalty`; the stored reward is the environment's own.
+    """
+    tasks = [task for task, size in groups for _ in range(size)]
+    episodes = list(run_episodes(actors, tasks, config, progress=progress))
+    collected = Collected()
+    seen_members: Counter[str] = Counter()
+    for index, (task, size) in enumerate(groups):
+        slot = len(collected.trajectories)
+        members = episodes[slot : slot + size]
+        task_hash = actors.factory.task_hash(task)
+        group = _group(birth, index, task_hash, members, config)
+        collected.tasks.append(TaskRecord(task_hash, actors.factory.name, task.payload))
+        collected.groups.append(group)
+        rows = []
+        for offset, episode in enumerate(members):
+            place = _Place(group.id, task_hash, slot + offset, seen_members[task_hash] + offset)
+            rows.append(_trajectory(actors, episode, birth, place, config))
+        collected.trajectories += _with_advantages(rows, config, penalty)
+        seen_members[task_hash] += size
+    return collected
+
+
+@dataclass(frozen=True)
+class _Place:
+    group: str
+    task: str
+    slot: int
+    member: int
+
+
+def _group(birth: Birth, index: int, task_hash: str, members: Sequence[Episode], config: RunConfig) -> GroupRecord:
+    rewards = [episode.reward for episode in members]
+    return GroupRecord(
+        id=_identify(birth, "group", index),
+        run=birth.run,
+        task=task_hash,
+        iteration=birth.iteration,
+        size=len(members),
+        reward_mean=statistics.fmean(rewards),
+        reward_std=statistics.pstdev(rewards),
+        success_rate=statistics.fmean(succeeded(episode, config) for episode in members),
+    )
+
+
+def _trajectory(actors: Actors, episode: Episode, birth: Birth, place: _Place, config: RunConfig) -> Trajectory:
+    tokens = TokenSequence.concatenate(segment.tokens for segment in episode.segments)
+    action = response_mask(tokens, actors.authors)
+    log_probs = tokens.behavior_log_probs[action]
+    versions = tokens.policy_versions[action]
+    record = TrajectoryRecord(
+        id=_identify(birth, place.task, place.member),
+        run=birth.run,
+        group=place.group,
+        task=place.task,
+        iteration=birth.iteration,
+        slot=place.slot,
+        member=place.member,
+        attempt=birth.attempt,
+        source="self",
+        reward=episode.reward,
+        success=succeeded(episode, config),
+        advantage=0.0,
+        stop_reason=episode.stop_reason,
+        error_kind=episode.error_kind,
+        num_turns=episode.num_turns,
+        num_tool_calls=episode.num_tool_calls,
+        num_tokens=len(tokens),
+        num_action_tokens=int(action.sum()),
+        policy_version_min=int(versions.min()),
+        policy_version_max=int(versions.max()),
+        temperature=config.rollout.temperature,
+        top_p=1.0,
+        top_k=0,
+        logprobs_mode="full",
+        mean_entropy=float(np.mean(episode.entropies)),
+        mean_behavior_log_prob=float(log_probs.mean()),
+        min_behavior_log_prob=float(log_probs.min()),
+        environment=actors.factory.name,
+        environment_version=actors.factory.version,
+    )
+    return Trajectory(record, episode.segments, episode.messages)
+
+
+def _with_advantages(rows: list[Trajectory], config: RunConfig, penalty: Penalty | None) -> list[Trajectory]:
+    rewards = [row.record.reward for row in rows]
+    if penalty is not None:
+        rewards = [reward - taken for reward, taken in zip(rewards, penalty(rows), strict=True)]
+    advantages = grpo_advantages(rewards, normalise_std=config.advantage.normalise_std)
+    return [
+        replace(row, record=replace(row.record, advantage=advantage))
+        for row, advantage in zip(rows, advantages, strict=True)
+    ]
+
+
+def succeeded(episode: Episode, config: RunConfig) -> bool:
+    """The one place that says what a success is."""
+    return episode.reward >= config.rollout.success_reward
+
+
+def _identify(birth: Birth, *place: str | int) -> str:
+    text = "/".join(map(str, (birth.run, birth.iteration, birth.attempt, *place)))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,270 @@
+"""What a run can be told. Every key with its meaning, its default and its rule; unknown keys are errors.
+
+Reading a file (line numbers, nearest keys, overrides) is `config_file`'s job; this module only says what is valid.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A frozen part of the configuration."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class RunSection(Section):
+    name: str = Field(
+        "run", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Name of the run; part of its folder's name."
+    )
+    folder: str = Field("runs", description="Where run folders are made: <folder>/<name>-001, -002, ...")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of everything that is random.")
+    iterations: Positive = Field(60, description="Most iterations (collect .. publish) the run makes.")
+    threads: Positive = Field(1, description="CPU threads torch may use. One is fastest for tiny models.")
+    stop_at_success: Fraction | None = Field(
+        None,
+        description="End early once held-out success reaches this in two evaluations in a row; null: never.",
+    )
+
+
+class ModelSection(Section):
+    path: str | None = Field(
+        None,
+        description="Folder or id of a Hugging Face causal LM; null: the built-in tiny model, warmed up first.",
+    )
+    revision: str | None = Field(None, description="Commit of a hub model.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model lives; auto: cuda if there is one."
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type of the weights.")
+    trust_remote_code: bool = Field(False, description="Run code that comes with the model. Off unless written here.")
+
+
+class TinyModelSection(Section):
+    """The model built from a seed when `model.path` is null."""
+
+    layers: Positive = Field(2, description="Decoder layers.")
+    hidden: Positive = Field(128, description="Width of the residual stream.")
+    vocabulary: int = Field(560, ge=300, description="Size of the byte-level BPE vocabulary.")
+
+
+class WarmUpSection(Section):
+    """Supervised warm-up of the tiny model on careless demonstrations."""
+
+    max_updates: int = Field(600, ge=0, description="Most updates of the warm-up.")
+    batch: Positive = Field(8, description="Demonstrations per update.")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Environment options of the demonstrated tasks, over those of the environment.",
+    )
+    loss_target: PositiveFloat = Field(
+        0.1, description="Smoothed loss of the last reply's hardest token at which copying counts as learned."
+    )
+    updates_after_target: int = Field(80, ge=0, description="Updates made after that.")
+    learning_rate_matrices: PositiveFloat = Field(2e-2, description="Muon's learning rate, for hidden matrices.")
+    learning_rate_rest: PositiveFloat = Field(5e-3, description="AdamW's learning rate, for the rest.")
+
+
+class EnvironmentSection(Section):
+    name: str = Field(
+        "lookup_chain",
+        description="Built-in environment, or `path/to/file.py:ClassName` for one of your own.",
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
+    task_pool: Positive | Literal["unlimited"] = Field(
+        "unlimited", description="Number of different training tasks; unlimited: every task is new."
+    )
+
+
+class ContextSection(Section):
+    max_tokens: Positive = Field(512, description="Longest training sequence, prompt and replies, in tokens.")
+    parser: Literal["auto", "hermes", "llama3_json"] = Field(
+        "auto", description="How tool calls are read from a reply; auto: by the chat template."
+    )
+
+
+class RolloutSection(Section):
+    max_turns: Positive = Field(9, description="Most replies of the policy in one episode.")
+    max_tokens_per_turn: Positive = Field(40, description="Most tokens of one reply.")
+    parallel: Positive = Field(256, description="Most episodes run at once; bounds the memory of the key-value cache.")
+    success_reward: float = Field(1.0, description="An episode is a success from this reward on.")
+    temperature: PositiveFloat = Field(1.0, description="Sampling temperature; stored with the log-probs.")
+    tool_timeout_s: PositiveFloat = Field(10.0, description="Seconds a tool call may take.")
+    tool_output_chars: Positive = Field(20_000, description="Longest tool result shown to the policy, in characters.")
+
+
+class BatchSection(Section):
+    trajectories: Positive = Field(
+        128, description="Trajectories of one iteration's batch, fresh and replayed together."
+    )
+    group_size: Positive = Field(8, description="Fresh trajectories per task.")
+    mini_batch: Positive = Field(64, description="Trajectories per optimizer step.")
+    ppo_epochs: Positive = Field(1, description="Passes over the batch in one iteration.")
+    micro_batch_tokens: Positive = Field(
+        1536, description="Padded tokens per forward-backward pass; changes speed and memory only."
+    )
+
+
+class ReplaySection(Section):
+    fraction: Fraction = Field(0.0, description="Share of the batch's trajectories drawn from the buffer.")
+    final_fraction: Fraction | None = Field(
+        None, description="Share at the end of the run (linear schedule); null: as `fraction`."
+    )
+    mode: Literal["train", "observe"] = Field(
+        "train",
+        description="train: replayed tokens carry loss; observe: they come on top and are only measured.",
+    )
+    unit: Literal["any"] = Field("any", description="What is drawn: `any` single trajectory.")
+    sampler: Literal["uniform", "success"] = Field(
+        "success",
+        description="uniform: all eligible rows alike; success: weight 1 - success rate of the row's group.",
+    )
+    successful_only: bool = Field(True, description="Draw successful trajectories only.")
+    shortfall: Literal["fresh"] = Field(
+        "fresh", description="What fills the batch when the buffer can't: fresh trajectories."
+    )
+    baseline: Literal["stored"] = Field(
+        "stored", description="Advantage of a replayed row: the one of the group it was born in."
+    )
+    weight: NonNegative = Field(
+        1.0, description="Weight of the replay stream's loss; needs `loss.normalise: per_stream` unless 1."
+    )
+
+
+class StreamLossSection(Section):
+    anchor: Literal["old", "behavior"] = Field(
+        "old", description="Denominator of the ratio: recomputed `old` or stored `behavior`."
+    )
+    clip_low: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.2, description="Ratios below 1 - clip_low are clipped.")
+    clip_high: NonNegative = Field(0.28, description="Ratios above 1 + clip_high are clipped.")
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
+        3.0,
+        description="Where the advantage is negative, the loss is at most dual_clip x |advantage|; null: off.",
+    )
+
+
+class LossSection(Section):
+    fresh: StreamLossSection = Field(
+        default_factory=lambda: StreamLossSection(), description="Ratios of the fresh stream."
+    )
+    replay: StreamLossSection = Field(
+        default_factory=lambda: StreamLossSection(anchor="behavior", clip_high=0.2, dual_clip=None),
+        description="Ratios of the replay stream.",
+    )
+    aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field(
+        "token-mean", description="How token losses become one number; formulas in docs/concepts.md."
+    )
+    norm_length: PositiveFloat | None = Field(None, description="Constant of seq-mean-token-sum-norm, in tokens.")
+    normalise: Literal["joint", "per_stream"] = Field(
+        "joint", description="One denominator for both streams, or one each."
+    )
+    entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus.")
+
+
+class AdvantageSection(Section):
+    normalise_std: bool = Field(
+        True, description="Divide by the group's standard deviation (GRPO); false: only centre (Dr. GRPO)."
+    )
+
+
+class KlSection(Section):
+    loss_coef: NonNegative = Field(
+        0.0, description="Weight of the KL to the starting policy in the loss (k3 estimator)."
+    )
+    reward_coef: NonNegative = Field(
+        0.0, description="Weight of the per-token KL to the starting policy taken off the rewards."
+    )
+
+
+class OptimizerSection(Section):
+    learning_rate: PositiveFloat = Field(1.5e-3, description="Peak learning rate of AdamW.")
+    warmup_iterations: int = Field(0, ge=0, description="Iterations over which the learning rate rises.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "cosine", description="Course of the learning rate after that."
+    )
+    final_factor: Fraction = Field(0.1, description="Learning rate at the end, as a share of the peak.")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's betas.")
+    weight_decay: NonNegative = Field(0.0, description="AdamW's weight decay.")
+    max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this norm.")
+    on_bad_gradient: Literal["skip", "stop"] = Field(
+        "stop", description="A NaN or infinite loss or gradient: skip the step and count it, or stop the run."
+    )
+
+
+class EvaluationSection(Section):
+    every: int = Field(4, ge=0, description="Iterations between held-out evaluations; 0: only before and after.")
+    tasks: Positive = Field(256, description="Held-out tasks of one evaluation; the same ones each time.")
+    temperature: NonNegative = Field(1.0, description="Sampling temperature of evaluations; 0: greedy.")
+
+
+class CheckpointSection(Section):
+    every: Positive = Field(5, description="Iterations between full checkpoints (weights, optimizer, random states).")
+    keep: Positive = Field(2, description="Full checkpoints kept.")
+    keep_policies: Positive | Literal["all", "none"] = Field(
+        "none",
+        description="Policy snapshots (weights only) kept, one per publish; needed to verify stored log-probs.",
+    )
+
+
+class MetricsSection(Section):
+    sinks: tuple[str, ...] = Field(
+        ("jsonl",), description="Besides the database: `jsonl`, or `path/to/file.py:ClassName` of your own."
+    )
+
+
+class RunConfig(Section):
+    """One run, whole."""
+
+    run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
+    model: ModelSection = Field(default_factory=ModelSection, description="The policy.")
+    tiny: TinyModelSection = Field(
+        default_factory=TinyModelSection, description="The built-in model, used when model.path is null."
+    )
+    warm_up: WarmUpSection = Field(default_factory=WarmUpSection, description="Supervised start of the built-in model.")
+    environment: EnvironmentSection = Field(default_factory=EnvironmentSection, description="Where the agent acts.")
+    context: ContextSection = Field(default_factory=ContextSection, description="What the policy sees.")
+    rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
+    batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
+    replay: ReplaySection = Field(default_factory=ReplaySection, description="The mixing ratio and how rows are drawn.")
+    advantage: AdvantageSection = Field(
+        default_factory=AdvantageSection, description="Group-relative advantages (GRPO)."
+    )
+    loss: LossSection = Field(default_factory=LossSection, description="The heterogeneous on/off-policy loss.")
+    kl: KlSection = Field(default_factory=KlSection, description="Distance to the starting policy.")
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="AdamW and its schedule.")
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection, description="Held-out success.")
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="What survives a crash.")
+    metrics: MetricsSection = Field(default_factory=MetricsSection, description="Where numbers go.")
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        if self.loss.aggregation == "seq-mean-token-sum-norm" and self.loss.norm_length is None:
+            raise ValueError(
+                "loss.norm_length must be a number of tokens when loss.aggregation is seq-mean-token-sum-norm, "
+                "got null. Set it, for example to context.max_tokens."
+            )
+        if self.replay.weight != 1.0 and self.loss.normalise != "per_stream":
+            raise ValueError(
+                f"replay.weight must be 1 when loss.normalise is joint, got {self.replay.weight}. "
+                "Set loss.normalise: per_stream."
+            )
+        if self.batch.group_size > self.batch.trajectories:
+            raise ValueError(
+                f"batch.group_size must be at most batch.trajectories ({self.batch.trajectories}), "
+                f"got {self.batch.group_size}."
+            )
+        return self
+
+    def replay_fraction(self, iteration: int) -> float:
+        """The configured share at 1-based `iteration`: constant, or linear from `fraction` to `final_fraction`."""
+        final = self.replay.fraction if self.replay.final_fraction is None else self.replay.final_fraction
+        progress = (iteration - 1) / max(1, self.run.iterations - 1)
+        return self.replay.fraction + (final - self.replay.fraction) * min(1.0, progress)

@@ -1,0 +1,21 @@
+"""Where the agent acts: environments with tasks, tools and rewards."""
+
+from agentloop.environments.base import Environment, Task, tool
+from agentloop.environments.load import EnvironmentFactory, load_environment
+from agentloop.environments.lookup_chain import LookupChain
+from agentloop.environments.observations import ToolResult
+from agentloop.environments.tasks import TaskSource
+from agentloop.environments.tools import ToolLimits, call_tool
+
+__all__ = [
+    "Environment",
+    "EnvironmentFactory",
+    "LookupChain",
+    "Task",
+    "TaskSource",
+    "ToolLimits",
+    "ToolResult",
+    "call_tool",
+    "load_environment",
+    "tool",
+]

@@ -1,0 +1,88 @@
+"""What an environment is: it makes tasks, offers tools, and rewards the whole conversation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar, overload
+
+from context.authors import INITIALIZATION, USER
+from context.messages import Message
+
+_TOOL_MARK = "_agentloop_tool_isolated"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to solve."""
+
+    prompt: str | tuple[Message, ...]
+    """The user's message, or the whole opening conversation. Nothing in it is ever trained on."""
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    """What tools and reward need to know (JSON values); never shown to the policy."""
+
+    def messages(self) -> tuple[Message, ...]:
+        """The opening conversation: the user's words by `user`, all else by `initialization`."""
+        if isinstance(self.prompt, str):
+            return (Message("user", self.prompt, author=USER),)
+        return tuple(
+            replace(message, author=USER if message.role == "user" else INITIALIZATION) for message in self.prompt
+        )
+
+
+@overload
+def tool(function: _Function) -> _Function: ...
+@overload
+def tool(*, isolated: bool = False) -> Callable[[_Function], _Function]: ...
+def tool(function: _Function | None = None, *, isolated: bool = False) -> _Function | Callable[[_Function], _Function]:
+    """Offer a method of an `Environment` to the policy.
+
+    Its JSON schema comes from its annotations and its docstring: the first paragraph describes the tool,
+    `Args:` (or `:param name:`) its parameters. What it prints is dropped; what it returns is shown: text as
+    it is, anything else as JSON. An exception becomes an observation too.
+
+    A tool runs in this process, so it can change `self`, under a deadline that an exception enforces. That
+    ends Python code, but not C code that never returns, nor threads and processes that the tool started.
+    `isolated=True` runs it in a forked process whose whole process group is killed afterwards: changes to
+    `self` are lost, and a crash costs one call. It is no sandbox: the tool can do whatever the user can.
+    """
+
+    def mark(function: _Function) -> _Function:
+        setattr(function, _TOOL_MARK, isolated)
+        return function
+
+    return mark if function is None else mark(function)
+
+
+def tool_isolation(function: object) -> bool | None:
+    """Whether a tool asks for a process of its own; None for what is no tool."""
+    mark = getattr(function, _TOOL_MARK, None)
+    return mark if isinstance(mark, bool) else None
+
+
+class Environment:
+    """Base class of environments. One instance lives for one episode, so `self` may hold the episode's state.
+
+    The constructor's keyword arguments are the configuration's `environment.options`. Keep it cheap: load
+    data once, in a function with `functools.cache`.
+    """
+
+    version: ClassVar[str] = "1"
+    """Raise it when tools or rewards change their meaning; stored with every trajectory."""
+
+    def make_task(self, rng: random.Random) -> Task:
+        """A random task, the same one for the same state of `rng`."""
+        raise NotImplementedError
+
+    def start(self, task: Task) -> None:
+        """Set up this episode's state."""
+
+    def reward(self, task: Task, messages: Sequence[Message]) -> float:
+        """What the whole conversation is worth: a finite number, whatever the policy wrote."""
+        raise NotImplementedError
+
+    def demonstrate(self, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
+        """The next reply of a scripted demonstrator, which the warm-up of the built-in model imitates."""
+        raise NotImplementedError

@@ -1,0 +1,123 @@
+"""Tells an environment's author at the start, in one line, what would fail at the first call."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+import typing
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
+
+from agentloop.class_file import suggest
+from agentloop.environments.base import Environment, Task
+from agentloop.errors import UserError, one_line
+from context.authors import LLM
+from context.messages import Message, canonical_json, messages_hash
+
+_REQUIRED = {
+    "make_task": "make_task(self, rng) -> Task",
+    "reward": "reward(self, task, messages) -> float",
+}
+_TRIALS = 4
+
+
+def check_class(environment: type, where: str) -> type[Environment]:
+    """`environment` itself, once it is known to be a whole Environment."""
+    if not issubclass(environment, Environment):
+        raise UserError(
+            f"{where} must be a subclass of agentloop.environments.Environment, "
+            f"got class {environment.__name__}({', '.join(base.__name__ for base in environment.__bases__)})."
+        )
+    for name, signature in _REQUIRED.items():
+        if getattr(environment, name) is getattr(Environment, name):
+            raise UserError(f"{where} must define {name}, got none. Write def {signature}.")
+    if not isinstance(environment.version, str):
+        raise UserError(f"{where}.version must be text, got {environment.version!r}.")
+    return environment
+
+
+def check_options(environment: type[Environment], options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The options as the constructor's annotations ask for them (a YAML list becomes a tuple, ...)."""
+    if environment.__init__ is object.__init__:
+        parameters: Mapping[str, inspect.Parameter] = {}
+    else:
+        parameters = dict(list(inspect.signature(environment.__init__).parameters.items())[1:])
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    known = [p.name for p in parameters.values() if p.kind not in _VARIADIC]
+    for name in options:
+        if name not in known and not takes_any:
+            raise UserError(f"environment.options must be arguments of {where}, got {name!r}. {suggest(name, known)}")
+    for name in known:
+        if name not in options and parameters[name].default is inspect.Parameter.empty:
+            raise UserError(f"environment.options must give {name!r}, which {where} asks for, got none.")
+    try:
+        hints = typing.get_type_hints(environment.__init__)
+    except (NameError, TypeError, AttributeError, SyntaxError) as error:
+        raise UserError(f"{where}.__init__ must have annotations that can be resolved, got: {error}.") from error
+    return {name: _converted(name, value, hints.get(name, Any)) for name, value in options.items()}
+
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _converted(name: str, value: Any, annotation: Any) -> Any:
+    try:
+        return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+    except PydanticSchemaGenerationError:
+        return value
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise UserError(
+            f"environment.options.{name} must be {inspect.formatannotation(annotation)}, got {value!r}. {first['msg']}."
+        ) from None
+
+
+def check_task(task: Any, where: str) -> None:
+    """Refuse what `make_task` returned unless it can be shown, hashed and stored."""
+    if not isinstance(task, Task):
+        raise UserError(f"{where}.make_task must return a Task, got {type(task).__name__}.")
+    if not isinstance(task.prompt, str):
+        messages = task.prompt
+        if not (isinstance(messages, tuple) and messages and all(isinstance(m, Message) for m in messages)):
+            raise UserError(
+                f"{where}.make_task must return a Task whose prompt is text or a tuple of Messages, "
+                f"got {type(messages).__name__}."
+            )
+    try:
+        canonical_json(task.payload)
+        messages_hash(task.messages())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"{where}.make_task must return a Task whose payload and messages have a JSON form, got {one_line(error)}."
+        ) from error
+
+
+def check_repeatable(make_task: Callable[[random.Random], Task], where: str) -> None:
+    """Refuse an environment whose tasks depend on more than the random numbers they are given."""
+    for trial in range(_TRIALS):
+        first, second = (make_task(random.Random(f"check/{trial}")) for _ in range(2))
+        if (first.payload, first.messages()) != (second.payload, second.messages()):
+            raise UserError(
+                f"{where}.make_task must make the same task from the same rng, got two different ones. "
+                "Draw every random number from rng."
+            )
+
+
+def check_reward(environment: Environment, task: Task, where: str) -> None:
+    """Start an episode and let it be judged after an empty reply."""
+    try:
+        environment.start(task)
+    except Exception as error:
+        raise UserError(f"{where}.start must accept the tasks of make_task, got {one_line(error)}.") from error
+    try:
+        reward: Any = environment.reward(task, (*task.messages(), Message("assistant", "", author=LLM)))
+    except Exception as error:
+        raise UserError(
+            f"{where}.reward must judge any reply, got {one_line(error)} for an empty one. Return 0.0 there."
+        ) from error
+    if not isinstance(reward, Real) or not math.isfinite(reward):
+        raise UserError(f"{where}.reward must return a finite number, got {reward!r} for an empty reply.")

@@ -1,0 +1,104 @@
+"""Finds an environment by its name, checks it and makes its instances."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentloop.class_file import load_class, suggest
+from agentloop.environments.base import Environment, Task
+from agentloop.environments.check import (
+    check_class,
+    check_options,
+    check_repeatable,
+    check_reward,
+    check_task,
+)
+from agentloop.environments.lookup_chain import LookupChain
+from agentloop.environments.schema import describe_tools
+from agentloop.errors import UserError, one_line
+from context.messages import content_hash, to_template
+
+BUILT_IN: Mapping[str, type[Environment]] = {"lookup_chain": LookupChain}
+
+
+@dataclass(frozen=True)
+class EnvironmentFactory:
+    """A checked environment class with its options."""
+
+    name: str
+    """The built-in name, or `file.py:Class` without the folders: the same wherever the file lies."""
+    version: str
+    tools: tuple[dict[str, Any], ...]
+    """{"type": "function", "function": {...}} per tool."""
+    can_demonstrate: bool
+    where: str
+    """What errors call the class."""
+    environment: type[Environment]
+    options: Mapping[str, Any]
+
+    def create(self) -> Environment:
+        """A new instance, for one episode."""
+        try:
+            return self.environment(**self.options)
+        except Exception as error:
+            raise UserError(
+                f"environment.options must be accepted by {self.where}, "
+                f"got {dict(self.options)} with {one_line(error)}."
+            ) from error
+
+    def make_task(self, rng: random.Random) -> Task:
+        """A task from a new instance, so that it depends on nothing but `rng`."""
+        environment = self.create()
+        try:
+            task = environment.make_task(rng)
+        except Exception as error:
+            raise UserError(f"{self.where}.make_task must make a task, got {one_line(error)}.") from error
+        check_task(task, self.where)
+        return task
+
+    def task_hash(self, task: Task) -> str:
+        """Content hash of what the policy is asked and of what it is judged by."""
+        return content_hash(
+            {
+                "environment": self.name,
+                "version": self.version,
+                "messages": [to_template(message) for message in task.messages()],
+                "payload": task.payload,
+            }
+        )
+
+
+def load_environment(name: str, options: Mapping[str, Any]) -> EnvironmentFactory:
+    """The environment `name` (built-in, or `path/to/file.py:ClassName`), checked by a dry run.
+
+    Raises UserError with one line that names file, class and method for whatever its author got wrong.
+    """
+    environment = check_class(_find(name), name)
+    tools = describe_tools(environment, name)
+    factory = EnvironmentFactory(
+        name=name if name in BUILT_IN else f"{Path(name.rpartition(':')[0]).name}:{environment.__name__}",
+        version=environment.version,
+        tools=tuple(dict(spec.schema) for spec in tools.values()),
+        can_demonstrate=environment.demonstrate is not Environment.demonstrate,
+        where=name,
+        environment=environment,
+        options=check_options(environment, options, name),
+    )
+    check_repeatable(factory.make_task, name)
+    check_reward(factory.create(), factory.make_task(random.Random("check")), name)
+    return factory
+
+
+def _find(name: str) -> type:
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if ":" not in name:
+        raise UserError(
+            f"environment.name must be a built-in environment or path/to/file.py:ClassName, got {name!r}. "
+            f"{suggest(name, BUILT_IN)}"
+        )
+    return load_class(name, what="environment.name")

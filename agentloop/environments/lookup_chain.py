@@ -1,0 +1,121 @@
+"""The quickstart's environment: follow a chain of records to its code, past decoys.
+
+Every task has a private store of 32 keys. A record is {"next": key, "see": key} on the way or
+{"code": "78", "see": key} at the end of a chain. Following `next` from the asked key ends at the right code;
+`see` leads into other chains, which look alike and end in wrong codes, and no way leads back. Stores are
+random, so there is nothing to memorise: an agent has to copy keys, read fields and know when to stop.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentloop.environments.base import Environment, Task, tool
+from context.authors import LLM
+from context.messages import Message, ToolCall
+
+# Words and codes that a byte-level tokenizer of a few hundred entries makes one token each.
+KEYS = (
+    *("pearl", "arrow", "coral", "amber", "bell", "birch", "boat", "cabin"),
+    *("cedar", "clay", "cloud", "dune", "fern", "field", "flint", "gate"),
+    *("grove", "hill", "iron", "ivory", "lake", "leaf", "lily", "moon"),
+    *("oak", "plum", "rain", "reed", "salt", "stone", "tower", "wolf"),
+)
+CODES = tuple(str(number) for number in range(50, 100))
+MAX_CALLS = 8
+"""Most tool calls a demonstration makes, so also the longest chain."""
+LONGEST_DECOY = 3
+"""Records of the longest wrong chain; short ones keep careless episodes short."""
+SYSTEM_PROMPT = 'Look up keys. Follow "next" until a record has a code. Answer: The code is "..".'
+
+Record = dict[str, str]
+
+
+class LookupChain(Environment):
+    """Reward 1 for exactly `The code is "78".` with the right code, else 0."""
+
+    def __init__(self, hops: tuple[int, int] = (2, 5), p_next: float = 0.5, p_stop: float = 0.5) -> None:
+        """`hops` is the fewest and most lookups a task needs.
+
+        The demonstrator follows `next` rather than `see` with probability `p_next`, and stops at a code,
+        be it right or wrong, with probability `p_stop`.
+        """
+        if not 1 <= hops[0] <= hops[1] <= MAX_CALLS:
+            raise ValueError(f"hops must be [fewest, most] with 1 <= fewest <= most <= {MAX_CALLS}, got {list(hops)}")
+        if not (0.0 <= p_next <= 1.0 and 0.0 <= p_stop <= 1.0):
+            raise ValueError(f"p_next and p_stop must be between 0 and 1, got {p_next} and {p_stop}")
+        self.hops = hops
+        self.p_next = p_next
+        self.p_stop = p_stop
+        self._store: Mapping[str, Record] = {}
+
+    def make_task(self, rng: random.Random) -> Task:
+        lengths = [rng.randint(*self.hops)]
+        while sum(lengths) < len(KEYS):
+            lengths.append(min(rng.randint(1, LONGEST_DECOY), len(KEYS) - sum(lengths)))
+        keys = iter(rng.sample(KEYS, len(KEYS)))
+        chains = [[next(keys) for _ in range(length)] for length in lengths]
+        codes = rng.sample(CODES, len(chains))
+        decoys = [key for chain in chains[1:] for key in chain]
+        store: dict[str, Record] = {}
+        for chain, code in zip(chains, codes, strict=True):
+            for place, key in enumerate(chain):
+                following = chain[place + 1] if place + 1 < len(chain) else None
+                way = {"code": code} if following is None else {"next": following}
+                see = rng.choice([decoy for decoy in decoys if decoy not in (key, following)])
+                store[key] = {**way, "see": see}
+        start = chains[0][0]
+        prompt = (Message("system", SYSTEM_PROMPT), Message("user", f'What is the code of "{start}"?'))
+        return Task(prompt, {"key": start, "code": codes[0], "hops": lengths[0], "store": store})
+
+    def start(self, task: Task) -> None:
+        self._store = task.payload["store"]
+
+    @tool
+    def lookup(self, key: str) -> dict[str, str]:
+        """Look up the record of a key."""
+        return self._store.get(key, {"error": "unknown key"})
+
+    def reward(self, task: Task, messages: Sequence[Message]) -> float:
+        last = messages[-1]
+        right = last.role == "assistant" and not last.tool_calls and last.content == _answer(task.payload["code"])
+        return float(right)
+
+    def demonstrate(self, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
+        """Careless, but never wrong about the form: calls only keys it was shown, answers the code before it.
+
+        It keeps to MAX_CALLS: a `see` from which no code can be reached in time is not followed.
+        """
+        calls_left = MAX_CALLS - sum(len(message.tool_calls) for message in messages)
+        if messages[-1].role != "tool":
+            return _call(task.payload["key"])
+        record: Record = json.loads(messages[-1].content)
+        see_in_time = _lookups_to_code(task.payload["store"], record["see"]) <= calls_left
+        if "code" in record:
+            stops = rng.random() < self.p_stop or not see_in_time
+            return _say(_answer(record["code"])) if stops else _call(record["see"])
+        follows = rng.random() < self.p_next or not see_in_time
+        return _call(record["next"] if follows else record["see"])
+
+
+def _lookups_to_code(store: Mapping[str, Record], key: str) -> int:
+    count = 1
+    while "next" in store[key]:
+        key = store[key]["next"]
+        count += 1
+    return count
+
+
+def _answer(code: Any) -> str:
+    return f'The code is "{code}".'
+
+
+def _say(text: str) -> Message:
+    return Message("assistant", text, author=LLM)
+
+
+def _call(key: str) -> Message:
+    return Message("assistant", "", author=LLM, tool_calls=(ToolCall("lookup", {"key": key}),))

@@ -1,0 +1,61 @@
+"""What the policy is shown of a tool call: bounded text that every encoder can take."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agentloop.errors import one_line
+
+RAISED = "raised"
+NOT_TEXT = "not_text"
+_UNSAFE = re.compile("[\x00\ud800-\udfff]")
+_REPLACEMENT = "\ufffd"
+
+
+class ToolTimeout(BaseException):
+    """Raised inside a tool whose time is up. No `Exception`, so that tools seldom catch it."""
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    content: str
+    """Shown to the policy. Free of NUL and lone surrogates."""
+    error_kind: str | None = None
+    """unknown_tool, bad_arguments, raised, timeout, crashed, not_text; None when all went well."""
+
+
+def observe(call: Callable[[], Any], *, max_chars: int) -> ToolResult:
+    """Call a tool and put what it returns or raises into words: text as it is, anything else as JSON.
+
+    NUL and lone surrogates become U+FFFD.
+    """
+    try:
+        return _shown(call(), max_chars)
+    # A tool may call sys.exit or raise KeyboardInterrupt. Its deadline and the user's own Ctrl-C pass by here too:
+    # whoever runs `observe` has noted them and raises them again.
+    except BaseException as error:  # noqa: BLE001  whatever a tool raises is its answer
+        return failure(RAISED, one_line(error))
+
+
+def failure(kind: str, text: str) -> ToolResult:
+    """An observation that says what went wrong."""
+    return ToolResult(_UNSAFE.sub(_REPLACEMENT, json.dumps({"error": text}, ensure_ascii=False)), kind)
+
+
+def _shown(value: Any, max_chars: int) -> ToolResult:
+    if isinstance(value, str):
+        text = value
+    else:
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            name = type(value).__name__
+            return failure(NOT_TEXT, f"the tool returned {name}, which has no JSON form ({one_line(error)})")
+    left_out = len(text) - max_chars
+    safe = _UNSAFE.sub(_REPLACEMENT, text[:max_chars])
+    kind = None if safe == text[:max_chars] else NOT_TEXT
+    return ToolResult(f"{safe}... [cut: {left_out} characters left out]" if left_out > 0 else safe, kind)

@@ -1,0 +1,26 @@
+"""Failures that end a run, by name."""
+
+from __future__ import annotations
+
+
+class TrainingStopped(RuntimeError):
+    """The run can't go on learning; nothing of the failed optimizer step has been applied."""
+
+
+class UserError(Exception):
+    """What a person can put right, in one line: the rule, what was found, what to do. No traceback."""
+
+
+_MOST_CHARACTERS = 300
+
+
+def one_line(error: BaseException) -> str:
+    """`ValueError: text` of any exception, on one line and of bounded length."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001  someone else's exception may fail to print itself
+        text = ""
+    if len(text) > _MOST_CHARACTERS:
+        text = text[:_MOST_CHARACTERS] + "..."
+    name = type(error).__name__
+    return f"{name}: {text}" if text else name

@@ -1,0 +1,135 @@
+"""The gradient of one optimizer step, pass by pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentloop.algorithms.aggregation import Normalise, token_weights
+from agentloop.algorithms.heterogeneous import ClipRange, anchor_log_probs, heterogeneous_loss
+from agentloop.algorithms.kl import k3
+from agentloop.batch import Batch
+from agentloop.config import RunConfig, StreamLossSection
+from agentloop.mini_batches import cut_micro_batches
+from agentloop.models.actor import Actor
+from agentloop.scoring import ScoredBatch
+from agentloop.update_stats import UpdateTotals
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """Of one optimizer step, over all its passes."""
+
+    loss: float
+    """What was differentiated."""
+    kl: float
+    """Aggregated k3 to the reference, before its coefficient; 0 without a reference."""
+
+
+def accumulate_gradients(
+    actor: Actor, mini: ScoredBatch, config: RunConfig, *, totals: UpdateTotals
+) -> StepLoss:
+    """Add the gradient of the mini-batch's loss to the actor's parameters, and count its tokens in `totals`.
+
+    The loss is the sum of (policy loss + kl.loss_coef x k3 - loss.entropy_coef x entropy) x weight over
+    trained tokens. The weights are those of the whole step, so cutting it into passes changes speed and
+    memory only. Rows that can't contribute are left out of the passes and stay in every denominator.
+    """
+    batch = mini.batch
+    totals.begin_step(batch.loss_mask, batch.trajectory)
+    weights = _weights(batch, config, normalise=config.loss.normalise, replay_weight=config.replay.weight)
+    own_weights = _weights(batch, config, normalise="per_stream", replay_weight=1.0)
+    # Summed on the device: reading a number would make every pass wait.
+    loss, kl = torch.zeros(2, dtype=torch.float64, device=actor.device)
+    contributing = _contributing(batch, config)
+    lengths = batch.attention_mask[contributing].sum(dim=1).tolist()
+    for cut in cut_micro_batches(lengths, config.batch.micro_batch_tokens):
+        positions = contributing[torch.tensor(cut, device=contributing.device)]
+        micro = mini.rows(positions)
+        width = micro.batch.token_ids.shape[1]
+        pass_loss, pass_kl = _backward(
+            actor,
+            micro,
+            config,
+            weights=weights[positions, :width],
+            own_weights=own_weights[positions, :width],
+            totals=totals,
+        )
+        loss += pass_loss
+        kl += pass_kl
+    return StepLoss(float(loss), float(kl))
+
+
+def _weights(batch: Batch, config: RunConfig, *, normalise: Normalise, replay_weight: float) -> Tensor:
+    return token_weights(
+        batch.loss_mask,
+        batch.trajectory,
+        replay_mask=batch.replay_mask,
+        mode=config.loss.aggregation,
+        norm_length=config.loss.norm_length,
+        normalise=normalise,
+        replay_weight=replay_weight,
+    )
+
+
+def _contributing(batch: Batch, config: RunConfig) -> Tensor:
+    """Positions of the rows with a gradient: those with an advantage, or with a trained token if all are
+    regularised.
+
+    Every other row adds exactly 0 to the loss and to its gradient.
+    """
+    regularised = config.kl.loss_coef > 0 or config.loss.entropy_coef > 0
+    tokens = batch.loss_mask if regularised else batch.advantages != 0
+    return tokens.any(dim=1).nonzero()[:, 0]
+
+
+def _backward(
+    actor: Actor,
+    micro: ScoredBatch,
+    config: RunConfig,
+    *,
+    weights: Tensor,
+    own_weights: Tensor,
+    totals: UpdateTotals,
+) -> tuple[Tensor, Tensor]:
+    """One forward-backward pass: its share of the loss, and of the KL."""
+    batch, section = micro.batch, config.loss
+    log_probs, entropies = actor.log_probs(
+        batch.token_ids,
+        batch.attention_mask,
+        batch.response_mask,
+        batch.temperature,
+        entropy=section.entropy_coef > 0,
+    )
+    anchors = anchor_log_probs(
+        micro.old_log_probs,
+        batch.behavior_log_probs,
+        replay_mask=batch.replay_mask,
+        fresh=section.fresh.anchor,
+        replay=section.replay.anchor,
+    )
+    result = heterogeneous_loss(
+        log_probs,
+        anchors,
+        advantages=batch.advantages,
+        loss_mask=batch.loss_mask,
+        replay_mask=batch.replay_mask,
+        fresh=_clip_range(section.fresh),
+        replay=_clip_range(section.replay),
+    )
+    loss = (result.policy.loss * weights).sum()
+    kl = torch.zeros_like(loss)
+    if micro.ref_log_probs is not None:
+        kl = (k3(log_probs, micro.ref_log_probs, batch.loss_mask) * weights).sum()
+        loss = loss + config.kl.loss_coef * kl
+    if section.entropy_coef > 0:
+        loss = loss - section.entropy_coef * (entropies * weights).sum()
+    torch.autograd.backward(loss)
+    totals.add(result, batch.loss_mask, weights=own_weights, trajectory=batch.trajectory)
+    return loss.detach(), kl.detach()
+
+
+def _clip_range(section: StreamLossSection) -> ClipRange:
+    return ClipRange(section.clip_low, section.clip_high, section.dual_clip)

@@ -1,0 +1,121 @@
+"""Load a Hugging Face causal LM with its tokenizer and chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from agentloop.config import ModelSection
+from agentloop.errors import UserError
+from context import AuthorTable, ChatTemplate, Message, Renderer, TokenCodec
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Weights and everything needed to talk to them in tokens."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    codec: TokenCodec
+    template: ChatTemplate
+    stop_ids: frozenset[int]
+    """Tokens that end a reply: eos and the template's end of turn."""
+
+    def renderer(self, authors: AuthorTable) -> Renderer:
+        return Renderer(self.codec, self.template, authors=authors, stop_ids=self.stop_ids)
+
+
+def load_model(section: ModelSection, path: str | Path) -> LoadedModel:
+    """Load from a folder or a hub id. Safetensors only; code of the model's own only if the config allows it."""
+    origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
+    with _one_line_errors(path), quiet():
+        tokenizer = AutoTokenizer.from_pretrained(str(path), **origin)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=getattr(torch, section.dtype), use_safetensors=True, **origin
+        )
+    model = model.to(choose_device(section))
+    model.eval()  # dropout would make the ratio of unchanged weights differ from 1
+    codec, template = _codec(tokenizer, path), _template(tokenizer, path)
+    return LoadedModel(model, tokenizer, codec, template, _stop_ids(model, tokenizer, codec, template))
+
+
+def choose_device(section: ModelSection) -> torch.device:
+    if section.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if section.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("model.device must be available, got cuda on a machine where torch sees none. Use auto or cpu.")
+    return torch.device(section.device)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' progress bars, which would tear the console's own display."""
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
+
+
+@contextmanager
+def _one_line_errors(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"model.path must be a folder or hub id of a causal LM with a tokenizer, got {str(path)!r} ({reason}). "
+            "Check the path; a folder is made by save_pretrained of both model and tokenizer."
+        ) from error
+
+
+def _codec(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> TokenCodec:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(
+            f"model.path must have a fast tokenizer (tokenizer.json), got none in {str(path)!r}. Convert it first."
+        )
+    return TokenCodec(backend.to_str())
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> ChatTemplate:
+    source = tokenizer.chat_template
+    if not isinstance(source, str):
+        source = tokenizer.get_chat_template() if source else ""
+    if not source:
+        raise UserError(
+            f"model.path must have a chat template, got none in {str(path)!r}. Use an instruction-tuned model, "
+            "or put a chat_template.jinja beside tokenizer_config.json."
+        )
+    special = {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
+    return ChatTemplate(source, special)
+
+
+def _stop_ids(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, codec: TokenCodec, template: ChatTemplate
+) -> frozenset[int]:
+    listed = getattr(model.generation_config, "eos_token_id", None)
+    ids = set(listed if isinstance(listed, list) else [listed])
+    ids.add(tokenizer.eos_token_id)
+    mark = "\ue000reply\ue001"
+    text = template.render(
+        [Message("user", "x"), Message("assistant", mark, author="initialization")], generation_prompt=False
+    )
+    end_of_turn = codec.first_of(codec.added_ids, text.partition(mark)[2])
+    if end_of_turn is not None:
+        ids.add(end_of_turn[0])
+    stop_ids = frozenset(i for i in ids if isinstance(i, int))
+    if not stop_ids:
+        raise UserError(
+            "model.path must name an end-of-turn token, got none in its tokenizer, template or generation config."
+        )
+    return stop_ids

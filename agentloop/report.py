@@ -1,0 +1,48 @@
+"""`report.html` in the run folder: the run at a glance, made from the database alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from replay.stats import metric_series
+
+from agentloop.config_file import describe_config, load_plain
+from agentloop.errors import UserError
+from agentloop.report_page import ReportData, render_report
+from replay.records import RunRecord
+from replay.store import ReplayStore
+
+REPORT_NAME = "report.html"
+
+
+def write_report(store: ReplayStore, run_folder: Path) -> Path:
+    """Write the report of the run in `store` and return its path; an older one is replaced whole."""
+    path = run_folder / REPORT_NAME
+    beside = path.with_name(f"{REPORT_NAME}.tmp")
+    beside.write_text(render_report(report_data(store)), encoding="utf-8")
+    os.replace(beside, path)
+    return path
+
+
+def report_data(store: ReplayStore) -> ReportData:
+    """What the page needs, read from the database."""
+    run = store.run()
+    text, limit = _config_of(run)
+    return ReportData(
+        name=run.name,
+        code_version=run.code_version,
+        metrics=metric_series(store, run.id),
+        config_text=text,
+        max_grad_norm=limit,
+    )
+
+
+def _config_of(run: RunRecord) -> tuple[str, float | None]:
+    """The configuration as people read it; as stored when this version no longer knows its keys."""
+    try:
+        config = load_plain(run.config)
+    except UserError:
+        return json.dumps(dict(run.config), indent=2), None
+    return describe_config(config), config.optimizer.max_grad_norm

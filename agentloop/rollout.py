@@ -1,0 +1,160 @@
+"""One episode: prompt, reply, tool results, until an end with a name. Never sees an optimizer."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentloop.environments import Environment, Task, ToolLimits, call_tool
+from agentloop.errors import UserError
+from agentloop.generation import Completion
+from context import ContextManager, Message, RenderError, Reply, Segment
+
+ANSWERED = "answered"
+TRUNCATED = "truncated"
+MALFORMED = "malformed"
+MAX_TURNS = "max_turns"
+CONTEXT_FULL = "context_full"
+UNRENDERABLE = "unrenderable"
+UNKNOWN_TOOL = "unknown_tool"
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    max_turns: int
+    max_tokens_per_turn: int
+    tools: ToolLimits
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What an episode waits for: a reply to `prompt_ids`."""
+
+    prompt_ids: Sequence[int]
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One finished run of an environment."""
+
+    task: Task
+    segments: tuple[Segment, ...]
+    messages: tuple[Message, ...]
+    reward: float
+    stop_reason: str
+    error_kind: str | None
+    """The last tool error's kind; None when no tool call failed."""
+    num_turns: int
+    num_tool_calls: int
+    entropies: tuple[float, ...]
+    """Nats, one per sampled token."""
+
+
+def rollout(
+    environment: Environment,
+    task: Task,
+    context: ContextManager,
+    *,
+    tools: Sequence[Mapping[str, Any]],
+    limits: EpisodeLimits,
+    policy_version: int,
+) -> Generator[Ask, Completion, Episode]:
+    """Yields an `Ask` per turn, is sent the `Completion`, returns the `Episode`.
+
+    Only an episode that the policy ended with an answer is scored by the environment; any other end has reward 0
+    and is kept: it is what teaches the format.
+    """
+    environment.start(task)
+    context.begin(task.messages(), tools)
+    if context.room < 1:
+        raise UserError(
+            f"context.max_tokens must leave room for a reply, got a first prompt of {len(context.prompt_ids)} tokens. "
+            "Raise it, or shorten the task."
+        )
+    entropies: list[float] = []
+    num_turns = num_tool_calls = 0
+    stop_reason, error_kind = MAX_TURNS, None
+    while num_turns < limits.max_turns:
+        budget = min(limits.max_tokens_per_turn, context.room)
+        if budget < 1:
+            stop_reason = CONTEXT_FULL
+            break
+        completion = yield Ask(context.prompt_ids, budget)
+        num_turns += 1
+        entropies.extend(completion.entropies)
+        reply = context.record_reply(completion.token_ids, completion.log_probs, policy_version=policy_version)
+        ended = _ended(reply)
+        if ended is not None:
+            stop_reason = ended
+            break
+        results, failed = _answer(environment, reply, limits.tools)
+        num_tool_calls += len(results)
+        error_kind = failed or error_kind
+        unshown = _show(context, results)
+        if unshown is not None:
+            stop_reason = unshown
+            break
+    reward = _score(environment, task, context.messages) if stop_reason == ANSWERED else 0.0
+    return Episode(
+        task,
+        context.segments(),
+        context.messages,
+        reward,
+        stop_reason,
+        error_kind,
+        num_turns,
+        num_tool_calls,
+        tuple(entropies),
+    )
+
+
+def _ended(reply: Reply) -> str | None:
+    if reply.outcome == "final":
+        return ANSWERED
+    if reply.outcome == "truncated":
+        return TRUNCATED
+    return None
+
+
+def _show(context: ContextManager, results: Sequence[Message]) -> str | None:
+    """Put tool results into the next prompt; why not, if it can't be done."""
+    try:
+        return None if context.observe(results) else CONTEXT_FULL
+    except RenderError:
+        # The template has its own idea of this text (it cuts, moves or refuses it): what the policy would see is
+        # not what the tool said, so the episode ends, counted under its own name.
+        return UNRENDERABLE
+
+
+def _answer(environment: Environment, reply: Reply, limits: ToolLimits) -> tuple[list[Message], str | None]:
+    """Tool results as messages, and the kind of the last failure. A malformed call is answered with what was wrong."""
+    if reply.outcome == "malformed":
+        text = json.dumps({"error": f"malformed tool call: {reply.problem}"}, ensure_ascii=False)
+        return [Message("tool", text, author="env", name="error")], MALFORMED
+    messages, failed = [], None
+    for call in reply.message.tool_calls:
+        result = call_tool(environment, call, limits)
+        failed = result.error_kind or failed
+        # A name the policy made up is its own text: it may hold anything, so it is not repeated as a name.
+        name = UNKNOWN_TOOL if result.error_kind == UNKNOWN_TOOL else call.name
+        messages.append(Message("tool", result.content, author="env", name=name, tool_call_id=call.id))
+    return messages, failed
+
+
+def _score(environment: Environment, task: Task, messages: Sequence[Message]) -> float:
+    name = type(environment).__name__
+    try:
+        reward = float(environment.reward(task, messages))
+    except Exception as error:
+        raise UserError(
+            f"{name}.reward must return a number, got {type(error).__name__}: {error}. Mend it and --resume."
+        ) from error
+    if not math.isfinite(reward):
+        raise UserError(
+            f"{name}.reward must return a finite number, got {reward}. Mend it and --resume; nothing was lost."
+        )
+    return reward

@@ -1,0 +1,59 @@
+"""Log-probs of a batch under the weights as they are, without gradient: what an update starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentloop.algorithms.diagnostics import Drift, trajectory_drift
+from agentloop.batch import Batch
+from agentloop.mini_batches import cut_micro_batches
+from agentloop.models.actor import Actor
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredBatch:
+    """A batch with its log-probs before the first optimizer step of the iteration."""
+
+    batch: Batch
+    old_log_probs: Tensor
+    """[B, T] nats; 0 where not an action token."""
+    ref_log_probs: Tensor | None
+    """[B, T] nats; None where no reference is needed."""
+
+    def rows(self, positions: Tensor) -> ScoredBatch:
+        """Some of the rows, cut to the longest of them."""
+        batch = self.batch.rows(positions)
+        width = batch.token_ids.shape[1]
+        ref = self.ref_log_probs
+        return ScoredBatch(
+            batch,
+            self.old_log_probs[positions, :width],
+            None if ref is None else ref[positions, :width],
+        )
+
+    def drift(self) -> Drift:
+        """Of every trajectory of the batch."""
+        return trajectory_drift(
+            self.old_log_probs,
+            self.batch.behavior_log_probs,
+            response_mask=self.batch.response_mask,
+            trajectory=self.batch.trajectory,
+            count=len(self.batch.trajectory_ids),
+        )
+
+
+@torch.no_grad()
+def score(actor: Actor, batch: Batch, *, max_tokens: int) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of the action tokens of all rows, [B, T] nats, in passes of `max_tokens`."""
+    log_probs = torch.zeros(batch.token_ids.shape, dtype=actor.dtype, device=actor.device)
+    entropies = torch.zeros_like(log_probs)
+    for positions in cut_micro_batches(batch.lengths, max_tokens):
+        index = torch.tensor(positions, device=actor.device)
+        part = batch.rows(index)
+        scores = actor.log_probs(part.token_ids, part.attention_mask, part.response_mask, part.temperature)
+        width = part.token_ids.shape[1]
+        log_probs[index, :width], entropies[index, :width] = scores
+    return log_probs, entropies

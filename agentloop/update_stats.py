@@ -1,0 +1,146 @@
+"""What one update did to its rows: numbers per trajectory, and from them the metrics of each stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentloop.algorithms.diagnostics import Drift, effective_sample_size, sum_by_trajectory
+from agentloop.algorithms.heterogeneous import HeterogeneousLoss
+from replay.records import FRESH, REPLAY
+
+_STREAMS = ((FRESH, False), (REPLAY, True))
+"""Name, and whether its rows are replayed."""
+
+
+@dataclass(frozen=True)
+class RowStats:
+    """Of one trajectory in one update. None: there was nothing to measure it on, which is not 0."""
+
+    drift_mean: float | None
+    """Mean over action tokens of exp(old - behavior); None without behavior log-probs."""
+    drift_max: float | None
+    ess_share: float | None
+    """Its weight over the sum of its stream's weights."""
+    approx_kl: float | None
+    """Nats per trained token, mean over the update's passes; None if it had no gradient pass."""
+    clip_fraction: float | None
+    """Share of its trained tokens whose loss the clip range decided; None without trained tokens."""
+
+
+class UpdateTotals:
+    """Sums over the gradient passes of some optimizer steps, [N] float64, one entry per trajectory.
+
+    Everything is added up per trajectory and read per stream at the end, so that no stream can leak into
+    another's metric. A trajectory belongs to one stream.
+    """
+
+    def __init__(self, replayed: Tensor) -> None:
+        zeros = torch.zeros(len(replayed), dtype=torch.float64, device=replayed.device)
+        self.replayed = replayed
+        """[N] bool"""
+        self.trained = zeros.clone()
+        """Trained tokens, also of rows without a gradient pass: the denominator of clip fractions."""
+        self.clipped = zeros.clone()
+        self.clipped_lower = zeros.clone()
+        self.scored = zeros.clone()
+        """Trained tokens of the gradient passes: the denominator of ratios and approx_kl."""
+        self.ratio = zeros.clone()
+        self.ratio_min = torch.full_like(zeros, torch.inf)
+        self.ratio_max = torch.full_like(zeros, -torch.inf)
+        self.approx_kl = zeros.clone()
+        self.pg_loss = zeros.clone()
+        """Token losses weighted as if the stream were alone in its optimizer step."""
+        self.steps = {False: 0, True: 0}
+        """Optimizer steps in which each stream (replayed or not) had a trained token."""
+
+    def begin_step(self, loss_mask: Tensor, trajectory: Tensor) -> None:
+        """Count the trained tokens of an optimizer step's rows."""
+        self.trained += sum_by_trajectory(loss_mask, trajectory, len(self.trained))
+        for replayed in self.steps:
+            self.steps[replayed] += int(bool((self.trained[self.replayed == replayed] > 0).any()))
+
+    def add(
+        self, result: HeterogeneousLoss, loss_mask: Tensor, *, weights: Tensor, trajectory: Tensor
+    ) -> None:
+        """One gradient pass; `weights` are those of each stream alone."""
+        count = len(self.trained)
+        ratios = result.log_ratios.double().exp()
+        surprise = ratios - 1 - result.log_ratios.double()
+        self.clipped += sum_by_trajectory(result.policy.clipped, trajectory, count)
+        self.clipped_lower += sum_by_trajectory(result.policy.clipped_lower, trajectory, count)
+        self.scored += sum_by_trajectory(loss_mask, trajectory, count)
+        self.ratio += sum_by_trajectory(ratios * loss_mask, trajectory, count)
+        self.approx_kl += sum_by_trajectory(surprise * loss_mask, trajectory, count)
+        self.pg_loss += sum_by_trajectory(result.policy.loss.detach() * weights, trajectory, count)
+        lowest = torch.where(loss_mask, ratios, torch.inf).amin(dim=1)
+        highest = torch.where(loss_mask, ratios, -torch.inf).amax(dim=1)
+        self.ratio_min.scatter_reduce_(0, trajectory, lowest, "amin")
+        self.ratio_max.scatter_reduce_(0, trajectory, highest, "amax")
+
+    def merge(self, step: UpdateTotals) -> None:
+        """Take over the sums of one optimizer step."""
+        for name in ("trained", "clipped", "clipped_lower", "scored", "ratio", "approx_kl", "pg_loss"):
+            getattr(self, name).add_(getattr(step, name))
+        self.ratio_min = torch.minimum(self.ratio_min, step.ratio_min)
+        self.ratio_max = torch.maximum(self.ratio_max, step.ratio_max)
+        for replayed, steps in step.steps.items():
+            self.steps[replayed] += steps
+
+    def observe(self, drift: Drift) -> None:
+        """Without an update there is only the drift: it gives approx_kl, over action tokens."""
+        self.scored, self.approx_kl = drift.tokens, drift.kl_sum
+
+    def metrics(self) -> dict[str, float]:
+        """Per stream, over its own tokens; what has no tokens to be measured on is absent."""
+        metrics: dict[str, float] = {}
+        for stream, replayed in _STREAMS:
+            rows = self.replayed == replayed
+            trained, scored = float(self.trained[rows].sum()), float(self.scored[rows].sum())
+            if trained:
+                metrics[f"actor/{stream}/pg_loss"] = float(self.pg_loss[rows].sum()) / self.steps[replayed]
+                metrics[f"actor/{stream}/pg_clipfrac"] = float(self.clipped[rows].sum()) / trained
+                metrics[f"actor/{stream}/pg_clipfrac_lower"] = float(self.clipped_lower[rows].sum()) / trained
+            if scored:
+                metrics[f"actor/{stream}/approx_kl"] = float(self.approx_kl[rows].sum()) / scored
+            if trained and scored:
+                metrics[f"actor/{stream}/ratio_mean"] = float(self.ratio[rows].sum()) / scored
+                metrics[f"actor/{stream}/ratio_min"] = float(self.ratio_min[rows].min())
+                metrics[f"actor/{stream}/ratio_max"] = float(self.ratio_max[rows].max())
+        return metrics
+
+
+def drift_metrics(drift: Drift, replayed: Tensor) -> dict[str, float]:
+    """Drift and effective sample size of each stream, over trajectories with known behavior log-probs."""
+    metrics: dict[str, float] = {}
+    for stream, flag in _STREAMS:
+        rows = (replayed == flag) & (drift.tokens > 0)
+        if bool(rows.any()):
+            metrics[f"actor/{stream}/drift_mean"] = float(drift.sum[rows].sum() / drift.tokens[rows].sum())
+            metrics[f"actor/{stream}/drift_max"] = float(drift.max[rows].max())
+            metrics[f"actor/{stream}/ess"] = effective_sample_size(drift.weight[rows])
+    return metrics
+
+
+def row_stats(drift: Drift, totals: UpdateTotals, trajectory_ids: Sequence[str]) -> dict[str, RowStats]:
+    """One entry per trajectory of the batch, by id."""
+    known, replayed = drift.tokens > 0, totals.replayed
+    weights = drift.weight * known
+    stream_sums = torch.where(replayed, weights[replayed].sum(), weights[~replayed].sum())
+    columns = (
+        _quotients(drift.sum, drift.tokens),
+        _quotients(drift.max * known, known.double()),
+        _quotients(weights, stream_sums * known),
+        _quotients(totals.approx_kl, totals.scored),
+        _quotients(totals.clipped, totals.trained),
+    )
+    return {id: RowStats(*row) for id, row in zip(trajectory_ids, zip(*columns, strict=True), strict=True)}
+
+
+def _quotients(numerators: Tensor, denominators: Tensor) -> list[float | None]:
+    """None where the denominator is 0."""
+    pairs = zip(numerators.tolist(), denominators.tolist(), strict=True)
+    return [above / below if below else None for above, below in pairs]

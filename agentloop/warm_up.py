@@ -1,0 +1,177 @@
+"""Supervised warm-up of the built-in model on an environment's own careless demonstrations.
+
+Muon on the hidden matrices and a wide initialisation find copying within seconds; AdamW alone does not. A fixed
+number of updates is fragile across seeds, so the warm-up ends some updates after copying has been learned: when the
+hardest token of the last reply (beyond the first, which is a choice, not a copy) has become easy.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from agentloop.config import WarmUpSection
+from agentloop.environments import Environment, EnvironmentFactory, Task, ToolLimits, call_tool
+from agentloop.mini_batches import cut_micro_batches
+from agentloop.models.actor import Actor
+from agentloop.models.load import LoadedModel
+from context import AuthorTable, ContextManager, Message, ReplyParser, TokenSequence, loss_mask
+
+_SMOOTHING = 0.9
+_TOOLS = ToolLimits(timeout_s=10.0, max_chars=20_000)
+_ENDLESS = 1 << 30
+_MICRO_BATCH_TOKENS = 1536
+
+Told = Callable[[int, float], None]
+"""Called with updates made and the smoothed loss."""
+
+
+@dataclass(frozen=True)
+class WarmUpResult:
+    updates: int
+    loss: float
+    """Smoothed loss of the last reply's hardest token, nats."""
+
+
+def demonstrate(environment: Environment, task: Task, rng: random.Random) -> tuple[Message, ...]:
+    """One demonstrated conversation."""
+    environment.start(task)
+    messages = list(task.messages())
+    while True:
+        reply = environment.demonstrate(task, messages, rng)
+        messages.append(reply)
+        if not reply.tool_calls:
+            return tuple(messages)
+        for call in reply.tool_calls:
+            result = call_tool(environment, call, _TOOLS)
+            messages.append(Message("tool", result.content, author="env", name=call.name, tool_call_id=call.id))
+
+
+def demonstrations(factory: EnvironmentFactory, *, seed: int) -> Iterator[tuple[Message, ...]]:
+    """Endless demonstrated conversations on new tasks."""
+    rng = random.Random(seed)
+    while True:
+        environment = factory.create()
+        yield demonstrate(environment, environment.make_task(rng), rng)
+
+
+class Demonstrator:
+    """Turns demonstrated conversations into training sequences, through the same context a rollout uses."""
+
+    def __init__(
+        self, loaded: LoadedModel, authors: AuthorTable, parser: ReplyParser, *, factory: EnvironmentFactory
+    ) -> None:
+        self._loaded = loaded
+        self._authors = authors
+        self._parser = parser
+        self._factory = factory
+        self._renderer = loaded.renderer(authors)
+
+    def tokens(self, conversation: Sequence[Message]) -> TokenSequence:
+        """The conversation with its replies in the place of sampled ones (author `llm`, no behavior log-probs)."""
+        context = ContextManager(self._renderer, self._parser, max_tokens=_ENDLESS)
+        first = next(i for i, message in enumerate(conversation) if message.role == "assistant")
+        context.begin(conversation[:first], self._factory.tools)
+        results: list[Message] = []
+        for message in conversation[first:]:
+            if message.role != "assistant":
+                results.append(message)
+                continue
+            if results:
+                context.observe(results)
+                results = []
+            ids = self._reply_ids(message)
+            context.record_reply(ids, [float("nan")] * len(ids), policy_version=0)
+        return TokenSequence.concatenate(segment.tokens for segment in context.segments())
+
+    def _reply_ids(self, reply: Message) -> list[int]:
+        template, codec = self._loaded.template, self._loaded.codec
+        user = Message("user", "x")
+        start = template.render([user], generation_prompt=True)
+        text = template.render([user, reply], generation_prompt=False).removeprefix(start)
+        ids = codec.encode_template(text)
+        end = next(i for i, token in enumerate(ids) if token in self._loaded.stop_ids)
+        return ids[: end + 1]
+
+
+def warm_up(
+    actor: Actor,
+    demonstrator: Demonstrator,
+    conversations: Iterator[tuple[Message, ...]],
+    section: WarmUpSection,
+    *,
+    authors: AuthorTable,
+    told: Told | None = None,
+) -> WarmUpResult:
+    """Train `actor` in place until it copies, then `updates_after_target` more; deterministic for one seed."""
+    optimizers = _optimizers(actor.model, section)
+    smoothed, target_met_at, update = float("nan"), None, 0
+    for update in range(1, section.max_updates + 1):
+        rows = [demonstrator.tokens(next(conversations)) for _ in range(section.batch)]
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        hardest = _accumulate(actor, rows, authors)
+        for optimizer in optimizers:
+            optimizer.step()
+        smoothed = hardest if update == 1 else _SMOOTHING * smoothed + (1 - _SMOOTHING) * hardest
+        if told is not None:
+            told(update, smoothed)
+        if target_met_at is None and smoothed < section.loss_target:
+            target_met_at = update
+        if target_met_at is not None and update >= target_met_at + section.updates_after_target:
+            break
+    return WarmUpResult(update, smoothed)
+
+
+def _accumulate(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable) -> float:
+    """Gradients of the mean loss of the demonstrated tokens; the mean over rows of `_hardest_of_last_reply`."""
+    masks = [loss_mask(row, authors) for row in rows]
+    tokens = sum(int(mask.sum()) for mask in masks)
+    hardest = 0.0
+    for cut in cut_micro_batches([len(row) for row in rows], _MICRO_BATCH_TOKENS):
+        losses, mask = _token_losses(actor, [rows[i] for i in cut], [masks[i] for i in cut])
+        (losses.sum() / tokens).backward()  # type: ignore[no-untyped-call]
+        hardest += sum(map(_hardest_of_last_reply, losses.tolist(), mask.tolist()))
+    return hardest / len(rows)
+
+
+def _token_losses(
+    actor: Actor, rows: Sequence[TokenSequence], masks: Sequence[npt.NDArray[np.bool_]]
+) -> tuple[Tensor, Tensor]:
+    """-log-prob of the demonstrated tokens, [B, T] nats, 0 elsewhere; and where they are."""
+    device = actor.device
+    ids = pad_sequence([torch.tensor(row.token_ids.tolist()) for row in rows], batch_first=True).to(device)
+    mask = pad_sequence([torch.from_numpy(mask) for mask in masks], batch_first=True).to(device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    attention = torch.arange(ids.shape[1], device=device)[None] < lengths[:, None]
+    temperature = torch.ones(len(rows), device=device)
+    log_probs, _ = actor.log_probs(ids, attention, mask, temperature, entropy=False)
+    return -log_probs, mask
+
+
+def _hardest_of_last_reply(losses: Sequence[float], marked: Sequence[bool]) -> float:
+    """The largest loss in the last run of action tokens, its first token apart."""
+    end = len(marked) - 1 - list(marked)[::-1].index(True)
+    start = end
+    while start > 0 and marked[start - 1]:
+        start -= 1
+    return max(losses[start + 1 : end + 1], default=losses[start])
+
+
+def _optimizers(model: nn.Module, section: WarmUpSection) -> list[torch.optim.Optimizer]:
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        hidden_matrix = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
+        (matrices if hidden_matrix else rest).append(parameter)
+    return [
+        torch.optim.Muon(matrices, lr=section.learning_rate_matrices, weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=section.learning_rate_rest, betas=(0.9, 0.95), weight_decay=0.0),
+    ]

@@ -1,0 +1,35 @@
+"""What the model saw and who wrote each token: exact tokens, their authors, and the masks that follow."""
+
+from context.authors import Author, AuthorTable, default_authors, discarded
+from context.codec import TokenCodec
+from context.manager import ContextManager
+from context.masks import loss_mask, response_mask
+from context.messages import Message, ToolCall
+from context.parse import HermesParser, Llama3JsonParser, Reply, ReplyParser, choose_parser
+from context.render import Renderer
+from context.template import ChatTemplate, RenderError
+from context.tokens import NOT_SAMPLED, Segment, TokenSequence
+
+__all__ = [
+    "NOT_SAMPLED",
+    "Author",
+    "AuthorTable",
+    "ChatTemplate",
+    "ContextManager",
+    "HermesParser",
+    "Llama3JsonParser",
+    "Message",
+    "RenderError",
+    "Renderer",
+    "Reply",
+    "ReplyParser",
+    "Segment",
+    "TokenCodec",
+    "TokenSequence",
+    "ToolCall",
+    "choose_parser",
+    "default_authors",
+    "discarded",
+    "loss_mask",
+    "response_mask",
+]

@@ -1,0 +1,125 @@
+"""Who wrote a token, and what follows from it: sampled or not, trained or not, shown again or not.
+
+The table is the single source of every mask. It is stored with the run, so that masks replay exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+DISCARD_SUFFIX = "(discard)"
+_DISCARD_BIT = 0x80
+
+
+@dataclass(frozen=True)
+class Author:
+    """One row of the author table."""
+
+    name: str
+    action: bool
+    """True: its tokens were sampled by a policy (`response_mask`)."""
+    trained: bool
+    """True: its tokens carry loss (`loss_mask`); needs `action`."""
+
+    def __post_init__(self) -> None:
+        if self.trained and not self.action:
+            raise ValueError(f"authors.{self.name} must be an action author to be trained, got action=False.")
+        if self.name.endswith(DISCARD_SUFFIX):
+            raise ValueError(f"authors.{self.name} must not end in {DISCARD_SUFFIX!r}: every author has that form.")
+
+
+INITIALIZATION = "initialization"
+USER = "user"
+ENV = "env"
+MEMORY = "memory"
+LLM = "llm"
+LLM_DO_NOT_TRAIN = "llm(do_not_train)"
+TEMPLATE = "template"
+
+
+def discarded(name: str) -> str:
+    """The name of the same author's tokens once they are hidden from later prompts."""
+    return name if name.endswith(DISCARD_SUFFIX) else name + DISCARD_SUFFIX
+
+
+class AuthorTable:
+    """Author names and their one-byte codes.
+
+    The code of an author is its position; the high bit marks the `(discard)` form, which is hidden from later
+    prompts, stored, and never trained.
+    """
+
+    def __init__(self, authors: Iterable[Author]) -> None:
+        self.authors = tuple(authors)
+        if len(self.authors) > _DISCARD_BIT:
+            raise ValueError(f"authors must be at most {_DISCARD_BIT}, got {len(self.authors)}.")
+        self._code = {author.name: code for code, author in enumerate(self.authors)}
+        if len(self._code) != len(self.authors):
+            raise ValueError("authors must have distinct names. Rename one of them.")
+        codes = np.arange(256)
+        base = codes & ~_DISCARD_BIT
+        known = base < len(self.authors)
+        rows = [self.authors[i] if ok else None for i, ok in zip(base, known, strict=True)]
+        self._known = known
+        self._action = np.array([bool(row and row.action) for row in rows])
+        self._trained = np.array([bool(row and row.trained) for row in rows]) & (codes < _DISCARD_BIT)
+        self._shown = known & (codes < _DISCARD_BIT)
+
+    def code(self, name: str) -> int:
+        """The byte stored for `name`, with or without the `(discard)` suffix."""
+        base = name.removesuffix(DISCARD_SUFFIX)
+        if base not in self._code:
+            raise ValueError(f"author must be one of {', '.join(self._code)}, got {name!r}.")
+        return self._code[base] | (_DISCARD_BIT if base != name else 0)
+
+    def name(self, code: int) -> str:
+        """The name behind a stored byte."""
+        if not 0 <= code <= 255 or not self._known[code]:
+            raise ValueError(f"author code must be known to the run's author table, got {code}.")
+        base = self.authors[code & ~_DISCARD_BIT].name
+        return base + DISCARD_SUFFIX if code & _DISCARD_BIT else base
+
+    def is_action(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        return self._action[codes]
+
+    def is_trained(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        return self._trained[codes]
+
+    def is_shown(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        return self._shown[codes]
+
+    def is_known(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        return self._known[codes]
+
+    def to_json(self) -> str:
+        rows = [{"name": a.name, "action": a.action, "trained": a.trained} for a in self.authors]
+        return json.dumps(rows, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> AuthorTable:
+        return cls(Author(**row) for row in json.loads(text))
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def default_authors() -> AuthorTable:
+    """The built-in authors. Only `llm` is trained."""
+    return AuthorTable(
+        [
+            Author(INITIALIZATION, action=False, trained=False),
+            Author(USER, action=False, trained=False),
+            Author(ENV, action=False, trained=False),
+            Author(MEMORY, action=False, trained=False),
+            Author(LLM, action=True, trained=True),
+            Author(LLM_DO_NOT_TRAIN, action=True, trained=False),
+            Author(TEMPLATE, action=False, trained=False),
+        ]
+    )

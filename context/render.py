@@ -1,0 +1,165 @@
+"""Messages -> exact tokens with their authors. The only place where a chat template is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from context.authors import TEMPLATE, AuthorTable
+from context.codec import TokenCodec
+from context.messages import Message, to_template
+from context.slots import REPLY, Piece, Row, Slots, openings, outline, read_along
+from context.template import ChatTemplate, RenderError
+from context.tokens import NOT_SAMPLED, TokenSequence
+
+__all__ = ["ChatTemplate", "RenderError", "Renderer", "TokenCodec"]
+
+_MAX_CACHED = 1024
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a template writes around any contents of one shape."""
+
+    opening: tuple[Row, ...]
+    """Made-up turns to be rendered before the messages."""
+    skipped: str
+    """Rendered text that comes before what is wanted."""
+    pieces: tuple[Piece, ...]
+
+
+class Renderer:
+    """Turns messages into tokens so that no content can become a control token.
+
+    Template text is encoded with control tokens, contents without them; each content's tokens carry its
+    message's author, all else `template`. What the policy sampled is never rendered: after a reply, only what
+    the template writes behind the reply's stop token is.
+    """
+
+    def __init__(
+        self, codec: TokenCodec, template: ChatTemplate, *, authors: AuthorTable, stop_ids: frozenset[int]
+    ) -> None:
+        self.codec = codec
+        self.authors = authors
+        self.stop_ids = stop_ids
+        """Tokens that end a reply: the template's end of turn and the model's eos."""
+        if not stop_ids:
+            raise ValueError("stop_ids must hold at least one token, got none. Give the template's end of turn.")
+        self._template = template
+        self._template_code = authors.code(TEMPLATE)
+        self._plans: dict[str, _Plan] = {}
+        self._template_ids: dict[str, list[int]] = {}
+
+    def initial(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> TokenSequence:
+        """The whole first prompt, with the generation prompt."""
+        slots = Slots()
+        rows, tool_rows = slots.messages(messages), slots.tools(tools)
+
+        def plan() -> _Plan:
+            neutral = self._template.render_rows(rows, tools=tool_rows, generation_prompt=True)
+            return _Plan((), "", outline(neutral, slots.required))
+
+        return self._render(repr((rows, tool_rows)), plan, slots, messages, tools)
+
+    def increment(self, reply: Message, messages: Sequence[Message]) -> TokenSequence:
+        """What follows the stop token of `reply`: the rest of its turn, `messages`, the generation prompt."""
+        slots = Slots()
+        rows = slots.messages(messages)
+        calls = [(call.name, call.id) for call in reply.tool_calls]
+        return self._render(
+            repr((calls, rows)),
+            lambda: self._plan_increment(reply, messages, rows, slots),
+            slots,
+            messages,
+            (),
+        )
+
+    def _plan_increment(self, reply: Message, messages: Sequence[Message], rows: list[Row], slots: Slots) -> _Plan:
+        problem: RenderError | None = None
+        for opening in openings(reply, messages):
+            try:
+                neutral = self._template.render_rows([*opening, *rows], generation_prompt=True)
+                return self._cut_behind_reply(opening, neutral, slots)
+            except RenderError as error:
+                if problem is None or "tool_calls" not in opening[-1]:  # the plain opening's says most
+                    problem = error
+        assert problem is not None
+        raise problem
+
+    def _cut_behind_reply(self, opening: list[Row], neutral: str, slots: Slots) -> _Plan:
+        before, reply, behind = neutral.rpartition(REPLY)
+        if not reply:
+            raise RenderError("chat template must write replies, got one that does not. Use another template.")
+        pieces = outline(behind, slots.required)
+        first = str(pieces[0])
+        end = self.codec.first_of(self.stop_ids, first)
+        if end is None and "tool_calls" in opening[-1]:  # what closes the made-up call was sampled in the real one
+            raise RenderError(
+                "chat template must end a turn of tool calls with one of the stop tokens, got one that does not. "
+                "Add its end of turn to the stop tokens."
+            )
+        cut = 0 if end is None else end[1]
+        return _Plan(tuple(opening), before + reply + first[:cut], (first[cut:], *pieces[1:]))
+
+    def _render(
+        self,
+        shape: str,
+        make_plan: Callable[[], _Plan],
+        slots: Slots,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> TokenSequence:
+        real_rows = [to_template(message) for message in messages]
+        plan = self._plans.get(shape)
+        if plan is not None:
+            try:
+                return self._encode(plan, self._read(plan, real_rows, tools, slots), slots)
+            except RenderError:
+                del self._plans[shape]  # templates may write the date: outlines can grow old
+        plan = make_plan()
+        texts = self._read(plan, real_rows, tools, slots)
+        _remember(self._plans, shape, plan)
+        return self._encode(plan, texts, slots)
+
+    def _read(self, plan: _Plan, rows: list[Row], tools: Sequence[Mapping[str, Any]], slots: Slots) -> list[str]:
+        real = self._template.render_rows([*plan.opening, *rows], tools=tools, generation_prompt=True)
+        if not real.startswith(plan.skipped):
+            raise RenderError(
+                "chat template must write the same text before a reply whatever follows it, "
+                "got one that does not. Use another template."
+            )
+        return read_along(real, plan.pieces, slots.texts, len(plan.skipped))
+
+    def _encode(self, plan: _Plan, texts: list[str], slots: Slots) -> TokenSequence:
+        ids: list[int] = []
+        codes: list[int] = []
+        for piece, text in zip(plan.pieces, texts, strict=True):
+            if isinstance(piece, str):
+                piece_ids, code = self._encode_template(text), self._template_code
+            else:
+                piece_ids, code = self.codec.encode_text(text), self.authors.code(slots.authors[piece])
+            ids += piece_ids
+            codes += [code] * len(piece_ids)
+        return TokenSequence(
+            np.array(ids, np.int32),
+            np.array(codes, np.uint8),
+            np.full(len(ids), np.nan, np.float32),
+            np.full(len(ids), NOT_SAMPLED, np.int32),
+        )
+
+    def _encode_template(self, text: str) -> list[int]:
+        ids = self._template_ids.get(text)
+        if ids is None:
+            ids = self.codec.encode_template(text)
+            _remember(self._template_ids, text, ids)
+        return ids
+
+
+def _remember(cache: dict[str, _Value], key: str, value: _Value) -> None:
+    if len(cache) >= _MAX_CACHED:
+        cache.clear()
+    cache[key] = value

@@ -1,0 +1,75 @@
+"""Exact tokens with their provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+NOT_SAMPLED = -1
+"""`policy_versions` of a token that no policy sampled."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSequence:
+    """Tokens left to right; index t of every array describes token t. Checks its own alignment."""
+
+    token_ids: npt.NDArray[np.int32]
+    authors: npt.NDArray[np.uint8]
+    """Codes of the run's author table."""
+    behavior_log_probs: npt.NDArray[np.float32]
+    """Nats, under the policy that sampled the token; NaN where no behavior policy is known, never 0."""
+    policy_versions: npt.NDArray[np.int32]
+    """Publishes before the token was sampled; -1 where it was not sampled."""
+
+    def __post_init__(self) -> None:
+        for name, dtype in _FIELDS:
+            array = getattr(self, name)
+            if array.dtype != dtype or array.ndim != 1:
+                raise ValueError(f"{name} must be a vector of {dtype.__name__}, got {array.dtype}{list(array.shape)}.")
+            if len(array) != len(self.token_ids):
+                raise ValueError(f"{name} must have one entry per token ({len(self.token_ids)}), got {len(array)}.")
+            array.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @classmethod
+    def concatenate(cls, parts: Iterable[TokenSequence]) -> TokenSequence:
+        rows = list(parts)
+        return cls(*(np.concatenate([getattr(p, f) for p in rows] or [np.empty(0, d)]) for f, d in _FIELDS))
+
+    @classmethod
+    def constant(cls, token_ids: Iterable[int], author_code: int) -> TokenSequence:
+        """Tokens of one author that no policy sampled."""
+        ids = np.array(list(token_ids), dtype=np.int32)
+        n = len(ids)
+        return cls(
+            ids,
+            np.full(n, author_code, np.uint8),
+            np.full(n, np.nan, np.float32),
+            np.full(n, NOT_SAMPLED, np.int32),
+        )
+
+    def equals(self, other: TokenSequence) -> bool:
+        """Bit-equal in every field (NaN equals NaN)."""
+        return all(getattr(self, f).tobytes() == getattr(other, f).tobytes() for f, _ in _FIELDS)
+
+
+_FIELDS: tuple[tuple[str, type], ...] = (
+    ("token_ids", np.int32),
+    ("authors", np.uint8),
+    ("behavior_log_probs", np.float32),
+    ("policy_versions", np.int32),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """One training sequence of a trajectory. A strategy that rewrites history makes several."""
+
+    tokens: TokenSequence
+    reason: str = "clean"
+    """Why it was begun: `clean` for the first one."""

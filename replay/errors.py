@@ -1,0 +1,27 @@
+"""What the buffer refuses, by name. Each text is one line: the rule, what was found, what to do."""
+
+from __future__ import annotations
+
+
+class ReplayError(Exception):
+    """A person can put it right."""
+
+
+class InvalidRecord(ReplayError, ValueError):
+    """A row that breaks the buffer's rules; nothing of its append has been stored."""
+
+
+class CorruptTrajectory(ReplayError):
+    """A stored row that is no longer what was written."""
+
+    def __init__(self, trajectory: str, reason: str) -> None:
+        super().__init__(
+            f"trajectory {trajectory} must read back as it was written, got {reason}. "
+            "It is never drawn again; its iteration can be collected anew."
+        )
+        self.trajectory = trajectory
+        self.reason = reason
+
+
+class DatabaseRefused(ReplayError):
+    """Missing, foreign, of another version, or not accessible; it has not been changed."""

@@ -1,0 +1,1 @@
+"""Alembic migrations, append-only: a released one is never edited."""

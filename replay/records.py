@@ -1,0 +1,166 @@
+"""Frozen dataclasses, one per table row. Facts only; what is derived is asked of `stats`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from context.messages import Message
+from context.tokens import Segment
+
+ELIGIBLE = "eligible"
+UNTRAINABLE = "untrainable"
+ORPHANED = "orphaned"
+QUARANTINED = "quarantined"
+EVICTED = "evicted"
+STATES = (ELIGIBLE, UNTRAINABLE, ORPHANED, QUARANTINED, EVICTED)
+
+RESERVED = "reserved"
+COMMITTED = "committed"
+
+FRESH = "fresh"
+REPLAY = "replay"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    id: str
+    name: str
+    config: Mapping[str, Any]
+    authors: str
+    """The author table as JSON."""
+    authors_hash: str
+    code_version: str
+
+
+@dataclass(frozen=True)
+class PolicyRecord:
+    run: str
+    version: int
+    """Publishes before; 0 = the policy the run started with."""
+    checkpoint: str | None
+    """Path of the snapshot relative to the run folder; None when it was not kept."""
+    tokenizer_hash: str
+    template_hash: str
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    hash: str
+    environment: str
+    payload: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class GroupRecord:
+    """The members of one task in one iteration. Its statistics outlive evicted members."""
+
+    id: str
+    run: str
+    task: str
+    iteration: int
+    size: int
+    reward_mean: float
+    reward_std: float
+    """Population standard deviation at birth."""
+    success_rate: float
+
+
+@dataclass(frozen=True)
+class TrajectoryRecord:
+    id: str
+    """Hash of run, iteration, task, member and attempt."""
+    run: str
+    group: str
+    task: str
+    iteration: int
+    """The iteration that collected it."""
+    slot: int
+    """Position within the iteration's fresh rows; with `iteration` the order of every selection."""
+    member: int
+    """Position within the group."""
+    attempt: int
+    """How often the run had been resumed when it was collected."""
+    source: str
+    """self | teacher | import | gateway"""
+    reward: float
+    success: bool
+    advantage: float
+    """Of the group it was born in."""
+    stop_reason: str
+    error_kind: str | None
+    num_turns: int
+    num_tool_calls: int
+    num_tokens: int
+    num_action_tokens: int
+    policy_version_min: int
+    policy_version_max: int
+    temperature: float
+    top_p: float
+    top_k: int
+    logprobs_mode: str
+    """`full`: over the whole vocabulary, at `temperature`."""
+    mean_entropy: float | None
+    """Nats per action token when sampled; None where the generator does not tell."""
+    mean_behavior_log_prob: float
+    min_behavior_log_prob: float
+    environment: str
+    environment_version: str
+    content_hash: str = ""
+    """Of ids, authors, log-probs and versions; filled by the store."""
+    parent: str | None = None
+    state: str = ELIGIBLE
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A record with its training sequences and its messages: visible whole or not at all."""
+
+    record: TrajectoryRecord
+    segments: tuple[Segment, ...]
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+
+@dataclass(frozen=True)
+class DrawRecord:
+    """One slot of one iteration's batch: which experience fed which update, and how far it had drifted."""
+
+    run: str
+    iteration: int
+    slot: int
+    trajectory: str
+    stream: str
+    """fresh | replay"""
+    probability: float | None
+    """Share of the sampler's weight this row had at the draw; None for fresh rows."""
+    staleness: int | None
+    """The drawing policy's version minus the row's smallest; None for rows of another run."""
+    state: str = RESERVED
+    advantage: float | None = None
+    drift_mean: float | None = None
+    drift_max: float | None = None
+    ess_share: float | None = None
+    """The row's weight over the sum of its stream's weights."""
+    approx_kl: float | None = None
+    clip_fraction: float | None = None
+
+
+@dataclass(frozen=True)
+class IterationRecord:
+    run: str
+    iteration: int
+    policy_version: int
+    """Of the policy that collected it."""
+    planned_fresh: int
+    planned_replay: int
+    fresh: int
+    replay: int
+    fraction: float
+    """Configured for this iteration, after the schedule."""
+    optimizer_steps: int
+    metrics: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,110 @@
+"""Records as table rows, and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from context.messages import Message, ToolCall
+from context.tokens import Segment, TokenSequence
+from replay.blobs import decode_int32, decode_log_probs, decode_uint8, encode_tokens
+from replay.records import GroupRecord, Trajectory, TrajectoryRecord
+from replay.schema import groups, segments, trajectories
+
+Row = dict[str, Any]
+Key = TypeVar("Key")
+
+_MOST_PARAMETERS = 500
+_LOG_PROB_FIELDS = ("mean_behavior_log_prob", "min_behavior_log_prob")
+
+RECORD_COLUMNS = [trajectories.c[field.name] for field in fields(TrajectoryRecord)]
+GROUP_COLUMNS = [groups.c[field.name] for field in fields(GroupRecord)]
+SEGMENT_COLUMNS = [
+    segments.c[name]
+    for name in ("reason", "num_tokens", "token_ids", "authors", "behavior_log_probs", "policy_versions")
+]
+
+
+def now() -> str:
+    """For people. Nothing is ordered by it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def chunked(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
+    """Databases limit the parameters of one statement."""
+    for start in range(0, len(keys), _MOST_PARAMETERS):
+        yield keys[start : start + _MOST_PARAMETERS]
+
+
+def known(value: float | None) -> float | None:
+    """NaN is no number a column should hold: unknown is NULL."""
+    return None if value is None or math.isnan(value) else value
+
+
+def record_row(record: TrajectoryRecord) -> Row:
+    return {**vars(record), **{name: known(getattr(record, name)) for name in _LOG_PROB_FIELDS}}
+
+
+def record_of(row: Sequence[Any]) -> TrajectoryRecord:
+    """From the values of RECORD_COLUMNS."""
+    values = {field.name: value for field, value in zip(fields(TrajectoryRecord), row, strict=True)}
+    values |= {name: math.nan for name in _LOG_PROB_FIELDS if values[name] is None}
+    return TrajectoryRecord(**values)
+
+
+def segment_rows(trajectory: Trajectory) -> Iterator[Row]:
+    for position, segment in enumerate(trajectory.segments):
+        yield {
+            "trajectory": trajectory.id,
+            "position": position,
+            "reason": segment.reason,
+            "num_tokens": len(segment.tokens),
+            **encode_tokens(segment.tokens),
+        }
+
+
+def segment_of(row: Sequence[Any]) -> Segment:
+    """From the values of SEGMENT_COLUMNS. Raises BlobError where a blob is not what was written."""
+    reason, count, ids, authors, log_probs, versions = row
+    tokens = TokenSequence(
+        decode_int32(ids, count),
+        decode_uint8(authors, count),
+        decode_log_probs(log_probs, count),
+        decode_int32(versions, count),
+    )
+    return Segment(tokens, reason)
+
+
+def message_rows(trajectory: Trajectory) -> Iterator[Row]:
+    for position, message in enumerate(trajectory.messages):
+        yield {
+            "trajectory": trajectory.id,
+            "position": position,
+            "author": message.author,
+            "role": message.role,
+            "content": message.content,
+            "tool_calls": _calls_to_json(message.tool_calls),
+            "name": message.name,
+            "tool_call_id": message.tool_call_id,
+        }
+
+
+def message_of(row: Mapping[str, Any]) -> Message:
+    calls = json.loads(row["tool_calls"]) if row["tool_calls"] is not None else ()
+    return Message(
+        role=row["role"],
+        content=row["content"],
+        author=row["author"],
+        tool_calls=tuple(ToolCall(**call) for call in calls),
+        name=row["name"],
+        tool_call_id=row["tool_call_id"],
+    )
+
+
+def _calls_to_json(calls: Iterable[ToolCall]) -> str | None:
+    rows = [{"name": call.name, "arguments": dict(call.arguments), "id": call.id} for call in calls]
+    return json.dumps(rows, separators=(",", ":")) if rows else None

@@ -1,0 +1,233 @@
+"""The tables. Facts are columns, arrays are typed blobs; nothing is ordered by wall clock.
+
+Metadata, payload and text stand in tables of their own, so that questions about rewards never read a token.
+A change here needs a new file under `migrations/versions` and a new `REVISION`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Dialect
+
+REVISION = "0001"
+"""The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
+VERSION_TABLE = "replay_schema_version"
+
+_NOT_STORABLE = re.compile("[\x00\ud800-\udfff]")
+_ESCAPE = "\ue000json:"
+
+
+class ExactText(sa.types.TypeDecorator[str]):
+    """Any Python string, returned as it came.
+
+    Databases refuse NUL or lone surrogates, which models and tools do write: such a text is stored as JSON behind a
+    private-use mark, every other one as it is.
+    """
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or (value.isascii() and "\x00" not in value):
+            return value
+        if _NOT_STORABLE.search(value) or value.startswith(_ESCAPE):
+            return _ESCAPE + json.dumps(value)
+        return value
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or not value.startswith(_ESCAPE):
+            return value
+        return str(json.loads(value.removeprefix(_ESCAPE)))
+
+
+def _text(name: str, *, null: bool = False, **options: Any) -> sa.Column[str]:
+    return sa.Column(name, ExactText, nullable=null, **options)
+
+
+def _key(name: str, target: str | None = None, **options: Any) -> sa.Column[str]:
+    reference = [sa.ForeignKey(target)] if target else []
+    return sa.Column(name, ExactText, *reference, nullable=False, **options)
+
+
+def _integer(name: str, *, null: bool = False, **options: Any) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=null, **options)
+
+
+def _real(name: str, *, null: bool = False) -> sa.Column[float]:
+    return sa.Column(name, sa.Double, nullable=null)
+
+
+def _blob(name: str) -> sa.Column[bytes]:
+    return sa.Column(name, sa.LargeBinary, nullable=False)
+
+
+metadata = sa.MetaData()
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    _key("id", primary_key=True),
+    _text("name"),
+    _text("config"),
+    _text("authors"),
+    _text("authors_hash"),
+    _text("code_version"),
+    _text("started_at"),
+)
+
+policies = sa.Table(
+    "policies",
+    metadata,
+    _key("run", "runs.id", primary_key=True),
+    _integer("version", primary_key=True, autoincrement=False),
+    _text("checkpoint", null=True),
+    _text("tokenizer_hash"),
+    _text("template_hash"),
+    _text("created_at"),
+)
+
+tasks = sa.Table(
+    "tasks",
+    metadata,
+    _key("hash", primary_key=True),
+    _text("environment"),
+    _text("payload"),
+)
+
+groups = sa.Table(
+    "groups",
+    metadata,
+    _key("id", primary_key=True),
+    _key("run", "runs.id"),
+    _key("task", "tasks.hash"),
+    _integer("iteration"),
+    _integer("size"),
+    _real("reward_mean"),
+    _real("reward_std"),
+    _real("success_rate"),
+)
+
+# `group` is a word of SQL: the column is `group_id`, so that people need no quotes.
+trajectories = sa.Table(
+    "trajectories",
+    metadata,
+    _key("id", primary_key=True),
+    _key("run", "runs.id"),
+    _key("group_id", "groups.id", key="group"),
+    _key("task", "tasks.hash"),
+    _integer("iteration"),
+    _integer("slot"),
+    _integer("member"),
+    _integer("attempt"),
+    _text("source"),
+    _real("reward"),
+    sa.Column("success", sa.Boolean, nullable=False),
+    _real("advantage"),
+    _text("stop_reason"),
+    _text("error_kind", null=True),
+    _integer("num_turns"),
+    _integer("num_tool_calls"),
+    _integer("num_tokens"),
+    _integer("num_action_tokens"),
+    _integer("policy_version_min"),
+    _integer("policy_version_max"),
+    _real("temperature"),
+    _real("top_p"),
+    _integer("top_k"),
+    _text("logprobs_mode"),
+    _real("mean_entropy", null=True),
+    _real("mean_behavior_log_prob", null=True),
+    _real("min_behavior_log_prob", null=True),
+    _text("environment"),
+    _text("environment_version"),
+    _text("content_hash"),
+    _text("parent", null=True),
+    _text("state"),
+    _text("state_reason", null=True),
+    _text("created_at"),
+    sa.Index("trajectories_by_state", "state", "iteration", "slot"),
+    sa.Index("trajectories_by_run", "run", "iteration", "slot"),
+    sa.Index("trajectories_by_group", "group"),
+    sa.Index("trajectories_by_task", "task"),
+)
+
+segments = sa.Table(
+    "segments",
+    metadata,
+    _key("trajectory", "trajectories.id", primary_key=True),
+    _integer("position", primary_key=True, autoincrement=False),
+    _text("reason"),
+    _integer("num_tokens"),
+    _blob("token_ids"),
+    _blob("authors"),
+    _blob("behavior_log_probs"),
+    _blob("policy_versions"),
+)
+
+messages = sa.Table(
+    "messages",
+    metadata,
+    _key("trajectory", "trajectories.id", primary_key=True),
+    _integer("position", primary_key=True, autoincrement=False),
+    _text("author"),
+    _text("role"),
+    _text("content"),
+    _text("tool_calls", null=True),
+    _text("name", null=True),
+    _text("tool_call_id", null=True),
+)
+
+draws = sa.Table(
+    "draws",
+    metadata,
+    _key("run", "runs.id", primary_key=True),
+    _integer("iteration", primary_key=True, autoincrement=False),
+    _integer("slot", primary_key=True, autoincrement=False),
+    _key("trajectory", "trajectories.id"),
+    _text("stream"),
+    _real("probability", null=True),
+    _integer("staleness", null=True),
+    _text("state"),
+    _real("advantage", null=True),
+    _real("drift_mean", null=True),
+    _real("drift_max", null=True),
+    _real("ess_share", null=True),
+    _real("approx_kl", null=True),
+    _real("clip_fraction", null=True),
+    sa.Index("draws_by_trajectory", "trajectory"),
+)
+
+iterations = sa.Table(
+    "iterations",
+    metadata,
+    _key("run", "runs.id", primary_key=True),
+    _integer("iteration", primary_key=True, autoincrement=False),
+    _integer("policy_version"),
+    _integer("planned_fresh"),
+    _integer("planned_replay"),
+    _integer("fresh"),
+    _integer("replay"),
+    _real("fraction"),
+    _integer("optimizer_steps"),
+)
+
+metrics = sa.Table(
+    "metrics",
+    metadata,
+    _key("run", "runs.id", primary_key=True),
+    _integer("iteration", primary_key=True, autoincrement=False),
+    _key("name", primary_key=True),
+    _real("value", null=True),
+)
+
+sampler_state = sa.Table(
+    "sampler_state",
+    metadata,
+    _key("run", "runs.id", primary_key=True),
+    _integer("iteration", primary_key=True, autoincrement=False),
+    _text("state"),
+)

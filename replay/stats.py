@@ -1,0 +1,243 @@
+"""Read-only questions. Every answer is plain and JSON-able: what is unknown is None, and no number is NaN."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Any
+
+import sqlalchemy as sa
+
+from context.authors import AuthorTable
+from replay import schema
+from replay.errors import ReplayError
+from replay.read import load
+from replay.records import COMMITTED, REPLAY, RESERVED, STATES, Trajectory
+from replay.rows import known
+from replay.schema import draws, groups, metrics, policies, runs, tasks
+from replay.store import ReplayStore
+
+Answer = dict[str, Any]
+
+_rows = schema.trajectories.c
+
+_uses = (
+    sa.select(draws.c.trajectory, sa.func.count().label("uses"))
+    .where(draws.c.state == COMMITTED)
+    .group_by(draws.c.trajectory)
+    .subquery()
+)
+_newest = (
+    sa.select(policies.c.run, sa.func.max(policies.c.version).label("version"))
+    .group_by(policies.c.run)
+    .subquery()
+)
+_USES = sa.func.coalesce(_uses.c.uses, 0).label("uses")
+_STALENESS = (_newest.c.version - _rows.policy_version_min).label("staleness")
+
+
+class Sort(StrEnum):
+    """What a listing can be sorted by; the greatest come first."""
+
+    iteration = "iteration"
+    reward = "reward"
+    advantage = "advantage"
+    turns = "turns"
+    tools = "tools"
+    tokens = "tokens"
+    uses = "uses"
+    staleness = "staleness"
+
+
+_SORTED_BY: dict[Sort, sa.ColumnElement[Any]] = {
+    Sort.iteration: _rows.iteration,
+    Sort.reward: _rows.reward,
+    Sort.advantage: _rows.advantage,
+    Sort.turns: _rows.num_turns,
+    Sort.tools: _rows.num_tool_calls,
+    Sort.tokens: _rows.num_tokens,
+    Sort.uses: _USES,
+    Sort.staleness: _STALENESS,
+}
+
+
+def summary(store: ReplayStore, run: str | None = None) -> Answer:
+    """The buffer in numbers, over every stored row; `states` tells the same apart. None: all runs of the database."""
+    with store.reading() as connection:
+        answer: Answer = {
+            "database": str(store.path),
+            "bytes": store.path.stat().st_size,
+            "runs": _count(connection, runs, runs.c.id, run),
+            "iterations": _count(connection, schema.iterations, schema.iterations.c.run, run),
+            "policies": _count(connection, policies, policies.c.run, run),
+            "groups": _count(connection, groups, groups.c.run, run),
+        }
+        answer["tasks"] = connection.scalar(_of(run, groups.c.run, sa.func.count(sa.distinct(groups.c.task))))
+        states = connection.execute(
+            _of(run, _rows.run, _rows.state, *_TOTALS).group_by(_rows.state)
+        ).mappings()
+        answer["states"] = {row["state"]: {**row} for row in states}
+        answer |= dict(connection.execute(_of(run, _rows.run, *_TOTALS)).mappings().one())
+        query = _of(run, _rows.run, _rows.stop_reason, sa.func.count()).group_by(_rows.stop_reason)
+        answer["stop_reasons"] = dict(connection.execute(query.order_by(_rows.stop_reason)).tuples().all())
+        answer["draws"] = _draws(connection, run)
+    answer["states"] = {
+        state: {name: value for name, value in answer["states"][state].items() if name != "state"}
+        for state in STATES
+        if state in answer["states"]
+    }
+    return answer
+
+
+_TOTALS = (
+    sa.func.count().label("trajectories"),
+    sa.func.coalesce(sa.func.sum(_rows.num_tokens), 0).label("tokens"),
+    sa.func.coalesce(sa.func.sum(_rows.num_action_tokens), 0).label("action_tokens"),
+    sa.func.coalesce(sa.func.sum(sa.cast(_rows.success, sa.Integer)), 0).label("successes"),
+    sa.func.avg(_rows.reward).label("reward_mean"),
+    sa.func.avg(_rows.num_turns).label("turns_mean"),
+)
+
+
+def _draws(connection: sa.Connection, run: str | None) -> Answer:
+    """Rows that fed updates, by stream, and how old the replayed ones were."""
+    committed = draws.c.state == COMMITTED
+    streams = _of(run, draws.c.run, draws.c.stream, sa.func.count()).where(committed).group_by(draws.c.stream)
+    replayed = _of(
+        run,
+        draws.c.run,
+        sa.func.count(sa.distinct(draws.c.trajectory)).label("trajectories_replayed"),
+        sa.func.avg(draws.c.staleness).label("staleness_mean"),
+        sa.func.max(draws.c.staleness).label("staleness_max"),
+        sa.func.avg(draws.c.drift_mean).label("drift_mean"),
+        sa.func.max(draws.c.drift_max).label("drift_max"),
+    ).where(committed, draws.c.stream == REPLAY)
+    reserved = _of(run, draws.c.run, sa.func.count()).where(draws.c.state == RESERVED)
+    return {
+        "fresh": 0,
+        "replay": 0,
+        **dict(connection.execute(streams).tuples().all()),
+        "reserved": connection.scalar(reserved),
+        **connection.execute(replayed).mappings().one(),
+    }
+
+
+def trajectories(
+    store: ReplayStore,
+    run: str | None = None,
+    *,
+    success: bool | None = None,
+    sort: Sort = Sort.iteration,
+    limit: int | None = None,
+) -> list[Answer]:
+    """One line per trajectory, the greatest in `sort` first; staleness is relative to the run's newest policy."""
+    columns = [
+        *(_rows[name] for name in ("id", "run", "iteration", "slot", "task", "group", "reward", "success")),
+        *(_rows[name] for name in ("num_turns", "num_tool_calls", "num_tokens", "num_action_tokens")),
+        *(_rows[name] for name in ("stop_reason", "error_kind", "advantage", "state", "state_reason")),
+        _USES,
+        _STALENESS,
+    ]
+    source = schema.trajectories.outerjoin(_uses, _rows.id == _uses.c.trajectory)
+    query = _of(run, _rows.run, *columns).select_from(source.outerjoin(_newest, _rows.run == _newest.c.run))
+    if success is not None:
+        query = query.where(_rows.success == success)
+    order = [_SORTED_BY[sort].desc().nulls_last(), _rows.iteration.desc(), _rows.slot, _rows.run, _rows.id]
+    with store.reading() as connection:
+        found = connection.execute(query.order_by(*order).limit(limit)).mappings()
+        return [dict(row) for row in found]
+
+
+def find(store: ReplayStore, id_prefix: str) -> str:
+    """The one trajectory whose id begins so."""
+    begins = sa.func.substr(_rows.id, 1, len(id_prefix)) == id_prefix
+    with store.reading() as connection:
+        found = connection.scalars(sa.select(_rows.id).where(begins).order_by(_rows.id).limit(3)).all()
+    if id_prefix and len(found) == 1:
+        return str(found[0])
+    which = "none" if not found else "more than one: " + ", ".join(found)
+    raise ReplayError(
+        f"ID must be the beginning of one trajectory's id, got {id_prefix!r}, which begins {which}. "
+        "See: agentloop replay ls"
+    )
+
+
+def trajectory(store: ReplayStore, id_prefix: str) -> Answer:
+    """One trajectory whole: its record, tokens, messages, and every update that used it.
+
+    Raises CorruptTrajectory where its tokens are not what was written.
+    """
+    id = find(store, id_prefix)
+    with store.reading() as connection:
+        found = load(connection, [id]).in_order([id])[0]
+        authors = connection.scalar(sa.select(runs.c.authors).where(runs.c.id == found.record.run))
+        used = draws.c.trajectory == id
+        query = sa.select(draws).where(used).order_by(draws.c.run, draws.c.iteration, draws.c.slot)
+        uses = [dict(row) for row in connection.execute(query).mappings()]
+        group = (
+            connection.execute(sa.select(groups).where(groups.c.id == found.record.group)).mappings().one()
+        )
+        task = connection.execute(sa.select(tasks).where(tasks.c.hash == found.record.task)).mappings().one()
+    record = {
+        name: known(value) if isinstance(value, float) else value
+        for name, value in vars(found.record).items()
+    }
+    return {
+        **record,
+        "group": dict(group),
+        "task": dict(task),
+        "segments": _segments(found, AuthorTable.from_json(authors or "[]")),
+        "messages": [_message(found, position) for position in range(len(found.messages))],
+        "uses": uses,
+    }
+
+
+def _segments(found: Trajectory, authors: AuthorTable) -> list[Answer]:
+    answers = []
+    for segment in found.segments:
+        tokens = segment.tokens
+        answers.append(
+            {
+                "reason": segment.reason,
+                "token_ids": tokens.token_ids.tolist(),
+                "authors": [authors.name(code) for code in tokens.authors.tolist()],
+                "loss_mask": authors.is_trained(tokens.authors).tolist(),
+                "behavior_log_probs": [known(value) for value in tokens.behavior_log_probs.tolist()],
+                "policy_versions": tokens.policy_versions.tolist(),
+            }
+        )
+    return answers
+
+
+def _message(found: Trajectory, position: int) -> Answer:
+    message = found.messages[position]
+    calls = [{**vars(call), "arguments": dict(call.arguments)} for call in message.tool_calls]
+    return {**vars(message), "tool_calls": calls}
+
+
+def iterations(store: ReplayStore, run: str | None = None) -> list[Answer]:
+    """What each iteration planned and got, in order."""
+    table = schema.iterations.c
+    query = _of(run, table.run, *table).order_by(table.run, table.iteration)
+    with store.reading() as connection:
+        return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def metric_series(store: ReplayStore, run: str) -> dict[str, list[tuple[int, float]]]:
+    """(iteration, value) in order, by metric name; values that were not known are left out."""
+    query = _of(run, metrics.c.run, metrics.c.name, metrics.c.iteration, metrics.c.value)
+    series: dict[str, list[tuple[int, float]]] = {}
+    with store.reading() as connection:
+        for name, iteration, value in connection.execute(query.order_by(metrics.c.name, metrics.c.iteration)):
+            if value is not None and math.isfinite(value):
+                series.setdefault(name, []).append((iteration, value))
+    return series
+
+
+def _count(connection: sa.Connection, table: sa.Table, owner: sa.Column[str], run: str | None) -> int:
+    return connection.scalar(_of(run, owner, sa.func.count()).select_from(table)) or 0
+
+
+def _of(run: str | None, owner: sa.Column[str], *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    query = sa.select(*columns)
+    return query if run is None else query.where(owner == run)

@@ -1,0 +1,154 @@
+"""`ReplayStore`: the one object that puts experience into the database and takes it out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from context.authors import AuthorTable
+from replay import draws, read, write
+from replay.draws import Drawn, DrawRequest, ResumeReport
+from replay.engine import Database, create_database, open_database
+from replay.errors import ReplayError
+from replay.records import (
+    DrawRecord,
+    GroupRecord,
+    IterationRecord,
+    PolicyRecord,
+    RunRecord,
+    TaskRecord,
+    Trajectory,
+)
+from replay.sampling import Sampler
+from replay.schema import runs
+from replay.write import AppendReport
+
+__all__ = ["AppendReport", "DrawRequest", "Drawn", "ReplayStore", "ResumeReport"]
+
+
+class ReplayStore:
+    """Experience at rest. Every method is one transaction: done when it returns, not begun when it raises."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._authors: dict[str, AuthorTable] = {}
+
+    @classmethod
+    def create(cls, location: str | Path) -> ReplayStore:
+        """Open for writing; the database is made, or migrated to the newest schema, if need be."""
+        return cls(create_database(location))
+
+    @classmethod
+    def open(cls, location: str | Path, *, read_only: bool = False) -> ReplayStore:
+        """Open what exists; raises DatabaseRefused where there is nothing."""
+        return cls(open_database(location, read_only=read_only))
+
+    @property
+    def path(self) -> Path:
+        return self._database.path
+
+    def add_run(self, run: RunRecord) -> None:
+        """Once per run; a run that is known already must have the same authors."""
+        with self._database.writing() as connection:
+            write.add_run(connection, run)
+
+    def add_policy(self, policy: PolicyRecord) -> None:
+        """One per publish; one published again after a resume takes the place of the lost one."""
+        with self._database.writing() as connection:
+            write.add_policy(connection, policy)
+
+    def run(self, id: str | None = None) -> RunRecord:
+        """The run of that id, or the only one."""
+        query = sa.select(*(runs.c[field.name] for field in fields(RunRecord))).order_by(runs.c.id)
+        with self._database.reading() as connection:
+            found = connection.execute(query if id is None else query.where(runs.c.id == id)).all()
+        if len(found) != 1:
+            which = "no id" if id is None else repr(id)
+            raise ReplayError(
+                f"run must name one run of {self.path}, got {which}, which fits {len(found)}. Give its id."
+            )
+        values = dict(found[0]._mapping)
+        return RunRecord(**{**values, "config": json.loads(values["config"])})
+
+    def append(
+        self, tasks: Sequence[TaskRecord], groups: Sequence[GroupRecord], trajectories: Sequence[Trajectory]
+    ) -> AppendReport:
+        """Store whole trajectories with their groups and tasks.
+
+        Idempotent by id: a row that is there already counts as a duplicate, another one under its id is an error.
+        Raises InvalidRecord naming the field; then nothing has been stored.
+        """
+        tables = {run: self._author_table(run) for run in {t.record.run for t in trajectories}}
+        prepared = write.prepare(tasks, groups, trajectories, tables)
+        with self._database.writing() as connection:
+            return write.append(connection, prepared)
+
+    def read(self, ids: Sequence[str]) -> list[Trajectory]:
+        """Whole trajectories in the order asked.
+
+        A row that is not what was written is quarantined and raises CorruptTrajectory; it is never returned.
+        """
+        with self._database.reading() as connection:
+            loaded = read.load(connection, ids)
+        if loaded.corrupt and not self._database.read_only:
+            with self._database.writing() as connection:
+                read.quarantine(connection, loaded.corrupt)
+        return loaded.in_order(ids)
+
+    def eligible_count(self, request: DrawRequest, sampler: Sampler) -> int:
+        """How many rows a draw could take; those of weight 0 are none."""
+        with self._database.reading() as connection:
+            return draws.eligible_count(connection, request, sampler)
+
+    def draw(self, request: DrawRequest, sampler: Sampler) -> list[Drawn]:
+        """Select and reserve; fewer than asked if there are not enough. Advances the sampler's random state.
+
+        A corrupt row is quarantined, logged and replaced by another draw.
+        """
+        with self._database.writing() as connection:
+            return draws.draw(connection, request, sampler)
+
+    def reserve_fresh(self, records: Sequence[DrawRecord]) -> None:
+        """The slots of the iteration's own rows."""
+        with self._database.writing() as connection:
+            draws.reserve(connection, records)
+
+    def commit(
+        self, iteration: IterationRecord, records: Sequence[DrawRecord], *, sampler_state: Mapping[str, Any]
+    ) -> None:
+        """What an update did: its draws with their statistics, its iteration and metrics, the sampler after it.
+
+        `records` are exactly the iteration's reserved draws, in any order.
+        """
+        with self._database.writing() as connection:
+            draws.commit(connection, iteration, records, sampler_state=sampler_state)
+
+    def add_metrics(self, run: str, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Measured outside an update, such as an evaluation; a name given again takes the new value."""
+        with self._database.writing() as connection:
+            write.add_metrics(connection, run, iteration, metrics)
+
+    def resume(self, run: str, iteration: int) -> ResumeReport:
+        """Back to the state the run had after committing `iteration`, whatever a crash left behind."""
+        with self._database.writing() as connection:
+            return draws.resume(connection, run, iteration)
+
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """A consistent view for questions (`replay.stats`)."""
+        with self._database.reading() as connection:
+            yield connection
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _author_table(self, run: str) -> AuthorTable:
+        if run not in self._authors:
+            self._authors[run] = AuthorTable.from_json(self.run(run).authors)
+        return self._authors[run]

@@ -1,0 +1,136 @@
+"""What may enter the buffer. Everything is checked before anything is written, and every error names its field."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from context.authors import AuthorTable
+from context.tokens import Segment, TokenSequence
+from replay.blobs import canonical_nan, content_hash
+from replay.errors import InvalidRecord
+from replay.records import ELIGIBLE, UNTRAINABLE, GroupRecord, Trajectory, TrajectoryRecord
+
+_ROUNDING = 1e-6
+"""A log-prob this far above 0 is a rounding error of softmax; beyond it, it is no log-prob."""
+_AGREEMENT = 1e-3
+_TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
+_MAY_BE_NAN = ("mean_behavior_log_prob", "min_behavior_log_prob")
+
+
+@dataclass(frozen=True)
+class Validated:
+    trajectory: Trajectory
+    """With log-probs clipped to 0, its content hash, and its state."""
+    clipped: int
+    """Log-probs that rounding had put above 0."""
+
+
+def check_fields(record: Any, where: str) -> None:
+    """Every column of the type it is declared as: a driver stores NumPy scalars as bytes without a word.
+
+    Whole numbers count something: none is negative. Real numbers are finite.
+    """
+    for field in fields(record):
+        declared, _, optional = str(field.type).partition(" | ")
+        value = getattr(record, field.name)
+        if declared not in _TYPES or (value is None and optional):
+            continue
+        rule = f"be a {declared}"
+        fits = isinstance(value, _TYPES[declared]) and (declared == "bool" or not isinstance(value, bool))
+        if fits and declared == "int":
+            rule, fits = "be >= 0 and below 2^63", 0 <= value < 2**63
+        elif fits and declared == "float":
+            rule, fits = (
+                "be finite",
+                math.isfinite(value) or (field.name in _MAY_BE_NAN and math.isnan(value)),
+            )
+        if not fits:
+            raise refused(field.name, rule, value, where)
+    if not getattr(record, "id", "id"):
+        raise refused("id", "be a text of at least one character", "", where)
+
+
+def refused(field: str, rule: str, value: object, where: str) -> InvalidRecord:
+    return InvalidRecord(f"{field} must {rule}, got {value!r} in {where}. Nothing of this call was stored.")
+
+
+def check_group(group: GroupRecord) -> None:
+    where = f"group {group.id}"
+    check_fields(group, where)
+    if not 0.0 <= group.success_rate <= 1.0:
+        raise refused("success_rate", "be between 0 and 1", group.success_rate, where)
+    if group.size < 1:
+        raise refused("size", "be at least 1", group.size, where)
+
+
+def validate(trajectory: Trajectory, authors: AuthorTable) -> Validated:
+    """Check one trajectory against itself and its run's author table; raises InvalidRecord."""
+    record = trajectory.record
+    where = f"trajectory {record.id}"
+    check_fields(record, where)
+    segments, clipped = [], 0
+    for position, segment in enumerate(trajectory.segments):
+        tokens = _checked_tokens(segment.tokens, authors, f"segments[{position}]", where)
+        above = tokens.behavior_log_probs > 0
+        clipped += int(above.sum())
+        log_probs = canonical_nan(np.where(above, np.float32(0.0), tokens.behavior_log_probs))
+        segments.append(Segment(replace(tokens, behavior_log_probs=log_probs), segment.reason))
+    tokens = TokenSequence.concatenate(segment.tokens for segment in segments)
+    if not len(tokens):
+        raise refused("segments", "hold at least one token", 0, where)
+    _check_summary(record, tokens, authors, where)
+    digest = content_hash(segments)
+    if record.content_hash not in ("", digest):
+        raise refused("content_hash", f"be that of the tokens ({digest})", record.content_hash, where)
+    state = ELIGIBLE if authors.is_trained(tokens.authors).any() else UNTRAINABLE
+    if record.state not in (ELIGIBLE, state):
+        raise refused("state", f"be {state!r} for a new row with these tokens", record.state, where)
+    stored = replace(record, content_hash=digest, state=state)
+    return Validated(replace(trajectory, record=stored, segments=tuple(segments)), clipped)
+
+
+def _checked_tokens(tokens: TokenSequence, authors: AuthorTable, segment: str, where: str) -> TokenSequence:
+    def check(field: str, rule: str, values: Any, good: Any) -> None:
+        if not good.all():
+            at = int(np.argmin(good))
+            raise refused(f"{segment}.{field}[{at}]", rule, values[at].item(), where)
+
+    # Arrays of unequal length can't be here: TokenSequence refuses them.
+    check("token_ids", "be >= 0", tokens.token_ids, tokens.token_ids >= 0)
+    check("authors", "be a code of the run's author table", tokens.authors, authors.is_known(tokens.authors))
+    action = authors.is_action(tokens.authors)
+    values = tokens.behavior_log_probs
+    good = np.where(action, np.isfinite(values) & (values <= _ROUNDING), True)
+    check("behavior_log_probs", "be finite and at most 0 for a sampled token", values, good)
+    check("behavior_log_probs", "be NaN for a token that was not sampled", values, action | np.isnan(values))
+    versions = tokens.policy_versions
+    check(
+        "policy_versions",
+        "be >= 0 for a sampled token and -1 for others",
+        versions,
+        np.where(action, versions >= 0, versions == -1),
+    )
+    return tokens
+
+
+def _check_summary(record: TrajectoryRecord, tokens: TokenSequence, authors: AuthorTable, where: str) -> None:
+    """The record says what its tokens say."""
+    action = authors.is_action(tokens.authors)
+    count = int(action.sum())
+    facts: dict[str, int] = {"num_tokens": len(tokens), "num_action_tokens": count}
+    if count:
+        versions = tokens.policy_versions[action]
+        facts |= {"policy_version_min": int(versions.min()), "policy_version_max": int(versions.max())}
+    for name, fact in facts.items():
+        if getattr(record, name) != fact:
+            raise refused(name, f"agree with the segments ({fact})", getattr(record, name), where)
+    log_probs = tokens.behavior_log_probs[action].astype(np.float64)
+    means = (float(log_probs.mean()), float(log_probs.min())) if count else (math.nan, math.nan)
+    for name, value in zip(_MAY_BE_NAN, means, strict=True):
+        given = getattr(record, name)
+        if math.isnan(given) != math.isnan(value) or abs(given - value) > _AGREEMENT * max(1.0, abs(value)):
+            raise refused(name, f"agree with the segments ({value:.6g})", given, where)

@@ -1,0 +1,188 @@
+"""Putting rows in: whole or not at all, and the same row only once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from context.authors import AuthorTable
+from context.messages import canonical_json
+from replay.errors import InvalidRecord
+from replay.records import GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory
+from replay.rows import (
+    GROUP_COLUMNS,
+    RECORD_COLUMNS,
+    Row,
+    chunked,
+    known,
+    message_rows,
+    now,
+    record_row,
+    segment_rows,
+)
+from replay.schema import groups, messages, metrics, policies, runs, segments, tasks, trajectories
+from replay.validate import check_fields, check_group, refused, validate
+
+
+@dataclass(frozen=True)
+class AppendReport:
+    inserted: int
+    duplicates: int
+    """Trajectories that were stored already, with the same content."""
+    clipped: int
+    """Log-probs of the inserted rows that rounding had put above 0, stored as 0."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Checked and encoded rows, by key."""
+
+    tasks: dict[str, Row]
+    groups: dict[str, Row]
+    trajectories: dict[str, Row]
+    segments: dict[str, list[Row]]
+    messages: dict[str, list[Row]]
+    clipped: dict[str, int]
+    repeated: int
+    """Trajectories given more than once."""
+
+
+def prepare(
+    task_records: Sequence[TaskRecord],
+    group_records: Sequence[GroupRecord],
+    rows: Sequence[Trajectory],
+    authors: Mapping[str, AuthorTable],
+) -> Prepared:
+    """Everything that needs no database lock: check, hash, compress."""
+    prepared = Prepared({}, {}, {}, {}, {}, {}, repeated=0)
+    for task in task_records:
+        check_fields(task, f"task {task.hash}")
+        _add_same(prepared.tasks, task.hash, {**vars(task), "payload": _json(task)}, "task")
+    for group in group_records:
+        check_group(group)
+        _add_same(prepared.groups, group.id, dict(vars(group)), "group")
+    repeated = 0
+    for row in rows:
+        validated = validate(row, authors[row.record.run])
+        trajectory = validated.trajectory
+        repeated += trajectory.id in prepared.trajectories
+        _add_same(prepared.trajectories, trajectory.id, record_row(trajectory.record), "trajectory")
+        prepared.segments[trajectory.id] = list(segment_rows(trajectory))
+        prepared.messages[trajectory.id] = list(message_rows(trajectory))
+        prepared.clipped[trajectory.id] = validated.clipped
+    return replace(prepared, repeated=repeated)
+
+
+def _json(task: TaskRecord) -> str:
+    try:
+        return canonical_json(task.payload)
+    except (TypeError, ValueError) as error:
+        raise refused("payload", f"be JSON ({error})", task.payload, f"task {task.hash}") from error
+
+
+def _add_same(rows: dict[str, Row], key: str, row: Row, kind: str) -> None:
+    if rows.setdefault(key, row) != row:
+        raise _taken(kind, key, rows[key], row)
+
+
+def _taken(kind: str, key: str, stored: Mapping[str, Any], given: Row) -> InvalidRecord:
+    name = next(name for name in given if stored[name] != given[name])
+    return refused(name, f"be the stored {stored[name]!r} of the same id", given[name], f"{kind} {key}")
+
+
+def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
+    _insert_missing(connection, tasks, [*tasks.c], prepared.tasks, key="hash")
+    _insert_missing(connection, groups, GROUP_COLUMNS, prepared.groups, key="id")
+    _check_groups(connection, prepared)
+    stamp = {"created_at": now()}
+    new = _insert_missing(
+        connection, trajectories, RECORD_COLUMNS, prepared.trajectories, key="id", extra=stamp
+    )
+    _insert(connection, segments, [row for id in new for row in prepared.segments[id]])
+    _insert(connection, messages, [row for id in new for row in prepared.messages[id]])
+    return AppendReport(
+        inserted=len(new),
+        duplicates=len(prepared.trajectories) - len(new) + prepared.repeated,
+        clipped=sum(prepared.clipped[id] for id in new),
+    )
+
+
+def _insert_missing(
+    connection: sa.Connection,
+    table: sa.Table,
+    columns: Sequence[sa.ColumnElement[Any]],
+    rows: Mapping[str, Row],
+    *,
+    key: str,
+    extra: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Insert the rows that are not there; raises where another row has the key. A row's state may have moved on."""
+    stored: dict[str, Row] = {}
+    for chunk in chunked(list(rows)):
+        for found in connection.execute(sa.select(*columns).where(table.c[key].in_(chunk))).mappings():
+            stored[found[key]] = dict(found)
+    for id, there in stored.items():
+        # A stored trajectory may have become orphaned or worse since it was appended; it is the same one.
+        given = {**rows[id], **({"state": there["state"]} if "state" in there else {})}
+        if there != given:
+            raise _taken(table.name, id, there, given)
+    new = [id for id in rows if id not in stored]
+    _insert(connection, table, [{**rows[id], **(extra or {})} for id in new])
+    return new
+
+
+def _insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> None:
+    if rows:
+        connection.execute(table.insert(), list(rows))
+
+
+def _check_groups(connection: sa.Connection, prepared: Prepared) -> None:
+    """A member belongs to the run, task and iteration of its group."""
+    place = ("run", "task", "iteration")
+    named = list({row["group"] for row in prepared.trajectories.values()})
+    found: dict[str, Row] = {}
+    for chunk in chunked(named):
+        for row in connection.execute(sa.select(*GROUP_COLUMNS).where(groups.c.id.in_(chunk))).mappings():
+            found[row["id"]] = dict(row)
+    for id, row in prepared.trajectories.items():
+        group = found.get(row["group"])
+        if group is None:
+            raise refused("group", "be appended with or before its members", row["group"], f"trajectory {id}")
+        for name in place:
+            if row[name] != group[name]:
+                raise refused(name, f"be that of its group ({group[name]!r})", row[name], f"trajectory {id}")
+
+
+def add_run(connection: sa.Connection, run: RunRecord) -> None:
+    check_fields(run, f"run {run.id}")
+    stored = connection.scalar(sa.select(runs.c.authors_hash).where(runs.c.id == run.id))
+    if stored is None:
+        row = {**vars(run), "config": json.dumps(dict(run.config)), "started_at": now()}
+        connection.execute(runs.insert().values(row))
+    elif stored != run.authors_hash:
+        raise refused("authors_hash", f"be the stored {stored!r}", run.authors_hash, f"run {run.id}")
+
+
+def add_policy(connection: sa.Connection, policy: PolicyRecord) -> None:
+    check_fields(policy, f"policy {policy.version}")
+    same = (policies.c.run == policy.run) & (policies.c.version == policy.version)
+    connection.execute(policies.delete().where(same))
+    connection.execute(policies.insert().values({**vars(policy), "created_at": now()}))
+
+
+def add_metrics(connection: sa.Connection, run: str, iteration: int, values: Mapping[str, float]) -> None:
+    here = (metrics.c.run == run) & (metrics.c.iteration == iteration)
+    for chunk in chunked(list(values)):
+        connection.execute(metrics.delete().where(here & metrics.c.name.in_(chunk)))
+    _insert(
+        connection,
+        metrics,
+        [
+            {"run": run, "iteration": iteration, "name": name, "value": known(float(value))}
+            for name, value in values.items()
+        ],
+    )

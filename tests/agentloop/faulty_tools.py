@@ -1,0 +1,209 @@
+"""An environment with one tool per fault, and how tests call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from agentloop.environments import Environment, ToolLimits, ToolResult, call_tool, tool
+from context.messages import ToolCall
+
+LIMITS = ToolLimits(timeout_s=0.3, max_chars=100)
+
+
+class Faulty(Environment):
+    """One tool per fault."""
+
+    calls = 0
+
+    @tool
+    def count(self) -> int:
+        """Count the calls."""
+        self.calls += 1
+        return self.calls
+
+    @tool
+    def add(self, a: int, b: int = 2) -> int:
+        """Add two numbers."""
+        return a + b
+
+    @tool
+    def describe(self, items: list[float], flags: dict[str, bool], unit: str | None = None) -> str:
+        """Describe values."""
+        return f"{items} {flags} {unit}"
+
+    @tool
+    def anything(self, values: list) -> str:  # type: ignore[type-arg]  # a bare list is allowed
+        """Take any values."""
+        return "taken"
+
+    @tool
+    def give(self, kind: str) -> str:
+        """Return something that is no text."""
+        return GIFTS[kind]()  # type: ignore[no-any-return]
+
+    @tool
+    def fail(self, kind: str) -> str:
+        """Raise something."""
+        raise ERRORS[kind]()
+
+    @tool
+    def hang(self, kind: str) -> str:
+        """Never come back."""
+        HANGS[kind]()
+        return "came back"
+
+    @tool(isolated=True)
+    def apart(self, kind: str) -> str:
+        """Do something in a process of its own."""
+        return APART[kind]()
+
+
+class _Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def _recurse() -> Any:
+    return _recurse()
+
+
+def _sleep_catching() -> None:
+    while True:
+        try:  # noqa: SIM105  as careless authors write it
+            time.sleep(5)
+        except:  # noqa: E722
+            pass
+
+
+def _spin_catching() -> None:
+    while True:
+        try:
+            while True:
+                pass
+        except BaseException:  # noqa: BLE001
+            continue
+
+
+def _nested_catching() -> None:
+    while True:
+        try:
+            try:
+                time.sleep(5)
+            except:  # noqa: E722
+                continue
+        except:  # noqa: E722
+            continue
+
+
+def _catch_then_hang() -> None:
+    with suppress(BaseException):
+        time.sleep(5)
+    time.sleep(5)
+
+
+def _catch_once() -> None:
+    try:
+        time.sleep(5)
+    except BaseException:  # noqa: BLE001
+        return
+
+
+def _fork_sleepers() -> str:
+    """Three children that ignore SIGTERM and hold the pipe; their ids are the result."""
+    children = []
+    for _ in range(3):
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(60)
+            os._exit(0)
+        children.append(child)
+    return json.dumps(children)
+
+
+def _fork_then_hang() -> str:
+    path = os.environ["AGENTLOOP_TEST_PIDS"]
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(_fork_sleepers())
+    time.sleep(60)
+    return ""
+
+
+def open_pipes() -> set[int]:
+    """File descriptors of this process that are pipes."""
+    numbers = map(int, os.listdir("/proc/self/fd"))
+    return {fd for fd in numbers if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISFIFO(os.fstat(fd).st_mode)}
+
+
+PIPES_OF_THE_TEST: set[int] = set()
+
+
+def _write_rubbish() -> str:
+    """Write over the pipe that the answer will take, and no other one."""
+    for fd in open_pipes() - PIPES_OF_THE_TEST:
+        with suppress(OSError):
+            os.write(fd, b"\xff" * 20_000)
+    return "done"
+
+
+_CYCLE: list[Any] = []
+_CYCLE.append(_CYCLE)
+GIFTS: dict[str, Callable[[], Any]] = {
+    "bytes": lambda: b"\xff\xfe",
+    "nul": lambda: "a\0b",
+    "surrogate": lambda: "a\ud800b",
+    "surrogate in json": lambda: ["a\udfffb"],
+    "set": lambda: {1},
+    "nan": lambda: float("nan"),
+    "cycle": lambda: _CYCLE,
+    "long": lambda: "x" * 1000,
+    "recursion": _recurse,
+    "umlaut": lambda: {"grüße": None},
+}
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "value": lambda: ValueError("bad\nvalue"),
+    "empty": lambda: KeyError(),
+    "exit": lambda: SystemExit(3),
+    "interrupt": lambda: KeyboardInterrupt(),
+    "unprintable": lambda: _Unprintable(),
+    "long": lambda: ValueError("y" * 10_000),
+    "surrogate": lambda: ValueError("\ud800"),
+}
+HANGS: dict[str, Callable[[], Any]] = {
+    "sleep": lambda: time.sleep(60),
+    "lock": lambda: threading.Event().wait(60),
+    "sleep, catching": _sleep_catching,
+    "spin, catching": _spin_catching,
+    "nested, catching": _nested_catching,
+    "catch once": _catch_once,
+    "catch, then hang": _catch_then_hang,
+}
+APART: dict[str, Callable[[], str]] = {
+    "ok": lambda: "fine\0",
+    "raise": lambda: str(1 / 0),
+    "pid": lambda: json.dumps([os.getpid(), os.getsid(0)]),
+    "die": lambda: os._exit(7),
+    "crash": lambda: os.kill(os.getpid(), signal.SIGUSR1) or "",
+    "fork": _fork_sleepers,
+    "fork, hang": _fork_then_hang,
+    "spin, catching": lambda: _spin_catching() or "",
+    "rubbish": _write_rubbish,
+}
+
+
+def call(name: str, arguments: Any = None, *, limits: ToolLimits = LIMITS) -> ToolResult:
+    return call_tool(Faulty(), ToolCall(name, {} if arguments is None else arguments), limits)
+
+
+def error(result: ToolResult) -> str:
+    text = json.loads(result.content)["error"]
+    assert isinstance(text, str)
+    return text

@@ -1,0 +1,159 @@
+"""A checkpoint is whole or absent, whatever happens while it is written."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agentloop.checkpoint import (
+    COMPLETE,
+    complete_checkpoints,
+    load_checkpoint,
+    prune,
+    restore_random,
+    save_checkpoint,
+    write_directory,
+)
+from agentloop.errors import UserError
+
+KILLS = 5
+
+
+def save_dummy_model(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"w" * 1000)
+
+
+def save(folder: Path, number: int) -> None:
+    tensors = {"a": torch.full((1000,), float(number)), "b": torch.tensor([number], dtype=torch.int64)}
+    save_checkpoint(folder / f"{number:06d}", save_dummy_model, tensors, {"number": number})
+
+
+def test_checkpoint_round_trip_is_bit_equal(tmp_path: Path) -> None:
+    tensors = {"a": torch.tensor([0.1, float("inf"), -0.0]), "t": torch.arange(6).reshape(2, 3).t()}
+    save_checkpoint(tmp_path / "000001", save_dummy_model, tensors, {"x": [1, None, "y"]})
+    loaded = load_checkpoint(tmp_path / "000001")
+    assert loaded.values["x"] == [1, None, "y"]
+    assert all(torch.equal(loaded.tensors[name], tensors[name]) for name in tensors)
+    assert (loaded.model / "weights").read_bytes() == b"w" * 1000
+
+
+def test_checkpoint_restores_every_random_generator(tmp_path: Path) -> None:
+    def numbers() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(np.random.randn()), float(torch.rand(()))]
+
+    np.random.randn()  # leaves a cached second normal, which is part of the state
+    save(tmp_path, 1)
+    first = numbers()
+    assert numbers() != first
+    restore_random(load_checkpoint(tmp_path / "000001"))
+    assert numbers() == first
+
+
+def test_checkpoint_without_its_mark_does_not_count(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    (tmp_path / "000002" / COMPLETE).unlink()
+    assert complete_checkpoints(tmp_path) == [tmp_path / "000001"]
+
+
+def test_prune_keeps_the_newest(tmp_path: Path) -> None:
+    for number in (1, 2, 3, 10):
+        save(tmp_path, number)
+    prune(tmp_path, keep=2)
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["000003", "000010"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "000010"]
+
+
+def test_checkpoint_failure_keeps_the_previous_and_leaves_no_rubbish(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+
+    def fail(folder: Path) -> None:
+        (folder / "half").write_text("x")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match=r"run.folder must have room for the checkpoint, got No space left.*bytes free"):
+        write_directory(tmp_path / "000002", fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["000001"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+def test_checkpoint_on_a_full_disk_is_one_clear_line_and_loses_nothing(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=True)
+    try:
+        save(disk, 1)
+        with pytest.raises(UserError, match="run.folder must have room for the checkpoint"):
+            for number in range(2, 20):
+                save(disk, number)
+        assert load_checkpoint(disk / "000001").values["number"] == 1
+        newest = complete_checkpoints(disk)[-1]
+        assert load_checkpoint(newest).values["number"] == int(newest.name)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.agentloop.test_checkpoint import save
+folder = Path(sys.argv[1])
+number = int(sys.argv[2])
+print("ready", flush=True)
+while True:
+    number += 1
+    save(folder, number)
+    print(number, flush=True)
+"""
+
+
+def kill_while_saving(folder: Path, rng: random.Random) -> int:
+    """Kill a process that saves without pause; the last checkpoint it said was saved."""
+    complete = complete_checkpoints(folder)
+    last = int(complete[-1].name) if complete else 0
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder), str(last)], stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "ready\n"
+    time.sleep(rng.uniform(0.02, 0.3))
+    writer.send_signal(signal.SIGKILL)
+    said = [int(line) for line in writer.stdout.read().split()]
+    writer.wait()
+    return said[-1] if said else last
+
+
+def check_kills(folder: Path, kills: int) -> None:
+    rng = random.Random(0)
+    for _ in range(kills):
+        acknowledged = kill_while_saving(folder, rng)
+        newest = complete_checkpoints(folder)
+        number = int(newest[-1].name) if newest else 0
+        assert number >= acknowledged
+        for path in newest[-3:]:
+            loaded = load_checkpoint(path)
+            assert loaded.values["number"] == int(path.name)
+            assert torch.equal(loaded.tensors["a"], torch.full((1000,), float(path.name)))
+        prune(folder, keep=2)
+        for leftover in folder.glob("*.unfinished"):
+            shutil.rmtree(leftover)
+
+
+def test_checkpoint_survives_kills_while_saving(tmp_path: Path) -> None:
+    check_kills(tmp_path, KILLS)
+
+
+@pytest.mark.soak
+def test_checkpoint_survives_fifty_kills_while_saving(tmp_path: Path) -> None:
+    check_kills(tmp_path, 50)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from agentloop.doctor import (
+    check_disk,
+    check_file_system,
+    check_python,
+    check_sqlite,
+    check_torch,
+    check_transformers,
+    check_writable,
+    checks,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [
+        ("3.6.23", "ok"),
+        ("3.7.0", "warn"),
+        ("3.40.1", "warn"),
+        ("3.44.5", "warn"),
+        ("3.44.6", "ok"),
+        ("3.45.0", "warn"),
+        ("3.50.6", "warn"),
+        ("3.50.7", "ok"),
+        ("3.51.0", "warn"),
+        ("3.51.2", "warn"),
+        ("3.51.3", "ok"),
+        ("3.54.1", "ok"),
+    ],
+)
+def test_doctor_knows_the_sqlite_versions_with_the_wal_reset_bug(version: str, status: str) -> None:
+    assert check_sqlite(version).status == status
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("2.9.1", "fail"), ("2.10.0", "ok"), ("2.13.0+cpu", "ok"), ("2.10.0rc1", "ok"), (None, "fail")],
+)
+def test_doctor_has_a_floor_for_torch(version: str | None, status: str) -> None:
+    assert check_torch(version).status == status
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("5.2.9", "fail"), ("5.3.0", "ok"), ("5.23.0", "ok"), ("6.0.0", "fail"), (None, "fail")],
+)
+def test_doctor_has_a_range_for_transformers(version: str | None, status: str) -> None:
+    assert check_transformers(version).status == status
+
+
+def test_doctor_has_a_floor_for_python() -> None:
+    assert check_python((3, 10, 9)).status == "fail"
+    assert check_python((3, 11, 0)).status == "ok"
+
+
+@pytest.mark.parametrize(("free", "status"), [(0.2, "fail"), (0.3, "warn"), (1.9, "warn"), (2.1, "ok")])
+def test_doctor_judges_free_disk_in_gibibytes(free: float, status: str) -> None:
+    assert check_disk(int(free * 1024**3), Path("/")).status == status
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("nfs4", "warn"), ("fuse.sshfs", "warn"), ("ext4", "ok"), ("overlay", "ok"), ("tmpfs", "ok")],
+)
+def test_doctor_warns_of_a_network_file_system(tmp_path: Path, kind: str, status: str) -> None:
+    mounts = tmp_path / "mountinfo"
+    folder = tmp_path / "my runs é"
+    folder.mkdir()
+    escaped = str(folder).replace(" ", "\\040")
+    mounts.write_text(
+        f"30 21 0:5 / {escaped} rw - {kind} server:/export rw\n"
+        f"31 21 0:6 / {tmp_path}/my rw - smb3 other rw\n"
+        "21 1 8:1 / / rw,relatime shared:1 - xfs /dev/root rw\n"
+    )
+    check = check_file_system(folder / "inner", mounts)
+    assert check.status == status
+    assert check.found.startswith(kind)
+
+
+def test_doctor_says_when_it_can_not_write() -> None:
+    check = check_writable(Path("/proc"))
+    assert check.status == "fail"
+    assert check.found.startswith("can't write in /proc: ")
+
+
+def test_doctor_finds_a_local_module_that_shadows_one_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "context.py").write_text("")
+    code = (
+        f"import sys; sys.path.append({str(ROOT)!r})\n"
+        "from agentloop.doctor import check_module\n"
+        "for name in ('context', 'replay'):\n"
+        "    check = check_module(name); print(check.status, check.found)\n"
+    )
+
+    def seen(first_on_path: str) -> list[str]:
+        command = [sys.executable, "-c", f"import sys; sys.path[0] = {first_on_path!r}\n{code}"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    # First on the path it is what `import context` gives; elsewhere it would only be, from this folder.
+    assert seen(str(tmp_path)) == [f"fail comes from {tmp_path}/context.py", f"ok {ROOT}/replay"]
+    assert seen(str(ROOT)) == [f"warn {tmp_path}/context.py has the same name", f"ok {ROOT}/replay"]
+
+
+def test_doctor_checks_everything_without_making_the_run_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "deep"
+    started = time.monotonic()
+    found = checks(folder)
+    assert time.monotonic() - started < 10
+    assert not folder.exists()
+    names = [check.name for check in found]
+    assert names == [
+        "python", "torch", "transformers", "sqlite", "module agentloop", "module replay", "module context",
+        "device", "disk", "run folder", "file system",
+    ]  # fmt: skip
+    assert json.loads(json.dumps([asdict(check) for check in found]))[0]["name"] == "python"
+    assert all(check.advice for check in found if check.status != "ok")

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.dom import minidom
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.config_file import to_plain
+from agentloop.report import write_report
+from agentloop.report_chart import HEIGHT, WIDTH, Axis, Curve, bar_chart, line_chart, number
+from agentloop.report_page import ReportData, duration, render_report
+from context.authors import default_authors
+from replay.records import RunRecord
+from replay.store import ReplayStore
+
+TWO_STREAMS = {
+    "rollout/success": [(1, 0.2), (2, 0.5), (3, 0.9)],
+    "eval/success": [(0, 0.172), (3, 0.961)],
+    "rollout/reward": [(1, 0.2), (2, 0.5), (3, 0.9)],
+    **{
+        f"actor/{stream}/{name}": [(1, 1.0), (2, 1.1), (3, 1.2)]
+        for stream in ("fresh", "replay")
+        for name in ("pg_loss", "pg_clipfrac", "ratio_mean", "ratio_max", "drift_mean", "drift_max", "ess")
+    },
+    "actor/entropy": [(1, 0.9), (2, 0.8), (3, 0.7)],
+    "actor/grad_norm": [(1, 0.4), (2, 0.5), (3, 0.6)],
+    "replay/staleness_mean": [(2, 1.0), (3, 1.5)],
+    "replay/staleness_max": [(2, 1.0), (3, 2.0)],
+    "batch/planned_fresh": [(1, 96.0), (2, 96.0), (3, 96.0)],
+    "batch/fresh": [(1, 128.0), (2, 96.0), (3, 96.0)],
+    "batch/replay": [(1, 0.0), (2, 32.0), (3, 32.0)],
+    "rollout/stop/final": [(1, 0.75), (2, 1.0), (3, 1.0)],
+    "rollout/stop/max_turns": [(1, 0.25)],
+    **{f"time/{phase}": [(1, 0.5), (2, 0.5), (3, 0.5)] for phase in ("collect", "draw", "update", "publish")},
+    "time/iteration": [(1, 36.0), (2, 36.0), (3, 36.0)],
+    "speed/tokens_per_second": [(1, 2e4), (2, 2.1e4), (3, 2.2e4)],
+}  # fmt: skip
+
+
+def page(metrics: object = TWO_STREAMS, *, name: str = "quickstart-001", config: str = "run: {}") -> str:
+    assert isinstance(metrics, dict)
+    return render_report(ReportData(name, "0.1.0", metrics, config, max_grad_norm=1.0))
+
+
+def text_of(html: str) -> str:
+    """What a reader sees, tags and titles dropped."""
+    body = re.sub(r"<(style|title)\b.*?</\1>", " ", html, flags=re.S)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", body))
+
+
+def panel_of(html: str, title: str) -> str:
+    return next(f for f in re.findall(r"<figure.*?</figure>", html, re.S) if f"<h3>{title}</h3>" in f)
+
+
+class WellFormed(HTMLParser):
+    """Every tag that is opened is closed, in order."""
+
+    VOID = frozenset({"meta", "line", "path", "rect", "circle"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID or (tag == "rect" and dict(attrs).get("class") == "hit"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_report_heads_with_success_duration_and_rows() -> None:
+    seen = text_of(page())
+    assert "quickstart-001" in seen
+    assert "17.2 % &rarr; 96.1 %" in seen
+    assert "1 min 48 s" in seen  # 3 iterations of 36 s
+    assert "320 + 64" in seen  # 128 + 96 + 96 fresh, 32 + 32 replayed
+    assert "16.7 % from the buffer" in seen  # 64 of 384
+
+
+def test_report_shows_every_panel_with_how_to_read_it() -> None:
+    html = page()
+    titles = re.findall(r"<h3>(.*?)</h3>", html)
+    assert titles == [
+        "Success", "Reward",
+        "Policy loss", "Clip fraction", "Entropy", "Gradient norm",
+        "Ratio", "Drift", "Effective sample size", "Staleness of replayed rows",
+        "Batch composition", "How episodes ended", "Seconds per iteration", "Tokens per second",
+    ]  # fmt: skip
+    assert html.count('<p class="how">') == 14
+    assert html.count('<svg class="chart"') == 14
+    assert "Not measured" not in html
+    assert "negative = raising rewarded actions" in panel_of(html, "Policy loss")
+    assert "persistently very negative or positive is not" in panel_of(html, "Policy loss")
+
+
+@pytest.mark.parametrize("title", ["Policy loss", "Clip fraction", "Ratio", "Drift", "Effective sample size"])
+def test_report_draws_both_streams_on_shared_axes(title: str) -> None:
+    panel = panel_of(page(), title)
+    assert 'class="curve fresh"' in panel
+    assert 'class="curve replay"' in panel
+    assert panel.count('<svg class="chart"') == 1
+
+
+def test_report_is_self_contained() -> None:
+    html = page()
+    tags = WellFormed(html).tags
+    assert {tag for tag, _ in tags}.isdisjoint({"script", "link", "img", "iframe", "object", "base", "form"})
+    assert not [name for _, attrs in tags for name in attrs if name in ("src", "href", "srcset") or name[:2] == "on"]
+    assert "url(" not in html
+    assert "@import" not in html
+    assert "http" not in html.replace("http-equiv", "")
+    assert "default-src 'none'" in html
+
+
+def test_report_serves_dark_mode_and_phones() -> None:
+    html = page()
+    assert "prefers-color-scheme: dark" in html
+    assert 'name="viewport"' in html
+    assert "@media (max-width: 560px)" in html
+
+
+def test_report_escapes_all_text() -> None:
+    evil = "</pre><script>alert(1)</script>\"'&"
+    metrics = {**TWO_STREAMS, f"rollout/stop/{evil}": [(1, 0.5)]}
+    html = page(metrics, name=evil, config=evil)
+    assert "<script" not in html
+    WellFormed(html)
+    assert html.count("&lt;script&gt;") >= 4  # title, heading, config, legend, summary
+
+
+def test_report_without_replay_says_so_where_a_curve_would_be() -> None:
+    metrics = {name: v for name, v in TWO_STREAMS.items() if "/replay/" not in name and name[:7] != "replay/"}
+    metrics["batch/replay"] = [(1, 0.0), (2, 0.0), (3, 0.0)]
+    html = page(metrics)
+    assert "replay: not measured" in panel_of(html, "Drift")
+    staleness = panel_of(html, "Staleness of replayed rows")
+    assert "Not measured in this run" in staleness
+    assert "Nothing was drawn from the buffer" in staleness
+    assert html.count("Not measured in this run") == 1
+
+
+@pytest.mark.parametrize("metrics", [{}, {"eval/success": [(0, 0.1)]}, {"actor/entropy": [(1, float("nan"))]}])
+def test_report_of_a_run_that_ended_at_once_is_whole(metrics: object) -> None:
+    html = page(metrics)
+    WellFormed(html)
+    assert "Not measured in this run" in html
+    assert "nan" not in text_of(html)
+
+
+def test_report_of_a_long_run_stays_small() -> None:
+    long = {name: [(i, 0.5) for i in range(1, 20_001)] for name in TWO_STREAMS}
+    assert len(page(long)) < 1_000_000
+
+
+def coordinates(svg: str) -> list[float]:
+    found: list[float] = []
+    for element in minidom.parseString(svg).getElementsByTagName("*"):
+        for name, limit in (("x", WIDTH), ("cx", WIDTH), ("y", HEIGHT), ("cy", HEIGHT)):
+            if element.hasAttribute(name):
+                found.append(float(element.getAttribute(name)) / limit)
+        numbers = [float(n) for n in re.findall(r"-?[\d.]+", element.getAttribute("d"))]
+        found += [n / WIDTH for n in numbers]
+    return found
+
+
+@pytest.mark.parametrize(
+    "values", [[0.0], [1.0, 1.0], [1e-9, 2e-9], [-5.0, 5.0], [1e12, -1e12], [1.0, 1e6], [0.999999, 1.0000001]]
+)
+@pytest.mark.parametrize("axis", [Axis(), Axis(from_zero=True), Axis(reference=1.0, log_if_wide=True)])
+def test_line_chart_keeps_every_value_inside_its_frame(values: list[float], axis: Axis) -> None:
+    svg = line_chart([Curve("a", list(enumerate(values)), "fresh")], axis, summary="s")
+    assert all(0.0 <= place <= 1.0 for place in coordinates(svg))
+
+
+def test_line_chart_places_values_in_order() -> None:
+    svg = line_chart([Curve("a", [(0, 0.0), (1, 0.5), (2, 1.0)], "fresh")], Axis(percent=True), summary="s")
+    marks = re.findall(r'<circle class="mark fresh" cx="([\d.]+)" cy="([\d.]+)"', svg)
+    xs, ys = [float(x) for x, _ in marks], [float(y) for _, y in marks]
+    # The frame: x 62 .. 544 less 8 on either side, y 12 (100 %) .. 212 (0 %).
+    assert xs == [70.0, 303.0, 536.0]
+    assert ys == [212.0, 112.0, 12.0]
+
+
+def test_bar_chart_stacks_layers_from_the_floor() -> None:
+    layers = [Curve("fresh", [(1, 0.75)], "fresh"), Curve("replay", [(1, 0.25)], "replay")]
+    svg = bar_chart(layers, percent=True, summary="s")
+    bars = re.findall(r'<rect class="bar (\w+)"[^>]* y="([\d.]+)"[^>]* height="([\d.]+)"', svg)
+    # 200 units high: 150 of fresh from the floor at 212, 50 of replay above it.
+    assert bars == [("fresh", "62.0", "150.0"), ("replay", "12.0", "50.0")]
+
+
+def test_chart_tells_every_value_on_hover() -> None:
+    curves = [Curve("fresh", [(4, 0.25)], "fresh"), Curve("replay", [(4, 0.5)], "replay")]
+    assert "<title>iteration 4\nfresh: 0.25\nreplay: 0.5</title>" in line_chart(curves, Axis(), summary="s")
+
+
+def test_chart_of_a_long_run_keeps_its_peaks() -> None:
+    series = [(i, 1.0) for i in range(1, 2401)]
+    series[1234] = (1235, 500.0)
+    svg = line_chart([Curve("max", series, "fresh", peak=True)], Axis(log_if_wide=True), summary="s")
+    assert "max: 500" in svg
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0, "0"),
+        (0.0333333, "0.0333"),
+        (1234567.0, "1.2e+06"),
+        (12345.0, "12,345"),
+        (-0.00002, "-2e-05"),
+        (96.0, "96"),
+    ],
+)
+def test_number_is_short(value: float, shown: str) -> None:
+    assert number(value) == shown
+
+
+def test_number_of_a_share_is_in_percent() -> None:
+    assert number(0.9609, percent=True) == "96.1 %"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(3.21, "3.2 s"), (48, "48 s"), (108, "1 min 48 s"), (11520, "3 h 12 min")]
+)
+def test_duration_is_told_in_two_units(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+def stored_run(folder: Path, config: dict[str, object]) -> ReplayStore:
+    authors = default_authors()
+    store = ReplayStore.create(folder / "replay.sqlite")
+    store.add_run(RunRecord("run-a", "quickstart-001", config, authors.to_json(), authors.hash, "0.1.0"))
+    store.add_metrics("run-a", 0, {"eval/success": 0.25})
+    store.add_metrics("run-a", 4, {"eval/success": 0.5, "actor/grad_norm": 0.3})
+    return store
+
+
+def test_write_report_reads_the_database_and_replaces_the_page_whole(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("old")
+    store = stored_run(tmp_path, to_plain(RunConfig()))
+    path = write_report(store, tmp_path)
+    store.close()
+    assert path == tmp_path / "report.html"
+    html = path.read_text(encoding="utf-8")
+    assert "25.0 % &rarr; 50.0 %" in text_of(html)
+    assert "fraction: 0.0" in html
+    assert 'class="reference"' in panel_of(html, "Gradient norm")
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_write_report_shows_the_configuration_of_another_version_as_stored(tmp_path: Path) -> None:
+    store = stored_run(tmp_path, {"replay": {"forgotten_key": 3}})
+    html = write_report(store, tmp_path).read_text(encoding="utf-8")
+    store.close()
+    assert "&quot;forgotten_key&quot;: 3" in html

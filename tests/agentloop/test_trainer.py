@@ -1,0 +1,228 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from agentloop.batch import BatchRow
+from agentloop.errors import TrainingStopped
+from tests.agentloop.training_examples import (
+    mixed_rows,
+    row,
+    run_config,
+    sampled_by,
+    segment,
+    tiny_actor,
+    trainer,
+    weights_of,
+)
+
+CONFIG: dict[str, Any] = {"batch": {"mini_batch": 4}, "run": {"iterations": 10}}
+
+
+def silent_rows() -> list[BatchRow]:
+    return [row(f"t{i}", segment("uulll", seed=i), advantage=0.0, group=f"g{i}") for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("trajectories", "mini_batch", "ppo_epochs", "expected"),
+    [(9, 4, 1, 3), (9, 4, 2, 6), (9, 9, 3, 3), (9, 1000, 1, 1)],
+)
+def test_optimizer_steps_are_epochs_times_mini_batches(
+    trajectories: int, mini_batch: int, ppo_epochs: int, expected: int
+) -> None:
+    config = run_config(batch={"mini_batch": mini_batch, "ppo_epochs": ppo_epochs})
+    learner = trainer(tiny_actor(), config)
+    result = learner.update(mixed_rows(fresh=6, replayed=trajectories - 6), iteration=1)
+    assert result.optimizer_steps == expected
+    assert {int(v) for k, v in learner.state()[0].items() if k.endswith("/step")} == {expected}
+
+
+def test_update_without_a_signal_touches_neither_weights_nor_optimizer() -> None:
+    actor = tiny_actor()
+    learner = trainer(actor, run_config(**CONFIG, optimizer={"weight_decay": 0.1}))
+    learner.update(mixed_rows(), iteration=1)
+    weights, state = weights_of(actor), {k: v.clone() for k, v in learner.state()[0].items()}
+    result = learner.update(silent_rows(), iteration=2)
+
+    assert result.optimizer_steps == 2
+    assert result.metrics["actor/skipped_no_signal"] == 2
+    assert "actor/grad_norm" not in result.metrics
+    assert result.metrics["actor/fresh/pg_loss"] == 0.0
+    assert torch.equal(weights_of(actor), weights)
+    after = learner.state()[0]
+    assert after.keys() == state.keys()
+    assert all(torch.equal(after[k], state[k]) for k in state)
+    stats = result.rows["t0"]
+    assert (stats.approx_kl, stats.clip_fraction) == (None, 0.0)
+
+
+def test_update_of_fully_clipped_tokens_has_no_signal() -> None:
+    actor = tiny_actor()
+    rows = [row("r", segment("uull", [-19.0, -19.0]), stream="replay", advantage=1.0)]
+    before = weights_of(actor)
+    result = trainer(actor, run_config(batch={"mini_batch": 8})).update(rows, iteration=1)
+    assert result.metrics["actor/skipped_no_signal"] == 1
+    assert result.metrics["actor/replay/pg_clipfrac"] == 1.0
+    assert torch.equal(weights_of(actor), before)
+
+
+@pytest.mark.parametrize("term", [{"kl": {"loss_coef": 0.1}}, {"loss": {"entropy_coef": 0.1}}])
+def test_regularised_update_moves_without_advantages(term: dict[str, Any]) -> None:
+    actor = tiny_actor()
+    before = weights_of(actor)
+    learner = trainer(actor, run_config(**CONFIG, **term), reference=tiny_actor(seed=1))
+    result = learner.update(silent_rows(), iteration=1)
+    assert result.metrics["actor/skipped_no_signal"] == 0
+    assert not torch.equal(weights_of(actor), before)
+    assert (result.metrics.get("actor/kl_loss", 0.0) > 0) == ("kl" in term)
+
+
+def poison(learner: Any, actor: Any) -> None:
+    with torch.no_grad():
+        actor.model.model.norm.weight[0] = math.nan
+
+
+def test_nan_stops_the_run_before_the_optimizer_is_touched() -> None:
+    actor = tiny_actor()
+    learner = trainer(actor, run_config(**CONFIG))
+    poison(learner, actor)
+    before = weights_of(actor)
+    with pytest.raises(
+        TrainingStopped, match="loss and gradient must be finite, got loss nan .* step 1 of iteration 7"
+    ):
+        learner.update(mixed_rows(), iteration=7)
+    assert torch.equal(weights_of(actor).nan_to_num(), before.nan_to_num())
+    assert learner.state()[0] == {}
+    assert all(p.grad is None for p in actor.model.parameters())
+
+
+def test_nan_is_skipped_and_counted_if_so_configured() -> None:
+    actor = tiny_actor()
+    learner = trainer(actor, run_config(**CONFIG, optimizer={"on_bad_gradient": "skip"}))
+    poison(learner, actor)
+    before = weights_of(actor)
+    result = learner.update(mixed_rows(), iteration=1)
+    assert result.metrics["actor/skipped_bad_gradient"] == result.optimizer_steps == 3
+    assert torch.equal(weights_of(actor).nan_to_num(), before.nan_to_num())
+    assert learner.state()[0] == {}
+
+
+def test_unknown_behavior_log_prob_of_a_replayed_token_is_an_error_before_any_update() -> None:
+    actor = tiny_actor()
+    before = weights_of(actor)
+    rows = [*mixed_rows(replayed=0), row("imported", segment("ull", [-1.0, math.nan]), stream="replay")]
+    with pytest.raises(
+        ValueError, match=r"trajectory imported must be known .* got 1 unknown. Set loss.replay.anchor"
+    ):
+        trainer(actor, run_config(**CONFIG)).update(rows, iteration=1)
+    assert torch.equal(weights_of(actor), before)
+    result = trainer(actor, run_config(**CONFIG, loss={"replay": {"anchor": "old"}})).update(
+        rows, iteration=1
+    )
+    assert result.metrics["actor/replay/pg_clipfrac"] >= 0.0
+
+
+def test_unknown_behavior_log_prob_that_is_not_trained_is_no_error() -> None:
+    rows = [*mixed_rows(replayed=0), row("r", segment("uld", [-1.0, math.nan]), stream="replay")]
+    result = trainer(tiny_actor(), run_config(**CONFIG)).update(rows, iteration=1)
+    assert result.rows["r"].drift_mean is not None
+
+
+def test_kl_term_needs_a_reference() -> None:
+    with pytest.raises(ValueError, match=r"kl.loss_coef must be 0 without a reference policy, got 0.5"):
+        trainer(tiny_actor(), run_config(kl={"loss_coef": 0.5}))
+
+
+def test_learning_rate_depends_on_the_iteration_only() -> None:
+    learner = trainer(
+        tiny_actor(), run_config(**CONFIG, optimizer={"learning_rate": 0.01, "schedule": "linear"})
+    )
+    for iteration, expected in ((10, 0.001), (1, 0.01), (10, 0.001)):
+        metrics = learner.update(silent_rows(), iteration=iteration).metrics
+        assert metrics["actor/learning_rate"] == pytest.approx(expected)
+
+
+def test_metrics_of_a_stream_without_rows_are_absent() -> None:
+    fresh = trainer(tiny_actor(), run_config(**CONFIG)).update(mixed_rows(replayed=0), iteration=1).metrics
+    replay = trainer(tiny_actor(), run_config(**CONFIG)).update(mixed_rows(fresh=0), iteration=1).metrics
+    names = {
+        "pg_loss",
+        "pg_clipfrac",
+        "pg_clipfrac_lower",
+        "approx_kl",
+        "ratio_mean",
+        "ratio_min",
+        "ratio_max",
+    }
+    names |= {"drift_mean", "drift_max", "ess"}
+    shared = {
+        "actor/grad_norm",
+        "actor/learning_rate",
+        "actor/skipped_no_signal",
+        "actor/skipped_bad_gradient",
+    }
+    assert set(fresh) == {f"actor/fresh/{name}" for name in names} | shared | {"actor/entropy"}
+    assert set(replay) == {f"actor/replay/{name}" for name in names} | shared
+
+
+def test_row_statistics_are_those_of_the_trajectory() -> None:
+    actor = tiny_actor()
+    rows = mixed_rows()
+    result = trainer(actor, run_config(batch={"mini_batch": 100})).update(rows, iteration=1)
+    assert list(result.rows) == [f"t{i}" for i in range(9)]
+    for stream in ("fresh", "replay"):
+        shares = [result.rows[r.trajectory.id].ess_share for r in rows if r.stream == stream]
+        assert sum(share or 0.0 for share in shares) == pytest.approx(1.0)
+        # sum of squared shares = sum w^2 / (sum w)^2 = 1 / (N ESS)
+        squares = sum((share or 0.0) ** 2 for share in shares)
+        assert result.metrics[f"actor/{stream}/ess"] == pytest.approx(1 / (len(shares) * squares))
+        largest = max(result.rows[r.trajectory.id].drift_max or 0.0 for r in rows if r.stream == stream)
+        assert result.metrics[f"actor/{stream}/drift_max"] == pytest.approx(largest)
+
+
+def test_rows_without_behavior_log_probs_are_in_no_drift_and_no_sample_size() -> None:
+    unknown = row("unknown", segment("uull", [math.nan, math.nan]), stream="replay")
+    config = run_config(batch={"mini_batch": 100}, loss={"replay": {"anchor": "old"}})
+    alone = trainer(tiny_actor(), config).update(mixed_rows(), iteration=1)
+    result = trainer(tiny_actor(), config).update([*mixed_rows(), unknown], iteration=1)
+    for name in ("drift_mean", "drift_max", "ess"):
+        key = f"actor/replay/{name}"
+        assert result.metrics[key] == pytest.approx(alone.metrics[key], rel=1e-12)
+    stats = result.rows["unknown"]
+    assert (stats.drift_mean, stats.drift_max, stats.ess_share) == (None, None, None)
+    assert result.rows["t8"].ess_share == pytest.approx(alone.rows["t8"].ess_share)
+
+
+def test_pg_loss_is_the_mean_over_the_steps_that_had_the_stream() -> None:
+    """Two steps, one replayed row: at ratio 1 its loss is -A, whatever the other step holds."""
+    actor = tiny_actor()
+    rows = [row(f"f{i}", segment("uull", seed=i), advantage=2.0, group=f"g{i}") for i in range(3)]
+    rows += sampled_by(actor, [row("r", segment("ulll", seed=9), advantage=0.5, stream="replay")])
+    config = run_config(batch={"mini_batch": 2}, optimizer={"learning_rate": 1e-12})
+    result = trainer(actor, config).update(rows, iteration=1)
+    assert result.optimizer_steps == 2
+    assert result.metrics["actor/fresh/pg_loss"] == pytest.approx(-2.0, abs=1e-6)
+    assert result.metrics["actor/replay/pg_loss"] == pytest.approx(-0.5, abs=1e-6)
+
+
+def test_observed_rows_have_drift_and_no_loss() -> None:
+    learner = trainer(tiny_actor(), run_config(**CONFIG))
+    observed = learner.observe([row("a", segment("uudd", [-1.0, -2.0]), stream="replay", advantage=1.0)])
+    assert observed.optimizer_steps == 0
+    assert set(observed.metrics) == {
+        f"actor/replay/{name}" for name in ("drift_mean", "drift_max", "ess", "approx_kl")
+    }
+    stats = observed.rows["a"]
+    assert stats.clip_fraction is None
+    assert stats.approx_kl == pytest.approx(observed.metrics["actor/replay/approx_kl"])
+    assert stats.ess_share == 1.0
+
+
+def test_update_clears_gradients_left_by_others() -> None:
+    actor, other = tiny_actor(), tiny_actor()
+    for parameter in actor.model.parameters():
+        parameter.grad = torch.full_like(parameter, 9.0)
+    for policy in (actor, other):
+        trainer(policy, run_config(**CONFIG)).update(mixed_rows(), iteration=1)
+    assert torch.equal(weights_of(actor), weights_of(other))

@@ -1,0 +1,187 @@
+"""Small models and hand-made trajectories for tests of the update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from agentloop.batch import BatchRow, build_batch
+from agentloop.config import RunConfig
+from agentloop.gradients import accumulate_gradients
+from agentloop.models.actor import Actor
+from agentloop.scoring import ScoredBatch, score
+from agentloop.trainer import Trainer
+from agentloop.update_stats import UpdateTotals
+from context.authors import default_authors
+from context.tokens import Segment, TokenSequence
+from replay.records import Trajectory, TrajectoryRecord
+
+AUTHORS = default_authors()
+VOCABULARY = 23
+LOSS: dict[str, Any] = {
+    "fresh": {"anchor": "old", "clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0},
+    "replay": {"anchor": "behavior", "clip_low": 0.3, "clip_high": 0.6, "dual_clip": None},
+    "norm_length": 7.0,
+}
+"""Bounds and anchors that differ between the streams."""
+_CODES = {"u": "user", "e": "env", "l": "llm", "d": "llm(do_not_train)"}
+
+
+def tiny_actor(dtype: torch.dtype = torch.float64, *, seed: int = 0, **architecture: Any) -> Actor:
+    """Two layers of width 16; wide initial weights, so that different tokens have different log-probs."""
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "initializer_range": 0.3,
+        "tie_word_embeddings": True,
+        "pad_token_id": None,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(Qwen3Config(**settings | architecture))
+    # The architecture's own norms compute in float32 whatever the model's type; these keep to it.
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Qwen3RMSNorm):
+                setattr(parent, name, torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon))
+    return Actor(model.to(dtype))
+
+
+def segment(authors: str, log_probs: Sequence[float] = (), *, seed: int = 0) -> Segment:
+    """Random tokens, one per letter: user, env, llm, do_not_train; `log_probs` are the action tokens'."""
+    rng = np.random.default_rng(seed)
+    codes = np.array([AUTHORS.code(_CODES[letter]) for letter in authors], np.uint8)
+    action = AUTHORS.is_action(codes)
+    behavior = np.full(len(authors), np.nan, np.float32)
+    behavior[action] = log_probs if len(log_probs) else rng.uniform(-4.0, -1.0, int(action.sum()))
+    ids = rng.integers(0, VOCABULARY, len(authors)).astype(np.int32)
+    return Segment(TokenSequence(ids, codes, behavior, np.where(action, 0, -1).astype(np.int32)))
+
+
+def row(
+    name: str,
+    *segments: Segment,
+    advantage: float = 1.0,
+    stream: Any = "fresh",
+    group: str = "g",
+    temperature: float = 1.0,
+) -> BatchRow:
+    record = TrajectoryRecord(
+        id=name,
+        run="run",
+        group=group,
+        task="task",
+        iteration=1,
+        slot=0,
+        member=0,
+        attempt=0,
+        source="self",
+        reward=1.0,
+        success=True,
+        advantage=advantage,
+        stop_reason="final",
+        error_kind=None,
+        num_turns=1,
+        num_tool_calls=0,
+        num_tokens=sum(len(s.tokens) for s in segments),
+        num_action_tokens=1,
+        policy_version_min=0,
+        policy_version_max=0,
+        temperature=temperature,
+        top_p=1.0,
+        top_k=0,
+        logprobs_mode="full",
+        mean_entropy=None,
+        mean_behavior_log_prob=-1.0,
+        min_behavior_log_prob=-1.0,
+        environment="test",
+        environment_version="1",
+    )
+    return BatchRow(Trajectory(record, segments), stream, advantage)
+
+
+def mixed_rows(*, fresh: int = 6, replayed: int = 3) -> list[BatchRow]:
+    """Ragged rows of both streams: groups of three, two-segment trajectories, zero and unequal advantages."""
+    rng = np.random.default_rng(7)
+    rows = []
+    for index in range(fresh + replayed):
+        parts = [
+            segment(
+                "u" * int(rng.integers(1, 5))
+                + "l" * int(rng.integers(1, 6))
+                + "ee"
+                + "l" * int(rng.integers(1, 4)),
+                seed=100 * index + part,
+            )
+            for part in range(1 + index % 2)
+        ]
+        is_fresh = index < fresh
+        rows.append(
+            row(
+                f"t{index}",
+                *parts,
+                advantage=[0.5, -1.25, 0.0, 1.0][index % 4],
+                stream="fresh" if is_fresh else "replay",
+                group=f"g{index // 3}" if is_fresh else f"old{index}",
+                temperature=1.0 if is_fresh else 0.8,
+            )
+        )
+    return rows
+
+
+def run_config(**sections: dict[str, Any]) -> RunConfig:
+    return RunConfig.model_validate(sections)
+
+
+def trainer(actor: Actor, config: RunConfig, *, reference: Actor | None = None) -> Trainer:
+    return Trainer(actor, config, authors=AUTHORS, reference=reference)
+
+
+def weights_of(actor: Actor) -> Tensor:
+    """All weights in one vector, copied."""
+    return torch.cat([p.detach().flatten().clone() for p in actor.model.parameters()])
+
+
+def scored_rows(actor: Actor, rows: list[BatchRow], *, old: Actor, ref: Actor | None = None) -> ScoredBatch:
+    batch = build_batch(rows, AUTHORS)
+    references = None if ref is None else score(ref, batch, max_tokens=64)[0]
+    return ScoredBatch(batch, score(old, batch, max_tokens=64)[0], references)
+
+
+def gradients(actor: Actor, scored: ScoredBatch, config: RunConfig) -> tuple[float, Tensor, UpdateTotals]:
+    actor.model.zero_grad(set_to_none=True)
+    totals = UpdateTotals(scored.batch.replayed)
+    step = accumulate_gradients(actor, scored, config, totals=totals)
+    vectors = [torch.zeros_like(p) if p.grad is None else p.grad for p in actor.model.parameters()]
+    return step.loss, torch.cat([v.flatten() for v in vectors]), totals
+
+
+def sampled_by(actor: Actor, rows: list[BatchRow]) -> list[BatchRow]:
+    """The same rows with the log-probs `actor` gives their action tokens as the stored ones."""
+    batch = build_batch(rows, AUTHORS)
+    log_probs = torch.where(batch.response_mask, score(actor, batch, max_tokens=64)[0], torch.nan).float()
+    rest = iter(log_probs)
+
+    def rescored(part: Segment) -> Segment:
+        return replace(
+            part, tokens=replace(part.tokens, behavior_log_probs=next(rest)[: len(part.tokens)].numpy())
+        )
+
+    return [
+        replace(
+            item, trajectory=replace(item.trajectory, segments=tuple(map(rescored, item.trajectory.segments)))
+        )
+        for item in rows
+    ]

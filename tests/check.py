@@ -1,0 +1,73 @@
+"""Everything `make test` checks, with one summary: style, types, layers, tests.
+
+The quick checks run beside pytest, on the other core.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+QUICK = {
+    "style": [BIN / "ruff", "check", "."],
+    "format": [BIN / "ruff", "format", "--check", "."],
+    "types": [BIN / "mypy"],
+    "layers": [BIN / "lint-imports", "--no-cache"],
+}
+PYTEST = [sys.executable, "-m", "pytest", "--durations=10"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    name: str
+    passed: bool
+    seconds: float
+    output: str
+
+
+def run(name: str, command: list[str | Path], *, stream: bool = False) -> Outcome:
+    """One check; its output is kept unless it is streamed."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    began = time.monotonic()
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=not stream,
+        text=True,
+        check=False,
+    )
+    output = "" if stream else done.stdout + done.stderr
+    return Outcome(name, done.returncode == 0, time.monotonic() - began, output)
+
+
+def main() -> int:
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        waiting: list[Future[Outcome]] = [pool.submit(run, name, command) for name, command in QUICK.items()]
+        tests = run("tests", list(PYTEST), stream=True)
+        outcomes = [*(future.result() for future in waiting), tests]
+    for outcome in outcomes:
+        if not outcome.passed:
+            print(f"\n--- {outcome.name} ---\n{outcome.output}")
+    print("\nsummary")
+    for outcome in outcomes:
+        print(f"  {outcome.name:<7} {'passed' if outcome.passed else 'FAILED'}  {outcome.seconds:5.0f} s")
+    failed = sum(not outcome.passed for outcome in outcomes)
+    print(f"checks: {len(outcomes) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Six response tokens whose every quantity is known to four digits, from rewards to the loss."""
+
+import pytest
+import torch
+
+from agentloop.algorithms.advantages import returns
+from agentloop.algorithms.aggregation import token_weights
+from agentloop.algorithms.heterogeneous import ClipRange, heterogeneous_loss
+from agentloop.algorithms.kl import k1, kl_penalised_rewards
+from agentloop.algorithms.log_probs import predictions
+
+OLD = torch.tensor([[-0.12, -0.08, -0.15, -0.10, -0.05, -0.02]], dtype=torch.float64)
+REF = torch.tensor([[-0.15, -0.10, -0.18, -0.12, -0.08, -0.03]], dtype=torch.float64)
+SCORES = torch.tensor([[0.0, 0, 0, 0, 0, 1]], dtype=torch.float64)
+ADVANTAGES = torch.tensor([[0.13, 0.10, 0.08, 0.05, 0.03, 0.05]], dtype=torch.float64)  # given, not derived
+VALUES = torch.tensor([[0.82, 0.85, 0.88, 0.90, 0.92, 0.95]], dtype=torch.float64)
+MASK = torch.ones(1, 6, dtype=torch.bool)
+
+
+def test_kl_per_token_is_old_minus_reference() -> None:
+    assert k1(OLD, REF)[0].tolist() == pytest.approx([0.03, 0.02, 0.03, 0.02, 0.03, 0.01], abs=1e-12)
+
+
+def test_rewards_are_the_score_less_the_kl_penalty() -> None:
+    rewards = kl_penalised_rewards(SCORES, k1(OLD, REF), 0.01)
+    expected = [-0.0003, -0.0002, -0.0003, -0.0002, -0.0003, 0.9999]
+    assert rewards[0].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_probabilities_are_those_of_the_log_probs() -> None:
+    assert OLD.exp()[0].tolist() == pytest.approx([0.887, 0.923, 0.861, 0.905, 0.951, 0.980], abs=5e-4)
+
+
+def test_unchanged_weights_make_every_surrogate_term_its_advantage() -> None:
+    clip = ClipRange(0.2, 0.28, 3.0)
+    log_probs = OLD.clone().requires_grad_()
+    result = heterogeneous_loss(
+        log_probs,
+        OLD,
+        advantages=ADVANTAGES,
+        loss_mask=MASK,
+        replay_mask=torch.tensor([False]),
+        fresh=clip,
+        replay=clip,
+    )
+    assert (-result.policy.loss)[0].tolist() == ADVANTAGES[0].tolist()
+    weights = token_weights(
+        MASK,
+        torch.tensor([0]),
+        replay_mask=torch.tensor([False]),
+        mode="token-mean",
+        norm_length=None,
+        normalise="joint",
+        replay_weight=1.0,
+    )
+    pg_loss = (result.policy.loss * weights).sum()
+    assert pg_loss.item() == pytest.approx(-0.44 / 6, abs=1e-12)
+    assert round(pg_loss.item(), 4) == -0.0733
+    # d pg_loss / d log-prob = -A / 6 at ratio 1
+    (gradient,) = torch.autograd.grad(pg_loss, log_probs)
+    torch.testing.assert_close(gradient, -ADVANTAGES / 6)
+
+
+def test_returns_are_advantages_plus_values() -> None:
+    expected = [0.95, 0.95, 0.96, 0.95, 0.95, 1.00]
+    assert returns(ADVANTAGES, VALUES)[0].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_shift_uses_logits_from_the_prompts_last_token_to_the_one_before_the_last() -> None:
+    # Prompt [1, 2, 3, 4], response [5, 6]: P - 1 .. P + R - 2 = 3 .. 4.
+    wanted = predictions(torch.tensor([[False] * 4 + [True] * 2]))
+    assert wanted.tokens.tolist() == [4, 5]
+    assert wanted.sources.tolist() == [3, 4]

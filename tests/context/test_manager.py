@@ -1,0 +1,214 @@
+"""The exact-token contract of an episode."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from context import ContextManager, Message, choose_parser, default_authors, loss_mask, response_mask
+from tests.context.fakes import Family, families, family
+
+NO_TOOLS: tuple[dict[str, object], ...] = ()
+START = (Message("system", "You are careful.", "initialization"), Message("user", "What is the code?"))
+
+
+@pytest.fixture(params=families())
+def model(request: pytest.FixtureRequest) -> Family:
+    return family(request.param)
+
+
+def manager(model: Family, *, max_tokens: int = 4000) -> ContextManager:
+    name = "hermes" if model.name == "chatml" else "llama3_json"
+    return ContextManager(model.renderer(), choose_parser(name, ""), max_tokens=max_tokens)
+
+
+def sampled(model: Family, text: str, *, stopped: bool = True) -> list[int]:
+    ids = model.codec.encode_template(text)
+    return [*ids, model.end_id] if stopped else ids
+
+
+def log_probs(ids: list[int]) -> list[float]:
+    return [-0.5 - i / 100 for i in range(len(ids))]
+
+
+def test_prompt_of_each_turn_is_all_that_came_before_it(model: Family) -> None:
+    context, rng = manager(model), random.Random(0)
+    context.begin(START, NO_TOOLS)
+    expected = model.renderer().initial(START, NO_TOOLS).token_ids.tolist()
+    for turn in range(5):
+        assert context.prompt_ids == expected
+        # Any ids at all, as a policy at high temperature samples them: no text has this tokenization.
+        ids = [rng.choice(range(20, 250)) for _ in range(7)] + [model.end_id]
+        reply = context.record_reply(ids, log_probs(ids), policy_version=turn)
+        result = model.tool_result(f"result {turn}")
+        assert context.observe([result])
+        expected += ids + model.renderer().increment(reply.message, [result]).token_ids.tolist()
+    (segment,) = context.segments()
+    assert segment.reason == "clean"
+    assert segment.tokens.token_ids.tolist() == context.prompt_ids == expected
+
+
+def test_masks_cover_the_sampled_tokens_and_nothing_else(model: Family) -> None:
+    context, table = manager(model), default_authors()
+    context.begin(START, NO_TOOLS)
+    n = len(context.prompt_ids)
+    ids = sampled(model, model.call)
+    context.record_reply(ids, log_probs(ids), policy_version=3)
+    assert context.observe([model.tool_result("78")])
+    tokens = context.segments()[0].tokens
+    sampled_at = np.zeros(len(tokens), bool)
+    sampled_at[n : n + len(ids)] = True
+    assert (response_mask(tokens, table) == sampled_at).all()
+    assert (loss_mask(tokens, table) == sampled_at).all()
+    assert tokens.token_ids[sampled_at].tolist() == ids
+    assert tokens.behavior_log_probs[sampled_at].tolist() == np.float32(log_probs(ids)).tolist()
+    assert np.isnan(tokens.behavior_log_probs[~sampled_at]).all()
+    assert (tokens.policy_versions == np.where(sampled_at, 3, -1)).all()
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3"])
+def test_reply_with_a_call_is_read(name: str) -> None:
+    model = family(name)
+    context = manager(model)
+    context.begin(START, NO_TOOLS)
+    ids = sampled(model, model.call)
+    reply = context.record_reply(ids, log_probs(ids), policy_version=0)
+    assert reply.outcome == "tool_calls"
+    assert [(c.name, c.arguments) for c in reply.message.tool_calls] == [("lookup", {"key": "pearl"})]
+    assert reply.message.author == "llm"
+
+
+def test_final_answer_is_read_without_its_stop_token(model: Family) -> None:
+    context = manager(model)
+    context.begin(START, NO_TOOLS)
+    ids = sampled(model, "The code is 78.")
+    reply = context.record_reply(ids, log_probs(ids), policy_version=0)
+    assert (reply.outcome, reply.message.content) == ("final", "The code is 78.")
+    assert context.messages == (*START, reply.message)
+
+
+def test_length_stopped_reply_gets_no_end_token(model: Family) -> None:
+    context = manager(model)
+    context.begin(START, NO_TOOLS)
+    before = context.prompt_ids
+    ids = sampled(model, "The code is", stopped=False)
+    reply = context.record_reply(ids, log_probs(ids), policy_version=0)
+    assert (reply.outcome, reply.message.content) == ("truncated", "The code is")
+    tokens = context.segments()[0].tokens
+    assert tokens.token_ids.tolist() == before + ids
+    assert tokens.token_ids[loss_mask(tokens, default_authors())].tolist() == ids
+    with pytest.raises(RuntimeError, match="observe must follow a reply that ended its turn"):
+        context.observe([model.tool_result("x")])
+
+
+def test_reply_of_only_the_stop_token_is_an_empty_answer(model: Family) -> None:
+    context = manager(model)
+    context.begin(START, NO_TOOLS)
+    reply = context.record_reply([model.end_id], [-1.0], policy_version=0)
+    assert (reply.outcome, reply.message.content) == ("final", "")
+
+
+def test_three_message_start_with_few_shot_assistant_is_not_trained(model: Family) -> None:
+    start = (Message("user", "one"), Message("assistant", "two"), Message("user", "three"))
+    context = manager(model)
+    context.begin(start, NO_TOOLS)
+    tokens = context.segments()[0].tokens
+    table = default_authors()
+    assert not response_mask(tokens, table).any()
+    texts = [
+        model.codec.decode(tokens.token_ids[tokens.authors == table.code(author)].tolist()).split()
+        for author in ("user", "initialization")
+    ]
+    assert ["".join(text) for text in texts] == ["onethree", "two"]
+    assert [message.author for message in context.messages] == ["user", "initialization", "user"]
+
+
+def test_given_message_of_a_sampling_author_is_refused() -> None:
+    context = manager(family("chatml"))
+    with pytest.raises(ValueError, match=r"messages\.author must not be one whose tokens are sampled, got 'llm'"):
+        context.begin([Message("assistant", "I said", "llm"), Message("user", "no")], NO_TOOLS)
+
+
+def test_discarded_message_is_kept_and_not_shown(model: Family) -> None:
+    context = manager(model)
+    context.begin([*START, Message("user", "secret", "memory(discard)")], NO_TOOLS)
+    assert context.prompt_ids == model.renderer().initial(START, NO_TOOLS).token_ids.tolist()
+    assert context.messages[-1].content == "secret"
+
+
+def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
+    long = manager(model)
+    long.begin(START, NO_TOOLS)
+    ids = sampled(model, model.call)
+    reply = long.record_reply(ids, log_probs(ids), policy_version=0)
+    result = model.tool_result("78")
+    full = len(long.prompt_ids) + len(model.renderer().increment(reply.message, [result]))
+    for max_tokens, fits in ((full + 1, True), (full, False), (full - 1, False)):
+        context = manager(model, max_tokens=max_tokens)
+        context.begin(START, NO_TOOLS)
+        context.record_reply(ids, log_probs(ids), policy_version=0)
+        before = context.prompt_ids, context.messages, context.room
+        assert context.observe([result]) is fits
+        if fits:
+            assert (context.room, context.messages[-1]) == (1, result)
+        else:
+            assert (context.prompt_ids, context.messages, context.room) == before
+
+
+def test_room_is_what_is_left_of_max_tokens() -> None:
+    model = family("chatml")
+    context = manager(model, max_tokens=100)
+    context.begin(START, NO_TOOLS)
+    n = len(context.prompt_ids)
+    assert context.room == 100 - n
+    context.record_reply([30, 31, model.end_id], [-1.0] * 3, policy_version=0)
+    assert context.room == 100 - n - 3
+
+
+@pytest.mark.parametrize(
+    ("ids", "values", "version", "complaint"),
+    [
+        ([], [], 0, "token_ids must hold 1 to [0-9]+ tokens .*, got 0"),
+        ([30] * 5000, [-1.0] * 5000, 0, "token_ids must hold 1 to [0-9]+ tokens .*, got 5000"),
+        ([30, -1], [-1.0, -1.0], 0, "token_ids must not be negative, got -1"),
+        ([30, 31], [-1.0], 0, r"log_probs must have one entry per token \(2\), got 1"),
+        ([30, 31], [-1.0, math.nan], 0, "log_probs must be finite, or all NaN"),
+        ([30, 31], [-1.0, -math.inf], 0, "log_probs must be finite, or all NaN"),
+        ([30], [-1.0], -1, "policy_version must be >= 0, got -1"),
+    ],
+)
+def test_wrong_reply_is_an_error_naming_the_field(ids, values, version: int, complaint: str) -> None:
+    context = manager(family("chatml"))
+    context.begin(START, NO_TOOLS)
+    before = context.prompt_ids
+    with pytest.raises(ValueError, match=complaint):
+        context.record_reply(ids, values, policy_version=version)
+    assert context.prompt_ids == before
+
+
+def test_demonstrated_reply_has_unknown_log_probs() -> None:
+    model = family("chatml")
+    context = manager(model)
+    context.begin(START, NO_TOOLS)
+    context.record_reply([30, model.end_id], [math.nan] * 2, policy_version=0)
+    assert np.isnan(context.segments()[0].tokens.behavior_log_probs).all()
+
+
+def test_calls_out_of_turn_are_refused() -> None:
+    model = family("chatml")
+    context = manager(model)
+    with pytest.raises(RuntimeError, match="record_reply must follow begin or observe"):
+        context.record_reply([30], [-1.0], policy_version=0)
+    with pytest.raises(ValueError, match="messages must hold at least one message"):
+        context.begin([], NO_TOOLS)
+    context.begin(START, NO_TOOLS)
+    with pytest.raises(RuntimeError, match="begin must be called once"):
+        context.begin(START, NO_TOOLS)
+    with pytest.raises(RuntimeError, match="observe must follow a reply"):
+        context.observe([])
+    context.record_reply([30, model.end_id], [-1.0, -1.0], policy_version=0)
+    with pytest.raises(RuntimeError, match="record_reply must follow begin or observe"):
+        context.record_reply([30], [-1.0], policy_version=0)

@@ -1,0 +1,217 @@
+"""Experience made up by hand: small, complete, and different for every id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from context.authors import ENV, LLM, TEMPLATE, USER, default_authors
+from context.messages import Message, ToolCall
+from context.tokens import Segment, TokenSequence
+from replay import ReplayStore
+from replay.draws import DrawRequest
+from replay.records import (
+    FRESH,
+    DrawRecord,
+    GroupRecord,
+    IterationRecord,
+    PolicyRecord,
+    RunRecord,
+    TaskRecord,
+    Trajectory,
+    TrajectoryRecord,
+)
+from replay.sampling import Sampler
+
+AUTHORS = default_authors()
+RUN = "run-1"
+
+
+def run_record(id: str = RUN) -> RunRecord:
+    return RunRecord(
+        id=id,
+        name="quickstart-001",
+        config={"run": {"seed": 0}},
+        authors=AUTHORS.to_json(),
+        authors_hash=AUTHORS.hash,
+        code_version="0.1.0",
+    )
+
+
+def policy(version: int, *, run: str = RUN, tokenizer: str = "tok") -> PolicyRecord:
+    return PolicyRecord(run, version, checkpoint=None, tokenizer_hash=tokenizer, template_hash="tpl")
+
+
+def new_store(path: Path, run: str = RUN) -> ReplayStore:
+    store = ReplayStore.create(path)
+    store.add_run(run_record(run))
+    store.add_policy(policy(0, run=run))
+    return store
+
+
+def tokens(ids: list[int], authors: list[str], *, version: int = 0, log_prob: float = -0.5) -> TokenSequence:
+    """Sampled tokens have log-probs log_prob, 2 log_prob, ... in turn."""
+    codes = np.array([AUTHORS.code(name) for name in authors], np.uint8)
+    action = AUTHORS.is_action(codes)
+    log_probs = np.where(action, log_prob * np.cumsum(action), np.nan).astype(np.float32)
+    return TokenSequence(
+        np.array(ids, np.int32), codes, log_probs, np.where(action, version, -1).astype(np.int32)
+    )
+
+
+SHORT = tokens([5, 6, 7, 8, 9, 10], [TEMPLATE, USER, LLM, LLM, ENV, LLM])
+
+
+def described(record: TrajectoryRecord, segments: tuple[Segment, ...]) -> TrajectoryRecord:
+    """The record with the numbers its segments imply."""
+    whole = TokenSequence.concatenate(segment.tokens for segment in segments)
+    action = AUTHORS.is_action(whole.authors)
+    known = whole.behavior_log_probs[action].astype(np.float64)
+    versions = whole.policy_versions[action]
+    return replace(
+        record,
+        num_tokens=len(whole),
+        num_action_tokens=int(action.sum()),
+        policy_version_min=int(versions.min()) if len(versions) else 0,
+        policy_version_max=int(versions.max()) if len(versions) else 0,
+        mean_behavior_log_prob=float(known.mean()) if len(known) else float("nan"),
+        min_behavior_log_prob=float(known.min()) if len(known) else float("nan"),
+    )
+
+
+MESSAGES = (
+    Message("system", "You look things up.", author="initialization"),
+    Message("user", "Where is the key?"),
+    Message("assistant", "", author="llm", tool_calls=(ToolCall("lookup", {"key": "k1"}, "call-0"),)),
+    Message("tool", "line one\nNUL \x00, half \ud83d, mark \ue000json:x", author="env", name="lookup", tool_call_id="call-0"),
+    Message("assistant", "in the drawer", author="llm"),
+)
+
+
+def trajectory(id: str, *, segments: tuple[Segment, ...] = (Segment(SHORT),), **changes: Any) -> Trajectory:
+    record = TrajectoryRecord(
+        id=id,
+        run=RUN,
+        group="group-1",
+        task="task-1",
+        iteration=1,
+        slot=0,
+        member=0,
+        attempt=0,
+        source="self",
+        reward=1.0,
+        success=True,
+        advantage=0.5,
+        stop_reason="final",
+        error_kind=None,
+        num_turns=2,
+        num_tool_calls=1,
+        num_tokens=0,
+        num_action_tokens=0,
+        policy_version_min=0,
+        policy_version_max=0,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        logprobs_mode="full",
+        mean_entropy=0.25,
+        mean_behavior_log_prob=0.0,
+        min_behavior_log_prob=0.0,
+        environment="lookup_chain",
+        environment_version="1",
+    )
+    return Trajectory(replace(described(record, segments), **changes), segments, MESSAGES)
+
+
+def group(id: str = "group-1", **changes: Any) -> GroupRecord:
+    record = GroupRecord(
+        id, RUN, "task-1", iteration=1, size=2, reward_mean=0.5, reward_std=0.5, success_rate=0.5
+    )
+    return replace(record, **changes)
+
+
+def task(hash: str = "task-1") -> TaskRecord:
+    return TaskRecord(hash, "lookup_chain", {"hops": 2, "store": {"k1": "drawer"}})
+
+
+@dataclass
+class Born:
+    """The fresh rows of one iteration, in groups of `rates`: a member of a group is a success with its rate."""
+
+    iteration: int
+    rates: tuple[float, ...] = (0.5,)
+    size: int = 4
+    attempt: int = 0
+    run: str = RUN
+    version: int | None = None
+    trajectories: list[Trajectory] = field(default_factory=list)
+    groups: list[GroupRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        version = self.iteration - 1 if self.version is None else self.version
+        segments = (Segment(tokens([5, 6, 7, 8, 9, 10], [TEMPLATE, USER, LLM, LLM, ENV, LLM], version=version)),)
+        for index, rate in enumerate(self.rates):
+            name = f"{self.run}-{self.iteration}-{self.attempt}-{index}"
+            place = {"run": self.run, "iteration": self.iteration}
+            self.groups.append(group(name, size=self.size, success_rate=rate, **place))
+            for member in range(self.size):
+                slot, success = len(self.trajectories), member < round(rate * self.size)
+                # Ids in an order of their own: selection must not follow them.
+                id = f"{(slot * 7919 + self.iteration * 104729 + self.attempt * 31) % 99991:05d}-{name}-{member}"
+                self.trajectories.append(
+                    trajectory(
+                        id,
+                        segments=segments,
+                        group=name,
+                        slot=slot,
+                        member=member,
+                        attempt=self.attempt,
+                        success=success,
+                        reward=float(success),
+                        **place,
+                    )
+                )
+
+    def append_to(self, store: ReplayStore) -> Born:
+        store.append([task()], self.groups, self.trajectories)
+        return self
+
+
+def request(iteration: int, count: int, *, successful_only: bool = False, run: str = RUN) -> DrawRequest:
+    return DrawRequest(run, iteration, iteration - 1, count, first_slot=8, successful_only=successful_only)
+
+
+def iterate(store: ReplayStore, iteration: int, sampler: Sampler, *, count: int = 2, attempt: int = 0) -> list[str]:
+    """One whole iteration of a make-believe loop; the ids drawn."""
+    born = Born(iteration, rates=(0.5, 0.25), attempt=attempt).append_to(store)
+    fresh = [
+        DrawRecord(RUN, iteration, slot, row.id, FRESH, probability=None, staleness=0)
+        for slot, row in enumerate(born.trajectories)
+    ]
+    store.reserve_fresh(fresh)
+    drawn = store.draw(request(iteration, count), sampler)
+    measured = [
+        replace(draw, advantage=0.5, drift_mean=1.1, drift_max=1.5, ess_share=0.1, approx_kl=0.01, clip_fraction=0.0)
+        for draw in [*fresh, *(row.draw for row in drawn)]
+    ]
+    store.commit(iteration_record(iteration, replay=len(drawn)), measured, sampler_state=sampler.state())
+    store.add_policy(policy(iteration))
+    return [row.trajectory.id for row in drawn]
+
+
+def iteration_record(iteration: int, *, replay: int) -> IterationRecord:
+    return IterationRecord(
+        run=RUN,
+        iteration=iteration,
+        policy_version=iteration - 1,
+        planned_fresh=8,
+        planned_replay=2,
+        fresh=8,
+        replay=replay,
+        fraction=0.2,
+        optimizer_steps=2,
+        metrics={"actor/grad_norm": iteration / 2},
+    )
