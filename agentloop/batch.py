@@ -53,13 +53,9 @@ class Batch:
 
     def __post_init__(self) -> None:
         if bool((self.loss_mask & ~self.response_mask).any()):
-            raise ValueError(
-                "loss_mask must be within response_mask, got a trained token that is no action token."
-            )
+            raise ValueError("loss_mask must be within response_mask, got a trained token that is no action token.")
         if bool((self.response_mask & ~self.attention_mask).any()):
-            raise ValueError(
-                "response_mask must be within attention_mask, got an action token in the padding."
-            )
+            raise ValueError("response_mask must be within attention_mask, got an action token in the padding.")
 
     @property
     def lengths(self) -> list[int]:
@@ -132,13 +128,9 @@ def _check(rows: Sequence[BatchRow]) -> None:
         if not any(len(segment.tokens) for segment in row.trajectory.segments):
             raise ValueError(f"{where} must have at least one token, got none.")
         if not row.trajectory.record.temperature > 0.0:
-            raise ValueError(
-                f"{where}: temperature must be > 0 to be scored, got {row.trajectory.record.temperature}."
-            )
+            raise ValueError(f"{where}: temperature must be > 0 to be scored, got {row.trajectory.record.temperature}.")
         if not math.isfinite(row.advantage):
-            raise ValueError(
-                f"{where}: advantage must be finite, got {row.advantage}. Check its group's rewards."
-            )
+            raise ValueError(f"{where}: advantage must be finite, got {row.advantage}. Check its group's rewards.")
 
 
 def _padded(arrays: Sequence[npt.NDArray[np.generic]], fill: float, dtype: type[np.generic]) -> Tensor:

@@ -151,14 +151,19 @@ class StreamLossSection(Section):
     )
 
 
+class ReplayLossSection(StreamLossSection):
+    anchor: Literal["old", "behavior"] = Field(
+        "behavior", description="Denominator of the ratio: recomputed `old` or stored `behavior`."
+    )
+    clip_high: NonNegative = Field(0.2, description="Ratios above 1 + clip_high are clipped.")
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
+        None, description="Where the advantage is negative, the loss is at most dual_clip x |advantage|; null: off."
+    )
+
+
 class LossSection(Section):
-    fresh: StreamLossSection = Field(
-        default_factory=lambda: StreamLossSection(), description="Ratios of the fresh stream."
-    )
-    replay: StreamLossSection = Field(
-        default_factory=lambda: StreamLossSection(anchor="behavior", clip_high=0.2, dual_clip=None),
-        description="Ratios of the replay stream.",
-    )
+    fresh: StreamLossSection = Field(default_factory=StreamLossSection, description="Ratios of the fresh stream.")
+    replay: ReplayLossSection = Field(default_factory=ReplayLossSection, description="Ratios of the replay stream.")
     aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field(
         "token-mean", description="How token losses become one number; formulas in docs/concepts.md."
     )
@@ -260,6 +265,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"batch.group_size must be at most batch.trajectories ({self.batch.trajectories}), "
                 f"got {self.batch.group_size}."
+            )
+        if self.batch.mini_batch < self.batch.group_size:
+            raise ValueError(
+                f"batch.mini_batch must be at least batch.group_size ({self.batch.group_size}), for groups stay whole, "
+                f"got {self.batch.mini_batch}."
             )
         return self
 

@@ -28,9 +28,7 @@ class StepLoss:
     """Aggregated k3 to the reference, before its coefficient; 0 without a reference."""
 
 
-def accumulate_gradients(
-    actor: Actor, mini: ScoredBatch, config: RunConfig, *, totals: UpdateTotals
-) -> StepLoss:
+def accumulate_gradients(actor: Actor, mini: ScoredBatch, config: RunConfig, *, totals: UpdateTotals) -> StepLoss:
     """Add the gradient of the mini-batch's loss to the actor's parameters, and count its tokens in `totals`.
 
     The loss is the sum of (policy loss + kl.loss_coef x k3 - loss.entropy_coef x entropy) x weight over

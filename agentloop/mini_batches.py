@@ -32,9 +32,7 @@ def plan_mini_batches(groups: Sequence[str | None], size: int, *, seed: Sequence
     # The largest first, each into the emptiest: sizes differ by at most the largest group.
     for rows in sorted(members.values(), key=len, reverse=True):
         min(bins, key=len).extend(rows)
-    shares = (
-        [len(rows) / (len(groups) - len(replayed)) for rows in bins] if all(bins) else [1 / count] * count
-    )
+    shares = [len(rows) / (len(groups) - len(replayed)) for rows in bins] if all(bins) else [1 / count] * count
     start = 0
     for rows, number in zip(bins, apportion(len(replayed), shares), strict=True):
         rows.extend(replayed[start : start + number])

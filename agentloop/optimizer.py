@@ -28,11 +28,7 @@ def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int)
         "linear": 1.0 - progress,
         "cosine": (1.0 + math.cos(math.pi * progress)) / 2,
     }[section.schedule]
-    factor = (
-        1.0
-        if section.schedule == "constant"
-        else section.final_factor + (1.0 - section.final_factor) * course
-    )
+    factor = 1.0 if section.schedule == "constant" else section.final_factor + (1.0 - section.final_factor) * course
     return section.learning_rate * factor
 
 
@@ -101,9 +97,7 @@ class PolicyOptimizer:
             fields.setdefault(name, {})[field] = value
         for name, state in fields.items():
             if name not in self._targets:
-                raise ValueError(
-                    f"optimizer state must belong to this model, got a parameter {name!r} it lacks."
-                )
+                raise ValueError(f"optimizer state must belong to this model, got a parameter {name!r} it lacks.")
             for field, value in state.items():
                 if field != "step" and value.shape != self._targets[name].shape:
                     raise ValueError(

@@ -57,13 +57,9 @@ class _Log:
 class Trainer:
     """Updates the actor's weights in place and owns its optimizer. Its only randomness is the seeded plan."""
 
-    def __init__(
-        self, actor: Actor, config: RunConfig, *, authors: AuthorTable, reference: Actor | None
-    ) -> None:
+    def __init__(self, actor: Actor, config: RunConfig, *, authors: AuthorTable, reference: Actor | None) -> None:
         if config.kl.loss_coef > 0 and reference is None:
-            raise ValueError(
-                f"kl.loss_coef must be 0 without a reference policy, got {config.kl.loss_coef}. Pass one."
-            )
+            raise ValueError(f"kl.loss_coef must be 0 without a reference policy, got {config.kl.loss_coef}. Pass one.")
         self._actor = actor
         self._config = config
         self._authors = authors
@@ -91,9 +87,7 @@ class Trainer:
         batch = build_batch(rows, self._authors)
         self._require_behavior(batch)
         scored, metrics = self._score(batch, reference=self._reference if self._config.kl.loss_coef else None)
-        rate = learning_rate(
-            self._config.optimizer, iteration=iteration, iterations=self._config.run.iterations
-        )
+        rate = learning_rate(self._config.optimizer, iteration=iteration, iterations=self._config.run.iterations)
         self._optimizer.set_learning_rate(rate)
         self._optimizer.clear_gradients()
         totals = UpdateTotals(scored.batch.replayed)
@@ -103,7 +97,9 @@ class Trainer:
             seed = (self._config.run.seed, iteration, epoch)
             for members in plan_mini_batches(groups, self._config.batch.mini_batch, seed=seed):
                 log.steps += 1
-                chosen = torch.isin(scored.batch.trajectory, torch.tensor(members, device=self._actor.device))
+                chosen = torch.isin(
+                    scored.batch.trajectory, torch.tensor(members, dtype=torch.int64, device=self._actor.device)
+                )
                 self._step(scored.rows(chosen.nonzero()[:, 0]), totals, log, iteration=iteration)
         drift = scored.drift()
         metrics |= drift_metrics(drift, totals.replayed) | totals.metrics() | log.metrics()

@@ -63,9 +63,7 @@ class UpdateTotals:
         for replayed in self.steps:
             self.steps[replayed] += int(bool((self.trained[self.replayed == replayed] > 0).any()))
 
-    def add(
-        self, result: HeterogeneousLoss, loss_mask: Tensor, *, weights: Tensor, trajectory: Tensor
-    ) -> None:
+    def add(self, result: HeterogeneousLoss, loss_mask: Tensor, *, weights: Tensor, trajectory: Tensor) -> None:
         """One gradient pass; `weights` are those of each stream alone."""
         count = len(self.trained)
         ratios = result.log_ratios.double().exp()

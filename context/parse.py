@@ -78,12 +78,15 @@ class Llama3JsonParser:
         return _read(text, stopped, self._read_calls)
 
     def _read_calls(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
-        content, tag, body = text.rpartition(self._TAG)
-        if not tag:
-            body = text.lstrip()
-            # Other JSON is an answer like any other; a call has a name.
-            if not (body.startswith("{") and '"name"' in body[:_MAX_CHARS]):
+        content, body = "", text.lstrip()
+        if not body.startswith("{"):
+            # Only ahead of the call is the tag a tag: an argument may hold the same text.
+            content, tag, body = text.partition(self._TAG)
+            if not tag:
                 return text, ()
+        elif '"name"' not in body[:_MAX_CHARS]:
+            # Other JSON is an answer like any other; a call has a name.
+            return text, ()
         _check_length(len(body))
         return content, (_call_from_json(body, ("parameters", "arguments")),)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -97,7 +98,7 @@ def _opened(run: Path | None) -> Iterator[ReplayStore]:
     """The buffer, read-only; what is wrong with it is told in one line."""
     path = run or newest_run_folder()
     try:
-        store = ReplayStore.open(path / DATABASE if path.is_dir() else path, read_only=True)
+        store = ReplayStore.open(path / DATABASE if os.path.isdir(path) else path, read_only=True)
         try:
             yield store
         finally:

@@ -175,7 +175,9 @@ def commit(
     check_fields(iteration, where)
     given = {record.slot: record.trajectory for record in records}
     query = _of(iteration.run, iteration.iteration, draws.c.slot, draws.c.trajectory)
-    reserved: dict[int, str] = dict(connection.execute(query.where(draws.c.state == RESERVED)).tuples().all())
+    reserved = {
+        row.slot: row.trajectory for row in connection.execute(query.where(draws.c.state == RESERVED))
+    }
     if given != reserved:
         odd = min(slot for slot in {*given, *reserved} if given.get(slot) != reserved.get(slot))
         raise refused(

@@ -73,7 +73,8 @@ def create_database(location: str | Path) -> Database:
     Raises DatabaseRefused for a database of something else or of a newer agentloop, and leaves it as it is.
     """
     path = database_path(location)
-    if path.is_file() and path.stat().st_size:
+    # os.path answers no where pathlib raises: in a folder that can't be entered.
+    if os.path.isfile(path) and path.stat().st_size:
         _check_revision(path, migrates=True)
     try:
         # Nobody else may read what agents said and saw. SQLite gives its side files the same mode.
@@ -93,8 +94,8 @@ def create_database(location: str | Path) -> Database:
 def open_database(location: str | Path, *, read_only: bool) -> Database:
     """Open an existing database; never makes one, never migrates one."""
     path = database_path(location)
-    if not path.is_file():
-        found = "a folder" if path.is_dir() else "nothing"
+    if not os.path.isfile(path):
+        found = "a folder" if os.path.isdir(path) else "nothing"
         raise DatabaseRefused(f"database must be an existing file, got {found} at {path}. Check the path.")
     _check_revision(path, migrates=False)
     return Database(path, mode="ro" if read_only else "rw")

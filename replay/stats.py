@@ -61,34 +61,6 @@ _SORTED_BY: dict[Sort, sa.ColumnElement[Any]] = {
 }
 
 
-def summary(store: ReplayStore, run: str | None = None) -> Answer:
-    """The buffer in numbers, over every stored row; `states` tells the same apart. None: all runs of the database."""
-    with store.reading() as connection:
-        answer: Answer = {
-            "database": str(store.path),
-            "bytes": store.path.stat().st_size,
-            "runs": _count(connection, runs, runs.c.id, run),
-            "iterations": _count(connection, schema.iterations, schema.iterations.c.run, run),
-            "policies": _count(connection, policies, policies.c.run, run),
-            "groups": _count(connection, groups, groups.c.run, run),
-        }
-        answer["tasks"] = connection.scalar(_of(run, groups.c.run, sa.func.count(sa.distinct(groups.c.task))))
-        states = connection.execute(
-            _of(run, _rows.run, _rows.state, *_TOTALS).group_by(_rows.state)
-        ).mappings()
-        answer["states"] = {row["state"]: {**row} for row in states}
-        answer |= dict(connection.execute(_of(run, _rows.run, *_TOTALS)).mappings().one())
-        query = _of(run, _rows.run, _rows.stop_reason, sa.func.count()).group_by(_rows.stop_reason)
-        answer["stop_reasons"] = dict(connection.execute(query.order_by(_rows.stop_reason)).tuples().all())
-        answer["draws"] = _draws(connection, run)
-    answer["states"] = {
-        state: {name: value for name, value in answer["states"][state].items() if name != "state"}
-        for state in STATES
-        if state in answer["states"]
-    }
-    return answer
-
-
 _TOTALS = (
     sa.func.count().label("trajectories"),
     sa.func.coalesce(sa.func.sum(_rows.num_tokens), 0).label("tokens"),
@@ -97,6 +69,32 @@ _TOTALS = (
     sa.func.avg(_rows.reward).label("reward_mean"),
     sa.func.avg(_rows.num_turns).label("turns_mean"),
 )
+
+
+def summary(store: ReplayStore, run: str | None = None) -> Answer:
+    """The buffer in numbers, over every stored row; `states` tells the same apart. None: all runs of the database."""
+    with store.reading() as connection:
+        stops = _of(run, _rows.run, _rows.stop_reason, sa.func.count()).group_by(_rows.stop_reason)
+        task_count = sa.func.count(sa.distinct(groups.c.task))
+        return {
+            "database": str(store.path),
+            "bytes": store.path.stat().st_size,
+            "runs": _count(connection, run, runs.c.id),
+            "iterations": _count(connection, run, schema.iterations.c.run),
+            "policies": _count(connection, run, policies.c.run),
+            "tasks": connection.scalar(_of(run, groups.c.run, task_count)),
+            "groups": _count(connection, run, groups.c.run),
+            **connection.execute(_of(run, _rows.run, *_TOTALS)).mappings().one(),
+            "states": _states(connection, run),
+            "stop_reasons": {row[0]: row[1] for row in connection.execute(stops.order_by(_rows.stop_reason))},
+            "draws": _draws(connection, run),
+        }
+
+
+def _states(connection: sa.Connection, run: str | None) -> Answer:
+    query = _of(run, _rows.run, _rows.state, *_TOTALS).group_by(_rows.state)
+    found = {row.pop("state"): row for row in map(dict, connection.execute(query).mappings())}
+    return {state: found[state] for state in STATES if state in found}
 
 
 def _draws(connection: sa.Connection, run: str | None) -> Answer:
@@ -116,7 +114,7 @@ def _draws(connection: sa.Connection, run: str | None) -> Answer:
     return {
         "fresh": 0,
         "replay": 0,
-        **dict(connection.execute(streams).tuples().all()),
+        **{row[0]: row[1] for row in connection.execute(streams)},
         "reserved": connection.scalar(reserved),
         **connection.execute(replayed).mappings().one(),
     }
@@ -132,9 +130,10 @@ def trajectories(
 ) -> list[Answer]:
     """One line per trajectory, the greatest in `sort` first; staleness is relative to the run's newest policy."""
     columns = [
-        *(_rows[name] for name in ("id", "run", "iteration", "slot", "task", "group", "reward", "success")),
+        *(_rows[name] for name in ("id", "run", "iteration", "slot", "task", "reward", "success")),
         *(_rows[name] for name in ("num_turns", "num_tool_calls", "num_tokens", "num_action_tokens")),
         *(_rows[name] for name in ("stop_reason", "error_kind", "advantage", "state", "state_reason")),
+        _rows.group.label("group"),
         _USES,
         _STALENESS,
     ]
@@ -234,8 +233,8 @@ def metric_series(store: ReplayStore, run: str) -> dict[str, list[tuple[int, flo
     return series
 
 
-def _count(connection: sa.Connection, table: sa.Table, owner: sa.Column[str], run: str | None) -> int:
-    return connection.scalar(_of(run, owner, sa.func.count()).select_from(table)) or 0
+def _count(connection: sa.Connection, run: str | None, owner: sa.Column[str]) -> int:
+    return connection.scalar(_of(run, owner, sa.func.count(owner))) or 0
 
 
 def _of(run: str | None, owner: sa.Column[str], *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:

@@ -39,7 +39,7 @@ def check_fields(record: Any, where: str) -> None:
         value = getattr(record, field.name)
         if declared not in _TYPES or (value is None and optional):
             continue
-        rule = f"be a {declared}"
+        rule = f"be of type {declared}"
         fits = isinstance(value, _TYPES[declared]) and (declared == "bool" or not isinstance(value, bool))
         if fits and declared == "int":
             rule, fits = "be >= 0 and below 2^63", 0 <= value < 2**63
@@ -71,7 +71,6 @@ def validate(trajectory: Trajectory, authors: AuthorTable) -> Validated:
     """Check one trajectory against itself and its run's author table; raises InvalidRecord."""
     record = trajectory.record
     where = f"trajectory {record.id}"
-    check_fields(record, where)
     segments, clipped = [], 0
     for position, segment in enumerate(trajectory.segments):
         tokens = _checked_tokens(segment.tokens, authors, f"segments[{position}]", where)
@@ -82,6 +81,7 @@ def validate(trajectory: Trajectory, authors: AuthorTable) -> Validated:
     tokens = TokenSequence.concatenate(segment.tokens for segment in segments)
     if not len(tokens):
         raise refused("segments", "hold at least one token", 0, where)
+    check_fields(record, where)
     _check_summary(record, tokens, authors, where)
     digest = content_hash(segments)
     if record.content_hash not in ("", digest):

@@ -121,10 +121,7 @@ def _insert_missing(
     extra: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Insert the rows that are not there; raises where another row has the key. A row's state may have moved on."""
-    stored: dict[str, Row] = {}
-    for chunk in chunked(list(rows)):
-        for found in connection.execute(sa.select(*columns).where(table.c[key].in_(chunk))).mappings():
-            stored[found[key]] = dict(found)
+    stored = _stored(connection, table, columns, list(rows), key=key)
     for id, there in stored.items():
         # A stored trajectory may have become orphaned or worse since it was appended; it is the same one.
         given = {**rows[id], **({"state": there["state"]} if "state" in there else {})}
@@ -133,6 +130,23 @@ def _insert_missing(
     new = [id for id in rows if id not in stored]
     _insert(connection, table, [{**rows[id], **(extra or {})} for id in new])
     return new
+
+
+def _stored(
+    connection: sa.Connection,
+    table: sa.Table,
+    columns: Sequence[sa.ColumnElement[Any]],
+    keys: Sequence[str],
+    *,
+    key: str,
+) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    names = [str(column.key) for column in columns]
+    for chunk in chunked(keys):
+        for values in connection.execute(sa.select(*columns).where(table.c[key].in_(chunk))):
+            row = dict(zip(names, values, strict=True))
+            rows[row[key]] = row
+    return rows
 
 
 def _insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> None:
@@ -144,10 +158,7 @@ def _check_groups(connection: sa.Connection, prepared: Prepared) -> None:
     """A member belongs to the run, task and iteration of its group."""
     place = ("run", "task", "iteration")
     named = list({row["group"] for row in prepared.trajectories.values()})
-    found: dict[str, Row] = {}
-    for chunk in chunked(named):
-        for row in connection.execute(sa.select(*GROUP_COLUMNS).where(groups.c.id.in_(chunk))).mappings():
-            found[row["id"]] = dict(row)
+    found = _stored(connection, groups, GROUP_COLUMNS, named, key="id")
     for id, row in prepared.trajectories.items():
         group = found.get(row["group"])
         if group is None:

@@ -23,9 +23,7 @@ def grpo_advantages(rewards: Sequence[float], *, normalise_std: bool) -> list[fl
     """
     for member, reward in enumerate(rewards):
         if not math.isfinite(reward):
-            raise ValueError(
-                f"rewards[{member}] must be finite, got {reward}. Check the environment's reward."
-            )
+            raise ValueError(f"rewards[{member}] must be finite, got {reward}. Check the environment's reward.")
     if not rewards or max(rewards) == min(rewards):
         return [0.0] * len(rewards)
     mean = math.fsum(rewards) / len(rewards)

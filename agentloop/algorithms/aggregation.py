@@ -49,9 +49,7 @@ def token_weights(
     return loss_mask * row_weights[:, None]
 
 
-def _row_weights(
-    tokens: Tensor, trajectory: Tensor, *, mode: Aggregation, norm_length: float | None
-) -> Tensor:
+def _row_weights(tokens: Tensor, trajectory: Tensor, *, mode: Aggregation, norm_length: float | None) -> Tensor:
     """[B] weight of each trained token of a row, from the rows' numbers of trained tokens."""
     count = int(trajectory.max()) + 1 if len(trajectory) else 0
     per_trajectory = tokens.new_zeros(count).index_add_(0, trajectory, tokens)
@@ -65,8 +63,6 @@ def _row_weights(
             denominator = sequences * per_trajectory[trajectory].clamp_min(1)
         case "seq-mean-token-sum-norm":
             if norm_length is None:
-                raise ValueError(
-                    "norm_length must be a number of tokens for seq-mean-token-sum-norm, got None."
-                )
+                raise ValueError("norm_length must be a number of tokens for seq-mean-token-sum-norm, got None.")
             denominator = (sequences * norm_length).expand_as(tokens)
     return (tokens > 0) / denominator.double()

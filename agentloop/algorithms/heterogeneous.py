@@ -59,9 +59,7 @@ def heterogeneous_loss(
     """
     for name, tensor in (("advantages", advantages), ("anchors", anchors)):
         if tensor.requires_grad:
-            raise ValueError(
-                f"{name} must be detached, got a tensor that requires grad. Call .detach() on it."
-            )
+            raise ValueError(f"{name} must be detached, got a tensor that requires grad. Call .detach() on it.")
     clamped = log_ratios(log_probs, anchors, loss_mask)
     bounds = torch.tensor([_bounds(fresh), _bounds(replay)], dtype=log_probs.dtype, device=log_probs.device)
     low, high, dual = bounds[replay_mask.long()].T[:, :, None]

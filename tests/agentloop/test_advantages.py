@@ -20,9 +20,7 @@ def test_advantages_of_dr_grpo_are_only_centred() -> None:
 
 @pytest.mark.parametrize("rewards", [[1.0], [0.3] * 7, [0.0, 0.0], [1e9] * 5, []])
 @pytest.mark.parametrize("normalise_std", [True, False])
-def test_advantages_of_one_member_or_equal_rewards_are_exactly_zero(
-    rewards: list[float], normalise_std: bool
-) -> None:
+def test_advantages_of_one_member_or_equal_rewards_are_exactly_zero(rewards: list[float], normalise_std: bool) -> None:
     assert grpo_advantages(rewards, normalise_std=normalise_std) == [0.0] * len(rewards)
 
 

@@ -39,9 +39,7 @@ def aggregate(mask: torch.Tensor = MASK, **changes: Any) -> float:
         ("seq-mean-token-sum-norm", 10.0, (7 + 56) / 2 / 10),
     ],
 )
-def test_aggregation_joint_equals_hand_computed_values(
-    mode: str, norm_length: float | None, expected: float
-) -> None:
+def test_aggregation_joint_equals_hand_computed_values(mode: str, norm_length: float | None, expected: float) -> None:
     assert aggregate(mode=mode, norm_length=norm_length) == pytest.approx(expected, abs=1e-12)
 
 
@@ -62,9 +60,7 @@ def test_aggregation_per_stream_has_its_own_denominators_and_weight(
 
 
 @pytest.mark.parametrize("normalise", ["joint", "per_stream"])
-@pytest.mark.parametrize(
-    "mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-)
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 def test_aggregation_of_nothing_trained_is_zero(mode: str, normalise: str) -> None:
     assert aggregate(torch.zeros_like(MASK), mode=mode, norm_length=3.0, normalise=normalise) == 0.0
 

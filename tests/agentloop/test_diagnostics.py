@@ -16,13 +16,9 @@ def test_effective_sample_size_equals_hand_computed_values() -> None:
 def test_drift_is_over_the_known_action_tokens_of_all_rows_of_a_trajectory() -> None:
     nan = math.nan
     old = torch.log(torch.tensor([[0.5, 0.2, 0.9], [0.4, 0.6, 0.9], [0.5, 0.5, 0.5]], dtype=torch.float64))
-    behavior = torch.log(
-        torch.tensor([[0.25, 0.4, 0.1], [0.1, nan, 0.1], [nan, nan, nan]], dtype=torch.float64)
-    )
+    behavior = torch.log(torch.tensor([[0.25, 0.4, 0.1], [0.1, nan, 0.1], [nan, nan, nan]], dtype=torch.float64))
     response = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1]], dtype=torch.bool)
-    drift = trajectory_drift(
-        old, behavior, response_mask=response, trajectory=torch.tensor([0, 0, 1]), count=2
-    )
+    drift = trajectory_drift(old, behavior, response_mask=response, trajectory=torch.tensor([0, 0, 1]), count=2)
     # Ratios of trajectory 0: 2, 1/2 | 4; mean log = (ln 2 - ln 2 + ln 4) / 3
     assert drift.tokens.tolist() == [3, 0]
     assert drift.sum[0].item() == pytest.approx(6.5)

@@ -47,9 +47,7 @@ def written_formula(actor: Actor, scored: ScoredBatch, config: RunConfig) -> tup
     if loss.normalise == "joint":
         total = aggregated({**per_stream[False], **per_stream[True]}, config)
     else:
-        total = aggregated(per_stream[False], config) + config.replay.weight * aggregated(
-            per_stream[True], config
-        )
+        total = aggregated(per_stream[False], config) + config.replay.weight * aggregated(per_stream[True], config)
     torch.autograd.backward(total)
     vectors = [torch.zeros_like(p) if p.grad is None else p.grad for p in actor.model.parameters()]
     return total.item(), torch.cat([v.flatten() for v in vectors])
@@ -69,9 +67,7 @@ def aggregated(sequences: dict[int, list[Tensor]], config: RunConfig) -> Tensor:
 
 
 @pytest.mark.parametrize("normalise", ["joint", "per_stream"])
-@pytest.mark.parametrize(
-    "mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-)
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 @pytest.mark.parametrize("regularised", [False, True])
 def test_loss_and_gradient_equal_the_written_formula(mode: str, normalise: str, regularised: bool) -> None:
     config = run_config(
@@ -134,9 +130,7 @@ def test_batch_of_masked_tokens_only_has_zero_loss_and_gradient(regularised: flo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize("letter", ["l", "d"])
-def test_stored_log_prob_95_nats_off_gives_finite_gradients(
-    dtype: torch.dtype, advantage: float, letter: str
-) -> None:
+def test_stored_log_prob_95_nats_off_gives_finite_gradients(dtype: torch.dtype, advantage: float, letter: str) -> None:
     actor = tiny_actor(dtype)
     wild = segment("uul" + letter + "l", [-1.0, -95.0, -1.0])
     rows = [

@@ -68,9 +68,7 @@ def test_loss_and_gradient_equal_an_independent_reference() -> None:
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("difference", [95.0, -95.0, 800.0])
-def test_log_prob_far_off_gives_finite_loss_and_gradient(
-    difference: float, trained: bool, advantage: float
-) -> None:
+def test_log_prob_far_off_gives_finite_loss_and_gradient(difference: float, trained: bool, advantage: float) -> None:
     log_probs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     result = heterogeneous_loss(
         log_probs,

@@ -7,9 +7,7 @@ from agentloop.algorithms.kl import k1, k3, kl_penalised_rewards
 
 
 def test_k1_is_the_difference_in_nats() -> None:
-    torch.testing.assert_close(
-        k1(torch.tensor([-1.0, -3.0]), torch.tensor([-1.5, -1.0])), torch.tensor([0.5, -2.0])
-    )
+    torch.testing.assert_close(k1(torch.tensor([-1.0, -3.0]), torch.tensor([-1.5, -1.0])), torch.tensor([0.5, -2.0]))
 
 
 def test_k3_equals_hand_computed_values_and_ignores_masked_tokens() -> None:

@@ -53,9 +53,7 @@ def test_mini_batches_follow_the_seed_alone() -> None:
     groups = rows([4] * 8, 8)
     first = plan_mini_batches(groups, 10, seed=(0, 1, 0))
     assert first == plan_mini_batches(groups, 10, seed=(0, 1, 0))
-    assert all(
-        first != plan_mini_batches(groups, 10, seed=seed) for seed in [(1, 1, 0), (0, 2, 0), (0, 1, 1)]
-    )
+    assert all(first != plan_mini_batches(groups, 10, seed=seed) for seed in [(1, 1, 0), (0, 2, 0), (0, 1, 1)])
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200))

@@ -11,9 +11,7 @@ def one_token(ratio: float, advantage: float, dual_clip: float = math.inf) -> tu
     r = torch.tensor(ratio, dtype=torch.float64, requires_grad=True)
     bounds = (torch.tensor(bound, dtype=torch.float64) for bound in (0.2, 0.28, dual_clip))
     low, high, dual = bounds
-    result = ppo_clip(
-        r, torch.tensor(advantage, dtype=torch.float64), clip_low=low, clip_high=high, dual_clip=dual
-    )
+    result = ppo_clip(r, torch.tensor(advantage, dtype=torch.float64), clip_low=low, clip_high=high, dual_clip=dual)
     (gradient,) = torch.autograd.grad(result.loss, r)
     return result.loss.item(), gradient.item(), bool(result.clipped), bool(result.clipped_lower)
 

@@ -38,6 +38,13 @@ def test_optimizer_steps_are_epochs_times_mini_batches(
     assert {int(v) for k, v in learner.state()[0].items() if k.endswith("/step")} == {expected}
 
 
+def test_mini_batch_smaller_than_a_group_leaves_steps_without_rows() -> None:
+    rows = [row(f"t{i}", segment("uull", seed=i), advantage=1.0 - i) for i in range(3)]
+    result = trainer(tiny_actor(), run_config(batch={"mini_batch": 1})).update(rows, iteration=1)
+    assert result.optimizer_steps == 3
+    assert result.metrics["actor/skipped_no_signal"] == 2
+
+
 def test_update_without_a_signal_touches_neither_weights_nor_optimizer() -> None:
     actor = tiny_actor()
     learner = trainer(actor, run_config(**CONFIG, optimizer={"weight_decay": 0.1}))
@@ -112,14 +119,10 @@ def test_unknown_behavior_log_prob_of_a_replayed_token_is_an_error_before_any_up
     actor = tiny_actor()
     before = weights_of(actor)
     rows = [*mixed_rows(replayed=0), row("imported", segment("ull", [-1.0, math.nan]), stream="replay")]
-    with pytest.raises(
-        ValueError, match=r"trajectory imported must be known .* got 1 unknown. Set loss.replay.anchor"
-    ):
+    with pytest.raises(ValueError, match=r"trajectory imported must be known .* got 1 unknown. Set loss.replay.anchor"):
         trainer(actor, run_config(**CONFIG)).update(rows, iteration=1)
     assert torch.equal(weights_of(actor), before)
-    result = trainer(actor, run_config(**CONFIG, loss={"replay": {"anchor": "old"}})).update(
-        rows, iteration=1
-    )
+    result = trainer(actor, run_config(**CONFIG, loss={"replay": {"anchor": "old"}})).update(rows, iteration=1)
     assert result.metrics["actor/replay/pg_clipfrac"] >= 0.0
 
 
@@ -135,9 +138,7 @@ def test_kl_term_needs_a_reference() -> None:
 
 
 def test_learning_rate_depends_on_the_iteration_only() -> None:
-    learner = trainer(
-        tiny_actor(), run_config(**CONFIG, optimizer={"learning_rate": 0.01, "schedule": "linear"})
-    )
+    learner = trainer(tiny_actor(), run_config(**CONFIG, optimizer={"learning_rate": 0.01, "schedule": "linear"}))
     for iteration, expected in ((10, 0.001), (1, 0.01), (10, 0.001)):
         metrics = learner.update(silent_rows(), iteration=iteration).metrics
         assert metrics["actor/learning_rate"] == pytest.approx(expected)
@@ -210,9 +211,7 @@ def test_observed_rows_have_drift_and_no_loss() -> None:
     learner = trainer(tiny_actor(), run_config(**CONFIG))
     observed = learner.observe([row("a", segment("uudd", [-1.0, -2.0]), stream="replay", advantage=1.0)])
     assert observed.optimizer_steps == 0
-    assert set(observed.metrics) == {
-        f"actor/replay/{name}" for name in ("drift_mean", "drift_max", "ess", "approx_kl")
-    }
+    assert set(observed.metrics) == {f"actor/replay/{name}" for name in ("drift_mean", "drift_max", "ess", "approx_kl")}
     stats = observed.rows["a"]
     assert stats.clip_fraction is None
     assert stats.approx_kl == pytest.approx(observed.metrics["actor/replay/approx_kl"])

@@ -119,10 +119,7 @@ def mixed_rows(*, fresh: int = 6, replayed: int = 3) -> list[BatchRow]:
     for index in range(fresh + replayed):
         parts = [
             segment(
-                "u" * int(rng.integers(1, 5))
-                + "l" * int(rng.integers(1, 6))
-                + "ee"
-                + "l" * int(rng.integers(1, 4)),
+                "u" * int(rng.integers(1, 5)) + "l" * int(rng.integers(1, 6)) + "ee" + "l" * int(rng.integers(1, 4)),
                 seed=100 * index + part,
             )
             for part in range(1 + index % 2)
@@ -142,7 +139,9 @@ def mixed_rows(*, fresh: int = 6, replayed: int = 3) -> list[BatchRow]:
 
 
 def run_config(**sections: dict[str, Any]) -> RunConfig:
-    return RunConfig.model_validate(sections)
+    """Rows here bring their own groups, so the size of fresh ones only has to fit any mini-batch."""
+    batch = {"group_size": 1, **sections.pop("batch", {})}
+    return RunConfig.model_validate({"batch": batch, **sections})
 
 
 def trainer(actor: Actor, config: RunConfig, *, reference: Actor | None = None) -> Trainer:
@@ -175,13 +174,9 @@ def sampled_by(actor: Actor, rows: list[BatchRow]) -> list[BatchRow]:
     rest = iter(log_probs)
 
     def rescored(part: Segment) -> Segment:
-        return replace(
-            part, tokens=replace(part.tokens, behavior_log_probs=next(rest)[: len(part.tokens)].numpy())
-        )
+        return replace(part, tokens=replace(part.tokens, behavior_log_probs=next(rest)[: len(part.tokens)].numpy()))
 
     return [
-        replace(
-            item, trajectory=replace(item.trajectory, segments=tuple(map(rescored, item.trajectory.segments)))
-        )
+        replace(item, trajectory=replace(item.trajectory, segments=tuple(map(rescored, item.trajectory.segments))))
         for item in rows
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,12 @@ def new_store(path: Path, run: str = RUN) -> ReplayStore:
     return store
 
 
+def sql(path: Path, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """What plain sqlite3 answers; committed."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        return connection.execute(statement, parameters).fetchall()
+
+
 def tokens(ids: list[int], authors: list[str], *, version: int = 0, log_prob: float = -0.5) -> TokenSequence:
     """Sampled tokens have log-probs log_prob, 2 log_prob, ... in turn."""
     codes = np.array([AUTHORS.code(name) for name in authors], np.uint8)
@@ -86,7 +94,13 @@ MESSAGES = (
     Message("system", "You look things up.", author="initialization"),
     Message("user", "Where is the key?"),
     Message("assistant", "", author="llm", tool_calls=(ToolCall("lookup", {"key": "k1"}, "call-0"),)),
-    Message("tool", "line one\nNUL \x00, half \ud83d, mark \ue000json:x", author="env", name="lookup", tool_call_id="call-0"),
+    Message(
+        "tool",
+        "line one\nNUL \x00, half \ud83d, mark \ue000json:x",
+        author="env",
+        name="lookup",
+        tool_call_id="call-0",
+    ),
     Message("assistant", "in the drawer", author="llm"),
 )
 
@@ -152,7 +166,9 @@ class Born:
 
     def __post_init__(self) -> None:
         version = self.iteration - 1 if self.version is None else self.version
-        segments = (Segment(tokens([5, 6, 7, 8, 9, 10], [TEMPLATE, USER, LLM, LLM, ENV, LLM], version=version)),)
+        segments = (
+            Segment(tokens([5, 6, 7, 8, 9, 10], [TEMPLATE, USER, LLM, LLM, ENV, LLM], version=version)),
+        )
         for index, rate in enumerate(self.rates):
             name = f"{self.run}-{self.iteration}-{self.attempt}-{index}"
             place = {"run": self.run, "iteration": self.iteration}
@@ -184,7 +200,9 @@ def request(iteration: int, count: int, *, successful_only: bool = False, run: s
     return DrawRequest(run, iteration, iteration - 1, count, first_slot=8, successful_only=successful_only)
 
 
-def iterate(store: ReplayStore, iteration: int, sampler: Sampler, *, count: int = 2, attempt: int = 0) -> list[str]:
+def iterate(
+    store: ReplayStore, iteration: int, sampler: Sampler, *, count: int = 2, attempt: int = 0
+) -> list[str]:
     """One whole iteration of a make-believe loop; the ids drawn."""
     born = Born(iteration, rates=(0.5, 0.25), attempt=attempt).append_to(store)
     fresh = [
@@ -194,7 +212,15 @@ def iterate(store: ReplayStore, iteration: int, sampler: Sampler, *, count: int 
     store.reserve_fresh(fresh)
     drawn = store.draw(request(iteration, count), sampler)
     measured = [
-        replace(draw, advantage=0.5, drift_mean=1.1, drift_max=1.5, ess_share=0.1, approx_kl=0.01, clip_fraction=0.0)
+        replace(
+            draw,
+            advantage=0.5,
+            drift_mean=1.1,
+            drift_max=1.5,
+            ess_share=0.1,
+            approx_kl=0.01,
+            clip_fraction=0.0,
+        )
         for draw in [*fresh, *(row.draw for row in drawn)]
     ]
     store.commit(iteration_record(iteration, replay=len(drawn)), measured, sampler_state=sampler.state())

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from context.tokens import Segment, TokenSequence
 from replay import blobs
@@ -41,7 +42,9 @@ def test_blob_begins_with_magic_kind_format_and_count_little_endian() -> None:
 @pytest.mark.parametrize("field", ["token_ids", "authors", "behavior_log_probs", "policy_versions"])
 def test_every_bit_flip_is_detected_or_harmless(field: str) -> None:
     blob = bytearray(blobs.encode_tokens(SHORT)[field])
-    decode = {"authors": blobs.decode_uint8, "behavior_log_probs": blobs.decode_log_probs}.get(field, blobs.decode_int32)
+    decode = {"authors": blobs.decode_uint8, "behavior_log_probs": blobs.decode_log_probs}.get(
+        field, blobs.decode_int32
+    )
     harmless = 0
     for bit in range(8 * len(blob)):
         blob[bit // 8] ^= 1 << bit % 8

@@ -3,7 +3,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replay.mixing import apportion, group_sizes, plan_batch
 

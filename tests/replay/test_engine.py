@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from replay import DatabaseRefused, ReplayError, ReplayStore
+from replay.engine import database_path
+from replay.schema import metadata
+from tests.replay.fakes import group, new_store, sql, task, trajectory
+
+
+def foreign(path: Path) -> Path:
+    sql(path, "create table notes (id integer)")
+    return path
+
+
+def random_bytes(path: Path) -> Path:
+    path.write_bytes(b"not a database, whatever its name says" * 100)
+    return path
+
+
+def newer(path: Path) -> Path:
+    new_store(path).close()
+    sql(path, "update replay_schema_version set version_num = '0002'")
+    return path
+
+
+def older(path: Path) -> Path:
+    new_store(path).close()
+    sql(path, "update replay_schema_version set version_num = '0000'")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (foreign, "must be one of agentloop's, got tables of something else"),
+        (random_bytes, "must be a readable SQLite file, got 'file is not a database'"),
+        (newer, "must have schema 0001 or older, got 0002 .* Upgrade agentloop"),
+    ],
+)
+def test_database_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path, make, message: str) -> None:  # type: ignore[no-untyped-def]  # pytest passes one of the functions above
+    path = make(tmp_path / "some.db")
+    before = path.read_bytes()
+    for attempt in (
+        lambda: ReplayStore.create(path),
+        lambda: ReplayStore.open(path),
+        lambda: ReplayStore.open(path, read_only=True),
+    ):
+        with pytest.raises(DatabaseRefused, match=message):
+            attempt()
+    assert path.read_bytes() == before
+    # A read-only look at a WAL database may leave its two empty side files.
+    assert not any(side.stat().st_size for side in tmp_path.glob("some.db-wal"))
+
+
+def test_older_schema_is_migrated_by_training_only(tmp_path: Path) -> None:
+    path = older(tmp_path / "old.sqlite")
+    with pytest.raises(
+        DatabaseRefused, match="must have schema 0001, got 0000 .* Resume its run once to migrate it"
+    ):
+        ReplayStore.open(path, read_only=True)
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_open_never_makes_a_database(tmp_path: Path, read_only: bool) -> None:
+    with pytest.raises(DatabaseRefused, match="must be an existing file, got nothing at"):
+        ReplayStore.open(tmp_path / "typo.sqlite", read_only=read_only)
+    with pytest.raises(DatabaseRefused, match="must be an existing file, got a folder at"):
+        ReplayStore.open(tmp_path, read_only=read_only)
+    assert os.listdir(tmp_path) == []
+
+
+def test_empty_file_is_no_database_to_open_and_one_to_create(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    path.touch()
+    with pytest.raises(DatabaseRefused, match="got tables of something else or none"):
+        ReplayStore.open(path)
+    ReplayStore.create(path).close()
+    ReplayStore.open(path).close()
+
+
+def test_create_again_keeps_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    new_store(path).append([task()], [group()], [trajectory("a")])
+    assert ReplayStore.create(path).read(["a"])[0].id == "a"
+
+
+@pytest.mark.parametrize(
+    "name", ["a folder/with space", "question?mark=1", "percent%20", "hash#tag", "ünïcode"]
+)
+def test_paths_may_hold_what_urls_may_not(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name / "replay.sqlite"
+    path.parent.mkdir(parents=True)
+    new_store(path).close()
+    assert path.is_file()
+    ReplayStore.open(path, read_only=True).close()
+
+
+def test_location_may_be_a_url(tmp_path: Path) -> None:
+    assert database_path("sqlite:////data/replay.sqlite") == Path("/data/replay.sqlite")
+    assert database_path("runs/x/replay.sqlite") == Path("runs/x/replay.sqlite")
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:secret@host/db", "sqlite://", "://x"])
+def test_other_urls_are_refused_without_their_password(url: str) -> None:
+    with pytest.raises(DatabaseRefused) as error:
+        ReplayStore.create(url)
+    assert "secret" not in str(error.value)
+
+
+def test_folder_that_is_missing_or_no_folder_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "missing" / "replay.sqlite", tmp_path / "file" / "replay.sqlite", tmp_path):
+        with pytest.raises(
+            DatabaseRefused, match="must be a writable file in an existing folder, got .* at"
+        ) as error:
+            ReplayStore.create(path)
+        assert "\n" not in str(error.value)
+
+
+def as_nobody() -> None:
+    """Root may write everywhere."""
+    if os.geteuid() == 0:
+        os.setuid(65534)
+
+
+def refusal(path: Path) -> list[str]:
+    messages = []
+    for attempt in (ReplayStore.create, ReplayStore.open):
+        with pytest.raises(DatabaseRefused) as error:
+            attempt(path)
+        messages.append(str(error.value))
+    return messages
+
+
+def test_folder_without_permission_is_told_in_one_line(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with ProcessPoolExecutor(1, mp_context=get_context("fork"), initializer=as_nobody) as pool:
+        created, opened = pool.submit(refusal, tmp_path / "replay.sqlite").result()
+    assert created.startswith(
+        "database must be a writable file in an existing folder, got Permission denied at"
+    )
+    assert opened.startswith("database must be an existing file, got nothing at")
+
+
+def test_read_only_store_can_not_write(tmp_path: Path) -> None:
+    new_store(tmp_path / "replay.sqlite").close()
+    reader = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
+    with pytest.raises(
+        ReplayError, match=r"must be intact and accessible, got 'attempt to write a readonly database'"
+    ):
+        reader.append([task()], [group()], [])
+
+
+def test_read_only_store_sees_what_a_writer_has_not_checkpointed(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    reader = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
+    store.append([task()], [group()], [trajectory("a")])
+    assert reader.read(["a"])[0].id == "a"
+
+
+def test_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    store.append([task()], [group()], [trajectory("a")])
+    store.close()
+    store = ReplayStore.open(tmp_path / "replay.sqlite")
+    with store.reading() as connection:
+        # SQLite answers this limit as it answers a full disk. It belongs to the pooled connection the append will use.
+        connection.exec_driver_sql(
+            f"pragma max_page_count={connection.exec_driver_sql('pragma page_count').scalar()}"
+        )
+    rows = [trajectory(f"b{i}", slot=i) for i in range(200)]
+    with pytest.raises(
+        ReplayError, match=r"got 'database or disk is full' at .*replay.sqlite \(\d+ bytes free\)"
+    ):
+        store.append([], [], rows)
+    assert [row.id for row in store.read(["a"])] == ["a"]
+    assert sql(store.path, "select count(*) from trajectories") == [(1,)]
+
+
+def test_truncated_file_is_an_error_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    store = new_store(path)
+    store.append([task()], [group()], [trajectory(f"t{i}") for i in range(20)])
+    store.close()
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 4096 * 3):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ReplayError):
+            damaged = ReplayStore.open(path, read_only=True)
+            assert [row.id for row in damaged.read([f"t{i}" for i in range(20)])] == []
+
+
+def test_migrations_give_exactly_the_declared_tables(tmp_path: Path) -> None:
+    new_store(tmp_path / "replay.sqlite").close()
+    engine = sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(tmp_path / "replay.sqlite"))
+    inspector = sa.inspect(engine)
+    assert set(inspector.get_table_names()) == {*metadata.tables, "replay_schema_version"}
+    for name, table in metadata.tables.items():
+        found = [(c["name"], c["nullable"], str(c["type"])) for c in inspector.get_columns(name)]
+        declared = [(c.name, c.nullable, str(c.type.compile(engine.dialect))) for c in table.columns]
+        assert found == declared
+        assert inspector.get_pk_constraint(name)["constrained_columns"] == [c.name for c in table.primary_key]
+        keys = {(*k["constrained_columns"], k["referred_table"]) for k in inspector.get_foreign_keys(name)}
+        assert keys == {(k.parent.name, k.column.table.name) for k in table.foreign_keys}
+        indexes = {(i["name"], *i["column_names"]) for i in inspector.get_indexes(name)}
+        assert indexes == {(i.name, *(c.name for c in i.columns)) for i in table.indexes}
+    engine.dispose()
+
+
+def test_migration_that_fails_leaves_an_empty_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "replay.sqlite"
+    folder = tmp_path / "migrations"
+    (folder / "versions").mkdir(parents=True)
+    (folder / "env.py").write_text((Path(__file__).parents[2] / "replay/migrations/env.py").read_text())
+    (folder / "versions" / "0001_first.py").write_text(
+        "import sqlalchemy as sa\nfrom alembic import op\nrevision, down_revision = '0001', None\n"
+        "def upgrade():\n    op.create_table('runs', sa.Column('id', sa.Text))\n    raise RuntimeError('killed')\n"
+    )
+    monkeypatch.setattr("replay.engine._MIGRATIONS", folder)
+    with pytest.raises(RuntimeError, match="killed"):
+        ReplayStore.create(path)
+    assert sql(path, "select count(*) from sqlite_master") == [(0,)]
+    monkeypatch.undo()
+    ReplayStore.create(path).close()
+
+
+def test_file_made_by_create_is_private_from_its_first_byte(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        ReplayStore.create(tmp_path / "replay.sqlite")
+    finally:
+        os.umask(old)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}

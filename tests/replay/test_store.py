@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from context.messages import ToolCall
+from context.tokens import Segment
+from replay import CorruptTrajectory, InvalidRecord, ReplayError, ReplayStore
+from replay.records import Trajectory
+from replay.sampling import make_sampler
+from replay.store import AppendReport
+from tests.replay.fakes import (
+    RUN,
+    SHORT,
+    Born,
+    group,
+    new_store,
+    policy,
+    request,
+    run_record,
+    sql,
+    task,
+    tokens,
+    trajectory,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ReplayStore:
+    return new_store(tmp_path / "replay.sqlite")
+
+
+def count(store: ReplayStore, table: str) -> int:
+    return int(sql(store.path, f"select count(*) from {table}")[0][0])  # noqa: S608  a name of this file
+
+
+def assert_same(found: Trajectory, given: Trajectory) -> None:
+    assert found.messages == given.messages
+    assert replace(found.record, content_hash="") == given.record
+    assert len(found.segments) == len(given.segments)
+    for mine, theirs in zip(found.segments, given.segments, strict=True):
+        assert mine.reason == theirs.reason
+        assert mine.tokens.equals(theirs.tokens)
+
+
+def test_round_trip_is_bit_equal(store: ReplayStore) -> None:
+    long = tokens(list(range(300)), ["template"] * 100 + ["llm"] * 120 + ["llm(discard)"] * 80, version=3)
+    given = [
+        trajectory("a", segments=(Segment(SHORT), Segment(long, "old turns clipped"))),
+        trajectory("b", error_kind="unknown_tool", mean_entropy=None, parent="a", success=False, reward=-0.1),
+    ]
+    assert store.append([task()], [group()], given) == AppendReport(inserted=2, duplicates=0, clipped=0)
+    for found, row in zip(store.read(["b", "a"]), reversed(given), strict=True):
+        assert_same(found, row)
+
+
+def test_tool_calls_of_any_json_come_back(store: ReplayStore) -> None:
+    arguments = {"a": [1, 2.5, None, True, "\x00\udc80 ü"], "b": {"c": {}}, "d": 10**30}
+    call = replace(
+        trajectory("a").messages[2], tool_calls=(ToolCall("t", arguments), ToolCall("u", {}, "id"))
+    )
+    store.append([task()], [group()], [replace(trajectory("a"), messages=(call,))])
+    assert store.read(["a"])[0].messages == (call,)
+
+
+def test_append_is_idempotent_by_id(store: ReplayStore) -> None:
+    store.append([task()], [group()], [trajectory("a")])
+    report = store.append([task()], [group()], [trajectory("a"), trajectory("b"), trajectory("b")])
+    assert report == AppendReport(inserted=1, duplicates=2, clipped=0)
+    assert (count(store, "trajectories"), count(store, "segments"), count(store, "tasks")) == (2, 2, 1)
+
+
+def test_append_again_what_has_become_orphaned_is_a_duplicate(store: ReplayStore) -> None:
+    store.append([task()], [group()], [trajectory("a")])
+    store.resume(RUN, 0)
+    assert store.append([task()], [group()], [trajectory("a")]).duplicates == 1
+    assert store.read(["a"])[0].record.state == "orphaned"
+
+
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [
+        (trajectory("a", reward=0.25), "reward"),
+        (trajectory("a", segments=(Segment(tokens([5, 6, 7], ["user", "env", "llm"])),)), "num_tokens"),
+        (trajectory("a", segments=(Segment(SHORT, "another reason"),)), "content_hash"),
+    ],
+)
+def test_other_content_under_the_same_id_is_an_error(
+    store: ReplayStore, other: Trajectory, field: str
+) -> None:
+    store.append([task()], [group()], [trajectory("a")])
+    with pytest.raises(InvalidRecord, match=f"^{field} must be the stored"):
+        store.append([], [], [trajectory("b"), other])
+    assert count(store, "trajectories") == 1
+
+
+def test_another_task_or_group_under_the_same_key_is_an_error(store: ReplayStore) -> None:
+    store.append([task()], [group()], [])
+    with pytest.raises(InvalidRecord, match=r"^payload must be the stored .* in tasks? task-1"):
+        store.append([replace(task(), payload={"hops": 3})], [], [])
+    with pytest.raises(InvalidRecord, match=r"^success_rate must be the stored 0.5 .* got 0.75"):
+        store.append([], [group(success_rate=0.75)], [])
+
+
+def test_failure_in_the_middle_stores_nothing(store: ReplayStore) -> None:
+    sql(
+        store.path,
+        "create trigger injected before insert on messages when new.trajectory = 'b' and new.position = 2 "
+        "begin select raise(abort, 'injected'); end",
+    )
+    with pytest.raises(sa.exc.IntegrityError, match="injected"):
+        store.append([task()], [group()], [trajectory("a"), trajectory("b")])
+    for table in ("tasks", "groups", "trajectories", "segments", "messages"):
+        assert count(store, table) == 0
+    with pytest.raises(ReplayError, match="must be a stored one, got 'a'"):
+        store.read(["a"])
+
+
+def test_member_must_belong_to_its_group(store: ReplayStore) -> None:
+    with pytest.raises(
+        InvalidRecord, match="^group must be appended with or before its members, got 'group-1'"
+    ):
+        store.append([task()], [], [trajectory("a")])
+    with pytest.raises(InvalidRecord, match=r"^iteration must be that of its group \(1\), got 2"):
+        store.append([task()], [group()], [trajectory("a", iteration=2)])
+    assert count(store, "groups") == 0
+
+
+def test_run_must_be_known(store: ReplayStore) -> None:
+    with pytest.raises(ReplayError, match="run must name one run of"):
+        store.append([task()], [group()], [trajectory("a", run="another")])
+
+
+def test_run_is_added_once_and_keeps_its_authors(store: ReplayStore) -> None:
+    store.add_run(replace(run_record(), code_version="0.2.0"))
+    assert store.run() == run_record()
+    with pytest.raises(InvalidRecord, match="^authors_hash must be the stored"):
+        store.add_run(replace(run_record(), authors_hash="0" * 64))
+
+
+def test_run_needs_an_id_when_there_are_several(store: ReplayStore) -> None:
+    store.add_run(run_record("run-2"))
+    assert store.run("run-2").id == "run-2"
+    with pytest.raises(ReplayError, match="got no id, which fits 2"):
+        store.run()
+
+
+def test_policy_published_again_replaces_the_lost_one(store: ReplayStore) -> None:
+    store.add_policy(replace(policy(0), checkpoint="policies/000000"))
+    assert count(store, "policies") == 1
+
+
+# SQL in ids, and texts databases don't take as they are.
+AWKWARD = [
+    "'; drop table trajectories; --",
+    '"',
+    "%",
+    "_",
+    "\\",
+    "a b",
+    "\x00",
+    "\ud800",
+    "\ue000json:1",
+    "ü" * 10_000,
+]
+
+
+def test_ids_may_be_any_text(store: ReplayStore) -> None:
+    store.append([task(id) for id in AWKWARD], [group(id, task=id) for id in AWKWARD], [])
+    rows = [trajectory(id, group=id, task=id, slot=slot) for slot, id in enumerate(AWKWARD)]
+    store.append([], [], rows)
+    assert [row.id for row in store.read(AWKWARD)] == AWKWARD
+    assert [row.record.task for row in store.read(AWKWARD)] == AWKWARD
+    drawn = store.draw(request(2, len(AWKWARD)), make_sampler("uniform", 0))
+    assert sorted(row.trajectory.id for row in drawn) == sorted(AWKWARD)
+
+
+@pytest.mark.parametrize("field", ["token_ids", "authors", "behavior_log_probs", "policy_versions"])
+def test_bit_flip_in_a_blob_quarantines_the_row(store: ReplayStore, field: str) -> None:
+    store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
+    blob = sql(store.path, f"select {field} from segments where trajectory = 'a'")[0][0]  # noqa: S608
+    damaged = bytes(blob[:-1]) + bytes([blob[-1] ^ 1])
+    sql(store.path, f"update segments set {field} = ? where trajectory = 'a'", damaged)  # noqa: S608
+    with pytest.raises(CorruptTrajectory, match="^trajectory a must read back as it was written"):
+        store.read(["b", "a"])
+    rows = sql(store.path, "select id, state, state_reason is null from trajectories order by id")
+    assert rows == [("a", "quarantined", 0), ("b", "eligible", 1)]
+    assert store.eligible_count(request(2, 1), make_sampler("uniform", 0)) == 1
+    assert [row.id for row in store.read(["b"])] == ["b"]
+
+
+def test_whole_blobs_of_another_row_are_no_way_past_the_hash(store: ReplayStore) -> None:
+    other = (Segment(tokens([5, 6, 7, 8, 9, 11], ["template", "user", "llm", "llm", "env", "llm"])),)
+    store.append([task()], [group()], [trajectory("a"), trajectory("b", segments=other)])
+    sql(
+        store.path,
+        "update segments set token_ids = (select token_ids from segments where trajectory = 'b') "
+        "where trajectory = 'a'",
+    )
+    with pytest.raises(CorruptTrajectory, match="another content hash"):
+        store.read(["a"])
+
+
+def test_missing_segment_is_corruption(store: ReplayStore) -> None:
+    store.append([task()], [group()], [trajectory("a", segments=(Segment(SHORT), Segment(SHORT, "clipped")))])
+    sql(store.path, "delete from segments where position = 1")
+    with pytest.raises(CorruptTrajectory):
+        store.read(["a"])
+
+
+def test_read_only_store_names_corruption_and_changes_nothing(store: ReplayStore) -> None:
+    store.append([task()], [group()], [trajectory("a")])
+    sql(store.path, "update segments set token_ids = zeroblob(40)")
+    reader = ReplayStore.open(store.path, read_only=True)
+    with pytest.raises(CorruptTrajectory):
+        reader.read(["a"])
+    assert sql(store.path, "select state from trajectories") == [("eligible",)]
+
+
+def test_draw_replaces_a_corrupt_row_and_goes_on(
+    store: ReplayStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    born = Born(1, rates=(0.5, 0.5)).append_to(store)
+    bad = born.trajectories[0].id
+    sql(store.path, "update segments set authors = zeroblob(30) where trajectory = ?", bad)
+    drawn = store.draw(request(2, 8), make_sampler("uniform", 0))
+    assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in born.trajectories[1:])
+    assert [row.draw.slot for row in drawn] == list(range(8, 15))
+    assert f"trajectory {bad} quarantined" in caplog.text
+
+
+def test_log_probs_just_above_zero_are_stored_as_zero_and_counted(store: ReplayStore) -> None:
+    values = SHORT.behavior_log_probs.copy()
+    values[2] = 5e-7
+    segments = (Segment(replace(SHORT, behavior_log_probs=values)),)
+    report = store.append([task()], [group()], [trajectory("a", segments=segments)])
+    assert report.clipped == 1
+    assert store.read(["a"])[0].segments[0].tokens.behavior_log_probs[2] == 0.0
+
+
+def test_row_without_a_trained_token_is_untrainable(store: ReplayStore) -> None:
+    sampled = Segment(tokens([1, 2], ["user", "llm(do_not_train)"]))
+    unsampled = Segment(tokens([1, 2], ["user", "env"]))
+    store.append(
+        [task()], [group()], [trajectory("a", segments=(sampled,)), trajectory("b", segments=(unsampled,))]
+    )
+    assert [row.record.state for row in store.read(["a", "b"])] == ["untrainable", "untrainable"]
+    assert np.isnan(store.read(["b"])[0].record.mean_behavior_log_prob)
+    assert store.eligible_count(request(2, 1), make_sampler("uniform", 0)) == 0
+
+
+def test_database_is_private_to_its_owner(store: ReplayStore) -> None:
+    store.append([task()], [group()], [trajectory("a")])
+    for path in store.path.parent.glob("replay.sqlite*"):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_database_writes_ahead_and_checks_references(store: ReplayStore) -> None:
+    with store.reading() as connection:
+        settings = {
+            name: connection.exec_driver_sql(f"pragma {name}").scalar()
+            for name in ("journal_mode", "synchronous")
+        }
+        assert settings == {"journal_mode": "wal", "synchronous": 2}
+        assert connection.exec_driver_sql("pragma foreign_keys").scalar() == 1
+
+
+def test_metrics_given_again_take_the_new_value(store: ReplayStore) -> None:
+    store.add_metrics(RUN, 0, {"eval/success": 0.25, "unknown": float("nan")})
+    store.add_metrics(RUN, 0, {"eval/success": 0.5})
+    rows = sql(store.path, "select name, value from metrics order by name")
+    assert rows == [("eval/success", 0.5), ("unknown", None)]

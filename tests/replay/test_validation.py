@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from context.tokens import Segment, TokenSequence
+from replay import InvalidRecord, ReplayStore
+from replay.validate import validate
+from tests.replay.fakes import AUTHORS, SHORT, group, new_store, task, trajectory
+
+NAN, INF = float("nan"), float("inf")
+BIG = 2**63
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> ReplayStore:
+    return new_store(tmp_path_factory.mktemp("buffer") / "replay.sqlite")
+
+
+def refuses(store: ReplayStore, bad: Any, message: str) -> None:
+    """The whole append fails, also its good rows."""
+    with pytest.raises(InvalidRecord, match=message):
+        store.append([task()], [group()], [trajectory("good"), bad])
+    with store.reading() as connection:
+        assert connection.exec_driver_sql("select count(*) from trajectories").scalar() == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward": NAN}, "^reward must be finite, got nan in trajectory a"),
+        ({"reward": INF}, "^reward must be finite, got inf"),
+        ({"reward": "1"}, "^reward must be of type float, got '1'"),
+        ({"reward": np.float32(1.0)}, "^reward must be of type float"),
+        ({"advantage": -INF}, "^advantage must be finite, got -inf"),
+        ({"mean_entropy": NAN}, "^mean_entropy must be finite"),
+        ({"temperature": NAN}, "^temperature must be finite"),
+        ({"success": 1}, "^success must be of type bool, got 1"),
+        ({"iteration": -1}, "^iteration must be >= 0"),
+        ({"iteration": True}, "^iteration must be of type int, got True"),
+        ({"slot": BIG}, "^slot must be >= 0 and below"),
+        ({"member": np.int64(0)}, "^member must be of type int"),
+        ({"num_turns": -1}, "^num_turns must be >= 0"),
+        ({"num_tokens": 5}, r"^num_tokens must agree with the segments \(6\), got 5"),
+        ({"num_action_tokens": 4}, r"^num_action_tokens must agree with the segments \(3\), got 4"),
+        ({"policy_version_min": 1}, r"^policy_version_min must agree with the segments \(0\), got 1"),
+        ({"policy_version_max": 1}, r"^policy_version_max must agree with the segments \(0\), got 1"),
+        (
+            {"mean_behavior_log_prob": -0.9},
+            r"^mean_behavior_log_prob must agree with the segments \(-1\), got -0.9",
+        ),
+        ({"mean_behavior_log_prob": NAN}, "^mean_behavior_log_prob must agree"),
+        (
+            {"min_behavior_log_prob": -1.4},
+            r"^min_behavior_log_prob must agree with the segments \(-1.5\), got -1.4",
+        ),
+        ({"content_hash": "0" * 64}, "^content_hash must be that of the tokens"),
+        ({"state": "orphaned"}, "^state must be 'eligible' for a new row"),
+        ({"state": "untrainable"}, "^state must be 'eligible' for a new row"),
+        ({"stop_reason": None}, "^stop_reason must be of type str, got None"),
+    ],
+)
+def test_record_field_is_refused_by_name(store: ReplayStore, changes: dict[str, Any], message: str) -> None:
+    refuses(store, trajectory("a", **changes), message)
+
+
+def test_id_must_not_be_empty(store: ReplayStore) -> None:
+    refuses(store, trajectory(""), "^id must be a text of at least one character")
+
+
+def changed(field: str, position: int, value: float) -> tuple[Segment, ...]:
+    values = getattr(SHORT, field).copy()
+    values[position] = value
+    return (Segment(SHORT), Segment(replace(SHORT, **{field: values})))
+
+
+# SHORT is template, user, llm, llm, env, llm.
+@pytest.mark.parametrize(
+    ("field", "position", "value", "message"),
+    [
+        ("token_ids", 1, -1, r"^segments\[1\].token_ids\[1\] must be >= 0, got -1"),
+        ("authors", 0, 99, r"^segments\[1\].authors\[0\] must be a code of the run's author table, got 99"),
+        (
+            "behavior_log_probs",
+            3,
+            NAN,
+            r"^segments\[1\].behavior_log_probs\[3\] must be finite and at most 0.*got nan",
+        ),
+        ("behavior_log_probs", 3, -INF, "must be finite and at most 0 for a sampled token, got -inf"),
+        ("behavior_log_probs", 3, 0.01, "must be finite and at most 0 for a sampled token, got 0.0"),
+        (
+            "behavior_log_probs",
+            4,
+            0.0,
+            r"behavior_log_probs\[4\] must be NaN for a token that was not sampled, got 0.0",
+        ),
+        (
+            "policy_versions",
+            4,
+            3,
+            r"policy_versions\[4\] must be >= 0 for a sampled token and -1 for others, got 3",
+        ),
+        ("policy_versions", 5, -1, r"policy_versions\[5\] must be >= 0 for a sampled token"),
+    ],
+)
+def test_token_is_refused_by_field_and_position(
+    store: ReplayStore, field: str, position: int, value: float, message: str
+) -> None:
+    refuses(store, trajectory("a", segments=changed(field, position, value)), message)
+
+
+def test_trajectory_without_tokens_is_refused(store: ReplayStore) -> None:
+    refuses(store, trajectory("a", segments=()), "^segments must hold at least one token, got 0")
+    empty = Segment(TokenSequence.constant([], 0))
+    refuses(store, trajectory("a", segments=(empty,)), "^segments must hold at least one token, got 0")
+
+
+def test_unequal_lengths_can_not_be_made() -> None:
+    with pytest.raises(ValueError, match="behavior_log_probs must have one entry per token"):
+        replace(SHORT, behavior_log_probs=SHORT.behavior_log_probs[:-1])
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (group(success_rate=1.5), "^success_rate must be between 0 and 1, got 1.5 in group group-1"),
+        (group(reward_std=NAN), "^reward_std must be finite"),
+        (group(size=0), "^size must be at least 1"),
+    ],
+)
+def test_group_field_is_refused_by_name(store: ReplayStore, bad: Any, message: str) -> None:
+    with pytest.raises(InvalidRecord, match=message):
+        store.append([task()], [bad], [])
+
+
+@pytest.mark.parametrize("payload", [{"x": NAN}, {"x": {1, 2}}, {"x": object()}])
+def test_task_payload_must_be_json(store: ReplayStore, payload: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRecord, match="^payload must be JSON"):
+        store.append([replace(task(), payload=payload)], [], [])
+
+
+numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
+sequences = st.integers(1, 12).flatmap(
+    lambda n: st.tuples(
+        st.lists(st.integers(-2, 100), min_size=n, max_size=n),
+        st.lists(st.sampled_from([0, 1, 2, 4, 5, 6, 7, 0x84, 0x86]), min_size=n, max_size=n),
+        st.lists(st.one_of(numbers, st.just(NAN), st.just(-1.0)), min_size=n, max_size=n),
+        st.lists(st.integers(-1, 2), min_size=n, max_size=n),
+    )
+)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(sequences, st.booleans())
+def test_what_passes_keeps_every_rule_and_what_breaks_one_does_not_pass(
+    arrays: tuple[list[int], list[int], list[float], list[int]], repair: bool
+) -> None:
+    ids, codes = np.array(arrays[0], np.int32), np.array(arrays[1], np.uint8)
+    log_probs, versions = np.array(arrays[2], np.float32), np.array(arrays[3], np.int32)
+    known = codes & 0x7F < 7
+    action = known & np.isin(codes & 0x7F, [4, 5])
+    if repair:
+        ids, codes = abs(ids), np.where(known, codes, 0).astype(np.uint8)
+        log_probs = np.where(action, np.float32(-1.0), np.float32(NAN))
+        versions = np.where(action, abs(versions), -1).astype(np.int32)
+    # The rules once more, written down token by token.
+    legal = all(
+        id >= 0
+        and code & 0x7F < 7
+        and (
+            np.isfinite(value) and value <= 1e-6 and version >= 0
+            if sampled
+            else np.isnan(value) and version == -1
+        )
+        for id, code, value, version, sampled in zip(ids, codes, log_probs, versions, action, strict=True)
+    )
+    segments = (Segment(TokenSequence(ids, codes, log_probs, versions)),)
+    try:
+        # The record is described from the same tokens; where it can't be, they are illegal.
+        given_row = (
+            trajectory("a", segments=segments) if legal else replace(trajectory("a"), segments=segments)
+        )
+        stored = validate(given_row, AUTHORS).trajectory
+    except InvalidRecord:
+        assert not legal
+    else:
+        assert legal
+        assert stored.record.state == ("eligible" if (codes == 4).any() else "untrainable")
+        assert not (stored.segments[0].tokens.behavior_log_probs > 0).any()
