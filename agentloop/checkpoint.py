@@ -5,7 +5,6 @@ Nothing is ever written in place, so that a kill at any moment leaves the previo
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -17,15 +16,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from agentloop.errors import UserError
+from agentloop.errors import UserError, one_line
+from agentloop.run_folder import explained
 
 COMPLETE = "COMPLETE"
 _TENSORS = "state.safetensors"
 _VALUES = "state.json"
 _RANDOM = "random."
+_UNFINISHED = ".unfinished"
 
 
 @dataclass(frozen=True)
@@ -43,23 +45,29 @@ class Checkpoint:
 
 def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
     """Make `target` whole or not at all: filled beside it, fsynced, renamed, then marked complete."""
-    unfinished = target.with_name(target.name + ".unfinished")
+    unfinished = target.with_name(target.name + _UNFINISHED)
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        unfinished.mkdir(parents=True)
-        fill(unfinished)
-        for path in [*unfinished.rglob("*"), unfinished]:
-            _fsync(path)
-        if target.exists():
-            shutil.rmtree(target)
-        unfinished.rename(target)
-        _fsync(target.parent)
-        (target / COMPLETE).touch()
-        _fsync(target / COMPLETE)
-        _fsync(target)
-    except OSError as error:
+        with explained(target, advice="Earlier checkpoints are whole: mend it and run again with --resume."):
+            unfinished.mkdir(parents=True)
+            fill(unfinished)
+            for path in [*unfinished.rglob("*"), unfinished]:
+                _fsync(path)
+            _remove(target)
+            unfinished.rename(target)
+            _fsync(target.parent)
+            (target / COMPLETE).touch()
+            _fsync(target / COMPLETE)
+            _fsync(target)
+    finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise UserError(_disk_message(target, error)) from error
+
+
+def _remove(directory: Path) -> None:
+    if directory.exists():
+        # Unmarked first: a kill in the middle must not leave half a directory that looks complete.
+        (directory / COMPLETE).unlink(missing_ok=True)
+        shutil.rmtree(directory)
 
 
 def _fsync(path: Path) -> None:
@@ -68,18 +76,6 @@ def _fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _disk_message(target: Path, error: OSError) -> str:
-    try:
-        free = f"{shutil.disk_usage(target.parent).free:,} bytes free"
-    except OSError:
-        free = "free space unknown"
-    rule = "have room for the checkpoint" if error.errno == errno.ENOSPC else "be writable"
-    return (
-        f"run.folder must {rule}, got {error.strerror or error} at {target} ({free}). "
-        "Earlier checkpoints are whole: make room and run again with --resume."
-    )
 
 
 def save_checkpoint(
@@ -98,21 +94,30 @@ def save_checkpoint(
 
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a complete checkpoint; `restore_random` is the caller's, when everything else stands."""
-    values = json.loads((folder / _VALUES).read_text())
-    return Checkpoint(folder, load_file(folder / _TENSORS), values)
+    try:
+        values = json.loads((folder / _VALUES).read_text())
+        return Checkpoint(folder, load_file(folder / _TENSORS), values)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(
+            f"checkpoint must be readable, got {one_line(error)} in {folder}. Remove it to resume from the one before."
+        ) from error
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Complete ones, oldest first."""
-    return sorted(path.parent for path in folder.glob(f"*/{COMPLETE}"))
+    return sorted((path for path in _numbered(folder) if (path / COMPLETE).exists()), key=lambda path: int(path.name))
 
 
 def prune(folder: Path, *, keep: int) -> None:
-    """Remove all but the newest `keep` complete directories."""
-    for old in complete_checkpoints(folder)[:-keep]:
-        # Unmarked first: a kill in the middle must not leave half a directory that looks complete.
-        (old / COMPLETE).unlink()
-        shutil.rmtree(old)
+    """Remove all but the newest `keep` complete directories, and what kills have left half done before them."""
+    kept = complete_checkpoints(folder)[-keep:]
+    for path in [*_numbered(folder), *folder.glob(f"*{_UNFINISHED}")]:
+        if path not in kept:
+            _remove(path)
+
+
+def _numbered(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*") if path.name.isdecimal()]
 
 
 def _random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:

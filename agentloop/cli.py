@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,17 +17,21 @@ from context import RenderError
 from replay.cli import app as replay_app
 from replay.errors import ReplayError
 
+if TYPE_CHECKING:
+    from agentloop.training import TrainResult
+
 app = typer.Typer(
     name="agentloop",
     help="Experience replay for training tool-using language-model agents.",
+    epilog="Example: agentloop train configs/quickstart.yaml, then: agentloop replay stats",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     add_completion=False,
 )
-app.add_typer(replay_app, name="replay")
+app.add_typer(replay_app, name="replay", epilog="Example: agentloop replay ls --failed")
 
-ConfigFile = Annotated[Path, typer.Argument(help="YAML file of the run, for example configs/quickstart.yaml.")]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one key, for example --set replay.fraction=0.5."),
@@ -32,7 +39,7 @@ Overrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 RunArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="[RUN]", help="Run folder; the newest one under ./runs when left out."),
+    typer.Argument(metavar="RUN", help="Run folder; the newest one under ./runs when left out."),
 ]
 
 
@@ -47,23 +54,40 @@ def train(
 ) -> None:
     """Train an agent: act, remember, mix, learn."""
     from agentloop.config_file import load_config
+    from agentloop.console import open_display
     from agentloop.training import train as run_training
 
-    result = run_training(load_config(config, overrides or []), resume=resume)
+    settings = load_config(config, overrides or [])
+    with closing(open_display(stderr=as_json)) as display:
+        result = run_training(settings, resume=resume, display=display)
     if as_json:
         print(json.dumps({**vars(result), "folder": str(result.folder), "report": str(result.report)}))
     else:
-        _closing_words(result.success_before, result.success_after, result.folder, result.report)
+        other = 0.25 if settings.replay.fraction == 0.5 else 0.5
+        sets = [word for setting in overrides or () for word in ("--set", setting)]
+        command = ["agentloop", "train", str(config), *sets]
+        _closing_words(result, command, iterations=settings.run.iterations, other_fraction=other)
     raise typer.Exit(result.exit_code)
 
 
-def _closing_words(before: float, after: float, folder: Path, report: Path) -> None:
-    print(f"held-out success: {before:.1%} -> {after:.1%}".replace("%", " %"))
-    print(f"run folder: {folder}   report: {report}")
+def _closing_words(result: TrainResult, command: Sequence[str], *, iterations: int, other_fraction: float) -> None:
+    from agentloop.console import percent
+
+    print(f"held-out success: {percent(result.success_before)} -> {percent(result.success_after)}")
+    print(f"run folder: {result.folder}   report: {result.report}")
+    folder = shlex.quote(str(result.folder))
+    hints = [
+        (f"agentloop replay stats {folder}", "what is in the buffer, and what was drawn from it"),
+        (f"agentloop replay ls {folder} --failed", f"pick an episode, then: agentloop replay show ID {folder}"),
+        (shlex.join([*command, "--set", f"replay.fraction={other_fraction}"]), "another mixing ratio"),
+    ]
+    if result.exit_code:
+        print(f"stopped after iteration {result.iterations} of {iterations}")
+        hints[2] = (shlex.join([*command, "--resume"]), "go on from here")
     print("try next:")
-    print(f"  agentloop replay stats {folder}            what is in the buffer, and what was drawn from it")
-    print(f"  agentloop replay ls {folder} --failed      pick an episode, then: agentloop replay show ID {folder}")
-    print("  agentloop train configs/quickstart.yaml --set replay.fraction=0.5   another mixing ratio")
+    width = max(len(words) for words, _ in hints)
+    for words, meaning in hints:
+        print(f"  {words:<{width}}  # {meaning}")
 
 
 @app.command(epilog="Example: agentloop evaluate runs/quickstart-001 --policy 12 --json")
@@ -76,13 +100,14 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Held-out success of a run's policy."""
+    from agentloop.console import percent
     from agentloop.evaluate_run import evaluate_run
 
     result = evaluate_run(run or newest_run(), policy=policy, tasks=tasks)
     if as_json:
         print(json.dumps({**vars(result), "margin": result.margin}))
     else:
-        share = f"{result.success:.1%} +- {result.margin:.1%}".replace("%", " %")
+        share = f"{percent(result.success)} +- {percent(result.margin)}"
         print(f"held-out success: {share} ({result.tasks} tasks, {result.mean_turns:.1f} turns each)")
 
 

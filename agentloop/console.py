@@ -1,13 +1,17 @@
-"""What people watch while a run goes: a live line on a terminal, plain lines elsewhere."""
+"""What people watch while a run goes: live lines on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+_OF_EVERY_ITERATION = ("collect", "update")
+_LONGEST_SILENCE = 15.0
+"""Seconds after which a plain display says how far a long phase has come."""
 
 
 class RunDisplay(Protocol):
@@ -26,61 +30,88 @@ class RunDisplay(Protocol):
     def close(self) -> None: ...
 
 
-def open_display() -> RunDisplay:
-    console = Console(highlight=False, soft_wrap=True)
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+def open_display(*, stderr: bool = False) -> RunDisplay:
+    """`stderr` leaves stdout to what a program reads."""
+    console = Console(highlight=False, soft_wrap=True, stderr=stderr)
+    return LiveDisplay(console) if console.is_interactive else PlainDisplay(console)
 
 
-class _Clock:
-    """Time left, from the mean time of the iterations so far."""
+def percent(share: float) -> str:
+    """0.172 as `17.2 %`."""
+    return f"{share:.1%}".replace("%", " %")
 
-    def __init__(self) -> None:
-        self._first: tuple[int, float] | None = None
+
+def time_left(seconds: float, done: int, total: int) -> str:
+    """What the rest takes at the pace so far; an upper bound, for warm-ups and runs may end early."""
+    left = int(seconds / done * (total - done))
+    return f"left <= {left // 60}:{left % 60:02d}"
+
+
+class _RunClock:
+    """The pace of the iterations this process made; a resumed run made others before."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._before: int | None = None
+
+    def phase(self, name: str) -> None:
+        """Before the first iteration, only the time since it began counts."""
+        if self._before is None and name not in _OF_EVERY_ITERATION:
+            self._began = self._clock()
+
+    @property
+    def iterating(self) -> bool:
+        return self._before is not None
 
     def left(self, number: int, total: int) -> str:
-        now = time.monotonic()
-        if self._first is None:
-            self._first = (number, now)
-            return "?"
-        done = number - self._first[0]
-        seconds = (now - self._first[1]) / done * (total - number) if done else 0.0
-        return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+        if self._before is None:
+            self._before = number - 1
+        return time_left(self._clock() - self._began, number - self._before, total - self._before)
 
 
 def describe_iteration(number: int, total: int, metrics: Mapping[str, float], left: str) -> str:
     """The figures of one iteration in one line."""
     parts = [
         f"iteration {number}/{total}",
-        f"success {metrics['rollout/success']:.1%}",
+        f"success {percent(metrics['rollout/success'])}",
         f"fresh {metrics['batch/fresh']:.0f} + replay {metrics['batch/replay']:.0f}",
     ]
     if "actor/replay/ess" in metrics:
         parts.append(f"replay ESS {metrics['actor/replay/ess']:.2f}")
     if "eval/success" in metrics:
-        parts.append(f"held-out {metrics['eval/success']:.1%}")
-    parts += [f"{metrics['speed/tokens_per_second']:,.0f} tokens/s", f"left <= {left}"]
+        parts.append(f"held-out {percent(metrics['eval/success'])}")
+    parts += [f"{metrics['speed/tokens_per_second']:,.0f} tokens/s", left]
     return "  ".join(parts)
 
 
 class PlainDisplay:
-    """For logs and pipes: one line per phase and per iteration."""
+    """For logs and pipes: a line per iteration, and now and then one about a phase that takes long."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
-        self._clock = _Clock()
+        self._clock = clock
+        self._run = _RunClock(clock)
         self._phase = ""
+        self._phase_began = self._told_at = clock()
 
     def phase(self, name: str, done: int, total: int) -> None:
-        if name != self._phase and name not in ("collect", "update"):
-            self._console.print(f"{name} ...", markup=False)
-        self._phase = name
+        self._run.phase(name)
+        now = self._clock()
+        if name != self._phase:
+            self._phase, self._phase_began = name, now
+            if name not in _OF_EVERY_ITERATION and not self._run.iterating:
+                self.note(f"{name} ...")
+        elif 0 < done < total and now - self._told_at >= _LONGEST_SILENCE:
+            self.note(f"{name} {done}/{total}  {time_left(now - self._phase_began, done, total)}")
 
     def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
-        left = self._clock.left(number, total)
-        self._console.print(describe_iteration(number, total, metrics, left), markup=False)
+        self._phase = ""
+        self.note(describe_iteration(number, total, metrics, self._run.left(number, total)))
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False)
+        self._told_at = self._clock()
 
     def close(self) -> None:
         return
@@ -90,19 +121,24 @@ class LiveDisplay:
     """For terminals: a bar for the phase, a bar for the run, and the last iteration's figures."""
 
     def __init__(self, console: Console) -> None:
-        self._clock = _Clock()
+        self._run_clock = _RunClock(time.monotonic)
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn(), console=console
         )
-        self._phase: TaskID = self._progress.add_task("starting", total=None)
+        self._name = "starting"
+        self._phase: TaskID = self._progress.add_task(self._name, total=None)
         self._run: TaskID | None = None
         self._progress.start()
 
     def phase(self, name: str, done: int, total: int) -> None:
-        self._progress.update(self._phase, description=f"{name:<9}", completed=done, total=total)
+        self._run_clock.phase(name)
+        if name != self._name:
+            self._name = name
+            self._progress.reset(self._phase)
+        self._progress.update(self._phase, description=f"{name} {done}/{total}", completed=done, total=total)
 
     def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
-        line = describe_iteration(number, total, metrics, self._clock.left(number, total))
+        line = describe_iteration(number, total, metrics, self._run_clock.left(number, total))
         if self._run is None:
             self._run = self._progress.add_task(line, total=total)
         self._progress.update(self._run, description=line, completed=number)
@@ -111,4 +147,5 @@ class LiveDisplay:
         self._progress.console.print(text, markup=False)
 
     def close(self) -> None:
+        self._progress.update(self._phase, visible=self._run is None)  # after a run its last phase says nothing
         self._progress.stop()

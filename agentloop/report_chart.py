@@ -17,7 +17,7 @@ Series = Sequence[tuple[int, float]]
 """(iteration, value), ascending."""
 
 WIDTH, HEIGHT = 560.0, 250.0
-LEFT, RIGHT, TOP, BOTTOM = 62.0, 16.0, 12.0, 38.0
+LEFT, RIGHT, TOP, BOTTOM = 62.0, 10.0, 26.0, 24.0
 _MOST_POINTS = 240
 _MOST_MARKED = 45
 
@@ -40,13 +40,19 @@ class Curve:
 class Axis:
     """What the vertical axis shows."""
 
+    unit: str = ""
+    """What is counted, written above the axis."""
     percent: bool = False
-    """True: fixed from 0 to 100 %."""
+    """True: shares, shown in percent."""
+    whole: bool = False
+    """True: fixed from 0 to 1, so that runs compare at a glance."""
     from_zero: bool = False
     reference: float | None = None
     """A thin horizontal line: the value that means `nothing happened`, or a limit."""
+    least_span: float = 0.0
+    """The scale never spans less, so that rounding noise does not look like a signal."""
     log_if_wide: bool = False
-    """True: logarithmic once the values span more than a factor of 20."""
+    """True: logarithmic once the values span more than a factor of 10."""
 
 
 def line_chart(curves: Sequence[Curve], axis: Axis, *, summary: str) -> str:
@@ -67,7 +73,7 @@ def line_chart(curves: Sequence[Curve], axis: Axis, *, summary: str) -> str:
     return _svg(parts, summary)
 
 
-def bar_chart(layers: Sequence[Curve], *, summary: str, steps: Curve | None = None, percent: bool = False) -> str:
+def bar_chart(layers: Sequence[Curve], axis: Axis, *, summary: str, steps: Curve | None = None) -> str:
     """Layers stacked over each iteration, bottom first, with an optional stepped line across them."""
     first, last, merged = _extent(layers)
     everything = [*layers, steps] if steps else list(layers)
@@ -77,7 +83,6 @@ def bar_chart(layers: Sequence[Curve], *, summary: str, steps: Curve | None = No
     for _, points in thinned[: len(layers)]:
         for iteration, value in points:
             heights[iteration] += max(value, 0.0)
-    axis = Axis(percent=percent, from_zero=True)
     scale = _Scale.of([*heights.values(), *(value for _, value in (thinned[-1][1] if steps else []))], axis)
     slot = (WIDTH - LEFT - RIGHT) / max(1, math.ceil((last - first + 1) / merged))
     x = _x_scale(first, last, margin=slot / 2)
@@ -98,8 +103,9 @@ def bar_chart(layers: Sequence[Curve], *, summary: str, steps: Curve | None = No
             f"{'M' if i == 0 else 'L'}{x(it) - slot / 2:.1f} {scale.y(v):.1f}H{x(it) + slot / 2:.1f}"
             for i, (it, v) in enumerate(thinned[-1][1])
         )
-        parts.append(f'<path class="curve {steps.role} steps" d="{path}"/>')
-    parts.append(_hover(thinned, x, merged, percent))
+        # The halo keeps the line apart from bars of any colour, in light and dark.
+        parts.append(f'<path class="halo" d="{path}"/><path class="curve {steps.role} steps" d="{path}"/>')
+    parts.append(_hover(thinned, x, merged, axis.percent))
     return _svg(parts, summary)
 
 
@@ -111,9 +117,10 @@ def marker(x: float, y: float, role: str, shape: str) -> str:
 
 
 def number(value: float, *, percent: bool = False) -> str:
-    """A value for people: three significant digits, thousands apart."""
+    """A value for people: three significant digits, thousands apart; a share is 100 % only when nothing is missing."""
     if percent:
-        return f"{100 * value:.3g} %"
+        rounded = f"{100 * value:.3g}"
+        return f"{100 * value:.5g} %" if rounded == "100" else f"{rounded} %"
     if value != 0 and not 1e-3 <= abs(value) < 1e6:
         return f"{value:.2g}"
     if abs(value) >= 1000:
@@ -128,31 +135,56 @@ class _Scale:
     low: float
     high: float
     ticks: tuple[float, ...]
-    log: bool
+    log: bool = False
 
     @classmethod
     def of(cls, values: Sequence[float], axis: Axis) -> _Scale:
-        if axis.percent:
-            return cls(0.0, 1.0, (0.0, 0.25, 0.5, 0.75, 1.0), False)
+        if axis.whole:
+            return cls(0.0, 1.0, (0.0, 0.25, 0.5, 0.75, 1.0))
         shown = [*values, *([axis.reference] if axis.reference is not None else [])]
         low, high = min(shown), max(shown)
-        if axis.log_if_wide and low > 0 and high / low > 20:
-            bottom, top = math.floor(math.log10(low)), math.ceil(math.log10(high))
-            every = max(1, math.ceil((top - bottom) / 5))
-            return cls(10.0**bottom, 10.0**top, tuple(10.0**e for e in range(bottom, top + 1, every)), True)
+        if axis.log_if_wide and low > 0 and high / low > 10:
+            return cls._logarithmic(low, high)
         if axis.from_zero:
-            low = min(low, 0.0)
-        if high - low <= 1e-9 * max(abs(high), 1.0):
-            low, high = low - (0.0 if axis.from_zero else 0.5), high + 0.5
+            low, high = min(low, 0.0), max(high, 0.0)
+        if high - low <= max(axis.least_span, 1e-9 * max(abs(high), 1.0)):
+            span = axis.least_span or 1.0
+            low = low if axis.from_zero else (low + high - span) / 2
+            high = low + span
         room = 0.06 * (high - low)
-        low, high = (low if axis.from_zero and low == 0 else low - room), high + room
-        return cls(low, high, tuple(_ticks(low, high)), False)
+        low = low if axis.from_zero and low == 0 else low - room
+        high = high if axis.from_zero and high == 0 and low < 0 else high + room
+        return cls(low, high, tuple(_ticks(low, high)))
+
+    @classmethod
+    def _logarithmic(cls, low: float, high: float) -> _Scale:
+        """Ends on 1, 2 or 5 times a power of ten; a value a hair outside is drawn on the edge."""
+        bottom, top = math.floor(math.log10(low)), math.ceil(math.log10(high))
+        marks = [factor * 10.0**power for power in range(bottom, top + 1) for factor in (1, 2, 5)]
+        low = max((mark for mark in marks if mark <= low * 1.01), default=marks[0])
+        high = min(mark for mark in marks if mark >= high * 0.99)
+        if high / low <= 100:
+            return cls(low, high, tuple(mark for mark in marks if low <= mark <= high), log=True)
+        every = max(1, math.ceil((top - bottom) / 5))
+        return cls(low, high, tuple(m for m in marks[:: 3 * every] if low <= m <= high), log=True)
 
     def y(self, value: float) -> float:
         low, high = self.low, self.high
         if self.log:
-            low, high, value = math.log10(low), math.log10(high), math.log10(max(value, low))
+            low, high, value = math.log10(low), math.log10(high), math.log10(min(max(value, low), high))
         return HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+    def tick_texts(self, *, percent: bool) -> list[str]:
+        """As short as they can be while no two are alike."""
+        factor, unit = (100.0, " %") if percent else (1.0, "")
+        if not percent and max(map(abs, self.ticks)) >= 10_000:
+            factor, unit = (1e-3, "k") if max(map(abs, self.ticks)) < 1e6 else (1e-6, "M")
+        scaled = [tick * factor if abs(tick) > 1e-12 else 0.0 for tick in self.ticks]
+        for digits in range(3, 12):
+            texts = [f"{tick:.{digits}g}{unit if tick or percent else ''}" for tick in scaled]
+            if len(set(texts)) == len(texts):
+                break
+        return texts
 
 
 def _ticks(low: float, high: float, most: int = 5) -> Iterable[float]:
@@ -195,17 +227,17 @@ def _x_scale(first: int, last: int, *, margin: float) -> Callable[[int], float]:
 
 
 def _frame(scale: _Scale, axis: Axis, iterations: Sequence[int], x: Callable[[int], float]) -> str:
-    parts = []
-    for tick in scale.ticks:
+    parts = [f'<text class="tick" x="0" y="{TOP - 16}">{escape(axis.unit)}</text>'] if axis.unit else []
+    for tick, text in zip(scale.ticks, scale.tick_texts(percent=axis.percent), strict=True):
         y = scale.y(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        text = escape(number(tick if abs(tick) > 1e-12 else 0.0, percent=axis.percent))
         parts.append(f'<text class="tick end" x="{LEFT - 8}" y="{y:.1f}" dy="0.32em">{text}</text>')
     if axis.reference is not None:
         y = scale.y(axis.reference)
         parts.append(f'<line class="reference" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
     floor = HEIGHT - BOTTOM
     parts.append(f'<line class="floor" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{floor}" y2="{floor}"/>')
+    parts.append(f'<text class="tick end" x="{LEFT - 8}" y="{floor + 18}">iteration</text>')
     for iteration in iterations:
         parts.append(f'<text class="tick mid" x="{x(iteration):.1f}" y="{floor + 18}">{iteration:,}</text>')
     return "".join(parts)
@@ -232,8 +264,7 @@ def _hover(thinned: Sequence[tuple[Curve, Series]], x: Callable[[int], float], m
 
 
 def _svg(parts: Iterable[str], summary: str) -> str:
-    caption = f'<text class="tick end" x="{WIDTH - RIGHT}" y="{HEIGHT - 3}">iteration</text>'
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" '
-        f'aria-label="{escape(summary, quote=True)}">{"".join(parts)}{caption}</svg>'
+        f'aria-label="{escape(summary, quote=True)}">{"".join(parts)}</svg>'
     )

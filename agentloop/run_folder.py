@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import re
+import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -41,7 +45,10 @@ class RunFolder:
 
     def lock(self) -> IO[str]:
         """Held while a process trains here; released when it ends, however it ends."""
-        stream = (self.path / "lock").open("w")
+        with explained(self.path / "lock"):
+            stream = (self.path / "lock").open("w")
+        # A tool's forked process would hold the lock on after the trainer was killed.
+        os.register_at_fork(after_in_child=stream.close)
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -56,19 +63,24 @@ class RunFolder:
 def create_run_folder(config: RunConfig) -> RunFolder:
     """The next free number under the run's name; earlier runs are never touched."""
     parent = Path(config.run.folder)
-    taken = [number for number, _ in _numbered(parent, config.run.name)]
-    path = parent / f"{config.run.name}-{max(taken, default=0) + 1:03d}"
     identity = {"id": uuid.uuid4().hex, "name": config.run.name, "config": to_plain(config)}
-    try:
-        path.mkdir(parents=True)
+    with explained(parent):
+        path = _claim(parent, config.run.name)
         unfinished = path / "run.json.unfinished"
         unfinished.write_text(json.dumps(identity, indent=1))
         os.replace(unfinished, path / "run.json")
-    except OSError as error:
-        raise UserError(
-            f"run.folder must be writable, got {error.strerror} at {path}. Choose another with --set run.folder=PATH."
-        ) from error
     return open_run_folder(path)
+
+
+def _claim(parent: Path, name: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        path = parent / f"{name}-{max((number for number, _ in _numbered(parent, name)), default=0) + 1:03d}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue  # another process was faster
+        return path
 
 
 def open_run_folder(path: Path) -> RunFolder:
@@ -82,7 +94,7 @@ def open_run_folder(path: Path) -> RunFolder:
 
 def latest_run_folder(parent: Path, name: str) -> RunFolder:
     """The newest run of that name, for --resume."""
-    runs = _numbered(parent, name)
+    runs = [(number, path) for number, path in _numbered(parent, name) if (path / "run.json").exists()]
     if not runs:
         raise UserError(
             f"--resume must find a run named {name!r} under {parent}, got none. Start one without --resume."
@@ -91,6 +103,39 @@ def latest_run_folder(parent: Path, name: str) -> RunFolder:
 
 
 def _numbered(parent: Path, name: str) -> list[tuple[int, Path]]:
+    """Also what is left of starts that were killed before they had a run.json."""
     pattern = re.compile(re.escape(name) + r"-(\d+)")
     matches = [(pattern.fullmatch(path.name), path) for path in parent.glob(f"{name}-*")] if parent.is_dir() else []
-    return [(int(match[1]), path) for match, path in matches if match and (path / "run.json").exists()]
+    return [(int(match[1]), path) for match, path in matches if match]
+
+
+@contextmanager
+def explained(target: Path, *, advice: str = "Choose another with --set run.folder=PATH.") -> Iterator[None]:
+    """What the disk does to `target` in one line, with its path and the room that is left."""
+    try:
+        yield
+    except Exception as error:
+        failure = _disk_failure(error)
+        if failure is None:
+            raise
+        rule = "have room" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "be writable"
+        raise UserError(
+            f"run.folder must {rule}, got {failure.strerror or failure} at {failure.filename or target} "
+            f"({_free(target)}). {advice}"
+        ) from error
+
+
+def _disk_failure(error: Exception) -> OSError | None:
+    """None for what is no failure of the disk. Libraries written in Rust tell it in their text only."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
+
+
+def _free(target: Path) -> str:
+    existing = next((path for path in (target, *target.parents) if path.is_dir()), Path("/"))
+    try:
+        return f"{shutil.disk_usage(existing).free:,} bytes free"
+    except OSError:
+        return "free space unknown"

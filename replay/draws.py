@@ -52,6 +52,7 @@ class DrawRequest:
 class Drawn:
     draw: DrawRecord
     trajectory: Trajectory
+    """Without its messages, which training does not read."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def _load_whole(
     connection: sa.Connection, candidates: Candidates, chosen: npt.NDArray[np.intp]
 ) -> list[tuple[int, Trajectory]]:
     ids = {candidates.ids[position]: int(position) for position in chosen}
-    loaded = load(connection, list(ids))
+    loaded = load(connection, list(ids), with_messages=False)
     if loaded.corrupt:
         quarantine(connection, loaded.corrupt)
         for id, reason in loaded.corrupt.items():

@@ -35,29 +35,36 @@ class Loaded:
         return [self.whole[id] for id in ids]
 
 
-def load(connection: sa.Connection, ids: Sequence[str]) -> Loaded:
-    """Read and verify; corrupt rows are named, not returned."""
+def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool = True) -> Loaded:
+    """Read and verify; corrupt rows are named, not returned. Messages are for people: training reads none."""
     loaded = Loaded()
     for chunk in chunked(list(dict.fromkeys(ids))):
-        _load_chunk(connection, chunk, loaded)
+        talks = _talks(connection, chunk) if with_messages else {}
+        _load_chunk(connection, chunk, talks, loaded)
     return loaded
 
 
-def _load_chunk(connection: sa.Connection, ids: Sequence[str], loaded: Loaded) -> None:
+def _talks(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Message]]:
+    talks: dict[str, list[Message]] = defaultdict(list)
+    query = sa.select(messages).where(messages.c.trajectory.in_(ids))
+    for said in connection.execute(query.order_by(messages.c.trajectory, messages.c.position)).mappings():
+        talks[said["trajectory"]].append(message_of(dict(said)))
+    return talks
+
+
+def _load_chunk(
+    connection: sa.Connection, ids: Sequence[str], talks: Mapping[str, Sequence[Message]], loaded: Loaded
+) -> None:
     found = connection.execute(sa.select(*RECORD_COLUMNS).where(trajectories.c.id.in_(ids)))
     records = [record_of(row) for row in found]
     blobs = defaultdict(list)
     query = sa.select(segments.c.trajectory, *SEGMENT_COLUMNS).where(segments.c.trajectory.in_(ids))
     for id, *row in connection.execute(query.order_by(segments.c.trajectory, segments.c.position)):
         blobs[id].append(row)
-    talks: dict[str, list[Message]] = defaultdict(list)
-    query = sa.select(messages).where(messages.c.trajectory.in_(ids))
-    for said in connection.execute(query.order_by(messages.c.trajectory, messages.c.position)).mappings():
-        talks[said["trajectory"]].append(message_of(dict(said)))
     for record in records:
         try:
             parts = _verified(record, [segment_of(row) for row in blobs[record.id]])
-            loaded.whole[record.id] = Trajectory(record, parts, tuple(talks[record.id]))
+            loaded.whole[record.id] = Trajectory(record, parts, tuple(talks.get(record.id, ())))
         except BlobError as error:
             loaded.corrupt[record.id] = str(error)
 

@@ -21,7 +21,9 @@ Key = TypeVar("Key")
 _MOST_PARAMETERS = 500
 _LOG_PROB_FIELDS = ("mean_behavior_log_prob", "min_behavior_log_prob")
 
-RECORD_COLUMNS = [trajectories.c[field.name] for field in fields(TrajectoryRecord)]
+_RECORD_FIELDS = [field.name for field in fields(TrajectoryRecord)]
+_LOG_PROB_POSITIONS = [_RECORD_FIELDS.index(name) for name in _LOG_PROB_FIELDS]
+RECORD_COLUMNS = [trajectories.c[name] for name in _RECORD_FIELDS]
 GROUP_COLUMNS = [groups.c[field.name] for field in fields(GroupRecord)]
 SEGMENT_COLUMNS = [
     segments.c[name]
@@ -51,9 +53,11 @@ def record_row(record: TrajectoryRecord) -> Row:
 
 def record_of(row: Sequence[Any]) -> TrajectoryRecord:
     """From the values of RECORD_COLUMNS."""
-    values = {field.name: value for field, value in zip(fields(TrajectoryRecord), row, strict=True)}
-    values |= {name: math.nan for name in _LOG_PROB_FIELDS if values[name] is None}
-    return TrajectoryRecord(**values)
+    values = list(row)
+    for position in _LOG_PROB_POSITIONS:
+        if values[position] is None:
+            values[position] = math.nan
+    return TrajectoryRecord(*values)
 
 
 def segment_rows(trajectory: Trajectory) -> Iterator[Row]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -31,17 +32,25 @@ class ExactText(sa.types.TypeDecorator[str]):
     impl = sa.Text
     cache_ok = True
 
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None or (value.isascii() and "\x00" not in value):
-            return value
-        if _NOT_STORABLE.search(value) or value.startswith(_ESCAPE):
-            return _ESCAPE + json.dumps(value)
-        return value
+    def bind_processor(self, dialect: Dialect) -> Callable[[str | None], str | None]:
+        return _to_storable
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None or not value.startswith(_ESCAPE):
-            return value
-        return str(json.loads(value.removeprefix(_ESCAPE)))
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[str | None], str | None]:
+        return _from_storable
+
+
+def _to_storable(value: str | None) -> str | None:
+    if value is None or (value.isascii() and "\x00" not in value):
+        return value
+    if _NOT_STORABLE.search(value) or value.startswith(_ESCAPE):
+        return _ESCAPE + json.dumps(value)
+    return value
+
+
+def _from_storable(value: str | None) -> str | None:
+    if value is None or not value.startswith(_ESCAPE):
+        return value
+    return str(json.loads(value.removeprefix(_ESCAPE)))
 
 
 def _text(name: str, *, null: bool = False, **options: Any) -> sa.Column[str]:

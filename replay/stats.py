@@ -148,11 +148,11 @@ def trajectories(
 
 
 def find(store: ReplayStore, id_prefix: str) -> str:
-    """The one trajectory whose id begins so."""
+    """The one trajectory whose id is this, or begins so."""
     begins = sa.func.substr(_rows.id, 1, len(id_prefix)) == id_prefix
     with store.reading() as connection:
         found = connection.scalars(sa.select(_rows.id).where(begins).order_by(_rows.id).limit(3)).all()
-    if id_prefix and len(found) == 1:
+    if id_prefix and (len(found) == 1 or id_prefix in found):
         return str(found[0])
     which = "none" if not found else "more than one: " + ", ".join(found)
     raise ReplayError(

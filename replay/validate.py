@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,24 +35,27 @@ def check_fields(record: Any, where: str) -> None:
 
     Whole numbers count something: none is negative. Real numbers are finite.
     """
-    for field in fields(record):
-        declared, _, optional = str(field.type).partition(" | ")
-        value = getattr(record, field.name)
-        if declared not in _TYPES or (value is None and optional):
+    for name, declared, optional in _typed_fields(type(record)):
+        value = getattr(record, name)
+        if value is None and optional:
             continue
         rule = f"be of type {declared}"
         fits = isinstance(value, _TYPES[declared]) and (declared == "bool" or not isinstance(value, bool))
         if fits and declared == "int":
             rule, fits = "be >= 0 and below 2^63", 0 <= value < 2**63
         elif fits and declared == "float":
-            rule, fits = (
-                "be finite",
-                math.isfinite(value) or (field.name in _MAY_BE_NAN and math.isnan(value)),
-            )
+            rule, fits = "be finite", math.isfinite(value) or (name in _MAY_BE_NAN and math.isnan(value))
         if not fits:
-            raise refused(field.name, rule, value, where)
+            raise refused(name, rule, value, where)
     if not getattr(record, "id", "id"):
         raise refused("id", "be a text of at least one character", "", where)
+
+
+@cache
+def _typed_fields(record_type: type[Any]) -> list[tuple[str, str, bool]]:
+    """(name, declared type, may be None) of the fields that are one column."""
+    declared = [(field.name, *str(field.type).partition(" | ")) for field in fields(record_type)]
+    return [(name, kind, bool(optional)) for name, kind, _, optional in declared if kind in _TYPES]
 
 
 def refused(field: str, rule: str, value: object, where: str) -> InvalidRecord:

@@ -16,6 +16,24 @@ from replay.cli import app, newest_run_folder
 from replay.sampling import make_sampler
 from tests.replay.fakes import group, iterate, new_store, sql, task, tokens, trajectory
 
+TITLES = [
+    *[
+        "id",
+        "iter",
+        "task",
+        "reward",
+        "success",
+        "turns",
+        "tools",
+        "tokens",
+        "stop",
+        "advantage",
+        "uses",
+        "stale",
+        "state",
+    ]
+]
+USES = "select iteration, slot, stream from draws where trajectory = ?"
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 
 
@@ -32,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = {
         word: id
         for id, word in enumerate(
-            ["zero", "one", "two", "three", "four", "<sys>", "hello", "look", "up", "found", "done"]
+            ["zero", "one", "two", "three", "four", "sys", "hello", "look", "up", "found", "done"]
         )
     }
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="zero"))
@@ -64,23 +82,7 @@ def test_stats_takes_the_database_file_and_prints_json(run: Path) -> None:
 
 def test_ls_prints_a_line_each(run: Path) -> None:
     lines = ask("ls", str(run), "--failed", "--limit", "3").output.splitlines()
-    assert lines[0].split() == (
-        [
-            "id",
-            "iter",
-            "task",
-            "reward",
-            "success",
-            "turns",
-            "tools",
-            "tokens",
-            "stop",
-            "advantage",
-            "uses",
-            "stale",
-            "state",
-        ]
-    )
+    assert lines[0].split() == TITLES
     assert len(lines) == 4
     for line in lines[1:]:
         # Newest first: sampled by policy 2, and the newest policy is 3.
@@ -111,7 +113,7 @@ def test_show_prints_tokens_authors_log_probs_and_uses(run: Path) -> None:
     assert uses[0].split()[:4] == ["iter", "slot", "stream", "state"]
     stored = sql(
         run / "replay.sqlite",
-        "select iteration, slot, stream from draws where trajectory=? order by 1, 2",
+        f"{USES} order by 1, 2",
         id,
     )
     assert [tuple(line.split()[:3]) for line in uses[1:]] == [

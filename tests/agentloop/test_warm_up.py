@@ -1,0 +1,124 @@
+"""The built-in model and its warm-up: made from a seed, and trained on exactly what was demonstrated."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentloop.config import ModelSection, TinyModelSection, WarmUpSection
+from agentloop.environments import load_environment
+from agentloop.models.actor import Actor
+from agentloop.models.load import LoadedModel, load_model
+from agentloop.models.tiny import build_tiny_model
+from agentloop.warm_up import Demonstrator, WarmUpResult, _hardest_of_last_reply, demonstrations, warm_up
+from context import Message, default_authors, loss_mask, response_mask
+from context.parse import choose_parser
+
+AUTHORS = default_authors()
+FACTORY = load_environment("lookup_chain", {"hops": [1, 3]})
+TINY = TinyModelSection(layers=1, hidden=64)
+
+
+def corpus() -> list[str]:
+    conversations = itertools.islice(demonstrations(FACTORY, seed=1), 60)
+    return [message.content for conversation in conversations for message in conversation]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    build_tiny_model(path, TINY, corpus=corpus(), seed=7)
+    return path
+
+
+@pytest.fixture
+def loaded(folder: Path) -> LoadedModel:
+    return load_model(ModelSection(), folder)
+
+
+def demonstrator(loaded: LoadedModel) -> Demonstrator:
+    parser = choose_parser("auto", loaded.template.source)
+    return Demonstrator(loaded, AUTHORS, parser, factory=FACTORY)
+
+
+def conversations() -> Iterator[tuple[Message, ...]]:
+    return demonstrations(FACTORY, seed=3)
+
+
+def warmed(loaded: LoadedModel, **section: float) -> WarmUpResult:
+    settings = WarmUpSection.model_validate({"max_updates": 3, "batch": 4, **section})
+    return warm_up(Actor(loaded.model), demonstrator(loaded), conversations(), settings, authors=AUTHORS)
+
+
+def test_tiny_model_is_the_same_for_the_same_seed_only(folder: Path, tmp_path: Path) -> None:
+    for name, seed in (("same", 7), ("other", 8)):
+        build_tiny_model(tmp_path / name, TINY, corpus=corpus(), seed=seed)
+    weights = {name: (path / "model.safetensors").read_bytes() for name, path in _folders(folder, tmp_path).items()}
+    assert weights["first"] == weights["same"]
+    assert weights["first"] != weights["other"]
+    assert (folder / "tokenizer.json").read_bytes() == (tmp_path / "same" / "tokenizer.json").read_bytes()
+
+
+def _folders(first: Path, others: Path) -> dict[str, Path]:
+    return {"first": first, "same": others / "same", "other": others / "other"}
+
+
+def test_tiny_model_building_leaves_the_random_state_alone(tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    build_tiny_model(tmp_path, TINY, corpus=["a b c"], seed=7)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_demonstration_tokens_read_as_the_template_renders_them(loaded: LoadedModel) -> None:
+    for conversation in itertools.islice(conversations(), 20):
+        tokens = demonstrator(loaded).tokens(conversation)
+        rendered = loaded.template.render(conversation, tools=FACTORY.tools, generation_prompt=False)
+        # The new line after the last end of turn belongs to a next message that never comes.
+        assert loaded.codec.decode(tokens.token_ids.tolist()) + "\n" == rendered
+
+
+def test_demonstration_trains_the_replies_with_their_ends_and_nothing_else(loaded: LoadedModel) -> None:
+    conversation = next(conversations())
+    tokens = demonstrator(loaded).tokens(conversation)
+    trained = loss_mask(tokens, AUTHORS)
+    replies = [m for m in conversation if m.role == "assistant"]
+    ends = tokens.token_ids[trained] == next(iter(loaded.stop_ids))
+    assert int(ends.sum()) == len(replies)
+    text = loaded.codec.decode(tokens.token_ids[trained].tolist())
+    assert text.endswith(f"{replies[-1].content}<|im_end|>")
+    assert "tool_response" not in text
+    assert (trained == response_mask(tokens, AUTHORS)).all()
+
+
+def test_hardest_of_last_reply_skips_its_first_token() -> None:
+    losses = [9.0, 9.0, 0.0, 7.0, 0.5, 0.25, 0.0]
+    marked = [False, True, False, True, True, True, False]
+    # The last run is 7.0, 0.5, 0.25; its first token is a choice.
+    assert _hardest_of_last_reply(losses, marked) == 0.5
+
+
+def test_hardest_of_a_reply_of_one_token_is_that_token() -> None:
+    assert _hardest_of_last_reply([0.0, 3.0], [False, True]) == 3.0
+
+
+def test_warm_up_ends_some_updates_after_the_target(loaded: LoadedModel) -> None:
+    # Any loss is below 1000, so the target is met by the first update.
+    assert warmed(loaded, max_updates=50, loss_target=1000.0, updates_after_target=2).updates == 3
+
+
+def test_warm_up_stops_at_its_most_updates(loaded: LoadedModel) -> None:
+    assert warmed(loaded, max_updates=4, loss_target=1e-9).updates == 4
+
+
+def test_warm_up_lowers_the_loss_and_is_deterministic(folder: Path) -> None:
+    first, second = (load_model(ModelSection(), folder) for _ in range(2))
+    start = warmed(load_model(ModelSection(), folder), max_updates=1).loss
+    results = [warmed(model, max_updates=25) for model in (first, second)]
+    assert results[0] == results[1]
+    assert results[0].loss < start - 0.5
+    ours, theirs = first.model.state_dict(), second.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
