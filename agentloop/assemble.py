@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from agentloop.algorithms.kl import k1, kl_penalised_rewards
 from agentloop.batch import BatchRow, build_batch
-from agentloop.checkpoint import Checkpoint, write_directory
+from agentloop.checkpoint import COMPLETE, Checkpoint, write_directory
 from agentloop.collect import Actors, Penalty
 from agentloop.config import RunConfig
 from agentloop.console import RunDisplay
@@ -59,11 +61,19 @@ class Parts:
     def run_id(self) -> str:
         return self.folder.run_id
 
+    def close(self) -> None:
+        self.sinks.close()
+        self.store.close()
+
 
 def settle_process(config: RunConfig) -> None:
     """Threads and seeds of the whole process."""
     torch.set_num_threads(config.run.threads)
-    torch.manual_seed(derive_seed(config.run.seed, "torch"))
+    seed = derive_seed(config.run.seed, "process")
+    torch.manual_seed(seed)
+    # Nothing here uses these two; an environment of the user's may.
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
@@ -71,7 +81,7 @@ def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
     config = folder.config
     if config.model.path is not None:
         return config.model.path
-    if not (folder.model / "COMPLETE").exists():
+    if not (folder.model / COMPLETE).exists():
         write_directory(folder.model, lambda target: _make_tiny(target, config, display))
     return folder.model
 
@@ -124,9 +134,10 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
     authors = default_authors()
     version = checkpoint.values["loop"]["iteration"] if checkpoint else 0
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, policy_version=version)
-    store = ReplayStore.create(folder.database)
     reference = _reference(config, first)
     parser = choose_parser(config.context.parser, loaded.template.source)
+    sinks = load_sinks(config.metrics.sinks, folder.path, keep_through=version)
+    store = ReplayStore.create(folder.database)
     return Parts(
         config=config,
         folder=folder,
@@ -137,7 +148,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
         generator=generator,
         trainer=Trainer(Actor(loaded.model), config, authors=authors, reference=reference),
         publisher=Publisher(loaded, generator, store, folder=folder.path, run=folder.run_id),
-        sinks=SinkFan(load_sinks(config.metrics.sinks, folder.path, keep_through=version), warn=display.note),
+        sinks=SinkFan(sinks, warn=display.note),
         display=display,
         authors=authors,
         penalty=_penalty(config, reference, authors),
@@ -146,8 +157,8 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
 
 def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
     """The run must stay readable when the model's own folder is gone."""
-    if not (folder.model / "tokenizer.json").exists():
-        loaded.tokenizer.save_pretrained(folder.model)
+    if not (folder.model / COMPLETE).exists():
+        write_directory(folder.model, loaded.tokenizer.save_pretrained)
 
 
 def _reference(config: RunConfig, first: Path | str) -> Actor | None:

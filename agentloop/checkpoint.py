@@ -43,12 +43,12 @@ class Checkpoint:
         return self.folder / "model"
 
 
-def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
+def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
     """Make `target` whole or not at all: filled beside it, fsynced, renamed, then marked complete."""
     unfinished = target.with_name(target.name + _UNFINISHED)
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        with explained(target, advice="Earlier checkpoints are whole: mend it and run again with --resume."):
+        with explained(target, advice="Earlier checkpoints are whole: make room and run again with --resume."):
             unfinished.mkdir(parents=True)
             fill(unfinished)
             for path in [*unfinished.rglob("*"), unfinished]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -65,7 +66,7 @@ def train(
     else:
         other = 0.25 if settings.replay.fraction == 0.5 else 0.5
         sets = [word for setting in overrides or () for word in ("--set", setting)]
-        command = ["agentloop", "train", str(config), *sets]
+        command = [_program(), "train", str(config), *sets]
         _closing_words(result, command, iterations=settings.run.iterations, other_fraction=other)
     raise typer.Exit(result.exit_code)
 
@@ -75,19 +76,25 @@ def _closing_words(result: TrainResult, command: Sequence[str], *, iterations: i
 
     print(f"held-out success: {percent(result.success_before)} -> {percent(result.success_after)}")
     print(f"run folder: {result.folder}   report: {result.report}")
+    replay = shlex.join([_program(), "replay"])
     folder = shlex.quote(str(result.folder))
     hints = [
-        (f"agentloop replay stats {folder}", "what is in the buffer, and what was drawn from it"),
-        (f"agentloop replay ls {folder} --failed", f"pick an episode, then: agentloop replay show ID {folder}"),
+        (f"{replay} stats {folder}", "what is in the buffer, and what was drawn from it"),
+        (f"{replay} ls {folder} --failed", f"pick one, then: {replay} show ID {folder}"),
         (shlex.join([*command, "--set", f"replay.fraction={other_fraction}"]), "another mixing ratio"),
     ]
     if result.exit_code:
         print(f"stopped after iteration {result.iterations} of {iterations}")
         hints[2] = (shlex.join([*command, "--resume"]), "go on from here")
     print("try next:")
-    width = max(len(words) for words, _ in hints)
+    width = max(len(words) for words, _ in hints[:2])  # the last one can be long
     for words, meaning in hints:
         print(f"  {words:<{width}}  # {meaning}")
+
+
+def _program() -> str:
+    """What to type to start this program again, where its folder is not on the PATH too."""
+    return "agentloop" if shutil.which("agentloop") else sys.argv[0]
 
 
 @app.command(epilog="Example: agentloop evaluate runs/quickstart-001 --policy 12 --json")

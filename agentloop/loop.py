@@ -11,6 +11,7 @@ from agentloop.assemble import Parts
 from agentloop.batch import BatchRow
 from agentloop.checkpoint import prune, save_checkpoint
 from agentloop.collect import Birth, Collected, collect
+from agentloop.errors import TrainingStopped
 from agentloop.evaluate import evaluate
 from agentloop.seeds import derive_seed
 from agentloop.signals import StopRequest
@@ -61,16 +62,20 @@ class Loop:
         self.parts = parts
         self.config = parts.config
         self.state = state
+        self._saved = state.iteration
 
     def run(self, stop: StopRequest) -> None:
         """Iterate until the end, the success target, or a polite request to stop; a checkpoint is the last thing."""
         while not self.finished and not stop.requested:
-            self.iterate(self.state.iteration + 1)
+            try:
+                self.iterate(self.state.iteration + 1)
+            except TrainingStopped:
+                self.parts.store.add_metrics(self.parts.run_id, self.state.iteration + 1, {"run/stopped": 1.0})
+                raise
             if self.state.iteration % self.config.checkpoint.every == 0:
                 self.save()
-        if self.finished and self.state.evaluations[-1][0] != self.state.iteration:
-            self.parts.store.add_metrics(self.parts.run_id, self.state.iteration, self.evaluate())
-        self.save()
+        if self._saved != self.state.iteration:
+            self.save()
 
     @property
     def finished(self) -> bool:
@@ -228,10 +233,11 @@ class Loop:
         folder = self.parts.folder.checkpoints
         save_checkpoint(folder / f"{self.state.iteration:06d}", self.parts.publisher.save_model, tensors, state)
         prune(folder, keep=self.config.checkpoint.keep)
+        self._saved = self.state.iteration
 
     def _evaluation_due(self, iteration: int) -> bool:
         every = self.config.evaluation.every
-        return every > 0 and iteration % every == 0
+        return iteration == self.config.run.iterations or (every > 0 and iteration % every == 0)
 
     def _target_reached(self) -> bool:
         target = self.config.run.stop_at_success

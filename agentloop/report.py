@@ -6,12 +6,12 @@ import json
 import os
 from pathlib import Path
 
-from replay.stats import metric_series
-
+from agentloop.config import RunConfig
 from agentloop.config_file import describe_config, load_plain
 from agentloop.errors import UserError
 from agentloop.report_page import ReportData, render_report
 from replay.records import RunRecord
+from replay.stats import metric_series
 from replay.store import ReplayStore
 
 REPORT_NAME = "report.html"
@@ -29,20 +29,20 @@ def write_report(store: ReplayStore, run_folder: Path) -> Path:
 def report_data(store: ReplayStore) -> ReportData:
     """What the page needs, read from the database."""
     run = store.run()
-    text, limit = _config_of(run)
+    text, config = _config_of(run)
     return ReportData(
         name=run.name,
         code_version=run.code_version,
         metrics=metric_series(store, run.id),
         config_text=text,
-        max_grad_norm=limit,
+        config=config,
     )
 
 
-def _config_of(run: RunRecord) -> tuple[str, float | None]:
+def _config_of(run: RunRecord) -> tuple[str, RunConfig | None]:
     """The configuration as people read it; as stored when this version no longer knows its keys."""
     try:
         config = load_plain(run.config)
     except UserError:
         return json.dumps(dict(run.config), indent=2), None
-    return describe_config(config), config.optimizer.max_grad_norm
+    return describe_config(config), config

@@ -16,8 +16,8 @@ from typing import Literal
 Series = Sequence[tuple[int, float]]
 """(iteration, value), ascending."""
 
-WIDTH, HEIGHT = 560.0, 250.0
-LEFT, RIGHT, TOP, BOTTOM = 62.0, 10.0, 26.0, 24.0
+WIDTH, HEIGHT = 560.0, 254.0
+LEFT, RIGHT, TOP, BOTTOM = 62.0, 10.0, 26.0, 28.0
 _MOST_POINTS = 240
 _MOST_MARKED = 45
 
@@ -85,6 +85,7 @@ def bar_chart(layers: Sequence[Curve], axis: Axis, *, summary: str, steps: Curve
             heights[iteration] += max(value, 0.0)
     scale = _Scale.of([*heights.values(), *(value for _, value in (thinned[-1][1] if steps else []))], axis)
     slot = (WIDTH - LEFT - RIGHT) / max(1, math.ceil((last - first + 1) / merged))
+    wide = min(0.82 * slot, 56.0)
     x = _x_scale(first, last, margin=slot / 2)
     parts = [_frame(scale, axis, _iteration_ticks(first, last), x)]
     below = dict.fromkeys(columns, 0.0)
@@ -95,8 +96,8 @@ def bar_chart(layers: Sequence[Curve], axis: Axis, *, summary: str, steps: Curve
             top, bottom = scale.y(below[iteration] + value), scale.y(below[iteration])
             below[iteration] += value
             parts.append(
-                f'<rect class="bar {layer.role}" x="{x(iteration) - 0.41 * slot:.1f}" y="{top:.1f}" '
-                f'width="{0.82 * slot:.1f}" height="{bottom - top:.1f}"/>'
+                f'<rect class="bar {layer.role}" x="{x(iteration) - wide / 2:.1f}" y="{top:.1f}" '
+                f'width="{wide:.1f}" height="{bottom - top:.1f}"/>'
             )
     if steps and thinned[-1][1]:
         path = "".join(
@@ -177,10 +178,11 @@ class _Scale:
     def tick_texts(self, *, percent: bool) -> list[str]:
         """As short as they can be while no two are alike."""
         factor, unit = (100.0, " %") if percent else (1.0, "")
-        if not percent and max(map(abs, self.ticks)) >= 10_000:
-            factor, unit = (1e-3, "k") if max(map(abs, self.ticks)) < 1e6 else (1e-6, "M")
+        largest = max(map(abs, self.ticks))
+        if not percent and not self.log and 1e4 <= largest < 1e9:
+            factor, unit = (1e-3, "k") if largest < 1e6 else (1e-6, "M")
         scaled = [tick * factor if abs(tick) > 1e-12 else 0.0 for tick in self.ticks]
-        for digits in range(3, 12):
+        for digits in range(4, 12):
             texts = [f"{tick:.{digits}g}{unit if tick or percent else ''}" for tick in scaled]
             if len(set(texts)) == len(texts):
                 break
@@ -227,7 +229,7 @@ def _x_scale(first: int, last: int, *, margin: float) -> Callable[[int], float]:
 
 
 def _frame(scale: _Scale, axis: Axis, iterations: Sequence[int], x: Callable[[int], float]) -> str:
-    parts = [f'<text class="tick" x="0" y="{TOP - 16}">{escape(axis.unit)}</text>'] if axis.unit else []
+    parts = [f'<text class="tick name" x="0" y="{TOP - 16}">{escape(axis.unit)}</text>'] if axis.unit else []
     for tick, text in zip(scale.ticks, scale.tick_texts(percent=axis.percent), strict=True):
         y = scale.y(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -237,9 +239,9 @@ def _frame(scale: _Scale, axis: Axis, iterations: Sequence[int], x: Callable[[in
         parts.append(f'<line class="reference" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
     floor = HEIGHT - BOTTOM
     parts.append(f'<line class="floor" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{floor}" y2="{floor}"/>')
-    parts.append(f'<text class="tick end" x="{LEFT - 8}" y="{floor + 18}">iteration</text>')
+    parts.append(f'<text class="tick name end" x="{LEFT - 8}" y="{floor + 20}">iteration</text>')
     for iteration in iterations:
-        parts.append(f'<text class="tick mid" x="{x(iteration):.1f}" y="{floor + 18}">{iteration:,}</text>')
+        parts.append(f'<text class="tick mid" x="{x(iteration):.1f}" y="{floor + 20}">{iteration:,}</text>')
     return "".join(parts)
 
 

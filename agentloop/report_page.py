@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from agentloop.config import RunConfig
 from agentloop.report_chart import Curve, Series, bar_chart, line_chart, marker, number
 from agentloop.report_panels import Metrics, Panel, PanelGroup, finite, panel_groups, why_absent
 from agentloop.report_style import STYLE
@@ -23,12 +24,13 @@ class ReportData:
     metrics: Metrics
     """Series by metric name, (iteration, value) ascending."""
     config_text: str
-    max_grad_norm: float | None = None
+    config: RunConfig | None = None
+    """None: written by a version whose configuration this one can't read."""
 
 
 def render_report(data: ReportData) -> str:
     """The whole page."""
-    groups = panel_groups(data.metrics, max_grad_norm=data.max_grad_norm)
+    groups = panel_groups(data.metrics, data.config)
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -39,7 +41,7 @@ def render_report(data: ReportData) -> str:
             *(_group(group) for group in groups),
             "<details>\n<summary>Configuration</summary>\n"
             f'<pre tabindex="0">{escape(data.config_text)}</pre>\n</details>',
-            f"<footer>Written by agentloop {escape(data.code_version)}. Hover over a chart for its values.</footer>",
+            f"<footer>Written by agentloop {escape(data.code_version)}.</footer>",
             "</main>\n</body>\n</html>\n",
         ]
     )
@@ -57,16 +59,37 @@ def duration(seconds: float) -> str:
 
 def _header(data: ReportData) -> str:
     metrics = data.metrics
-    tiles = [_success_tile(finite(metrics, "eval/success")), _time_tile(metrics), _rows_tile(metrics)]
+    limit = data.config.run.iterations if data.config else None
+    tiles = [_success_tile(finite(metrics, "eval/success")), _time_tile(metrics, limit), _rows_tile(metrics)]
+    setting = f'<p class="setting">{escape(_setting(data.config))}</p>\n' if data.config else ""
     return (
-        f'<header>\n<p class="eyebrow">agentloop report</p>\n<h1>{escape(data.name)}</h1>\n'
-        f'<div class="tiles">\n{"".join(tiles)}</div>\n</header>'
+        f'<header>\n<p class="eyebrow">agentloop report</p>\n<h1>{escape(data.name)}</h1>\n{setting}'
+        f'<div class="tiles">\n{"".join(tiles)}</div>\n'
+        '<p class="legend-note">Bold in a legend: the value at the last iteration. Hover over a chart for every value.'
+        "</p>\n</header>"
     )
+
+
+def _setting(config: RunConfig) -> str:
+    """What makes this run this run, in one line."""
+    replay, target = config.replay, config.run.stop_at_success
+    shares = dict.fromkeys((config.replay_fraction(1), config.replay_fraction(config.run.iterations)))
+    drawn = " falling to " if list(shares)[-1] < replay.fraction else " rising to "
+    told = drawn.join(number(share, percent=True) for share in shares)
+    parts = [config.environment.name, f"seed {config.run.seed}"]
+    use = ", observed only" if replay.mode == "observe" else ""
+    parts.append(f"replay {told}, {replay.sampler} sampler{use}" if any(shares) else "no replay")
+    if target is not None:
+        parts.append(f"ends at {number(target, percent=True)} held-out success twice in a row")
+    return " \u00b7 ".join(parts).replace(" %", "\u00a0%")
 
 
 def _success_tile(held_out: Series) -> str:
     if not held_out:
         return _tile("held-out success", "not measured", "No evaluation was made in this run.", hero=True)
+    if len(held_out) == 1:
+        (iteration, success) = held_out[0]
+        return _tile("held-out success", _percent(success), f"at iteration {iteration:,}, evaluated once", hero=True)
     start, end = held_out[0][1], held_out[-1][1]
     rising = ' class="rising"' if end > start else ""
     value = f'{_percent(start)} <span class="arrow">&rarr;</span> <span{rising}>{_percent(end)}</span>'
@@ -74,12 +97,14 @@ def _success_tile(held_out: Series) -> str:
     return _tile("held-out success", value, note, hero=True)
 
 
-def _time_tile(metrics: Metrics) -> str:
+def _time_tile(metrics: Metrics, limit: int | None) -> str:
     seconds = [value for _, value in finite(metrics, "time/iteration")]
     if not seconds:
-        return _tile("training", "not measured", "No iteration was finished.")
-    note = f"{len(seconds):,} iterations of {duration(sum(seconds) / len(seconds))}, evaluations not counted"
-    return _tile("training", duration(sum(seconds)), note)
+        return _tile("training time", "not measured", "No iteration was finished.")
+    of_limit = f" of at most {limit:,}" if limit is not None and len(seconds) < limit else ""
+    each = duration(sum(seconds) / len(seconds))
+    note = f"{len(seconds):,}{of_limit} iterations, {each} each, evaluations not counted"
+    return _tile("training time", duration(sum(seconds)), note)
 
 
 def _rows_tile(metrics: Metrics) -> str:
@@ -87,19 +112,16 @@ def _rows_tile(metrics: Metrics) -> str:
     replay = sum(value for _, value in finite(metrics, "batch/replay"))
     total = fresh + replay
     if not total:
-        return _tile("rows in batches", "none", "No iteration was finished.")
+        return _tile("trajectories in batches", "none", "No iteration was finished.")
     bar = "".join(
         f'<span class="{stream}" style="flex:{rows:g}"></span>'
         for stream, rows in (("fresh", fresh), ("replay", replay))
         if rows
     )
-    value = f"{fresh:,.0f} + {replay:,.0f}"
-    return _tile(
-        "fresh + replayed",
-        value,
-        f"{_percent(replay / total)} from the buffer",
-        extra=f'<div class="share">{bar}</div>',
-    )
+    value = f"<span>{fresh:,.0f} <small>fresh</small></span> <span>+ {replay:,.0f} <small>replayed</small></span>"
+    planned = sum(value for _, value in finite(metrics, "batch/planned_replay"))
+    note = f"{_percent(replay / total)} from the buffer, configured {_percent(planned / total)}"
+    return _tile("trajectories in batches", value, note, extra=f'<div class="share">{bar}</div>')
 
 
 def _tile(name: str, value: str, note: str, *, hero: bool = False, extra: str = "") -> str:
@@ -129,33 +151,31 @@ def _panel(panel: Panel) -> str:
     summary = _summary(panel, measured)
     if panel.kind == "bars":
         steps = panel.steps if panel.steps and panel.steps.series else None
-        chart = bar_chart(measured, steps=steps, percent=panel.axis.percent, summary=summary)
+        chart = bar_chart(measured, panel.axis, steps=steps, summary=summary)
     else:
         chart = line_chart(measured, panel.axis, summary=summary)
     return f'<figure class="panel">{head}<ul class="legend">{legend}</ul>{chart}</figure>'
 
 
 def _listed(panel: Panel) -> Sequence[Curve]:
-    """What the legend names: a stream that is missing is named once."""
-    listed = [curve for curve in panel.curves if curve.series or not curve.dashed]
-    return [*listed, panel.steps] if panel.steps else listed
+    return [*panel.curves, panel.steps] if panel.steps else panel.curves
 
 
 def _legend_item(curve: Curve, panel: Panel) -> str:
     if not curve.series:
-        name = curve.label.removesuffix(", mean")
-        return f'<li class="absent" title="{escape(why_absent(curve), quote=True)}">{escape(name)}: not measured</li>'
+        why = escape(why_absent(curve), quote=True)
+        return f'<li class="absent" title="{why}">{escape(curve.label)}: not measured</li>'
     last = number(curve.series[-1][1], percent=panel.axis.percent)
     return f"<li>{_swatch(curve, panel)}{escape(curve.label)} <b>{escape(last)}</b></li>"
 
 
 def _swatch(curve: Curve, panel: Panel) -> str:
     if panel.kind == "bars" and curve is not panel.steps:
-        drawing = f'<rect class="bar {curve.role}" x="6" y="0" width="12" height="12"/>'
-    else:
-        style = " dashed" if curve.dashed else ""
-        point = "" if curve.dashed or curve is panel.steps else marker(12, 6, curve.role, curve.marker)
-        drawing = f'<path class="curve {curve.role}{style}" d="M1 6H23"/>{point}'
+        bar = f'<rect class="bar {curve.role}" width="12" height="12"/>'
+        return f'<svg class="swatch square" viewBox="0 0 12 12" aria-hidden="true">{bar}</svg>'
+    style = " dashed" if curve.dashed else ""
+    point = "" if curve.dashed or curve is panel.steps else marker(12, 6, curve.role, curve.marker)
+    drawing = f'<path class="curve {curve.role}{style}" d="M1 6H23"/>{point}'
     return f'<svg class="swatch" viewBox="0 0 24 12" aria-hidden="true">{drawing}</svg>'
 
 

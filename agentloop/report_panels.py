@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from agentloop.report_chart import Axis, Curve, Series
+from agentloop.config import RunConfig
+from agentloop.report_chart import Axis, Curve, Series, number
+from agentloop.rollout import ANSWERED
 
 Metrics = Mapping[str, Series]
 
@@ -33,22 +35,32 @@ class PanelGroup:
     panels: tuple[Panel, ...]
 
 
-def panel_groups(metrics: Metrics, *, max_grad_norm: float | None = None) -> tuple[PanelGroup, ...]:
-    """All panels, in reading order: does it learn, is the update sound, how old is the data, what went in."""
+def panel_groups(metrics: Metrics, config: RunConfig | None) -> tuple[PanelGroup, ...]:
+    """All panels, in reading order: does it learn, is the update sound, how old is the data, what went in.
+
+    `config` is None for a run of a version that this one can't read.
+    """
     return (
         PanelGroup("Is it learning?", (_success(metrics), _reward(metrics))),
         PanelGroup(
             "Is the update sound?",
             (
-                _pg_loss(metrics),
+                _pg_loss(metrics, config),
                 _clip_fraction(metrics),
                 _entropy(metrics),
-                _grad_norm(metrics, max_grad_norm),
+                _grad_norm(metrics, config.optimizer.max_grad_norm if config else None),
             ),
         ),
         PanelGroup(
             "How far has the policy moved from its data?",
-            (_ratios(metrics), _drift(metrics), _ess(metrics), _staleness(metrics)),
+            (
+                _ratio(metrics),
+                _largest_ratio(metrics),
+                _drift(metrics),
+                _largest_drift(metrics),
+                _ess(metrics),
+                _staleness(metrics),
+            ),
         ),
         PanelGroup(
             "What went into it?",
@@ -65,7 +77,7 @@ def finite(metrics: Metrics, name: str) -> Series:
 def why_absent(curve: Curve) -> str:
     """Why a curve has no points."""
     if curve.role == "replay":
-        return "Nothing was drawn from the buffer: replay.fraction was 0, or the buffer had nothing to give."
+        return "Nothing was drawn from the buffer (replay.fraction was 0, or it was empty), or only to be observed."
     return "No finished iteration logged it."
 
 
@@ -77,7 +89,7 @@ def _success(metrics: Metrics) -> Panel:
             Curve("training", finite(metrics, "rollout/success"), "fresh"),
             Curve("held-out", finite(metrics, "eval/success"), "held-out", marker="square"),
         ),
-        Axis(percent=True),
+        Axis("share of episodes", percent=True, whole=True),
     )
 
 
@@ -86,71 +98,98 @@ def _reward(metrics: Metrics) -> Panel:
         "Reward",
         "Mean reward of fresh episodes. Flat from the start: attempts at a task are all alike, so nothing is learned.",
         (Curve("fresh", finite(metrics, "rollout/reward"), "fresh"),),
-        Axis(from_zero=True),
+        Axis("reward per episode", from_zero=True),
     )
 
 
-def _pg_loss(metrics: Metrics) -> Panel:
-    return Panel(
-        "Policy loss",
-        "Its sign: negative = raising rewarded actions. Oscillating near 0 is healthy; persistently very negative or "
-        "positive is not.",
-        _streams(metrics, "pg_loss"),
-        Axis(reference=0.0),
+def _pg_loss(metrics: Metrics, config: RunConfig | None) -> Panel:
+    how = (
+        "Negative = raising rewarded actions. Oscillating near 0 is healthy; persistently very negative or positive is "
+        "not."
     )
+    if config and config.replay.successful_only and finite(metrics, "actor/replay/pg_loss"):
+        # Without a word, the orange line looks like the fault that the sentence before warns of.
+        how += " Here replay lies below 0 as it should: only successes are drawn, and their advantages are positive."
+    unit = f"loss, {config.loss.aggregation}" if config else "loss"
+    return Panel("Policy loss", how, _streams(metrics, "pg_loss"), Axis(unit, reference=0.0))
 
 
 def _clip_fraction(metrics: Metrics) -> Panel:
     return Panel(
         "Clip fraction",
-        "Share of trained tokens the clip holds back. Staying high: steps are too large, or replayed rows too old.",
+        "Trained tokens that the clip holds back. Staying above 20 %: steps are too large, or replayed rows too old.",
         _streams(metrics, "pg_clipfrac"),
-        Axis(from_zero=True),
+        Axis("share of trained tokens", percent=True, from_zero=True, least_span=0.01),
     )
 
 
 def _entropy(metrics: Metrics) -> Panel:
     return Panel(
         "Entropy",
-        "How undecided the policy is, in nats per token. A slow fall is learning; near 0 early, it stopped exploring.",
+        "How undecided the policy is. A slow fall is learning; near 0 while success is low, it has stopped exploring.",
         (Curve("fresh", finite(metrics, "actor/entropy"), "fresh"),),
-        Axis(from_zero=True),
+        Axis("nats per token", from_zero=True),
     )
 
 
 def _grad_norm(metrics: Metrics, limit: float | None) -> Panel:
+    series = finite(metrics, "actor/grad_norm")
+    how, near = "Single spikes are harmless, a climb is not.", False
+    if limit is not None:
+        # A limit far above the curve would press it flat, so it is told instead of drawn.
+        near = any(value > limit / 2 for _, value in series)
+        told = "dotted line" if near else f"{number(limit)}, never near" if series else number(limit)
+        how = f"Before it is scaled down to optimizer.max_grad_norm ({told}). {how}"
     return Panel(
         "Gradient norm",
-        "Before it is scaled down to optimizer.max_grad_norm (thin line). Single spikes are harmless, a climb is not.",
-        (Curve("both streams", finite(metrics, "actor/grad_norm"), "s1"),),
-        Axis(from_zero=True, reference=limit),
+        how,
+        (Curve("both streams", series, "s1"),),
+        Axis("norm, both streams together", from_zero=True, reference=limit if near else None),
     )
 
 
-def _ratios(metrics: Metrics) -> Panel:
+def _ratio(metrics: Metrics) -> Panel:
     return Panel(
         "Ratio",
-        "Probability now over probability at the anchor. Means stay near 1; a high maximum is what the clip is for.",
-        _streams(metrics, "ratio_mean", "ratio_max"),
-        Axis(reference=1.0, log_if_wide=True),
+        "Probability in the update over probability at the anchor, the loss's factor. The mean stays near 1.",
+        _streams(metrics, "ratio_mean"),
+        Axis("mean over tokens", reference=1.0, least_span=0.02),
+    )
+
+
+def _largest_ratio(metrics: Metrics) -> Panel:
+    return Panel(
+        "Largest ratio",
+        "The one token whose probability grew most. Far above 1 is what the clip is for; a climb over the run is not.",
+        _streams(metrics, "ratio_max", peak=True),
+        Axis("largest of all tokens", reference=1.0, least_span=0.2, log_if_wide=True),
     )
 
 
 def _drift(metrics: Metrics) -> Panel:
     return Panel(
         "Drift",
-        "How much likelier a token is now than when it was sampled; 1 = not moved. Replayed rows drift with age.",
-        _streams(metrics, "drift_mean", "drift_max"),
-        Axis(reference=1.0, log_if_wide=True),
+        "How much likelier a token is now than when it was sampled. Fresh is 1, replay moves off with age.",
+        _streams(metrics, "drift_mean"),
+        Axis("mean over tokens", reference=1.0, least_span=0.02),
+    )
+
+
+def _largest_drift(metrics: Metrics) -> Panel:
+    return Panel(
+        "Largest drift",
+        "The one token that moved most since it was sampled. Fresh well above 1: sampling and training disagree.",
+        _streams(metrics, "drift_max", peak=True),
+        Axis("largest of all tokens", reference=1.0, least_span=0.2, log_if_wide=True),
     )
 
 
 def _ess(metrics: Metrics) -> Panel:
     return Panel(
         "Effective sample size",
-        "Share of a stream's rows that still count once weighted by drift. Below 50 %, draw less or younger replay.",
+        "How many rows still count once weighted by drift. Below 50 % (dotted line), draw less or younger replay.",
         _streams(metrics, "ess"),
-        Axis(percent=True),
+        Axis("share of the stream's rows", percent=True, whole=True, reference=0.5),
     )
 
 
@@ -162,39 +201,40 @@ def _staleness(metrics: Metrics) -> Panel:
             Curve("mean", finite(metrics, "replay/staleness_mean"), "replay", marker="square"),
             Curve("max", finite(metrics, "replay/staleness_max"), "replay", dashed=True, peak=True),
         ),
-        Axis(from_zero=True),
+        Axis("publishes", from_zero=True),
     )
 
 
 def _composition(metrics: Metrics) -> Panel:
     return Panel(
         "Batch composition",
-        "Bars: rows that went in. Stepped line: fresh rows as configured; they part where the buffer ran short.",
+        "Bars: what went in. Line: fresh as configured; blue above it stands in for replay the buffer could not give.",
         (
             Curve("fresh", finite(metrics, "batch/fresh"), "fresh"),
             Curve("replay", finite(metrics, "batch/replay"), "replay"),
         ),
+        Axis("trajectories", from_zero=True),
         kind="bars",
         steps=Curve("fresh as configured", finite(metrics, "batch/planned_fresh"), "ink"),
     )
 
 
 def _stop_reasons(metrics: Metrics) -> Panel:
+    """Answered episodes are left out: they are nearly all, and would press the others flat."""
     prefix = "rollout/stop/"
-    totals = {name: sum(v for _, v in finite(metrics, name)) for name in metrics if name.startswith(prefix)}
-    ordered = sorted(totals, key=lambda name: (-totals[name], name))
-    curves = [Curve(name.removeprefix(prefix), finite(metrics, name), f"s{i}") for i, name in enumerate(ordered[:6])]
-    if ordered[6:]:
-        rest: dict[int, float] = {}
-        for name in ordered[6:]:
-            for iteration, value in finite(metrics, name):
-                rest[iteration] = rest.get(iteration, 0.0) + value
-        curves.append(Curve("other", sorted(rest.items()), "s6"))
+    shares = {name.removeprefix(prefix): dict(finite(metrics, name)) for name in metrics if name.startswith(prefix)}
+    iterations = sorted({iteration for share in shares.values() for iteration in share})
+    cut = sorted(shares.keys() - {ANSWERED}, key=lambda reason: (-sum(shares[reason].values()), reason))
+    # A reason is logged only where it occurred; elsewhere its share is 0, also in the legend.
+    layers = [(reason, [(i, shares[reason].get(i, 0.0)) for i in iterations]) for reason in cut[:6]]
+    if cut[6:] or not cut:
+        layers.append(("other", [(i, sum(shares[reason].get(i, 0.0) for reason in cut[6:])) for i in iterations]))
     return Panel(
-        "How episodes ended",
-        "Many cut off by a limit: raise rollout.max_turns, rollout.max_tokens_per_turn or context.max_tokens.",
-        tuple(curves),
-        Axis(percent=True),
+        "Episodes cut short",
+        "Ended without an answer, by stop reason. Many: raise rollout.max_turns or max_tokens_per_turn, or "
+        "context.max_tokens.",
+        tuple(Curve(reason, series, f"s{index}") for index, (reason, series) in enumerate(layers)),
+        Axis("share of episodes", percent=True, from_zero=True, least_span=0.04),
         kind="bars",
     )
 
@@ -203,9 +243,9 @@ def _timings(metrics: Metrics) -> Panel:
     phases = ("collect", "draw", "update", "publish")
     return Panel(
         "Seconds per iteration",
-        "Collecting and updating should be most of it; a thick draw or publish means the disk is slow.",
+        "Where the time goes. Collect and update should be most of it; a thick draw or publish means a slow disk.",
         tuple(Curve(phase, finite(metrics, f"time/{phase}"), f"s{i}") for i, phase in enumerate(phases)),
-        Axis(from_zero=True),
+        Axis("seconds", from_zero=True),
         kind="bars",
     )
 
@@ -213,26 +253,15 @@ def _timings(metrics: Metrics) -> Panel:
 def _speed(metrics: Metrics) -> Panel:
     return Panel(
         "Tokens per second",
-        "Tokens of the whole batch over the seconds of the whole iteration. Falls when episodes grow fewer but longer.",
+        "Tokens of the whole batch over the seconds of the whole iteration. A sudden dip is most often a busy machine.",
         (Curve("both streams", finite(metrics, "speed/tokens_per_second"), "s2"),),
-        Axis(from_zero=True),
+        Axis("tokens per second", from_zero=True),
     )
 
 
-def _streams(metrics: Metrics, name: str, peak: str | None = None) -> tuple[Curve, ...]:
-    """A metric of both streams on shared axes; with `peak`, its extreme as dashed curves."""
-    curves: list[Curve] = []
-    for stream, shape in _STREAMS:
-        curves.append(Curve(_label(stream, name), finite(metrics, f"actor/{stream}/{name}"), stream, marker=shape))
-        if peak:
-            series = finite(metrics, f"actor/{stream}/{peak}")
-            curves.append(Curve(_label(stream, peak), series, stream, dashed=True, peak=True))
-    return tuple(curves)
-
-
-_STREAMS: Sequence[tuple[str, Literal["circle", "square"]]] = (("fresh", "circle"), ("replay", "square"))
-
-
-def _label(stream: str, name: str) -> str:
-    suffix = name.rpartition("_")[2]
-    return f"{stream}, {suffix}" if suffix in ("mean", "max") else stream
+def _streams(metrics: Metrics, name: str, *, peak: bool = False) -> tuple[Curve, ...]:
+    """A metric of both streams on shared axes."""
+    return (
+        Curve("fresh", finite(metrics, f"actor/fresh/{name}"), "fresh", peak=peak),
+        Curve("replay", finite(metrics, f"actor/replay/{name}"), "replay", marker="square", peak=peak),
+    )

@@ -30,14 +30,17 @@ h1 { font-size: 28px; line-height: 1.2; letter-spacing: -0.01em; margin: 0; over
 h2 { font-size: 19px; letter-spacing: -0.005em; margin: 44px 0 14px; }
 h3 { font-size: 15px; margin: 0; }
 .eyebrow { margin: 0 0 4px; color: var(--soft); font-size: 13px; }
+.setting { margin: 6px 0 0; color: var(--soft); font-size: 14px; overflow-wrap: anywhere; }
+.legend-note { margin: 14px 0 0; color: var(--soft); font-size: 13px; }
 .tiles { display: grid; gap: 14px; margin-top: 22px; grid-template-columns: repeat(12, 1fr); }
 .tile, .panel, details { background: var(--card); border: 1px solid var(--line); border-radius: 12px; }
-.tile { padding: 16px 18px; grid-column: span 3; min-width: 0; }
-.tile.hero { grid-column: span 6; }
+.tile { padding: 16px 18px; grid-column: span 4; min-width: 0; }
 .tile .name { color: var(--soft); font-size: 13px; }
 .tile .value { font-size: 22px; font-weight: 650; letter-spacing: -0.01em; font-variant-numeric: tabular-nums; }
-.tile.hero .value { font-size: 34px; line-height: 1.25; }
+.tile.hero .value { font-size: 34px; line-height: 1.2; }
+.tile small { font-size: 14px; font-weight: 400; color: var(--soft); letter-spacing: 0; }
 .tile .note { color: var(--soft); font-size: 13px; }
+.tile .value span { white-space: nowrap; }
 .arrow { color: var(--soft); font-weight: 400; }
 .rising { color: var(--good); }
 .share { display: flex; gap: 2px; height: 8px; margin: 8px 0 6px; }
@@ -54,6 +57,7 @@ h3 { font-size: 15px; margin: 0; }
 .legend b { font-weight: 600; font-variant-numeric: tabular-nums; }
 .legend .absent { color: var(--soft); }
 .swatch { width: 24px; height: 12px; flex: none; overflow: visible; }
+.swatch.square { width: 12px; }
 .chart { display: block; flex: none; width: 100%; height: auto; overflow: visible; }
 .chart .grid { stroke: var(--grid); }
 .chart .floor { stroke: var(--line); }
@@ -63,7 +67,8 @@ h3 { font-size: 15px; margin: 0; }
 .mid { text-anchor: middle; }
 .curve { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
 .curve.dashed { stroke-width: 1.3; stroke-dasharray: 5 4; }
-.curve.steps { stroke-width: 1.4; stroke-linecap: butt; }
+.curve.steps { stroke-width: 1.8; stroke-linecap: butt; }
+.halo { fill: none; stroke: var(--card); stroke-width: 5; }
 .mark, .bar { stroke: none; }
 .hit { fill: transparent; }
 .hit:hover { fill: var(--ink); fill-opacity: 0.07; }
@@ -99,12 +104,14 @@ footer { margin-top: 24px; color: var(--soft); font-size: 13px; }
 }
 @media (max-width: 560px) {
   main { padding: 22px 12px 48px; }
+  .tile { grid-column: span 12; }
   h1 { font-size: 23px; }
   .panel { padding: 14px 10px 8px; }
   .tile { padding: 13px 14px; }
   .tile .value { font-size: 19px; }
   .tile.hero .value { font-size: 27px; }
   .tick { font-size: 17px; }
+  .tick.name { font-size: 15px; }
   .curve { stroke-width: 3; }
   .curve.dashed { stroke-width: 2; }
 }

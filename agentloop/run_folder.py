@@ -116,7 +116,7 @@ def explained(target: Path, *, advice: str = "Choose another with --set run.fold
         yield
     except Exception as error:
         failure = _disk_failure(error)
-        if failure is None:
+        if failure is None or not _concerns(failure, target):
             raise
         rule = "have room" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "be writable"
         raise UserError(
@@ -131,6 +131,12 @@ def _disk_failure(error: Exception) -> OSError | None:
         return error
     number = re.search(r"\(os error (\d+)\)", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
+
+
+def _concerns(failure: OSError, target: Path) -> bool:
+    """Whether it may be about `target`, and not about a file that someone's environment reads, say."""
+    names = [Path(name) for name in (failure.filename, failure.filename2) if isinstance(name, str)]
+    return not names or any(name.is_relative_to(target.parent) or target.is_relative_to(name) for name in names)
 
 
 def _free(target: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,11 @@ from agentloop.checkpoint import Checkpoint, complete_checkpoints, load_checkpoi
 from agentloop.config import RunConfig
 from agentloop.config_file import to_plain
 from agentloop.console import RunDisplay, open_display
-from agentloop.errors import UserError
+from agentloop.errors import TrainingStopped, UserError
 from agentloop.loop import Loop, LoopState
-from agentloop.report import write_report
-from agentloop.run_folder import RunFolder, create_run_folder, latest_run_folder
-from agentloop.signals import polite_stop
+from agentloop.report import REPORT_NAME, write_report
+from agentloop.run_folder import RunFolder, create_run_folder, explained, latest_run_folder
+from agentloop.signals import StopRequest, polite_stop
 from replay.records import RunRecord
 
 
@@ -41,16 +42,15 @@ def train(config: RunConfig, *, resume: bool = False, display: RunDisplay | None
     try:
         with folder.lock(), polite_stop(display.note) as stop:
             settle_process(config)
-            parts, state = _begin(folder, display)
-            try:
-                loop = Loop(parts, state)
-                if not state.evaluations:
+            checkpoint = _newest_checkpoint(folder)
+            first = starting_model(folder, display)
+            # Once more: whether the warm-up was made just now or by a start that was killed must not matter.
+            settle_process(config)
+            with closing(assemble(folder, display, checkpoint=checkpoint, first=first)) as parts:
+                loop = Loop(parts, _begin(parts, checkpoint))
+                if not loop.state.evaluations:
                     _first_evaluation(loop)
-                loop.run(stop)
-                report = write_report(parts.store, folder.path)
-            finally:
-                parts.sinks.close()
-                parts.store.close()
+                report = _run(loop, stop)
     finally:
         display.close()
     evaluations = loop.state.evaluations
@@ -70,26 +70,28 @@ def _resumed_folder(config: RunConfig) -> RunFolder:
     return folder
 
 
-def _begin(folder: RunFolder, display: RunDisplay) -> tuple[Parts, LoopState]:
-    """Everything in place for the next iteration; a start is a resume that found no checkpoint."""
+def _newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
     complete = complete_checkpoints(folder.checkpoints)
-    checkpoint = load_checkpoint(complete[-1]) if complete else None
-    first = starting_model(folder, display)
-    parts = assemble(folder, display, checkpoint=checkpoint, first=first)
-    parts.store.add_run(_run_record(folder, parts))
+    return load_checkpoint(complete[-1]) if complete else None
+
+
+def _begin(parts: Parts, checkpoint: Checkpoint | None) -> LoopState:
+    """Everything in place for the next iteration; a start is a resume that found no checkpoint."""
+    folder = parts.folder
+    parts.store.add_run(_run_record(parts))
     state = _restore(parts, checkpoint) if checkpoint else LoopState()
     report = parts.store.resume(folder.run_id, state.iteration)
     state.attempt = report.next_attempt
     if checkpoint:
-        display.note(
+        parts.display.note(
             f"resumed {folder.path} after iteration {state.iteration}: {report.released} reservations released, "
             f"{report.rolled_back} draws rolled back, {report.orphaned} trajectories orphaned"
         )
         restore_random(checkpoint)
     else:
-        display.note(f"run folder: {folder.path}")
+        parts.display.note(f"run folder: {folder.path}")
         parts.publisher.publish(0, folder.config.checkpoint)
-    return parts, state
+    return state
 
 
 def _restore(parts: Parts, checkpoint: Checkpoint) -> LoopState:
@@ -104,13 +106,31 @@ def _restore(parts: Parts, checkpoint: Checkpoint) -> LoopState:
     return LoopState.from_values(checkpoint.values["loop"])
 
 
+def _run(loop: Loop, stop: StopRequest) -> Path:
+    """The report of the run; also of one that could not go on, as it shows what led there."""
+    try:
+        with stop.working():
+            loop.run(stop)
+    except TrainingStopped:
+        _write_report(loop.parts)
+        raise
+    return _write_report(loop.parts)
+
+
+def _write_report(parts: Parts) -> Path:
+    path = parts.folder.path
+    with explained(path / REPORT_NAME, advice="The run itself is whole: make room and run again with --resume."):
+        return write_report(parts.store, path)
+
+
 def _first_evaluation(loop: Loop) -> None:
     parts = loop.parts
     parts.store.add_metrics(parts.run_id, 0, loop.evaluate())
     loop.save()
 
 
-def _run_record(folder: RunFolder, parts: Parts) -> RunRecord:
+def _run_record(parts: Parts) -> RunRecord:
+    folder = parts.folder
     return RunRecord(
         id=folder.run_id,
         name=folder.path.name,

@@ -1,12 +1,13 @@
 """Every benchmark of this folder in one table: `make bench`, or `python -m benchmarks --json` for programs.
 
-A benchmark is a module with `measure() -> dict[str, float]`; its figures compare two ways of one run, so that a noisy
-machine disturbs both alike.
+A benchmark is a module whose `main()` prints what it measured and returns its figures by name. It compares two ways in
+alternating rounds of one run, so that a noisy machine disturbs both alike.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -14,6 +15,7 @@ import pkgutil
 import platform
 import sqlite3
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -58,20 +60,22 @@ def main() -> None:
     as_json: bool = parser.parse_args().json
     found = environment()
     if not as_json:
-        print("\n".join(f"{name:<9} {value}" for name, value in found.items()))
+        print("\n".join(f"{name:<9} {value}" for name, value in found.items()), flush=True)
     figures: dict[str, dict[str, float]] = {}
     for name in names():
-        print(f"{name} ...", file=sys.stderr)
-        figures[name] = import_module(f"benchmarks.{name}").measure()
-    if as_json:
-        print(json.dumps({"environment": found, "benchmarks": figures}, indent=1))
-        return
-    rows = [(name, figure, f"{value:,.2f}") for name, each in figures.items() for figure, value in each.items()]
-    titles = ("benchmark", "figure", "value")
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    print()
-    for name, figure, value in [titles, *rows]:
-        print(f"{name:<{widths[0]}}  {figure:<{widths[1]}}  {value:>{widths[2]}}")
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for the table, or the JSON
+            figures[name] = import_module(f"benchmarks.{name}").main()
+    print(json.dumps({"environment": found, "benchmarks": figures}, indent=1) if as_json else table(figures))
+
+
+def table(figures: Mapping[str, Mapping[str, float]]) -> str:
+    """One line per figure under what its benchmark compares."""
+    width = max(len(figure) for each in figures.values() for figure in each)
+    lines: list[str] = []
+    for name, each in figures.items():
+        lines += ["", f"{name}: {(import_module(f'benchmarks.{name}').__doc__ or '').splitlines()[0]}"]
+        lines += [f"  {figure:<{width}}  {value:10,.2f}" for figure, value in each.items()]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

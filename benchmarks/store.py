@@ -149,10 +149,8 @@ def measure(rounds: int, folder: Path) -> dict[str, list[tuple[float, float]]]:
         times["append"].append((mine, theirs))
         request = DrawRequest(_RUN, iteration + 1, 0, ROWS, 0, successful_only=False)
         mine = seconds(lambda request=request: store.draw(request, sampler))  # type: ignore[misc]  # bound now
-        ids = [
-            f"{i:08d}{s:08d}"
-            for i, s in zip(random.integers(1, iteration + 1, ROWS), random.permutation(ROWS), strict=True)
-        ]
+        places = zip(random.integers(1, iteration + 1, ROWS), random.permutation(ROWS), strict=True)
+        ids = [f"{born:08d}{slot:08d}" for born, slot in places]
         theirs = seconds(lambda ids=ids: raw.read(ids))  # type: ignore[misc]  # bound now
         times["draw"].append((mine, theirs))
         store.resume(_RUN, iteration)
@@ -176,9 +174,7 @@ def main(rounds: int = 30) -> dict[str, float]:
     print(f"{'':<8}{'store ms':>10}{'raw ms':>10}{'ratio':>8}{'goal':>8}")
     for name, pairs in times.items():
         mine, theirs = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
-        print(
-            f"{name:<8}{mine:>10.1f}{theirs:>10.1f}{found[name]:>8.2f}{'<= ' + format(GOALS[name], '.0f'):>8}"
-        )
+        print(f"{name:<8}{mine:>10.1f}{theirs:>10.1f}{found[name]:>8.2f}{'<= ' + format(GOALS[name], '.0f'):>8}")
     found["disk"] = sizes[0] / sizes[1]
     print(f"on disk: {found['disk']:.2f} of the raw bytes")
     return found

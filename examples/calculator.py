@@ -1,5 +1,3 @@
-"""An environment of your own: train on it with `environment.name: examples/calculator.py:Calculator`."""
-
 from agentloop import Environment, Task, tool
 
 

@@ -35,9 +35,7 @@ app = typer.Typer(
 
 Run = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="[RUN]", help="Run folder or database file; the newest under ./runs when left out."
-    ),
+    typer.Argument(metavar="RUN", help="Run folder or database file; the newest under ./runs when left out."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
@@ -53,9 +51,7 @@ def stats(run: Run = None, as_json: AsJson = False) -> None:
 @app.command(epilog="Example: agentloop replay ls --failed --sort tokens --limit 5")
 def ls(
     run: Run = None,
-    success: Annotated[
-        bool | None, typer.Option("--success/--failed", help="Only these; both when left out.")
-    ] = None,
+    success: Annotated[bool | None, typer.Option("--success/--failed", help="Only these; both when left out.")] = None,
     sort: Annotated[Sort, typer.Option(help="The greatest come first.")] = Sort.iteration,
     limit: Annotated[int, typer.Option(min=1, help="Most rows printed.")] = 20,
     as_json: AsJson = False,
@@ -125,8 +121,7 @@ def _summary_text(answer: dict[str, Any]) -> str:
         f"tokens        {answer['tokens']:,}, of which sampled {answer['action_tokens']:,}",
         f"success       {_share(answer['successes'], answer['trajectories'])}"
         f"   reward {_number(answer['reward_mean'], 3)}   turns {_number(answer['turns_mean'], 1)}",
-        "stopped by    "
-        + ", ".join(f"{reason} {count:,}" for reason, count in answer["stop_reasons"].items()),
+        "stopped by    " + ", ".join(f"{reason} {count:,}" for reason, count in answer["stop_reasons"].items()),
         f"updates used  {drawn['fresh']:,} fresh, {drawn['replay']:,} replayed"
         f" ({drawn['trajectories_replayed']:,} different), {drawn['reserved']:,} reserved",
         f"  replayed    staleness {_number(drawn['staleness_mean'], 1)} (most {_number(drawn['staleness_max'], 0)}),"
@@ -162,7 +157,7 @@ def _listing_text(found: Sequence[dict[str, Any]]) -> str:
     return _table(_COLUMNS.split(), rows)
 
 
-_USE_COLUMNS = "iter slot stream state share stale advantage drift most ess kl clipped"
+_USE_COLUMNS = "iter slot stream share stale advantage drift most ess kl clipped"
 
 
 def _uses_text(uses: Sequence[dict[str, Any]]) -> str:
@@ -173,7 +168,6 @@ def _uses_text(uses: Sequence[dict[str, Any]]) -> str:
             str(use["iteration"]),
             str(use["slot"]),
             use["stream"],
-            use["state"],
             _number(use["probability"], 4),
             _number(use["staleness"], 0),
             _number(use["advantage"], 3),
@@ -208,7 +202,7 @@ def _facts_text(answer: dict[str, Any]) -> str:
     rate = _share(group["success_rate"], 1)
     success = "success" if answer["success"] else "no success"
     lines = [
-        ("trajectory", answer["id"], f"({answer['state']}, {answer['source']})"),
+        ("trajectory", answer["id"], answer["state"], f"source {answer['source']}"),
         (
             "born",
             f"iteration {answer['iteration']}",

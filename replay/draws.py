@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from replay.rows import Row, known
 from replay.sampling import Candidates, Sampler
 from replay.schema import draws, groups, iterations, metrics, policies, runs, sampler_state, trajectories
 from replay.validate import check_fields, refused
-from replay.write import add_metrics
+from replay.write import add_metrics, insert
 
 _log = logging.getLogger(__name__)
 
@@ -135,9 +135,7 @@ def _comparable_runs(connection: sa.Connection, run: str) -> list[str]:
     """Runs whose tokens mean the same: the same author table and tokenizer."""
     tokenizers: dict[str, set[str]] = {}
     authors: dict[str, str] = {}
-    query = (
-        sa.select(runs.c.id, runs.c.authors_hash, policies.c.tokenizer_hash).outerjoin(policies).distinct()
-    )
+    query = sa.select(runs.c.id, runs.c.authors_hash, policies.c.tokenizer_hash).outerjoin(policies).distinct()
     for id, table, tokenizer in connection.execute(query):
         authors[id] = table
         tokenizers.setdefault(id, set()).add(tokenizer)
@@ -154,7 +152,7 @@ def reserve(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
         if record.slot in taken:
             raise refused("slot", "be reserved once; resume the run to release it", record.slot, where)
         taken.add(record.slot)
-    connection.execute(draws.insert(), [_row(replace(record, state=RESERVED)) for record in records])
+    insert(connection, draws, [{**_row(record), "state": RESERVED} for record in records])
 
 
 def _of(run: str, iteration: int, *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
@@ -176,19 +174,12 @@ def commit(
     check_fields(iteration, where)
     given = {record.slot: record.trajectory for record in records}
     query = _of(iteration.run, iteration.iteration, draws.c.slot, draws.c.trajectory)
-    reserved = {
-        row.slot: row.trajectory for row in connection.execute(query.where(draws.c.state == RESERVED))
-    }
+    reserved = {row.slot: row.trajectory for row in connection.execute(query.where(draws.c.state == RESERVED))}
     if given != reserved:
         odd = min(slot for slot in {*given, *reserved} if given.get(slot) != reserved.get(slot))
-        raise refused(
-            f"draws[{odd}].trajectory", f"be the reserved {reserved.get(odd)!r}", given.get(odd), where
-        )
-    connection.execute(
-        draws.delete().where(draws.c.run == iteration.run, draws.c.iteration == iteration.iteration)
-    )
-    if records:
-        connection.execute(draws.insert(), [_row(replace(record, state=COMMITTED)) for record in records])
+        raise refused(f"draws[{odd}].trajectory", f"be the reserved {reserved.get(odd)!r}", given.get(odd), where)
+    connection.execute(draws.delete().where(draws.c.run == iteration.run, draws.c.iteration == iteration.iteration))
+    insert(connection, draws, [{**_row(record), "state": COMMITTED} for record in records])
     row = {name: value for name, value in vars(iteration).items() if name != "metrics"}
     connection.execute(iterations.insert().values(row))
     add_metrics(connection, iteration.run, iteration.iteration, iteration.metrics)
@@ -207,9 +198,7 @@ def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
     for table in (iterations, metrics, sampler_state):
         connection.execute(table.delete().where(table.c.run == run, table.c.iteration > iteration))
     # An iteration ends with one publish: what came after the last one kept is gone.
-    last = connection.scalar(
-        sa.select(sa.func.max(iterations.c.policy_version)).where(iterations.c.run == run)
-    )
+    last = connection.scalar(sa.select(sa.func.max(iterations.c.policy_version)).where(iterations.c.run == run))
     newest = 0 if last is None else last + 1
     connection.execute(policies.delete().where(policies.c.run == run, policies.c.version > newest))
     later = trajectories.update().where(
@@ -218,9 +207,7 @@ def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
         trajectories.c.state.in_([ELIGIBLE, UNTRAINABLE]),
     )
     orphaned = connection.execute(later.values(state=ORPHANED)).rowcount
-    query = sa.select(sampler_state.c.state).where(
-        sampler_state.c.run == run, sampler_state.c.iteration == iteration
-    )
+    query = sa.select(sampler_state.c.state).where(sampler_state.c.run == run, sampler_state.c.iteration == iteration)
     stored = connection.scalar(query)
     return ResumeReport(
         released,

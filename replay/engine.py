@@ -35,12 +35,17 @@ class Database:
         self.path = path
         self.read_only = mode == "ro"
         self._engine = _engine(path, mode)
-        self._snapshots = self._engine.execution_options(**{_BEGIN: "BEGIN"})
+        self._snapshots = self._engine.execution_options(**{_BEGIN: ("BEGIN",)})
+        self._hasty = self._engine.execution_options(**{_BEGIN: ("PRAGMA synchronous=NORMAL", "BEGIN IMMEDIATE")})
 
     @contextmanager
-    def writing(self) -> Iterator[sa.Connection]:
-        """One transaction: committed when the block ends, rolled back when it raises."""
-        with self._explained(), self._engine.begin() as connection:
+    def writing(self, *, durable: bool = True) -> Iterator[sa.Connection]:
+        """One transaction: committed when the block ends, rolled back when it raises.
+
+        Durable: a commit that returned also survives the machine, at one fsync. Otherwise it survives the process,
+        and the machine together with the next durable one.
+        """
+        with self._explained(), (self._engine if durable else self._hasty).begin() as connection:
             yield connection
 
     @contextmanager
@@ -130,16 +135,15 @@ def _engine(path: Path, mode: Mode) -> sa.Engine:
             connection.execute("PRAGMA query_only=ON")
         else:
             connection.execute("PRAGMA journal_mode=WAL")
-            # FULL: a commit that returned also survives the machine, at one fsync each.
-            connection.execute("PRAGMA synchronous=FULL")
         return connection
 
     engine = sa.create_engine("sqlite+pysqlite://", creator=connect, poolclass=sa.QueuePool)
-    begin = "BEGIN" if mode == "ro" else "BEGIN IMMEDIATE"
+    begin = ("BEGIN",) if mode == "ro" else ("PRAGMA synchronous=FULL", "BEGIN IMMEDIATE")
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
-        connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, begin))
+        for statement in connection.get_execution_options().get(_BEGIN, begin):
+            connection.exec_driver_sql(statement)
 
     return engine
 
@@ -179,9 +183,7 @@ def _stored_revision(connection: sa.Connection) -> str | None:
     tables = sa.inspect(connection).get_table_names()
     if VERSION_TABLE not in tables:
         return "" if tables else None
-    return str(
-        connection.scalar(sa.select(sa.column("version_num")).select_from(sa.table(VERSION_TABLE))) or ""
-    )
+    return str(connection.scalar(sa.select(sa.column("version_num")).select_from(sa.table(VERSION_TABLE))) or "")
 
 
 def _migrate(connection: sa.Connection) -> None:

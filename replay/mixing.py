@@ -35,9 +35,7 @@ def apportion(total: int, shares: Sequence[float | Fraction]) -> list[int]:
     """
     exact = [Fraction(share) for share in shares]
     if total < 0 or not exact or min(exact) < 0 or not any(exact):
-        raise ValueError(
-            f"shares must be >= 0 with a positive sum and total >= 0, got {list(shares)} of {total}."
-        )
+        raise ValueError(f"shares must be >= 0 with a positive sum and total >= 0, got {list(shares)} of {total}.")
     quotas = [total * share / sum(exact) for share in exact]
     parts = [int(quota) for quota in quotas]
     by_remainder = sorted(range(len(parts)), key=lambda i: (parts[i] - quotas[i], i))
@@ -46,9 +44,7 @@ def apportion(total: int, shares: Sequence[float | Fraction]) -> list[int]:
     return parts
 
 
-def plan_batch(
-    trajectories: int, fraction: float, *, available: int, mode: Literal["train", "observe"]
-) -> BatchPlan:
+def plan_batch(trajectories: int, fraction: float, *, available: int, mode: Literal["train", "observe"]) -> BatchPlan:
     """Split a batch between the streams.
 
     train: both streams together are `trajectories`; what the buffer can't give is collected fresh.

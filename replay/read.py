@@ -48,7 +48,7 @@ def _talks(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Mess
     talks: dict[str, list[Message]] = defaultdict(list)
     query = sa.select(messages).where(messages.c.trajectory.in_(ids))
     for said in connection.execute(query.order_by(messages.c.trajectory, messages.c.position)).mappings():
-        talks[said["trajectory"]].append(message_of(dict(said)))
+        talks[said["trajectory"]].append(message_of(said))
     return talks
 
 

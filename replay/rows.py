@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import sqlalchemy as sa
+
 from context.messages import Message, ToolCall
-from context.tokens import Segment, TokenSequence
-from replay.blobs import decode_int32, decode_log_probs, decode_uint8, encode_tokens
+from context.tokens import Segment
+from replay.blobs import decode_tokens, encode_tokens
 from replay.records import GroupRecord, Trajectory, TrajectoryRecord
 from replay.schema import groups, segments, trajectories
 
@@ -73,14 +75,8 @@ def segment_rows(trajectory: Trajectory) -> Iterator[Row]:
 
 def segment_of(row: Sequence[Any]) -> Segment:
     """From the values of SEGMENT_COLUMNS. Raises BlobError where a blob is not what was written."""
-    reason, count, ids, authors, log_probs, versions = row
-    tokens = TokenSequence(
-        decode_int32(ids, count),
-        decode_uint8(authors, count),
-        decode_log_probs(log_probs, count),
-        decode_int32(versions, count),
-    )
-    return Segment(tokens, reason)
+    reason, count, *blobs = row
+    return Segment(decode_tokens(blobs, count), reason)
 
 
 def message_rows(trajectory: Trajectory) -> Iterator[Row]:
@@ -97,7 +93,7 @@ def message_rows(trajectory: Trajectory) -> Iterator[Row]:
         }
 
 
-def message_of(row: Mapping[str, Any]) -> Message:
+def message_of(row: sa.RowMapping) -> Message:
     calls = json.loads(row["tool_calls"]) if row["tool_calls"] is not None else ()
     return Message(
         role=row["role"],

@@ -28,9 +28,7 @@ _uses = (
     .subquery()
 )
 _newest = (
-    sa.select(policies.c.run, sa.func.max(policies.c.version).label("version"))
-    .group_by(policies.c.run)
-    .subquery()
+    sa.select(policies.c.run, sa.func.max(policies.c.version).label("version")).group_by(policies.c.run).subquery()
 )
 _USES = sa.func.coalesce(_uses.c.uses, 0).label("uses")
 _STALENESS = (_newest.c.version - _rows.policy_version_min).label("staleness")
@@ -170,17 +168,12 @@ def trajectory(store: ReplayStore, id_prefix: str) -> Answer:
     with store.reading() as connection:
         found = load(connection, [id]).in_order([id])[0]
         authors = connection.scalar(sa.select(runs.c.authors).where(runs.c.id == found.record.run))
-        used = draws.c.trajectory == id
+        used = (draws.c.trajectory == id) & (draws.c.state == COMMITTED)
         query = sa.select(draws).where(used).order_by(draws.c.run, draws.c.iteration, draws.c.slot)
         uses = [dict(row) for row in connection.execute(query).mappings()]
-        group = (
-            connection.execute(sa.select(groups).where(groups.c.id == found.record.group)).mappings().one()
-        )
+        group = connection.execute(sa.select(groups).where(groups.c.id == found.record.group)).mappings().one()
         task = connection.execute(sa.select(tasks).where(tasks.c.hash == found.record.task)).mappings().one()
-    record = {
-        name: known(value) if isinstance(value, float) else value
-        for name, value in vars(found.record).items()
-    }
+    record = {name: known(value) if isinstance(value, float) else value for name, value in vars(found.record).items()}
     return {
         **record,
         "group": dict(group),

@@ -111,12 +111,13 @@ class ReplayStore:
 
         A corrupt row is quarantined, logged and replaced by another draw.
         """
-        with self._database.writing() as connection:
+        # A reservation lost with the machine is one that resume would have released.
+        with self._database.writing(durable=False) as connection:
             return draws.draw(connection, request, sampler)
 
     def reserve_fresh(self, records: Sequence[DrawRecord]) -> None:
         """The slots of the iteration's own rows."""
-        with self._database.writing() as connection:
+        with self._database.writing(durable=False) as connection:
             draws.reserve(connection, records)
 
     def commit(

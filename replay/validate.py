@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from context.authors import AuthorTable
 from context.tokens import Segment, TokenSequence
-from replay.blobs import canonical_nan, content_hash
+from replay.blobs import content_hash
 from replay.errors import InvalidRecord
 from replay.records import ELIGIBLE, UNTRAINABLE, GroupRecord, Trajectory, TrajectoryRecord
 
@@ -35,7 +37,7 @@ def check_fields(record: Any, where: str) -> None:
 
     Whole numbers count something: none is negative. Real numbers are finite.
     """
-    for name, declared, optional in _typed_fields(type(record)):
+    for name, declared, optional in _typed_fields(record.__class__):
         value = getattr(record, name)
         if value is None and optional:
             continue
@@ -52,7 +54,7 @@ def check_fields(record: Any, where: str) -> None:
 
 
 @cache
-def _typed_fields(record_type: type[Any]) -> list[tuple[str, str, bool]]:
+def _typed_fields(record_type: type) -> list[tuple[str, str, bool]]:
     """(name, declared type, may be None) of the fields that are one column."""
     declared = [(field.name, *str(field.type).partition(" | ")) for field in fields(record_type)]
     return [(name, kind, bool(optional)) for name, kind, _, optional in declared if kind in _TYPES]
@@ -75,66 +77,74 @@ def validate(trajectory: Trajectory, authors: AuthorTable) -> Validated:
     """Check one trajectory against itself and its run's author table; raises InvalidRecord."""
     record = trajectory.record
     where = f"trajectory {record.id}"
-    segments, clipped = [], 0
-    for position, segment in enumerate(trajectory.segments):
-        tokens = _checked_tokens(segment.tokens, authors, f"segments[{position}]", where)
-        above = tokens.behavior_log_probs > 0
-        clipped += int(above.sum())
-        log_probs = canonical_nan(np.where(above, np.float32(0.0), tokens.behavior_log_probs))
-        segments.append(Segment(replace(tokens, behavior_log_probs=log_probs), segment.reason))
-    tokens = TokenSequence.concatenate(segment.tokens for segment in segments)
-    if not len(tokens):
+    checked = [_checked(s.tokens, authors, f"segments[{i}]", where) for i, s in enumerate(trajectory.segments)]
+    if not sum(len(part.tokens) for part in checked):
         raise refused("segments", "hold at least one token", 0, where)
     check_fields(record, where)
-    _check_summary(record, tokens, authors, where)
+    _check_summary(record, checked, where)
+    segments = tuple(Segment(part.tokens, s.reason) for part, s in zip(checked, trajectory.segments, strict=True))
     digest = content_hash(segments)
     if record.content_hash not in ("", digest):
         raise refused("content_hash", f"be that of the tokens ({digest})", record.content_hash, where)
-    state = ELIGIBLE if authors.is_trained(tokens.authors).any() else UNTRAINABLE
+    trained = any(authors.is_trained(part.tokens.authors).any() for part in checked)
+    state = ELIGIBLE if trained else UNTRAINABLE
     if record.state not in (ELIGIBLE, state):
         raise refused("state", f"be {state!r} for a new row with these tokens", record.state, where)
     stored = replace(record, content_hash=digest, state=state)
-    return Validated(replace(trajectory, record=stored, segments=tuple(segments)), clipped)
+    return Validated(replace(trajectory, record=stored, segments=segments), sum(part.clipped for part in checked))
 
 
-def _checked_tokens(tokens: TokenSequence, authors: AuthorTable, segment: str, where: str) -> TokenSequence:
-    def check(field: str, rule: str, values: Any, good: Any) -> None:
+@dataclass(frozen=True)
+class _Checked:
+    """One segment that keeps the rules."""
+
+    tokens: TokenSequence
+    log_probs: npt.NDArray[np.float32]
+    """Of its action tokens."""
+    versions: npt.NDArray[np.int32]
+    clipped: int
+
+
+def _checked(tokens: TokenSequence, authors: AuthorTable, segment: str, where: str) -> _Checked:
+    known = authors.is_known(tokens.authors)
+    action = authors.is_action(tokens.authors)
+    values, versions = tokens.behavior_log_probs, tokens.policy_versions
+    # Arrays of unequal length can't be here: TokenSequence refuses them.
+    rules = (
+        ("token_ids", "be >= 0", tokens.token_ids >= 0),
+        ("authors", "be a code of the run's author table", known),
+        ("behavior_log_probs", "be finite and at most 0 for a sampled token", ~action | _is_log_prob(values)),
+        ("behavior_log_probs", "be NaN for a token that was not sampled", action | np.isnan(values)),
+        ("policy_versions", "be >= 0 for a sampled token and -1 for others", action == (versions >= 0)),
+        ("policy_versions", "be >= 0 for a sampled token and -1 for others", versions >= -1),
+    )
+    for field, rule, good in rules:
         if not good.all():
             at = int(np.argmin(good))
-            raise refused(f"{segment}.{field}[{at}]", rule, values[at].item(), where)
-
-    # Arrays of unequal length can't be here: TokenSequence refuses them.
-    check("token_ids", "be >= 0", tokens.token_ids, tokens.token_ids >= 0)
-    check("authors", "be a code of the run's author table", tokens.authors, authors.is_known(tokens.authors))
-    action = authors.is_action(tokens.authors)
-    values = tokens.behavior_log_probs
-    good = np.where(action, np.isfinite(values) & (values <= _ROUNDING), True)
-    check("behavior_log_probs", "be finite and at most 0 for a sampled token", values, good)
-    check("behavior_log_probs", "be NaN for a token that was not sampled", values, action | np.isnan(values))
-    versions = tokens.policy_versions
-    check(
-        "policy_versions",
-        "be >= 0 for a sampled token and -1 for others",
-        versions,
-        np.where(action, versions >= 0, versions == -1),
-    )
-    return tokens
+            raise refused(f"{segment}.{field}[{at}]", rule, getattr(tokens, field)[at].item(), where)
+    above = values > 0
+    stored = np.where(action, np.where(above, np.float32(0.0), values), np.float32(np.nan))
+    kept = TokenSequence(tokens.token_ids, tokens.authors, stored, versions)
+    return _Checked(kept, stored[action], versions[action], int(np.count_nonzero(above)))
 
 
-def _check_summary(record: TrajectoryRecord, tokens: TokenSequence, authors: AuthorTable, where: str) -> None:
+def _is_log_prob(values: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    return (values <= _ROUNDING) & (values > -np.inf)
+
+
+def _check_summary(record: TrajectoryRecord, checked: Sequence[_Checked], where: str) -> None:
     """The record says what its tokens say."""
-    action = authors.is_action(tokens.authors)
-    count = int(action.sum())
-    facts: dict[str, int] = {"num_tokens": len(tokens), "num_action_tokens": count}
-    if count:
-        versions = tokens.policy_versions[action]
+    log_probs = np.concatenate([part.log_probs for part in checked])
+    versions = np.concatenate([part.versions for part in checked])
+    facts = {"num_tokens": sum(len(part.tokens) for part in checked), "num_action_tokens": len(log_probs)}
+    mean = least = math.nan
+    if len(log_probs):
         facts |= {"policy_version_min": int(versions.min()), "policy_version_max": int(versions.max())}
+        mean, least = float(log_probs.mean(dtype=np.float64)), float(log_probs.min())
     for name, fact in facts.items():
         if getattr(record, name) != fact:
             raise refused(name, f"agree with the segments ({fact})", getattr(record, name), where)
-    log_probs = tokens.behavior_log_probs[action].astype(np.float64)
-    means = (float(log_probs.mean()), float(log_probs.min())) if count else (math.nan, math.nan)
-    for name, value in zip(_MAY_BE_NAN, means, strict=True):
+    for name, value in zip(_MAY_BE_NAN, (mean, least), strict=True):
         given = getattr(record, name)
         if math.isnan(given) != math.isnan(value) or abs(given - value) > _AGREEMENT * max(1.0, abs(value)):
             raise refused(name, f"agree with the segments ({value:.6g})", given, where)

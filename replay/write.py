@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -99,11 +100,9 @@ def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
     _insert_missing(connection, groups, GROUP_COLUMNS, prepared.groups, key="id")
     _check_groups(connection, prepared)
     stamp = {"created_at": now()}
-    new = _insert_missing(
-        connection, trajectories, RECORD_COLUMNS, prepared.trajectories, key="id", extra=stamp
-    )
-    _insert(connection, segments, [row for id in new for row in prepared.segments[id]])
-    _insert(connection, messages, [row for id in new for row in prepared.messages[id]])
+    new = _insert_missing(connection, trajectories, RECORD_COLUMNS, prepared.trajectories, key="id", extra=stamp)
+    insert(connection, segments, [row for id in new for row in prepared.segments[id]])
+    insert(connection, messages, [row for id in new for row in prepared.messages[id]])
     return AppendReport(
         inserted=len(new),
         duplicates=len(prepared.trajectories) - len(new) + prepared.repeated,
@@ -128,7 +127,7 @@ def _insert_missing(
         if there != given:
             raise _taken(table.name, id, there, given)
     new = [id for id in rows if id not in stored]
-    _insert(connection, table, [{**rows[id], **(extra or {})} for id in new])
+    insert(connection, table, [{**rows[id], **(extra or {})} for id in new])
     return new
 
 
@@ -149,14 +148,40 @@ def _stored(
     return rows
 
 
-def _insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> None:
-    """SQLAlchemy would look at every value of every row by name, which takes longer than the database does."""
-    if not rows:
-        return
-    dialect = connection.dialect
-    compiled = table.insert().compile(dialect=dialect, column_keys=list(rows[0]))
-    columns = [(name, table.c[name].type.dialect_impl(dialect).bind_processor(dialect)) for name in rows[0]]
-    ...
+def insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> None:
+    if rows:
+        statement, parameters = _batch(table, rows, connection.dialect)
+        connection.exec_driver_sql(statement, parameters)
+
+
+def _batch(table: sa.Table, rows: Sequence[Row], dialect: sa.Dialect) -> tuple[str, list[Any]]:
+    """The statement and its bound parameters.
+
+    SQLAlchemy would look up every column of every row anew, which takes longer than the database does.
+    """
+    names = tuple(rows[0])
+    statement, positions, bind = _compiled_insert(table, names, dialect)
+    if positions is None:
+        return statement, [{name: bind[name](row[name]) for name in names} for row in rows]
+    order = [(name, bind[name]) for name in positions]
+    return statement, [tuple([to_driver(row[name]) for name, to_driver in order]) for row in rows]
+
+
+@lru_cache(maxsize=64)
+def _compiled_insert(
+    table: sa.Table, names: tuple[str, ...], dialect: sa.Dialect
+) -> tuple[str, list[str] | None, dict[str, Callable[[Any], Any]]]:
+    """The statement, the order of its parameters (None: by name), and what makes them the driver's."""
+    compiled = table.insert().compile(dialect=dialect, column_keys=names)
+    types = {name: table.c[name].type.dialect_impl(dialect) for name in names}
+    bind: dict[str, Callable[[Any], Any]] = {}
+    for name, kind in types.items():
+        bind[name] = kind.bind_processor(dialect) or _as_it_is
+    return compiled.string, compiled.positiontup, bind
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _check_groups(connection: sa.Connection, prepared: Prepared) -> None:
@@ -194,7 +219,7 @@ def add_metrics(connection: sa.Connection, run: str, iteration: int, values: Map
     here = (metrics.c.run == run) & (metrics.c.iteration == iteration)
     for chunk in chunked(list(values)):
         connection.execute(metrics.delete().where(here & metrics.c.name.in_(chunk)))
-    _insert(
+    insert(
         connection,
         metrics,
         [

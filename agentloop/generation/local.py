@@ -6,6 +6,7 @@ the tool result, the next header), and episodes that have ended are dropped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentloop.errors import TrainingStopped
 from agentloop.generation.base import Completion, GenerationRequest
 from agentloop.generation.cache import EpisodeCache
 
@@ -57,6 +59,11 @@ class LocalGenerator:
             tokens, log_probs, entropies = self._sample(logits)
             columns = zip(replies, tokens.tolist(), log_probs.tolist(), entropies.tolist(), strict=True)
             for reply, token, log_prob, entropy in columns:
+                if math.isnan(log_prob):
+                    raise TrainingStopped(
+                        f"log-probs of the policy must be numbers, got NaN from policy version {self._version}. "
+                        "Its weights are NaN or too large: lower optimizer.learning_rate, or check model.path."
+                    )
                 reply.add(token, log_prob, entropy, stop_ids=self._stop_ids)
             if all(reply.ended for reply in replies):
                 return [reply.completion() for reply in replies]
@@ -85,7 +92,9 @@ class LocalGenerator:
             (len(cumulative), 1), generator=self._random, dtype=torch.float64, device=cumulative.device
         )
         # right=True skips entries of probability 0; the product stays below the total because uniform < 1.
-        return torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)[:, 0]
+        chosen = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)[:, 0]
+        # Among NaNs the search ends behind the last token; `_decode` refuses what is found there.
+        return chosen.clamp_max(cumulative.shape[1] - 1)
 
 
 @dataclass

@@ -10,8 +10,6 @@ context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,
     version_table=VERSION_TABLE,
-    # SQLite rolls schema changes back like any other, once the driver leaves transactions alone.
-    transactional_ddl=True,
 )
 with context.begin_transaction():
     context.run_migrations()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from agentloop.environments import Environment, ToolLimits, ToolResult, call_tool, tool
-from context.messages import ToolCall
+from agentloop.environments import Environment, Task, ToolLimits, ToolResult, call_tool, tool
+from context.messages import Message, ToolCall
 
 LIMITS = ToolLimits(timeout_s=0.3, max_chars=100)
 
@@ -207,3 +208,20 @@ def error(result: ToolResult) -> str:
     text = json.loads(result.content)["error"]
     assert isinstance(text, str)
     return text
+
+
+class Graded(Faulty):
+    """An environment that is done with any answer."""
+
+    def make_task(self, rng: random.Random) -> Task:
+        return Task("Do something.", {})
+
+    def reward(self, task: Task, messages: Sequence[Message]) -> float:
+        return 1.0
+
+    @tool
+    def flood(self) -> str:
+        """Return and print a hundred megabytes."""
+        text = "x" * (100 << 20)
+        print(text)
+        return text

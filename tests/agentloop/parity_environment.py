@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import time
 from collections.abc import Sequence
 
 from agentloop import Environment, Task, tool
@@ -30,3 +32,26 @@ class NotANumber(Parity):
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         type(self).asked += 1
         return float("nan") if type(self).asked > 40 else super().reward(task, messages)
+
+
+class Moody(Parity):
+    """Its author has bad days; AGENTLOOP_TEST_MOOD says which.
+
+    `slow`: a reward takes a fifth of a second. `nan`: it is no number, once it is under way. Else as Parity.
+    """
+
+    asked = 0
+
+    def reward(self, task: Task, messages: Sequence[Message]) -> float:
+        mood = os.environ.get("AGENTLOOP_TEST_MOOD")
+        type(self).asked += 1
+        if mood == "slow":
+            time.sleep(0.2)
+        return float("nan") if mood == "nan" and type(self).asked > 40 else super().reward(task, messages)
+
+
+class Enormous(Parity):
+    """Rewards that are numbers, but whose squares float32 can't hold."""
+
+    def reward(self, task: Task, messages: Sequence[Message]) -> float:
+        return 1e30 * super().reward(task, messages)

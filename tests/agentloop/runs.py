@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -104,5 +105,5 @@ def small_config(folder: Path, model: Path, **sections: dict[str, Any]) -> RunCo
 
 def rows(database: Path, query: str) -> list[tuple[Any, ...]]:
     """Plain SQL, past all of our code."""
-    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         return connection.execute(query).fetchall()

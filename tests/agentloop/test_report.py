@@ -30,9 +30,10 @@ TWO_STREAMS = {
     "replay/staleness_mean": [(2, 1.0), (3, 1.5)],
     "replay/staleness_max": [(2, 1.0), (3, 2.0)],
     "batch/planned_fresh": [(1, 96.0), (2, 96.0), (3, 96.0)],
+    "batch/planned_replay": [(1, 32.0), (2, 32.0), (3, 32.0)],
     "batch/fresh": [(1, 128.0), (2, 96.0), (3, 96.0)],
     "batch/replay": [(1, 0.0), (2, 32.0), (3, 32.0)],
-    "rollout/stop/final": [(1, 0.75), (2, 1.0), (3, 1.0)],
+    "rollout/stop/answered": [(1, 0.75), (2, 1.0), (3, 1.0)],
     "rollout/stop/max_turns": [(1, 0.25)],
     **{f"time/{phase}": [(1, 0.5), (2, 0.5), (3, 0.5)] for phase in ("collect", "draw", "update", "publish")},
     "time/iteration": [(1, 36.0), (2, 36.0), (3, 36.0)],
@@ -40,9 +41,23 @@ TWO_STREAMS = {
 }  # fmt: skip
 
 
-def page(metrics: object = TWO_STREAMS, *, name: str = "quickstart-001", config: str = "run: {}") -> str:
+CONFIG = RunConfig.model_validate(
+    {
+        "run": {"seed": 7, "iterations": 60, "stop_at_success": 0.95},
+        "replay": {"fraction": 0.25, "final_fraction": 0.0},
+    }
+)
+
+
+def page(
+    metrics: object = TWO_STREAMS,
+    *,
+    name: str = "quickstart-001",
+    text: str = "run: {}",
+    config: RunConfig | None = CONFIG,
+) -> str:
     assert isinstance(metrics, dict)
-    return render_report(ReportData(name, "0.1.0", metrics, config, max_grad_norm=1.0))
+    return render_report(ReportData(name, "0.1.0", metrics, text, config))
 
 
 def text_of(html: str) -> str:
@@ -84,8 +99,25 @@ def test_report_heads_with_success_duration_and_rows() -> None:
     assert "quickstart-001" in seen
     assert "17.2 % &rarr; 96.1 %" in seen
     assert "1 min 48 s" in seen  # 3 iterations of 36 s
-    assert "320 + 64" in seen  # 128 + 96 + 96 fresh, 32 + 32 replayed
-    assert "16.7 % from the buffer" in seen  # 64 of 384
+    assert "3 of at most 60 iterations" in seen
+    assert "320 fresh + 64 replayed" in seen  # 128 + 96 + 96 fresh, 32 + 32 replayed
+    assert "16.7 % from the buffer, configured 25.0 %" in seen  # 64 and 96 of 384
+
+
+@pytest.mark.parametrize(
+    ("replay", "told"),
+    [
+        ({"fraction": 0.25, "final_fraction": 0.0}, "replay 25 % falling to 0 %, success sampler"),
+        ({"fraction": 0.25}, "replay 25 %, success sampler"),
+        ({"fraction": 0.0, "final_fraction": 0.5}, "replay 0 % rising to 50 %, success sampler"),
+        ({"fraction": 0.5, "mode": "observe"}, "replay 50 %, success sampler, observed only"),
+        ({"fraction": 0.0}, "no replay"),
+    ],
+)
+def test_report_names_its_setting_in_one_line(replay: dict[str, object], told: str) -> None:
+    run = {"seed": 7, "iterations": 60, "stop_at_success": 0.95}
+    seen = text_of(page(config=RunConfig.model_validate({"run": run, "replay": replay})))
+    assert f"seed 7 \u00b7 {told} \u00b7 ends at 95 % held-out success twice in a row" in seen
 
 
 def test_report_shows_every_panel_with_how_to_read_it() -> None:
@@ -94,14 +126,43 @@ def test_report_shows_every_panel_with_how_to_read_it() -> None:
     assert titles == [
         "Success", "Reward",
         "Policy loss", "Clip fraction", "Entropy", "Gradient norm",
-        "Ratio", "Drift", "Effective sample size", "Staleness of replayed rows",
-        "Batch composition", "How episodes ended", "Seconds per iteration", "Tokens per second",
+        "Ratio", "Largest ratio", "Drift", "Largest drift", "Effective sample size", "Staleness of replayed rows",
+        "Batch composition", "Episodes cut short", "Seconds per iteration", "Tokens per second",
     ]  # fmt: skip
-    assert html.count('<p class="how">') == 14
-    assert html.count('<svg class="chart"') == 14
+    assert html.count('<p class="how">') == 16
+    assert html.count('<svg class="chart"') == 16
     assert "Not measured" not in html
-    assert "negative = raising rewarded actions" in panel_of(html, "Policy loss")
+    assert "Negative = raising rewarded actions" in panel_of(html, "Policy loss")
     assert "persistently very negative or positive is not" in panel_of(html, "Policy loss")
+
+
+@pytest.mark.parametrize("successful_only", [True, False])
+def test_report_explains_a_policy_loss_below_zero_when_only_successes_are_drawn(successful_only: bool) -> None:
+    config = RunConfig.model_validate({"replay": {"fraction": 0.25, "successful_only": successful_only}})
+    told = "replay lies below 0 as it should" in panel_of(page(config=config), "Policy loss")
+    assert told is successful_only
+
+
+def test_report_shows_stop_reasons_but_answers_with_zero_where_none_occurred() -> None:
+    panel = panel_of(page(), "Episodes cut short")
+    assert "answered" not in panel
+    assert "max_turns <b>0 %</b>" in panel  # 25 % in the first iteration, none since
+    assert "<title>iteration 1\nmax_turns: 25 %</title>" in panel
+
+
+def test_report_of_a_run_where_every_episode_answered_shows_a_flat_zero() -> None:
+    metrics = {name: series for name, series in TWO_STREAMS.items() if name != "rollout/stop/max_turns"}
+    metrics["rollout/stop/answered"] = [(1, 1.0), (2, 1.0)]
+    panel = panel_of(page(metrics), "Episodes cut short")
+    assert "other <b>0 %</b>" in panel
+    assert '<rect class="bar s0" x=' not in panel
+
+
+@pytest.mark.parametrize(("largest", "drawn"), [(0.6, True), (0.16, False)])
+def test_report_draws_the_gradient_limit_only_near_the_curve(largest: float, drawn: bool) -> None:
+    panel = panel_of(page({**TWO_STREAMS, "actor/grad_norm": [(1, 0.02), (2, largest)]}), "Gradient norm")
+    assert ('class="reference"' in panel) is drawn
+    assert ("(1, never near)" in panel) is not drawn
 
 
 @pytest.mark.parametrize("title", ["Policy loss", "Clip fraction", "Ratio", "Drift", "Effective sample size"])
@@ -133,7 +194,7 @@ def test_report_serves_dark_mode_and_phones() -> None:
 def test_report_escapes_all_text() -> None:
     evil = "</pre><script>alert(1)</script>\"'&"
     metrics = {**TWO_STREAMS, f"rollout/stop/{evil}": [(1, 0.5)]}
-    html = page(metrics, name=evil, config=evil)
+    html = page(metrics, name=evil, text=evil)
     assert "<script" not in html
     WellFormed(html)
     assert html.count("&lt;script&gt;") >= 4  # title, heading, config, legend, summary
@@ -184,20 +245,52 @@ def test_line_chart_keeps_every_value_inside_its_frame(values: list[float], axis
 
 
 def test_line_chart_places_values_in_order() -> None:
-    svg = line_chart([Curve("a", [(0, 0.0), (1, 0.5), (2, 1.0)], "fresh")], Axis(percent=True), summary="s")
+    svg = line_chart([Curve("a", [(0, 0.0), (1, 0.5), (2, 1.0)], "fresh")], Axis(whole=True), summary="s")
     marks = re.findall(r'<circle class="mark fresh" cx="([\d.]+)" cy="([\d.]+)"', svg)
     xs, ys = [float(x) for x, _ in marks], [float(y) for _, y in marks]
-    # The frame: x 62 .. 544 less 8 on either side, y 12 (100 %) .. 212 (0 %).
-    assert xs == [70.0, 303.0, 536.0]
-    assert ys == [212.0, 112.0, 12.0]
+    # The frame: x 62 .. 550 less 8 on either side, y 26 (100 %) .. 226 (0 %).
+    assert xs == [70.0, 306.0, 542.0]
+    assert ys == [226.0, 126.0, 26.0]
 
 
 def test_bar_chart_stacks_layers_from_the_floor() -> None:
     layers = [Curve("fresh", [(1, 0.75)], "fresh"), Curve("replay", [(1, 0.25)], "replay")]
-    svg = bar_chart(layers, percent=True, summary="s")
+    svg = bar_chart(layers, Axis(whole=True), summary="s")
     bars = re.findall(r'<rect class="bar (\w+)"[^>]* y="([\d.]+)"[^>]* height="([\d.]+)"', svg)
-    # 200 units high: 150 of fresh from the floor at 212, 50 of replay above it.
-    assert bars == [("fresh", "62.0", "150.0"), ("replay", "12.0", "50.0")]
+    # 200 units high: 150 of fresh from the floor at 226, 50 of replay above it.
+    assert bars == [("fresh", "76.0", "150.0"), ("replay", "26.0", "50.0")]
+
+
+def tick_texts(series: list[tuple[int, float]], axis: Axis) -> list[str]:
+    """The labels of the vertical axis, bottom first."""
+    svg = line_chart([Curve("a", series, "fresh")], axis, summary="s")
+    return re.findall(r'<text class="tick end"[^>]*>([^<]*)</text>', svg)
+
+
+@pytest.mark.parametrize(
+    ("values", "axis", "shown"),
+    [
+        # Rounding noise around 1 stays a flat line on a readable scale.
+        ((1.0, 1.000001), Axis(reference=1.0, least_span=0.02), ["0.99", "0.995", "1", "1.005", "1.01"]),
+        ((1.0, 1.035), Axis(reference=1.0, least_span=0.02), ["1", "1.01", "1.02", "1.03"]),
+        # Labels grow digits until no two are alike.
+        ((1000.0, 1000.5), Axis(), ["1000", "1000.2", "1000.4"]),
+        ((1.0, 19.0), Axis(log_if_wide=True), ["1", "2", "5", "10", "20"]),
+        ((1.0, 9.0), Axis(log_if_wide=True), ["2", "4", "6", "8"]),
+        ((1e-4, 90.0), Axis(log_if_wide=True), ["0.0001", "0.01", "1", "100"]),
+        ((1.0, 20000.0), Axis(log_if_wide=True), ["1", "10", "100", "1000", "1e+04"]),
+        ((0.0, 0.03), Axis(percent=True, from_zero=True), ["0 %", "1 %", "2 %", "3 %"]),
+        ((0.0, 22000.0), Axis(from_zero=True), ["0", "5k", "10k", "15k", "20k"]),
+        ((0.0, 0.0), Axis(percent=True, from_zero=True, least_span=0.04), ["0 %", "1 %", "2 %", "3 %", "4 %"]),
+    ],
+)
+def test_line_chart_chooses_a_scale_for_its_values(values: tuple[float, float], axis: Axis, shown: list[str]) -> None:
+    assert tick_texts(list(enumerate(values)), axis) == shown
+
+
+def test_chart_names_what_its_axis_counts() -> None:
+    svg = line_chart([Curve("a", [(1, 0.5)], "fresh")], Axis("nats per token"), summary="s")
+    assert ">nats per token</text>" in svg
 
 
 def test_chart_tells_every_value_on_hover() -> None:
@@ -227,8 +320,11 @@ def test_number_is_short(value: float, shown: str) -> None:
     assert number(value) == shown
 
 
-def test_number_of_a_share_is_in_percent() -> None:
-    assert number(0.9609, percent=True) == "96.1 %"
+@pytest.mark.parametrize(
+    ("share", "shown"), [(0.9609, "96.1 %"), (1.0, "100 %"), (0.99983, "99.983 %"), (0.0, "0 %"), (0.0155, "1.55 %")]
+)
+def test_number_of_a_share_is_whole_only_when_nothing_is_missing(share: float, shown: str) -> None:
+    assert number(share, percent=True) == shown
 
 
 @pytest.mark.parametrize(
@@ -247,6 +343,12 @@ def stored_run(folder: Path, config: dict[str, object]) -> ReplayStore:
     return store
 
 
+def test_report_of_a_single_evaluation_claims_no_change() -> None:
+    seen = text_of(page({"eval/success": [(0, 0.172)]}))
+    assert "17.2 % at iteration 0, evaluated once" in seen
+    assert "&rarr;" not in seen
+
+
 def test_write_report_reads_the_database_and_replaces_the_page_whole(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("old")
     store = stored_run(tmp_path, to_plain(RunConfig()))
@@ -256,7 +358,7 @@ def test_write_report_reads_the_database_and_replaces_the_page_whole(tmp_path: P
     html = path.read_text(encoding="utf-8")
     assert "25.0 % &rarr; 50.0 %" in text_of(html)
     assert "fraction: 0.0" in html
-    assert 'class="reference"' in panel_of(html, "Gradient norm")
+    assert "optimizer.max_grad_norm (1, never near)" in panel_of(html, "Gradient norm")
     assert not list(tmp_path.glob("*.tmp"))
 
 

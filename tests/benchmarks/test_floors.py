@@ -1,4 +1,4 @@
-"""Floors under the reported figures: ratios of CPU-seconds measured in one run, far below what a quiet machine gives."""
+"""Floors under the reported figures: ratios of CPU-seconds within one run, far below those of a quiet machine."""
 
 from __future__ import annotations
 

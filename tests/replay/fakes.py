@@ -65,9 +65,7 @@ def tokens(ids: list[int], authors: list[str], *, version: int = 0, log_prob: fl
     codes = np.array([AUTHORS.code(name) for name in authors], np.uint8)
     action = AUTHORS.is_action(codes)
     log_probs = np.where(action, log_prob * np.cumsum(action), np.nan).astype(np.float32)
-    return TokenSequence(
-        np.array(ids, np.int32), codes, log_probs, np.where(action, version, -1).astype(np.int32)
-    )
+    return TokenSequence(np.array(ids, np.int32), codes, log_probs, np.where(action, version, -1).astype(np.int32))
 
 
 SHORT = tokens([5, 6, 7, 8, 9, 10], [TEMPLATE, USER, LLM, LLM, ENV, LLM])
@@ -141,9 +139,7 @@ def trajectory(id: str, *, segments: tuple[Segment, ...] = (Segment(SHORT),), **
 
 
 def group(id: str = "group-1", **changes: Any) -> GroupRecord:
-    record = GroupRecord(
-        id, RUN, "task-1", iteration=1, size=2, reward_mean=0.5, reward_std=0.5, success_rate=0.5
-    )
+    record = GroupRecord(id, RUN, "task-1", iteration=1, size=2, reward_mean=0.5, reward_std=0.5, success_rate=0.5)
     return replace(record, **changes)
 
 
@@ -166,9 +162,7 @@ class Born:
 
     def __post_init__(self) -> None:
         version = self.iteration - 1 if self.version is None else self.version
-        segments = (
-            Segment(tokens([5, 6, 7, 8, 9, 10], [TEMPLATE, USER, LLM, LLM, ENV, LLM], version=version)),
-        )
+        segments = (Segment(tokens([5, 6, 7, 8, 9, 10], [TEMPLATE, USER, LLM, LLM, ENV, LLM], version=version)),)
         for index, rate in enumerate(self.rates):
             name = f"{self.run}-{self.iteration}-{self.attempt}-{index}"
             place = {"run": self.run, "iteration": self.iteration}
@@ -176,7 +170,7 @@ class Born:
             for member in range(self.size):
                 slot, success = len(self.trajectories), member < round(rate * self.size)
                 # Ids in an order of their own: selection must not follow them.
-                id = f"{(slot * 7919 + self.iteration * 104729 + self.attempt * 31) % 99991:05d}-{name}-{member}"
+                id = f"{(slot * 7919 + self.iteration * 104729) * (2 * self.attempt + 1) % 99991:05d}-{name}-{member}"
                 self.trajectories.append(
                     trajectory(
                         id,
@@ -200,9 +194,7 @@ def request(iteration: int, count: int, *, successful_only: bool = False, run: s
     return DrawRequest(run, iteration, iteration - 1, count, first_slot=8, successful_only=successful_only)
 
 
-def iterate(
-    store: ReplayStore, iteration: int, sampler: Sampler, *, count: int = 2, attempt: int = 0
-) -> list[str]:
+def iterate(store: ReplayStore, iteration: int, sampler: Sampler, *, count: int = 2, attempt: int = 0) -> list[str]:
     """One whole iteration of a make-believe loop; the ids drawn."""
     born = Born(iteration, rates=(0.5, 0.25), attempt=attempt).append_to(store)
     fresh = [

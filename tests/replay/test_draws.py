@@ -109,9 +109,7 @@ def test_commit_writes_statistics_iteration_metrics_and_sampler_together(store: 
     sampler = make_sampler("success", 0)
     iterate(store, 1, sampler)
     drawn = iterate(store, 2, sampler)
-    rows = sql(
-        store.path, "select trajectory, state, drift_max, staleness from draws where iteration=2 and slot>=8"
-    )
+    rows = sql(store.path, "select trajectory, state, drift_max, staleness from draws where iteration=2 and slot>=8")
     assert rows == [(id, "committed", 1.5, 1) for id in drawn]
     assert sql(store.path, "select fresh, replay, optimizer_steps from iterations") == [(8, 0, 2), (8, 2, 2)]
     assert sql(store.path, "select iteration, name, value from metrics order by 1") == [
@@ -144,9 +142,7 @@ def test_commit_that_fails_in_the_middle_leaves_the_reservations(store: ReplaySt
     with pytest.raises(TypeError):
         store.commit(iteration_record(1, replay=0), fresh, sampler_state={"not": {"json"}})
     assert sql(store.path, "select state, count(*) from draws group by state") == [("reserved", 4)]
-    assert sql(store.path, "select (select count(*) from iterations), (select count(*) from metrics)") == [
-        (0, 0)
-    ]
+    assert sql(store.path, "select (select count(*) from iterations), (select count(*) from metrics)") == [(0, 0)]
 
 
 def test_slot_is_reserved_once(store: ReplayStore) -> None:
@@ -182,7 +178,7 @@ def test_resume_goes_back_to_the_checkpoint(store: ReplayStore) -> None:
     assert (report.released, report.rolled_back, report.orphaned) == (2, 10, 16)
     assert report.sampler_state == kept
     for table in ("draws", "iterations", "metrics", "sampler_state"):
-        assert sql(store.path, f"select max(iteration) from {table}") == [(2,)]  # noqa: S608
+        assert sql(store.path, f"select max(iteration) from {table}") == [(2,)]
     assert sql(store.path, "select max(version) from policies") == [(2,)]
     states = sql(store.path, "select iteration, state, count(*) from trajectories group by 1, 2")
     assert states == [(1, "eligible", 8), (2, "eligible", 8), (3, "orphaned", 8), (4, "orphaned", 8)]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -46,14 +47,17 @@ def older(path: Path) -> Path:
         (newer, "must have schema 0001 or older, got 0002 .* Upgrade agentloop"),
     ],
 )
-def test_database_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path, make, message: str) -> None:  # type: ignore[no-untyped-def]  # pytest passes one of the functions above
+def test_database_of_something_else_is_refused_and_left_as_it_is(
+    tmp_path: Path, make: Callable[[Path], Path], message: str
+) -> None:
     path = make(tmp_path / "some.db")
     before = path.read_bytes()
-    for attempt in (
+    attempts: list[Callable[[], ReplayStore]] = [
         lambda: ReplayStore.create(path),
         lambda: ReplayStore.open(path),
         lambda: ReplayStore.open(path, read_only=True),
-    ):
+    ]
+    for attempt in attempts:
         with pytest.raises(DatabaseRefused, match=message):
             attempt()
     assert path.read_bytes() == before
@@ -63,9 +67,7 @@ def test_database_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path,
 
 def test_older_schema_is_migrated_by_training_only(tmp_path: Path) -> None:
     path = older(tmp_path / "old.sqlite")
-    with pytest.raises(
-        DatabaseRefused, match="must have schema 0001, got 0000 .* Resume its run once to migrate it"
-    ):
+    with pytest.raises(DatabaseRefused, match="must have schema 0001, got 0000 .* Resume its run once to migrate it"):
         ReplayStore.open(path, read_only=True)
 
 
@@ -93,9 +95,7 @@ def test_create_again_keeps_what_is_there(tmp_path: Path) -> None:
     assert ReplayStore.create(path).read(["a"])[0].id == "a"
 
 
-@pytest.mark.parametrize(
-    "name", ["a folder/with space", "question?mark=1", "percent%20", "hash#tag", "ünïcode"]
-)
+@pytest.mark.parametrize("name", ["a folder/with space", "question?mark=1", "percent%20", "hash#tag", "ünïcode"])
 def test_paths_may_hold_what_urls_may_not(tmp_path: Path, name: str) -> None:
     path = tmp_path / name / "replay.sqlite"
     path.parent.mkdir(parents=True)
@@ -119,9 +119,7 @@ def test_other_urls_are_refused_without_their_password(url: str) -> None:
 def test_folder_that_is_missing_or_no_folder_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "missing" / "replay.sqlite", tmp_path / "file" / "replay.sqlite", tmp_path):
-        with pytest.raises(
-            DatabaseRefused, match="must be a writable file in an existing folder, got .* at"
-        ) as error:
+        with pytest.raises(DatabaseRefused, match="must be a writable file in an existing folder, got .* at") as error:
             ReplayStore.create(path)
         assert "\n" not in str(error.value)
 
@@ -145,18 +143,14 @@ def test_folder_without_permission_is_told_in_one_line(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with ProcessPoolExecutor(1, mp_context=get_context("fork"), initializer=as_nobody) as pool:
         created, opened = pool.submit(refusal, tmp_path / "replay.sqlite").result()
-    assert created.startswith(
-        "database must be a writable file in an existing folder, got Permission denied at"
-    )
+    assert created.startswith("database must be a writable file in an existing folder, got Permission denied at")
     assert opened.startswith("database must be an existing file, got nothing at")
 
 
 def test_read_only_store_can_not_write(tmp_path: Path) -> None:
     new_store(tmp_path / "replay.sqlite").close()
     reader = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
-    with pytest.raises(
-        ReplayError, match=r"must be intact and accessible, got 'attempt to write a readonly database'"
-    ):
+    with pytest.raises(ReplayError, match=r"must be intact and accessible, got 'attempt to write a readonly database'"):
         reader.append([task()], [group()], [])
 
 
@@ -174,13 +168,9 @@ def test_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
     store = ReplayStore.open(tmp_path / "replay.sqlite")
     with store.reading() as connection:
         # SQLite answers this limit as it answers a full disk. It belongs to the pooled connection the append will use.
-        connection.exec_driver_sql(
-            f"pragma max_page_count={connection.exec_driver_sql('pragma page_count').scalar()}"
-        )
+        connection.exec_driver_sql(f"pragma max_page_count={connection.exec_driver_sql('pragma page_count').scalar()}")
     rows = [trajectory(f"b{i}", slot=i) for i in range(200)]
-    with pytest.raises(
-        ReplayError, match=r"got 'database or disk is full' at .*replay.sqlite \(\d+ bytes free\)"
-    ):
+    with pytest.raises(ReplayError, match=r"got 'database or disk is full' at .*replay.sqlite \(\d+ bytes free\)"):
         store.append([], [], rows)
     assert [row.id for row in store.read(["a"])] == ["a"]
     assert sql(store.path, "select count(*) from trajectories") == [(1,)]
@@ -216,9 +206,7 @@ def test_migrations_give_exactly_the_declared_tables(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_migration_that_fails_leaves_an_empty_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_migration_that_fails_leaves_an_empty_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "replay.sqlite"
     folder = tmp_path / "migrations"
     (folder / "versions").mkdir(parents=True)

@@ -9,17 +9,13 @@ from tests.replay.fakes import AUTHORS, SHORT, tokens, trajectory
 
 
 def test_observed_tokens_are_sampled_and_carry_no_loss() -> None:
-    given = trajectory(
-        "a", segments=(Segment(SHORT), Segment(tokens([1, 2], ["llm(discard)", "llm"]), "clipped"))
-    )
+    given = trajectory("a", segments=(Segment(SHORT), Segment(tokens([1, 2], ["llm(discard)", "llm"]), "clipped")))
     observed = as_observed(given, AUTHORS)
     for mine, theirs in zip(observed.segments, given.segments, strict=True):
         assert response_mask(mine.tokens, AUTHORS).tolist() == response_mask(theirs.tokens, AUTHORS).tolist()
         assert not loss_mask(mine.tokens, AUTHORS).any()
         assert mine.tokens.token_ids.tolist() == theirs.tokens.token_ids.tolist()
-        assert np.array_equal(
-            mine.tokens.behavior_log_probs, theirs.tokens.behavior_log_probs, equal_nan=True
-        )
+        assert np.array_equal(mine.tokens.behavior_log_probs, theirs.tokens.behavior_log_probs, equal_nan=True)
         assert mine.reason == theirs.reason
     names = [AUTHORS.name(code) for code in observed.segments[0].tokens.authors.tolist()]
     assert names == ["template", "user", "llm(do_not_train)", "llm(do_not_train)", "env", "llm(do_not_train)"]

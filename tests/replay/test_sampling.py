@@ -45,9 +45,7 @@ def test_success_draws_in_proportion_to_its_weights() -> None:
 def test_second_pick_is_proportional_to_the_weights_that_are_left() -> None:
     sampler = make_sampler("success", 3)
     weights = sampler.weights(candidates([0.5, 0.75, 0.875, 0.875]))  # 4 : 2 : 1 : 1
-    seconds = [
-        int(second) for first, second in (sampler.select(weights, 2) for _ in range(8000)) if first == 0
-    ]
+    seconds = [int(second) for first, second in (sampler.select(weights, 2) for _ in range(8000)) if first == 0]
     found = np.bincount(seconds, minlength=4)[1:]
     # After the first row has gone: 2 : 1 : 1.
     assert chi_square(found, len(seconds) * np.array([0.5, 0.25, 0.25])) < CHI_SQUARE[3]

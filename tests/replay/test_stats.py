@@ -11,12 +11,12 @@ import pytest
 from replay import CorruptTrajectory, ReplayError, ReplayStore, stats
 from replay.sampling import make_sampler
 from replay.stats import Sort
-from tests.replay.fakes import RUN, Born, group, iterate, new_store, run_record, sql, task, trajectory
+from tests.replay.fakes import RUN, Born, group, iterate, new_store, request, run_record, sql, task, trajectory
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> ReplayStore:
-    """Four iterations, the last one resumed over; 8 fresh rows each, up to 3 drawn."""
+    """Four iterations, the last one resumed over; 8 fresh rows each, up to 3 drawn; two reserved for a fifth."""
     path = tmp_path_factory.mktemp("run") / "replay.sqlite"
     store = new_store(path)
     sampler = make_sampler("success", 3)
@@ -24,6 +24,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> ReplayStore:
         iterate(store, iteration, sampler, count=3)
     store.resume(RUN, 3)
     iterate(store, 4, sampler, count=3, attempt=1)
+    store.draw(request(5, 2), sampler)
     store.close()
     return ReplayStore.open(path, read_only=True)
 
@@ -34,17 +35,15 @@ def test_summary_agrees_with_plain_sql(store: ReplayStore) -> None:
     names = ("trajectories", "tokens", "action_tokens", "successes", "reward_mean")
     assert tuple(answer[name] for name in names) == sql(store.path, plain)[0]
     for table in ("iterations", "policies", "groups", "tasks", "runs"):
-        assert answer[table] == sql(store.path, f"select count(*) from {table}")[0][0]  # noqa: S608
-    streams = dict(
-        sql(store.path, "select stream, count(*) from draws where state='committed' group by stream")
-    )
+        assert answer[table] == sql(store.path, f"select count(*) from {table}")[0][0]
+    streams = dict(sql(store.path, "select stream, count(*) from draws where state='committed' group by stream"))
     assert {stream: answer["draws"][stream] for stream in ("fresh", "replay")} == streams
     plain = (
         "select count(distinct trajectory), avg(staleness), max(staleness) from draws "
         "where stream='replay' and state='committed'"
     )
-    names = ("trajectories_replayed", "staleness_mean", "staleness_max")
-    assert tuple(answer["draws"][name] for name in names) == sql(store.path, plain)[0]
+    replayed = ("trajectories_replayed", "staleness_mean", "staleness_max")
+    assert tuple(answer["draws"][name] for name in replayed) == sql(store.path, plain)[0]
 
 
 def test_summary_by_hand(store: ReplayStore) -> None:
@@ -62,7 +61,7 @@ def test_summary_by_hand(store: ReplayStore) -> None:
     }
     assert answer["draws"]["fresh"] == 32
     assert answer["draws"]["replay"] == 9
-    assert answer["draws"]["reserved"] == 0
+    assert answer["draws"]["reserved"] == 2
     assert answer["stop_reasons"] == {"final": 40}
     assert stats.summary(store, "another run")["trajectories"] == 0
 
@@ -113,7 +112,9 @@ def test_trajectory_tells_its_tokens_and_every_use(store: ReplayStore) -> None:
     assert segment["loss_mask"] == [False, False, True, True, False, True]
     assert segment["behavior_log_probs"] == [None, None, -0.5, -1.0, None, -1.5]
     plain = sql(
-        store.path, "select iteration, slot from draws where trajectory = ? order by 1, 2", most["id"]
+        store.path,
+        "select iteration, slot from draws where trajectory = ? and state = 'committed' order by 1, 2",
+        most["id"],
     )
     assert [(use["iteration"], use["slot"]) for use in answer["uses"]] == plain
     assert len(plain) == most["uses"] >= 2
@@ -126,16 +127,12 @@ def test_trajectory_tells_its_tokens_and_every_use(store: ReplayStore) -> None:
         "tool",
         "assistant",
     ]
-    assert answer["messages"][2]["tool_calls"] == [
-        {"name": "lookup", "arguments": {"key": "k1"}, "id": "call-0"}
-    ]
+    assert answer["messages"][2]["tool_calls"] == [{"name": "lookup", "arguments": {"key": "k1"}, "id": "call-0"}]
 
 
 def test_trajectory_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
-    store.append(
-        [task()], [group()], [trajectory("abc1"), trajectory("abc2"), trajectory("%bc"), trajectory("abc2x")]
-    )
+    store.append([task()], [group()], [trajectory("abc1"), trajectory("abc2"), trajectory("%bc"), trajectory("abc2x")])
     assert stats.find(store, "abc1") == "abc1"
     assert stats.find(store, "%") == "%bc"
     for prefix, message in (

@@ -37,7 +37,7 @@ def store(tmp_path: Path) -> ReplayStore:
 
 
 def count(store: ReplayStore, table: str) -> int:
-    return int(sql(store.path, f"select count(*) from {table}")[0][0])  # noqa: S608  a name of this file
+    return int(sql(store.path, f"select count(*) from {table}")[0][0])
 
 
 def assert_same(found: Trajectory, given: Trajectory) -> None:
@@ -62,9 +62,7 @@ def test_round_trip_is_bit_equal(store: ReplayStore) -> None:
 
 def test_tool_calls_of_any_json_come_back(store: ReplayStore) -> None:
     arguments = {"a": [1, 2.5, None, True, "\x00\udc80 ü"], "b": {"c": {}}, "d": 10**30}
-    call = replace(
-        trajectory("a").messages[2], tool_calls=(ToolCall("t", arguments), ToolCall("u", {}, "id"))
-    )
+    call = replace(trajectory("a").messages[2], tool_calls=(ToolCall("t", arguments), ToolCall("u", {}, "id")))
     store.append([task()], [group()], [replace(trajectory("a"), messages=(call,))])
     assert store.read(["a"])[0].messages == (call,)
 
@@ -91,9 +89,7 @@ def test_append_again_what_has_become_orphaned_is_a_duplicate(store: ReplayStore
         (trajectory("a", segments=(Segment(SHORT, "another reason"),)), "content_hash"),
     ],
 )
-def test_other_content_under_the_same_id_is_an_error(
-    store: ReplayStore, other: Trajectory, field: str
-) -> None:
+def test_other_content_under_the_same_id_is_an_error(store: ReplayStore, other: Trajectory, field: str) -> None:
     store.append([task()], [group()], [trajectory("a")])
     with pytest.raises(InvalidRecord, match=f"^{field} must be the stored"):
         store.append([], [], [trajectory("b"), other])
@@ -123,9 +119,7 @@ def test_failure_in_the_middle_stores_nothing(store: ReplayStore) -> None:
 
 
 def test_member_must_belong_to_its_group(store: ReplayStore) -> None:
-    with pytest.raises(
-        InvalidRecord, match="^group must be appended with or before its members, got 'group-1'"
-    ):
+    with pytest.raises(InvalidRecord, match="^group must be appended with or before its members, got 'group-1'"):
         store.append([task()], [], [trajectory("a")])
     with pytest.raises(InvalidRecord, match=r"^iteration must be that of its group \(1\), got 2"):
         store.append([task()], [group()], [trajectory("a", iteration=2)])
@@ -184,9 +178,9 @@ def test_ids_may_be_any_text(store: ReplayStore) -> None:
 @pytest.mark.parametrize("field", ["token_ids", "authors", "behavior_log_probs", "policy_versions"])
 def test_bit_flip_in_a_blob_quarantines_the_row(store: ReplayStore, field: str) -> None:
     store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
-    blob = sql(store.path, f"select {field} from segments where trajectory = 'a'")[0][0]  # noqa: S608
+    blob = sql(store.path, f"select {field} from segments where trajectory = 'a'")[0][0]
     damaged = bytes(blob[:-1]) + bytes([blob[-1] ^ 1])
-    sql(store.path, f"update segments set {field} = ? where trajectory = 'a'", damaged)  # noqa: S608
+    sql(store.path, f"update segments set {field} = ? where trajectory = 'a'", damaged)
     with pytest.raises(CorruptTrajectory, match="^trajectory a must read back as it was written"):
         store.read(["b", "a"])
     rows = sql(store.path, "select id, state, state_reason is null from trajectories order by id")
@@ -223,9 +217,7 @@ def test_read_only_store_names_corruption_and_changes_nothing(store: ReplayStore
     assert sql(store.path, "select state from trajectories") == [("eligible",)]
 
 
-def test_draw_replaces_a_corrupt_row_and_goes_on(
-    store: ReplayStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_draw_replaces_a_corrupt_row_and_goes_on(store: ReplayStore, caplog: pytest.LogCaptureFixture) -> None:
     born = Born(1, rates=(0.5, 0.5)).append_to(store)
     bad = born.trajectories[0].id
     sql(store.path, "update segments set authors = zeroblob(30) where trajectory = ?", bad)
@@ -247,9 +239,7 @@ def test_log_probs_just_above_zero_are_stored_as_zero_and_counted(store: ReplayS
 def test_row_without_a_trained_token_is_untrainable(store: ReplayStore) -> None:
     sampled = Segment(tokens([1, 2], ["user", "llm(do_not_train)"]))
     unsampled = Segment(tokens([1, 2], ["user", "env"]))
-    store.append(
-        [task()], [group()], [trajectory("a", segments=(sampled,)), trajectory("b", segments=(unsampled,))]
-    )
+    store.append([task()], [group()], [trajectory("a", segments=(sampled,)), trajectory("b", segments=(unsampled,))])
     assert [row.record.state for row in store.read(["a", "b"])] == ["untrainable", "untrainable"]
     assert np.isnan(store.read(["b"])[0].record.mean_behavior_log_prob)
     assert store.eligible_count(request(2, 1), make_sampler("uniform", 0)) == 0
@@ -264,8 +254,7 @@ def test_database_is_private_to_its_owner(store: ReplayStore) -> None:
 def test_database_writes_ahead_and_checks_references(store: ReplayStore) -> None:
     with store.reading() as connection:
         settings = {
-            name: connection.exec_driver_sql(f"pragma {name}").scalar()
-            for name in ("journal_mode", "synchronous")
+            name: connection.exec_driver_sql(f"pragma {name}").scalar() for name in ("journal_mode", "synchronous")
         }
         assert settings == {"journal_mode": "wal", "synchronous": 2}
         assert connection.exec_driver_sql("pragma foreign_keys").scalar() == 1
@@ -276,3 +265,12 @@ def test_metrics_given_again_take_the_new_value(store: ReplayStore) -> None:
     store.add_metrics(RUN, 0, {"eval/success": 0.5})
     rows = sql(store.path, "select name, value from metrics order by name")
     assert rows == [("eval/success", 0.5), ("unknown", None)]
+
+
+def test_any_nan_counts_as_the_same_unknown_log_prob(store: ReplayStore) -> None:
+    values = SHORT.behavior_log_probs.copy()
+    values.view(np.uint32)[0] = 0x7FC00001
+    assert np.isnan(values[0])
+    store.append([task()], [group()], [trajectory("a")])
+    same = trajectory("a", segments=(Segment(replace(SHORT, behavior_log_probs=values)),))
+    assert store.append([], [], [same]).duplicates == 1

@@ -172,19 +172,13 @@ def test_what_passes_keeps_every_rule_and_what_breaks_one_does_not_pass(
     legal = all(
         id >= 0
         and code & 0x7F < 7
-        and (
-            np.isfinite(value) and value <= 1e-6 and version >= 0
-            if sampled
-            else np.isnan(value) and version == -1
-        )
+        and (np.isfinite(value) and value <= 1e-6 and version >= 0 if sampled else np.isnan(value) and version == -1)
         for id, code, value, version, sampled in zip(ids, codes, log_probs, versions, action, strict=True)
     )
     segments = (Segment(TokenSequence(ids, codes, log_probs, versions)),)
     try:
         # The record is described from the same tokens; where it can't be, they are illegal.
-        given_row = (
-            trajectory("a", segments=segments) if legal else replace(trajectory("a"), segments=segments)
-        )
+        given_row = trajectory("a", segments=segments) if legal else replace(trajectory("a"), segments=segments)
         stored = validate(given_row, AUTHORS).trajectory
     except InvalidRecord:
         assert not legal

@@ -1,0 +1,163 @@
+"""What the documentation tells people to type works: each fenced block is run here, or says why it is not."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentloop.cli import main
+from agentloop.config_file import load_config
+from tests.agentloop.runs import rows, save_qwen2
+from tests.docs.blocks import ROOT, Block, blocks
+
+SMALL = [
+    "batch.trajectories=8",
+    "batch.group_size=4",
+    "batch.mini_batch=8",
+    "context.max_tokens=900",
+    "rollout.max_turns=2",
+    "rollout.max_tokens_per_turn=16",
+    "evaluation.tasks=4",
+]
+"""Seconds instead of minutes; nothing else of a documented run is changed."""
+DATABASE = "runs/quickstart-001/replay.sqlite"
+
+
+def made_small(command: str, *, model: Path, trajectory: str = "", iterations: int = 3) -> list[str]:
+    """The words of a documented command with its placeholders filled in, and a training run made small."""
+    words = shlex.split(command, comments=True)
+    words = [word.replace("path/or/hub-id", str(model)).replace("=PATH", f"={model}") for word in words]
+    words = [trajectory if word == "ID" else word for word in words]
+    if words[:2] == ["agentloop", "train"]:
+        given = " ".join(words)
+        extra = [*SMALL, f"run.iterations={iterations}", *([] if "model.path=" in given else [f"model.path={model}"])]
+        words += [part for setting in extra for part in ("--set", setting)]
+    return words
+
+
+def documented(language: str) -> list[Block]:
+    return [block for block in blocks() if block.language == language and block.note is None]
+
+
+COMMANDS = [(block.place, command) for block in documented("sh") for command in block.commands()]
+TRAINING = [pair for pair in COMMANDS if pair[1].startswith("agentloop train") and "--resume" not in pair[1]]
+RESUMING = [pair for pair in COMMANDS if pair[1].startswith("agentloop train") and "--resume" in pair[1]]
+LOOKING = [pair for pair in COMMANDS if pair[1].startswith("agentloop ") and not pair[1].startswith("agentloop train")]
+SQL = [pair for pair in COMMANDS if pair[1].startswith("sqlite3 ")]
+
+
+def checkout(folder: Path) -> Path:
+    """A folder to stand in while typing: the checkout without earlier runs."""
+    folder.mkdir(parents=True)
+    for name in ("configs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """Where somebody stands who has trained one run, from a shell."""
+    folder = checkout(tmp_path_factory.mktemp("trained") / "checkout")
+    words = made_small("agentloop train configs/quickstart.yaml", model=model)
+    program = Path(sys.executable).with_name("agentloop")
+    done = subprocess.run([program, *words[1:]], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def typed(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Exit code of the real entry point, without the seconds that a new process takes to import torch."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    code = ended.value.code
+    return code if isinstance(code, int) else int(code is not None)
+
+
+@pytest.mark.parametrize("block", blocks(), ids=lambda block: block.place)
+def test_block_is_run_or_says_why_not(block: Block) -> None:
+    if block.note is not None:
+        assert block.note[0] in ("not run", "file"), f"{block.place}: unknown note {block.note[0]!r}"
+        return
+    run = {command for _, command in (*TRAINING, *RESUMING, *LOOKING, *SQL)}
+    if block.language == "sh":
+        left = [command for command in block.commands() if command not in run]
+        assert not left, f"{block.place}: no test runs {left}; put `<!-- not run: why -->` on the line before the fence"
+    else:
+        what = f"a block in {block.language or 'no language'}"
+        assert block.language == "yaml", f"{block.place}: no test runs {what}; say so with `<!-- not run: why -->`"
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in blocks() if b.note and b.note[0] == "file"], ids=lambda block: block.place
+)
+def test_block_is_its_file_word_for_word(block: Block) -> None:
+    assert block.note is not None
+    assert block.text == (ROOT / block.note[1]).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("block", documented("yaml"), ids=lambda block: block.place)
+def test_yaml_block_is_a_configuration(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(block.text, encoding="utf-8")
+    load_config(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize(("place", "command"), TRAINING)
+def test_training_command_trains(
+    place: str,
+    command: str,
+    tmp_path: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = checkout(tmp_path / "checkout")
+    assert typed(made_small(command, model=model), folder, monkeypatch) == 0, place
+    assert "held-out success: " in capsys.readouterr().out
+    assert rows(folder / DATABASE, "select count(*) from iterations") == [(3,)]
+    assert (folder / "runs/quickstart-001/report.html").is_file()
+
+
+@pytest.mark.parametrize(("place", "command"), RESUMING)
+def test_resuming_command_goes_on(
+    place: str,
+    command: str,
+    tmp_path: Path,
+    trained: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "checkout"
+    shutil.copytree(trained, folder, symlinks=True)
+    assert typed(made_small(command, model=model), folder, monkeypatch) == 0, place
+    assert "resumed runs/quickstart-001 after iteration 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("place", "command"), LOOKING)
+def test_looking_command_answers(
+    place: str, command: str, trained: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((trajectory,),) = rows(trained / DATABASE, "select id from trajectories limit 1")
+    before = (trained / DATABASE).read_bytes()
+    assert typed(made_small(command, model=model, trajectory=trajectory), trained, monkeypatch) == 0, place
+    assert (trained / DATABASE).read_bytes() == before
+
+
+@pytest.mark.parametrize(("place", "command"), SQL)
+def test_sql_command_answers(place: str, command: str, trained: Path) -> None:
+    _, database, query = shlex.split(command, comments=True)
+    with sqlite3.connect(f"file:{trained / database}?mode=ro", uri=True) as connection:
+        assert connection.execute(query).fetchall(), place

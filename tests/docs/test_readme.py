@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import DOCUMENTS, ROOT, blocks
+
+_LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
+
+
+def test_own_environment_fits_in_twenty_lines() -> None:
+    (block,) = [b for b in blocks() if b.note == ("file", "examples/calculator.py") and b.place.startswith("README.md")]
+    assert len(block.text.splitlines()) <= 20
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_links_lead_to_files(document: Path) -> None:
+    targets = _LINK.findall(document.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (document.parent / target).exists()] == []
+
+
+def test_readme_stays_one_page_of_reading() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1000

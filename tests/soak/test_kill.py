@@ -1,0 +1,130 @@
+"""kill -9 of a trainer at any moment, and --resume: the run ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.agentloop.processes import Moments, Training, assert_same_run, assert_sound, write_config
+from tests.agentloop.runs import PARITY, ROOT, rows, save_qwen2, small_config
+
+pytestmark = pytest.mark.soak
+
+KILLS = 30
+ITERATIONS = 24
+EVERY = 4
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, float]:
+    """A run that was left in peace: its folder, its model, and its seconds from the first line to the last."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    model = save_qwen2(folder / "model")
+    training = Training(small_file(folder, model))
+    ready = training.says("run folder:")
+    assert training.wait() == 0, training.errors
+    return folder / "runs" / "small-001", model, training.says("held-out success") - ready
+
+
+def small_file(folder: Path, model: Path) -> Path:
+    config = small_config(
+        folder / "runs",
+        model,
+        run={"iterations": ITERATIONS},
+        environment={"name": PARITY},
+        checkpoint={"every": EVERY},
+    )
+    return write_config(config, folder / "small.yaml")
+
+
+def check_after_kill(moments: Moments, orphans: int) -> int:
+    """At most one interval is lost, no orphan is lost; how many orphans there are."""
+    assert moments.committed - moments.saved <= EVERY
+    now = moments.number("select count(*) from trajectories where state = 'orphaned'")
+    assert now >= orphans
+    return now
+
+
+def test_runs_killed_at_random_moments_end_like_the_unbroken_one(
+    unbroken: tuple[Path, Path, float], tmp_path: Path
+) -> None:
+    rng = random.Random(0)
+    whole, model, seconds = unbroken
+    kills = runs = 0
+    while kills < KILLS:
+        runs += 1
+        folder = tmp_path / str(runs)
+        folder.mkdir()
+        kills += kill_until_finished(folder, model, at_most=KILLS - kills, pause=lambda: rng.uniform(0, seconds / 3))
+        run = folder / "runs" / "small-001"
+        assert_sound(run, iterations=ITERATIONS)
+        assert_same_run(run, whole)
+    print(f"{kills} kills in {runs} runs")
+
+
+def kill_until_finished(folder: Path, model: Path, *, at_most: int, pause: Callable[[], float]) -> int:
+    """Start one run again and again until it ends by itself; how often it was killed."""
+    config = small_file(folder, model)
+    moments = Moments(folder / "runs" / "small-001", every=EVERY)
+    kills = orphans = 0
+    while True:
+        training = Training(config, *(["--resume"] if kills else []))
+        if kills < at_most:
+            training.wait_until(training.says("resumed" if moments.saved else "run folder:") + pause())
+            training.kill()
+        if training.wait() == 0:
+            assert check_after_kill(moments, orphans) == orphans
+            return kills
+        assert training.wait() == -signal.SIGKILL, training.errors
+        kills += 1
+        orphans = check_after_kill(moments, orphans)
+
+
+def test_run_killed_at_every_tender_moment_ends_like_the_unbroken_one(
+    unbroken: tuple[Path, Path, float], tmp_path: Path
+) -> None:
+    whole, model, _ = unbroken
+    config = small_file(tmp_path, model)
+    moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)
+    first = Training(config)
+    first.says("evaluate ...")
+    first.kill()
+    assert not list(moments.folder.glob("checkpoints/*/COMPLETE"))
+    orphans = 0
+    for moment in [moments.appending, moments.committed_unpublished, moments.published_unsaved, moments.saving] * 2:
+        training = Training(config, "--resume")
+        training.says("iteration")
+        assert training.kill_when(moment), moment.__name__
+        orphans = check_after_kill(moments, orphans)
+    assert orphans > 0
+    last = Training(config, "--resume")
+    assert last.wait() == 0, last.errors
+    assert_sound(moments.folder, iterations=ITERATIONS)
+    assert_same_run(moments.folder, whole)
+
+
+def test_quickstart_killed_three_times_ends_like_the_unbroken_one(tmp_path: Path) -> None:
+    sets = ["--set", "run.iterations=6", "--set", "checkpoint.every=2"]
+    quickstart = ROOT / "configs" / "quickstart.yaml"
+    whole = Training(quickstart, *sets, "--set", f"run.folder={tmp_path / 'whole'}")
+    sets += ["--set", f"run.folder={tmp_path / 'broken'}"]
+    training = Training(quickstart, *sets)
+    training.wait_until(training.says("warm-up ...") + 5)
+    training.kill()
+    assert not any("evaluate" in line for line in training.printed)
+    for iteration in (1, 3):
+        training = Training(quickstart, *sets, "--resume")
+        training.wait_until(training.says(f"iteration {iteration}/6") + 0.5)
+        training.kill()
+    last = Training(quickstart, *sets, "--resume")
+    assert last.wait() == 0, last.errors
+    assert whole.wait() == 0, whole.errors
+    ours, theirs = (tmp_path / name / "quickstart-001" for name in ("broken", "whole"))
+    assert_sound(ours, iterations=6)
+    assert_same_run(ours, theirs)
+    # The first kill came before anything was collected; each of the others orphaned what was not in a checkpoint.
+    assert rows(ours / "replay.sqlite", "select count(*) from trajectories where state = 'orphaned'") != [(0,)]
