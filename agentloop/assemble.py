@@ -18,6 +18,7 @@ from agentloop.checkpoint import COMPLETE, Checkpoint, write_directory
 from agentloop.collect import Actors, Penalty
 from agentloop.config import RunConfig
 from agentloop.console import RunDisplay
+from agentloop.context_parts import make_parser, make_strategy
 from agentloop.environments import EnvironmentFactory, TaskSource, load_environment
 from agentloop.errors import UserError
 from agentloop.generation import LocalGenerator
@@ -30,8 +31,7 @@ from agentloop.run_folder import RunFolder
 from agentloop.seeds import derive_seed
 from agentloop.trainer import Trainer
 from agentloop.warm_up import Demonstrator, demonstrations, warm_up
-from context import AuthorTable, default_authors
-from context.parse import choose_parser
+from context import AuthorTable
 from replay.records import Trajectory
 from replay.sampling import Sampler, make_sampler
 from replay.store import ReplayStore
@@ -99,11 +99,17 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     display.phase("tokenizer", 0, 1)
     build_tiny_model(target, config.tiny, corpus=_corpus(factory, seed), seed=seed % 2**31)
     loaded = load_model(config.model, target)
-    authors = default_authors()
-    parser = choose_parser(config.context.parser, loaded.template.source)
+    authors = config.context.author_table()
+    parser = make_parser(config.context.parser, loaded.template.source)
     result = warm_up(
         Actor(loaded.model),
-        Demonstrator(loaded, authors, parser, factory=factory),
+        Demonstrator(
+            loaded,
+            authors,
+            parser,
+            factory=factory,
+            strategy=make_strategy(config.context.strategy, config.context.options),
+        ),
         demonstrations(factory, seed=seed),
         section,
         authors=authors,
@@ -131,11 +137,10 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
     factory = load_environment(config.environment.name, config.environment.options)
     loaded = load_model(config.model, checkpoint.model if checkpoint else first)
     _keep_tokenizer(loaded, folder)
-    authors = default_authors()
+    authors = config.context.author_table()
     version = checkpoint.values["loop"]["iteration"] if checkpoint else 0
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, policy_version=version)
     reference = _reference(config, first)
-    parser = choose_parser(config.context.parser, loaded.template.source)
     sinks = load_sinks(config.metrics.sinks, folder.path, keep_through=version)
     store = ReplayStore.create(folder.database)
     return Parts(
@@ -144,7 +149,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
         store=store,
         sampler=make_sampler(config.replay.sampler, derive_seed(config.run.seed, "sampler")),
         source=TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool),
-        actors=Actors(factory, generator, loaded.renderer(authors), parser, authors),
+        actors=make_actors(config, factory, loaded, generator),
         generator=generator,
         trainer=Trainer(Actor(loaded.model), config, authors=authors, reference=reference),
         publisher=Publisher(loaded, generator, store, folder=folder.path, run=folder.run_id),
@@ -153,6 +158,35 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
         authors=authors,
         penalty=_penalty(config, reference, authors),
     )
+
+
+def make_actors(
+    config: RunConfig, factory: EnvironmentFactory, loaded: LoadedModel, generator: LocalGenerator
+) -> Actors:
+    """What episodes are run with, in training and in evaluation alike."""
+    section = config.context
+    authors = section.author_table()
+    _check_authors(factory, authors)
+    return Actors(
+        factory,
+        generator,
+        loaded.renderer(authors),
+        make_parser(section.parser, loaded.template.source),
+        authors,
+        make_strategy(section.strategy, section.options),
+        section.training_control(),
+    )
+
+
+def _check_authors(factory: EnvironmentFactory, authors: AuthorTable) -> None:
+    """Tasks may name authors of their own; better told now than at the first prompt."""
+    known = {author.name for author in authors.authors}
+    for message in factory.make_task(random.Random("check")).messages():
+        if message.author not in known:
+            raise UserError(
+                f"context.authors must hold every author of the tasks of {factory.where}, got none named "
+                f"{message.author!r}. Register it."
+            )
 
 
 def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:

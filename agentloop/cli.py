@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentloop.context_cli import app as context_app
 from agentloop.errors import TrainingStopped, UserError
 from context import RenderError
 from replay.cli import app as replay_app
@@ -30,6 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
 )
+app.add_typer(context_app, name="context", epilog="Example: agentloop context check template.jinja")
 app.add_typer(replay_app, name="replay", epilog="Example: agentloop replay ls --failed")
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]

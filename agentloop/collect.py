@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,8 @@ from agentloop.environments import EnvironmentFactory, Task, ToolLimits
 from agentloop.generation import Completion, GenerationRequest, Generator
 from agentloop.rollout import Ask, Episode, EpisodeLimits, rollout
 from context import AuthorTable, ContextManager, Renderer, ReplyParser, TokenSequence, response_mask
+from context.control import TrainingControl
+from context.strategies import Linear, Strategy
 from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
 
 Penalty = Callable[[Sequence[Trajectory]], list[float]]
@@ -36,6 +39,8 @@ class Actors:
     renderer: Renderer
     parser: ReplyParser
     authors: AuthorTable
+    strategy: Strategy = field(default_factory=Linear)
+    control: TrainingControl = field(default_factory=TrainingControl)
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,11 @@ class Collected:
     tasks: list[TaskRecord] = field(default_factory=list)
     groups: list[GroupRecord] = field(default_factory=list)
     trajectories: list[Trajectory] = field(default_factory=list)
+    rewrites: Counter[str] = field(default_factory=Counter)
+    """Episodes in which what was shown had been rewritten, by kind."""
 
     def metrics(self) -> dict[str, float]:
-        """Means over the collected trajectories; shares of every stop reason."""
+        """Means over the collected trajectories; shares of every stop reason and of every kind of rewrite."""
         records = [trajectory.record for trajectory in self.trajectories]
         if not records:
             return {}
@@ -68,6 +75,8 @@ class Collected:
             "rollout/turns": statistics.fmean(record.num_turns for record in records),
             "rollout/tokens": statistics.fmean(record.num_tokens for record in records),
             "rollout/tool_errors": statistics.fmean(record.error_kind is not None for record in records),
+            "context/segments": statistics.fmean(len(trajectory.segments) for trajectory in self.trajectories),
+            **{f"context/rewrites/{kind}": count / len(records) for kind, count in sorted(self.rewrites.items())},
             **{f"rollout/stop/{reason}": count / len(records) for reason, count in sorted(stops.items())},
         }
 
@@ -119,7 +128,14 @@ def _episode(actors: Actors, task: Task, config: RunConfig) -> Coroutine[Ask, Co
         max_tokens_per_turn=config.rollout.max_tokens_per_turn,
         tools=ToolLimits(timeout_s=config.rollout.tool_timeout_s, max_chars=config.rollout.tool_output_chars),
     )
-    context = ContextManager(actors.renderer, actors.parser, max_tokens=config.context.max_tokens)
+    context = ContextManager(
+        actors.renderer,
+        actors.parser,
+        max_tokens=config.context.max_tokens,
+        strategy=actors.strategy,
+        control=actors.control,
+        strict=config.context.strict,
+    )
     return rollout(
         actors.factory.create(),
         task,
@@ -145,7 +161,7 @@ def collect(
     """
     tasks = [task for task, size in groups for _ in range(size)]
     episodes = list(run_episodes(actors, tasks, config, progress=progress))
-    collected = Collected()
+    collected = Collected(rewrites=Counter(kind for episode in episodes for kind in episode.rewrites))
     seen_members: Counter[str] = Counter()
     for index, (task, size) in enumerate(groups):
         slot = len(collected.trajectories)
@@ -189,6 +205,7 @@ def _trajectory(actors: Actors, episode: Episode, birth: Birth, place: _Place, c
     tokens = TokenSequence.concatenate(segment.tokens for segment in episode.segments)
     action = response_mask(tokens, actors.authors)
     log_probs = tokens.behavior_log_probs[action]
+    known = log_probs[~np.isnan(log_probs)]
     versions = tokens.policy_versions[action]
     record = TrajectoryRecord(
         id=_identify(birth, place.task, place.member),
@@ -216,8 +233,8 @@ def _trajectory(actors: Actors, episode: Episode, birth: Birth, place: _Place, c
         top_k=0,
         logprobs_mode="full",
         mean_entropy=float(np.mean(episode.entropies)),
-        mean_behavior_log_prob=float(log_probs.mean()),
-        min_behavior_log_prob=float(log_probs.min()),
+        mean_behavior_log_prob=float(known.mean()) if len(known) else math.nan,
+        min_behavior_log_prob=float(known.min()) if len(known) else math.nan,
         environment=actors.factory.name,
         environment_version=actors.factory.version,
     )

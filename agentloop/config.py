@@ -9,6 +9,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agentloop.context_parts import author_table, check_parser_name, make_strategy
+from context import Author, AuthorTable
+from context.control import TrainingControl
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -84,11 +88,62 @@ class EnvironmentSection(Section):
     )
 
 
+class AuthorSection(Section):
+    """A kind of author besides the built-in ones; what its tokens are for."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")
+    action: bool = False
+    trained: bool = False
+    shown: bool = True
+
+
 class ContextSection(Section):
     max_tokens: Positive = Field(512, description="Longest training sequence, prompt and replies, in tokens.")
-    parser: Literal["auto", "hermes", "llama3_json"] = Field(
-        "auto", description="How tool calls are read from a reply; auto: by the chat template."
+    strategy: Literal[
+        "linear", "linear_think", "sliding_window", "clip_tool_results", "self_clip", "memory", "hint"
+    ] = Field("linear", description="What the next prompt shows of the conversation; see docs/concepts.md.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the strategy, for example {budget: 2000}."
     )
+    strict: bool = Field(
+        False, description="Stop the run where the chat template rewrites history, instead of beginning a new segment."
+    )
+    parser: str = Field(
+        "auto",
+        description="How tool calls are read from a reply: hermes, llama3_json, pythonic, react, or "
+        "`path/to/file.py:ClassName` of your own; auto: by the chat template.",
+    )
+    authors: tuple[AuthorSection, ...] = Field(
+        (),
+        description="Authors besides the built-in ones: what their tokens are for, and whether prompts show them; "
+        "for example {name: judge, action: false, trained: false, shown: true}.",
+    )
+    keep_turns: tuple[int, ...] | None = Field(
+        None, description="The only replies to train, by number from 0; negative ones from the end; null: all."
+    )
+    discard_turns: tuple[int, ...] = Field((), description="Replies not to train, counted alike.")
+    blackout: tuple[str, ...] = Field((), description="Texts whose first occurrence in each reply is not trained.")
+    blackout_after_end: bool = Field(False, description="Train nothing behind the first stop token of a reply.")
+
+    @model_validator(mode="after")
+    def _parts_can_be_made(self) -> Self:
+        make_strategy(self.strategy, self.options)
+        check_parser_name(self.parser)
+        self.author_table()
+        if not all(self.blackout):
+            raise ValueError("context.blackout must hold texts of at least one character, got ''. Remove it.")
+        return self
+
+    def author_table(self) -> AuthorTable:
+        """The built-in authors and `authors`: what is stored with the run."""
+        try:
+            rows = [Author(**row.model_dump()) for row in self.authors]
+        except ValueError as error:
+            raise ValueError(f"context.{error}") from None
+        return author_table(rows)
+
+    def training_control(self) -> TrainingControl:
+        return TrainingControl(self.keep_turns, self.discard_turns, self.blackout, self.blackout_after_end)
 
 
 class RolloutSection(Section):
@@ -261,6 +316,8 @@ class RunConfig(Section):
                 f"replay.weight must be 1 when loss.normalise is joint, got {self.replay.weight}. "
                 "Set loss.normalise: per_stream."
             )
+        if self.context.strategy == "hint":
+            self._hinted_rows_have_no_log_probs()
         if self.batch.group_size > self.batch.trajectories:
             raise ValueError(
                 f"batch.group_size must be at most batch.trajectories ({self.batch.trajectories}), "
@@ -272,6 +329,20 @@ class RunConfig(Section):
                 f"got {self.batch.mini_batch}."
             )
         return self
+
+    def _hinted_rows_have_no_log_probs(self) -> None:
+        for name, section in (("fresh", self.loss.fresh), ("replay", self.loss.replay)):
+            needed = name == "fresh" or self.replay.fraction > 0 or bool(self.replay.final_fraction)
+            if needed and section.anchor == "behavior":
+                raise ValueError(
+                    f"loss.{name}.anchor must be old when context.strategy is hint, whose log-probs count as missing, "
+                    f"got behavior. Set loss.{name}.anchor: old."
+                )
+        if self.kl.reward_coef > 0:
+            raise ValueError(
+                "kl.reward_coef must be 0 when context.strategy is hint, whose log-probs count as missing, "
+                f"got {self.kl.reward_coef}. Use kl.loss_coef."
+            )
 
     def replay_fraction(self, iteration: int) -> float:
         """The configured share at 1-based `iteration`: constant, or linear from `fraction` to `final_fraction`."""

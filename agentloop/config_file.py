@@ -209,7 +209,9 @@ def _rule_of_several(details: ErrorDetails, section: KeyPath, place: Place) -> t
     """A rule over several keys, told by the model in the agreed form; placed at the first key it names."""
     message = str(details.get("ctx", {}).get("error", details["msg"]))
     named = [tuple(key.split(".")) for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", message)]
-    keys = [path for path in named if isinstance(schema_entries().get(path), (Key, KeySection))]
+    # What is named may lie in a free mapping or a list: context.options.budget.
+    parts = [path[:length] for path in named for length in range(len(path), 1, -1)]
+    keys = [path for path in parts if isinstance(schema_entries().get(path), (Key, KeySection))]
     nowhere = place(())
     written = [path for path in keys if place(path) != nowhere]
     path = written[0] if written else section

@@ -70,6 +70,8 @@ def _rule(schema: dict[str, Any]) -> str:
         return ", ".join(names[:-1]) + " or " + names[-1]
     if "const" in schema:
         return str(schema["const"])
+    if "$ref" in schema:  # an entry of a list
+        return "a mapping"
     kind = schema.get("type")
     if kind in ("integer", "number"):
         return _number_rule("a whole number" if kind == "integer" else "a number", schema)
@@ -103,4 +105,6 @@ def _array_rule(schema: dict[str, Any]) -> str:
     if "prefixItems" in schema:
         parts = [_rule(part) for part in schema["prefixItems"]]
         return f"a list of {len(parts)}: {', '.join(parts)}"
-    return f"a list of {_rule(schema['items']).removeprefix('a ')}"
+    rule = _rule(schema["items"])
+    plural = {"a mapping": "mappings", "a whole number": "whole numbers", "text": "texts"}
+    return f"a list of {plural.get(rule, rule)}"

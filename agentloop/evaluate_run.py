@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentloop.assemble import settle_process
+from agentloop.assemble import make_actors, settle_process
 from agentloop.checkpoint import COMPLETE, complete_checkpoints
-from agentloop.collect import Actors
 from agentloop.environments import TaskSource, load_environment
 from agentloop.errors import UserError
 from agentloop.evaluate import Evaluation, evaluate
@@ -14,8 +13,6 @@ from agentloop.generation import LocalGenerator
 from agentloop.models.load import load_model
 from agentloop.run_folder import RunFolder, open_run_folder
 from agentloop.seeds import derive_seed
-from context import default_authors
-from context.parse import choose_parser
 
 
 def evaluate_run(run: Path, *, policy: int | None, tasks: int | None) -> Evaluation:
@@ -27,12 +24,9 @@ def evaluate_run(run: Path, *, policy: int | None, tasks: int | None) -> Evaluat
     settle_process(config)
     factory = load_environment(config.environment.name, config.environment.options)
     loaded = load_model(config.model, _weights(folder, policy))
-    authors = default_authors()
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids)
-    parser = choose_parser(config.context.parser, loaded.template.source)
-    actors = Actors(factory, generator, loaded.renderer(authors), parser, authors)
     source = TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool)
-    return evaluate(actors, source, config)
+    return evaluate(make_actors(config, factory, loaded, generator), source, config)
 
 
 def _weights(folder: RunFolder, policy: int | None) -> Path:

@@ -11,14 +11,13 @@ from typing import Any
 from agentloop.environments import Environment, Task, ToolLimits, call_tool
 from agentloop.errors import UserError
 from agentloop.generation import Completion
-from context import ContextManager, Message, RenderError, Reply, Segment
+from context import ContextManager, Message, Reply, Segment
+from context.strategies import CONTEXT_FULL
 
 ANSWERED = "answered"
 TRUNCATED = "truncated"
 MALFORMED = "malformed"
 MAX_TURNS = "max_turns"
-CONTEXT_FULL = "context_full"
-UNRENDERABLE = "unrenderable"
 UNKNOWN_TOOL = "unknown_tool"
 
 
@@ -52,6 +51,8 @@ class Episode:
     num_tool_calls: int
     entropies: tuple[float, ...]
     """Nats, one per sampled token."""
+    rewrites: Mapping[str, int]
+    """How often what was shown was rewritten, by kind."""
 
 
 def rollout(
@@ -69,7 +70,7 @@ def rollout(
     and is kept: it is what teaches the format.
     """
     environment.start(task)
-    context.begin(task.messages(), tools)
+    context.begin(task.messages(), tools, hint=task.hint)
     if context.room < 1:
         raise UserError(
             f"context.max_tokens must leave room for a reply, got a first prompt of {len(context.prompt_ids)} tokens. "
@@ -84,9 +85,14 @@ def rollout(
             stop_reason = CONTEXT_FULL
             break
         completion = yield Ask(context.prompt_ids, budget)
-        num_turns += 1
         entropies.extend(completion.entropies)
         reply = context.record_reply(completion.token_ids, completion.log_probs, policy_version=policy_version)
+        if reply.outcome == "question":
+            if context.stopped is not None:
+                stop_reason = context.stopped
+                break
+            continue
+        num_turns += 1
         ended = _ended(reply)
         if ended is not None:
             stop_reason = ended
@@ -94,7 +100,7 @@ def rollout(
         results, failed = _answer(environment, reply, limits.tools)
         num_tool_calls += len(results)
         error_kind = failed or error_kind
-        unshown = _show(context, results)
+        unshown = context.observe(results)
         if unshown is not None:
             stop_reason = unshown
             break
@@ -109,6 +115,7 @@ def rollout(
         num_turns,
         num_tool_calls,
         tuple(entropies),
+        dict(context.rewrites),
     )
 
 
@@ -118,16 +125,6 @@ def _ended(reply: Reply) -> str | None:
     if reply.outcome == "truncated":
         return TRUNCATED
     return None
-
-
-def _show(context: ContextManager, results: Sequence[Message]) -> str | None:
-    """Put tool results into the next prompt; why not, if it can't be done."""
-    try:
-        return None if context.observe(results) else CONTEXT_FULL
-    except RenderError:
-        # The template has its own idea of this text (it cuts, moves or refuses it): what the policy would see is
-        # not what the tool said, so the episode ends, counted under its own name.
-        return UNRENDERABLE
 
 
 def _answer(environment: Environment, reply: Reply, limits: ToolLimits) -> tuple[list[Message], str | None]:

@@ -7,6 +7,7 @@ hardest token of the last reply (beyond the first, which is a choice, not a copy
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,11 +24,13 @@ from agentloop.mini_batches import cut_micro_batches
 from agentloop.models.actor import Actor
 from agentloop.models.load import LoadedModel
 from context import AuthorTable, ContextManager, Message, ReplyParser, TokenSequence, loss_mask
+from context.strategies import Strategy
 
 _SMOOTHING = 0.9
 _TOOLS = ToolLimits(timeout_s=10.0, max_chars=20_000)
 _ENDLESS = 1 << 30
 _MICRO_BATCH_TOKENS = 1536
+_NOTED = 3
 
 Told = Callable[[int, float], None]
 """Called with updates made and the smoothed loss."""
@@ -66,17 +69,27 @@ class Demonstrator:
     """Turns demonstrated conversations into training sequences, through the same context a rollout uses."""
 
     def __init__(
-        self, loaded: LoadedModel, authors: AuthorTable, parser: ReplyParser, *, factory: EnvironmentFactory
+        self,
+        loaded: LoadedModel,
+        authors: AuthorTable,
+        parser: ReplyParser,
+        *,
+        factory: EnvironmentFactory,
+        strategy: Strategy,
     ) -> None:
         self._loaded = loaded
         self._authors = authors
         self._parser = parser
         self._factory = factory
+        self._strategy = strategy
         self._renderer = loaded.renderer(authors)
 
-    def tokens(self, conversation: Sequence[Message]) -> TokenSequence:
-        """The conversation with its replies in the place of sampled ones (author `llm`, no behavior log-probs)."""
-        context = ContextManager(self._renderer, self._parser, max_tokens=_ENDLESS)
+    def sequences(self, conversation: Sequence[Message]) -> list[TokenSequence]:
+        """The conversation with its replies in the place of sampled ones (author `demonstration`, no log-probs).
+
+        Where the strategy rewrites what is shown there are several. One that stops the episode ends them early.
+        """
+        context = ContextManager(self._renderer, self._parser, max_tokens=_ENDLESS, strategy=self._strategy)
         first = next(i for i, message in enumerate(conversation) if message.role == "assistant")
         context.begin(conversation[:first], self._factory.tools)
         results: list[Message] = []
@@ -87,9 +100,17 @@ class Demonstrator:
             if results:
                 context.observe(results)
                 results = []
-            ids = self._reply_ids(message)
-            context.record_reply(ids, [float("nan")] * len(ids), policy_version=0)
-        return TokenSequence.concatenate(segment.tokens for segment in context.segments())
+            while context.question is not None and context.stopped is None:
+                self._say(context, _answer(context.question))
+            if context.stopped is not None:
+                break
+            self._say(context, message)
+        sequences = [segment.tokens for segment in context.segments()]
+        return [tokens for tokens in sequences if loss_mask(tokens, self._authors).any()]
+
+    def _say(self, context: ContextManager, reply: Message) -> None:
+        ids = self._reply_ids(reply)[: context.room]
+        context.record_reply(ids, [float("nan")] * len(ids), policy_version=0)
 
     def _reply_ids(self, reply: Message) -> list[int]:
         template, codec = self._loaded.template, self._loaded.codec
@@ -99,6 +120,12 @@ class Demonstrator:
         ids = codec.encode_template(text)
         end = next(i for i, token in enumerate(ids) if token in self._loaded.stop_ids)
         return ids[: end + 1]
+
+
+def _answer(question: Sequence[Message]) -> Message:
+    """Notes on what was shown: the newest of the replies' thoughts. Enough to learn what an answer looks like."""
+    said = [message.reasoning or message.content for message in question if message.role == "assistant"]
+    return Message("assistant", ", ".join(said[-_NOTED:]))
 
 
 def warm_up(
@@ -114,10 +141,10 @@ def warm_up(
     optimizers = _optimizers(actor.model, section)
     smoothed, target_met_at, update = float("nan"), None, 0
     for update in range(1, section.max_updates + 1):
-        rows = [demonstrator.tokens(next(conversations)) for _ in range(section.batch)]
+        demonstrated = [demonstrator.sequences(next(conversations)) for _ in range(section.batch)]
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        hardest = _accumulate(actor, rows, authors)
+        hardest = _accumulate(actor, demonstrated, authors)
         for optimizer in optimizers:
             optimizer.step()
         smoothed = hardest if update == 1 else _SMOOTHING * smoothed + (1 - _SMOOTHING) * hardest
@@ -130,16 +157,19 @@ def warm_up(
     return WarmUpResult(update, smoothed)
 
 
-def _accumulate(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable) -> float:
-    """Gradients of the mean loss of the demonstrated tokens; the mean over rows of `_hardest_of_last_reply`."""
+def _accumulate(actor: Actor, demonstrated: Sequence[Sequence[TokenSequence]], authors: AuthorTable) -> float:
+    """Gradients of the mean loss of the demonstrated tokens; the mean of `_hardest_of_last_reply`."""
+    rows = [row for sequences in demonstrated for row in sequences]
+    last = set(itertools.accumulate(len(sequences) for sequences in demonstrated))
     masks = [loss_mask(row, authors) for row in rows]
     tokens = sum(int(mask.sum()) for mask in masks)
     hardest = 0.0
     for cut in cut_micro_batches([len(row) for row in rows], _MICRO_BATCH_TOKENS):
         losses, mask = _token_losses(actor, [rows[i] for i in cut], [masks[i] for i in cut])
         (losses.sum() / tokens).backward()  # type: ignore[no-untyped-call]
-        hardest += sum(map(_hardest_of_last_reply, losses.tolist(), mask.tolist()))
-    return hardest / len(rows)
+        ends = [place for place, i in enumerate(cut) if i + 1 in last]
+        hardest += sum(map(_hardest_of_last_reply, losses[ends].tolist(), mask[ends].tolist()))
+    return hardest / len(demonstrated)
 
 
 def _token_losses(

@@ -2,10 +2,19 @@
 
 from context.authors import Author, AuthorTable, default_authors, discarded
 from context.codec import TokenCodec
-from context.manager import ContextManager
+from context.control import TrainingControl
+from context.manager import ContextManager, PrefixError
 from context.masks import loss_mask, response_mask
 from context.messages import Message, ToolCall
-from context.parse import HermesParser, Llama3JsonParser, Reply, ReplyParser, choose_parser
+from context.parse import (
+    HermesParser,
+    Llama3JsonParser,
+    PythonicParser,
+    ReactParser,
+    Reply,
+    ReplyParser,
+    choose_parser,
+)
 from context.render import Renderer
 from context.template import ChatTemplate, RenderError
 from context.tokens import NOT_SAMPLED, Segment, TokenSequence
@@ -19,6 +28,9 @@ __all__ = [
     "HermesParser",
     "Llama3JsonParser",
     "Message",
+    "PrefixError",
+    "PythonicParser",
+    "ReactParser",
     "RenderError",
     "Renderer",
     "Reply",
@@ -27,6 +39,7 @@ __all__ = [
     "TokenCodec",
     "TokenSequence",
     "ToolCall",
+    "TrainingControl",
     "choose_parser",
     "default_authors",
     "discarded",

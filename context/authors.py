@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +26,21 @@ class Author:
     """True: its tokens were sampled by a policy (`response_mask`)."""
     trained: bool
     """True: its tokens carry loss (`loss_mask`); needs `action`."""
+    shown: bool = True
+    """False: its messages are kept, and left out of every prompt."""
+    behavior: bool | None = None
+    """True: the policy that sampled its tokens is known, and their log-probs with it; needs `action`. None: as
+    `action`."""
 
     def __post_init__(self) -> None:
-        if self.trained and not self.action:
-            raise ValueError(f"authors.{self.name} must be an action author to be trained, got action=False.")
+        if self.behavior is None:
+            object.__setattr__(self, "behavior", self.action)
+        for field in ("trained", "behavior"):
+            if getattr(self, field) and not self.action:
+                raise ValueError(
+                    f"authors.{self.name} must be an action author for {field}=True, got action=False. "
+                    f"Set action=True, or {field}=False."
+                )
         if self.name.endswith(DISCARD_SUFFIX):
             raise ValueError(f"authors.{self.name} must not end in {DISCARD_SUFFIX!r}: every author has that form.")
 
@@ -41,6 +52,10 @@ MEMORY = "memory"
 LLM = "llm"
 LLM_DO_NOT_TRAIN = "llm(do_not_train)"
 TEMPLATE = "template"
+DEMONSTRATION = "demonstration"
+"""Tokens that a demonstrator wrote in the policy's place."""
+HISTORY = "history"
+"""What the policy said earlier, shown again in a later segment."""
 
 
 def discarded(name: str) -> str:
@@ -69,7 +84,8 @@ class AuthorTable:
         self._known = known
         self._action = np.array([bool(row and row.action) for row in rows])
         self._trained = np.array([bool(row and row.trained) for row in rows]) & (codes < _DISCARD_BIT)
-        self._shown = known & (codes < _DISCARD_BIT)
+        self._shown = np.array([bool(row and row.shown) for row in rows]) & (codes < _DISCARD_BIT)
+        self._behavior = np.array([bool(row and row.behavior) for row in rows])
 
     def code(self, name: str) -> int:
         """The byte stored for `name`, with or without the `(discard)` suffix."""
@@ -94,12 +110,15 @@ class AuthorTable:
     def is_shown(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         return self._shown[codes]
 
+    def has_behavior(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        """True = the token comes with the log-prob it was sampled with."""
+        return self._behavior[codes]
+
     def is_known(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         return self._known[codes]
 
     def to_json(self) -> str:
-        rows = [{"name": a.name, "action": a.action, "trained": a.trained} for a in self.authors]
-        return json.dumps(rows, separators=(",", ":"))
+        return json.dumps([asdict(author) for author in self.authors], separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> AuthorTable:
@@ -111,7 +130,7 @@ class AuthorTable:
 
 
 def default_authors() -> AuthorTable:
-    """The built-in authors. Only `llm` is trained."""
+    """The built-in authors: `llm` and `demonstration` are trained. Codes never change; new authors come last."""
     return AuthorTable(
         [
             Author(INITIALIZATION, action=False, trained=False),
@@ -121,5 +140,7 @@ def default_authors() -> AuthorTable:
             Author(LLM, action=True, trained=True),
             Author(LLM_DO_NOT_TRAIN, action=True, trained=False),
             Author(TEMPLATE, action=False, trained=False),
+            Author(DEMONSTRATION, action=True, trained=True, behavior=False),
+            Author(HISTORY, action=False, trained=False),
         ]
     )

@@ -3,106 +3,342 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from context.authors import DISCARD_SUFFIX, INITIALIZATION, LLM, USER
+from context.authors import DEMONSTRATION, HISTORY, INITIALIZATION, LLM, USER
+from context.control import TrainingControl, withhold
 from context.messages import Message
 from context.parse import Reply, ReplyParser
 from context.render import Renderer
-from context.tokens import Segment, TokenSequence
+from context.segments import OpenSegment
+from context.strategies import (
+    CONTEXT_FULL,
+    UNRENDERABLE,
+    Answer,
+    Append,
+    History,
+    Linear,
+    Question,
+    Rewrite,
+    Stop,
+    Strategy,
+    Turn,
+    shown,
+)
+from context.template import RenderError
+from context.tokens import Segment, SegmentReason, TokenSequence
+
+_Tools = Sequence[Mapping[str, Any]]
+
+TEMPLATE_REWRITE = "template_rewrite"
+"""The key of `ContextManager.rewrites` that is not a strategy's."""
+
+
+class PrefixError(RuntimeError):
+    """The template rewrote what the policy had seen, and `strict` forbids it."""
+
+
+@dataclass(frozen=True)
+class _Next:
+    """The next prompt if the strategy changes nothing."""
+
+    reply: Message
+    view: tuple[Message, ...]
+    """What the policy then sees."""
+    increment: TokenSequence | None
+    """What follows the reply; None: the template rewrites what was before it."""
+    length: int
+    """Of the whole prompt."""
 
 
 class ContextManager:
     """Token in, token out: every prompt is the tokens before it and what was appended, never re-tokenised.
 
-    The linear strategy: all is kept, in one segment. One object per episode: `begin`, then `record_reply` and
-    `observe` in turn.
+    Where the template or the strategy rewrites what was shown, a new segment begins: what the policy said before
+    is shown there again with author `history`, so each sampled token is trained once, in the context it was
+    sampled in. One object per episode: `begin`, then `record_reply` and `observe` in turn.
     """
 
-    def __init__(self, renderer: Renderer, parser: ReplyParser, *, max_tokens: int) -> None:
+    def __init__(
+        self,
+        renderer: Renderer,
+        parser: ReplyParser,
+        *,
+        max_tokens: int,
+        strategy: Strategy | None = None,
+        control: TrainingControl | None = None,
+        strict: bool = False,
+    ) -> None:
+        """With `strict`, a template that rewrites history is a `PrefixError`; a strategy still may."""
         self._renderer = renderer
         self._parser = parser
         self._max_tokens = max_tokens
-        self._parts: list[TokenSequence] = []
-        self._ids: list[int] = []
+        self._strategy = Linear() if strategy is None else strategy
+        self._control = TrainingControl() if control is None else control
+        self._strict = strict
+        self._actions: dict[str, bool] = {}
+        """Author -> whether its tokens are sampled."""
+        self._tools: _Tools = ()
+        self._hint: str | None = None
+        self._segments: list[OpenSegment] = []
+        self._current: OpenSegment | None = None
+        self._main: OpenSegment | None = None
+        """The current segment, but while a question is asked aside from it."""
         self._messages: list[Message] = []
+        self._view: tuple[Message, ...] = ()
+        """What the next prompt shows of them."""
+        self._num_turns = 0
         self._last: Reply | None = None
         """The reply that waits for an observation; None while the policy is to speak."""
+        self._asked: tuple[Question, _Next] | None = None
+        """The question that waits for its answer, and what was to follow."""
+        self.rewrites: Counter[str] = Counter()
+        """How often the strategy changed what is shown, by kind; `template_rewrite`: how often the template did."""
+        self.stopped: str | None = None
+        """Why the episode can't go on; None: it can."""
 
-    def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
-        """Render the first prompt: any number of messages, few-shot assistant messages among them."""
-        if self._parts:
+    def begin(self, messages: Sequence[Message], tools: _Tools, *, hint: str | None = None) -> None:
+        """Render the first prompt: any number of messages, few-shot assistant messages among them.
+
+        A `hint` is for a strategy that shows it; others leave it out.
+        """
+        if self._segments:
             raise RuntimeError("begin must be called once. Make a ContextManager per episode.")
         if not messages:
             raise ValueError("messages must hold at least one message, got none.")
+        self._tools, self._hint = tools, hint
         given = self._not_sampled(messages)
-        self._append(self._renderer.initial(_shown(given), tools), given)
+        self._view = self._shown(given)
+        self._open(self._view, "clean")
+        self._messages += given
 
     @property
-    def prompt_ids(self) -> list[int]:
-        """The exact tokens the generator must see next."""
-        return list(self._ids)
+    def prompt_ids(self) -> Sequence[int]:
+        """The exact tokens the generator must see next. Stays as it is while the episode goes on."""
+        return self._current.ids if self._current else ()
 
     @property
     def room(self) -> int:
-        """Tokens left under `max_tokens`; below 1, no reply fits."""
-        return self._max_tokens - len(self._ids)
+        """Tokens left for a reply under `max_tokens`, or under the question's own limit; below 1, none fits."""
+        left = self._max_tokens - len(self._current or ())
+        return min(left, self._asked[0].max_answer_tokens) if self._asked else left
+
+    @property
+    def asking(self) -> bool:
+        """The next reply answers a question of the strategy: it is no turn of the episode."""
+        return self._asked is not None
+
+    @property
+    def question(self) -> tuple[Message, ...] | None:
+        """What is shown if the next reply answers a strategy's question; None: it is a turn of the episode."""
+        return self._asked[0].messages if self._asked else None
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation so far, for people, rewards and storage."""
+        """The conversation so far, for people, rewards and storage; without a strategy's questions."""
         return tuple(self._messages)
 
     def record_reply(self, token_ids: Sequence[int], log_probs: Sequence[float], *, policy_version: int) -> Reply:
         """Append what the policy sampled, verbatim, and read it.
 
-        One log-prob per token, in nats; all NaN for a reply that no known policy sampled (a demonstration).
+        One log-prob per token, in nats; all NaN for a reply that no known policy sampled: a demonstration.
         A reply that does not end in a stop token was cut by a length limit: `truncated`, with no end added.
+        Outcome `question`: this answered the strategy's question. Sample again, unless `stopped` says why not.
         """
-        if not self._parts or self._last is not None:
+        if self._current is None or self._last is not None or self.stopped is not None:
             raise RuntimeError("record_reply must follow begin or observe.")
         self._check_reply(token_ids, log_probs, policy_version)
         n = len(token_ids)
         stopped = token_ids[-1] in self._renderer.stop_ids
-        text = self._renderer.codec.decode(token_ids[: n - stopped])
-        reply = self._parser.parse(text, stopped=stopped)
-        sampled = TokenSequence(
-            np.array(token_ids, np.int32),
-            np.full(n, self._renderer.authors.code(LLM), np.uint8),
-            np.array(log_probs, np.float32),
-            np.full(n, policy_version, np.int32),
-        )
-        self._append(sampled, [reply.message])
+        reply = self._parser.parse(self._renderer.codec.decode(token_ids[: n - stopped]), stopped=stopped)
+        author = DEMONSTRATION if math.isnan(log_probs[0]) else LLM
+        sampled = self._sampled(token_ids, log_probs, policy_version, author)
+        if self._asked is not None:
+            return self._take_answer(reply, sampled)
+        self._current.say(sampled, turn=self._num_turns)
+        self._num_turns += 1
+        reply = replace(reply, message=replace(reply.message, author=author))
+        self._messages.append(reply.message)
+        self._view = (*self._view, reply.message)
         self._last = reply
         return reply
 
-    def observe(self, messages: Sequence[Message]) -> bool:
-        """Append tool results (or what else follows a reply) and the generation prompt.
+    def observe(self, messages: Sequence[Message]) -> str | None:
+        """Put tool results (or what else follows a reply) into the next prompt; why not, if it can't be done.
 
-        False: they would not leave room for one more token; nothing was appended, nothing is lost.
+        None: sample the next reply, which may be the answer to a question of the strategy. Otherwise the name of
+        the stop reason: `context_full`, `unrenderable`, or one of the strategy's; nothing was appended or lost.
         """
         if self._last is None or self._last.outcome == "truncated":
             raise RuntimeError("observe must follow a reply that ended its turn.")
         given = self._not_sampled(messages)
-        increment = self._renderer.increment(self._last.message, _shown(given))
-        if len(increment) >= self.room:
-            return False
-        self._append(increment, given)
-        self._last = None
-        return True
+        try:
+            following = self._following(self._last.message, given)
+            self.stopped = self._arrange(following, None)
+        except RenderError:
+            # The template has its own idea of a text (it cuts, moves or refuses it): what the policy would see is
+            # not what was said, so the episode ends under a name of its own.
+            self.stopped = UNRENDERABLE
+        if self.stopped is None:
+            self._messages += given
+            self._last = None
+        return self.stopped
 
     def segments(self) -> tuple[Segment, ...]:
-        """The training sequences so far: here one, everything the policy saw and said."""
-        return (Segment(TokenSequence.concatenate(self._parts)),)
+        """The training sequences so far, in the order they were begun. Prompts that drew no reply are left out."""
+        authors = self._renderer.authors
+        return tuple(
+            segment.closed(self._control, self._num_turns, authors)
+            for index, segment in enumerate(self._segments)
+            if segment.has_replies or index == 0
+        )
 
-    def _append(self, tokens: TokenSequence, messages: Sequence[Message]) -> None:
-        self._parts.append(tokens)
-        self._ids += tokens.token_ids.tolist()
-        self._messages += messages
+    def _following(self, reply: Message, given: Sequence[Message]) -> _Next:
+        assert self._current is not None
+        added = self._shown(given)
+        view = (*self._view, *added)
+        if self._renderer.rewrites(self._view, added, self._tools):
+            return _Next(reply, view, None, self._measure(view))
+        increment = self._renderer.increment(reply, added)
+        return _Next(reply, view, increment, len(self._current) + len(increment))
+
+    def _arrange(self, following: _Next, answer: Answer | None) -> str | None:
+        """Make the next prompt as the strategy wants it; why not, if it can't be."""
+        opening, turns = self._turns(following.view)
+        history = History(
+            opening,
+            turns,
+            prompt_tokens=following.length,
+            max_tokens=self._max_tokens,
+            measure=self._measure,
+            count=self._renderer.count,
+            answer=answer,
+        )
+        arrangement = self._strategy.arrange(history)
+        if isinstance(arrangement, Stop):
+            return arrangement.reason
+        if isinstance(arrangement, Question):
+            return self._ask(arrangement, following, answer)
+        if isinstance(arrangement, Append):
+            return self._append(following)
+        return self._rewrite(arrangement, following)
+
+    def _append(self, following: _Next) -> str | None:
+        if following.length >= self._max_tokens:
+            return CONTEXT_FULL
+        if following.increment is not None:
+            assert self._main is not None
+            self._current = self._main
+            self._current.show(following.increment)
+        else:
+            self._check_strict(following.view)
+            self._open(following.view, "template_rewrite")
+            self.rewrites[TEMPLATE_REWRITE] += 1
+        self._view = following.view
+        return None
+
+    def _rewrite(self, arrangement: Rewrite, following: _Next) -> str | None:
+        seen = len(self._view)
+        if following.increment is not None and arrangement.messages[:seen] == self._view:
+            # Only what has not been seen yet is changed: still an extension.
+            increment = self._renderer.increment(following.reply, arrangement.messages[seen:])
+            following = replace(following, view=arrangement.messages, increment=increment)
+            problem = self._append(replace(following, length=len(self._main or ()) + len(increment)))
+            if problem is not None:
+                return problem
+        elif self._measure(arrangement.messages) >= self._max_tokens:
+            return CONTEXT_FULL
+        else:
+            self._open(arrangement.messages, "strategy_rewrite")
+            self._view = arrangement.messages
+        self.rewrites[arrangement.kind] += 1
+        return None
+
+    def _ask(self, question: Question, following: _Next, answer: Answer | None) -> str | None:
+        if answer is not None:
+            raise RuntimeError("strategy.arrange must decide once its question is answered, got another question.")
+        if self._measure(question.messages, tools=False) >= self._max_tokens:
+            return CONTEXT_FULL
+        self._open(question.messages, "fork", tools=())
+        self._asked = question, following
+        return None
+
+    def _take_answer(self, reply: Reply, sampled: TokenSequence) -> Reply:
+        assert self._asked is not None and self._current is not None
+        question, following = self._asked
+        if not question.train_answers:
+            sampled = withhold(sampled, np.ones(len(sampled), bool), self._renderer.authors)
+        self._current.say(sampled, turn=None)
+        self._asked = None
+        try:
+            self.stopped = self._arrange(following, Answer(reply.message.content, reply.outcome == "truncated"))
+        except RenderError:
+            self.stopped = UNRENDERABLE
+        return Reply("question", reply.message, None)
+
+    def _open(self, view: tuple[Message, ...], reason: SegmentReason, *, tools: _Tools | None = None) -> None:
+        """Begin a segment whose first prompt shows `view`."""
+        tools = self._tools if tools is None else tools
+        plain = self._renderer.initial(self._as_history(view), tools)
+        seen = self._hinted(view)
+        hinted = self._renderer.initial(self._as_history(seen), tools) if seen != view else None
+        opened = OpenSegment(plain, hinted, reason=reason)
+        self._segments.append(opened)
+        self._current = opened
+        if reason != "fork":
+            self._main = opened
+
+    def _measure(self, messages: Sequence[Message], *, tools: bool = True) -> int:
+        seen = self._as_history(self._hinted(tuple(messages)))
+        return len(self._renderer.initial(seen, self._tools if tools else ()))
+
+    def _hinted(self, view: tuple[Message, ...]) -> tuple[Message, ...]:
+        if self._hint is None:
+            return view
+        opening, turns = self._turns(view)
+        return shown(self._strategy.hinted(opening, self._hint), turns)
+
+    def _turns(self, view: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Turn, ...]]:
+        """The messages before the first reply, and the replies with what came back."""
+        starts = [i for i, message in enumerate(view) if self._is_action(message.author)]
+        cuts = [*starts, len(view)]
+        turns = tuple(Turn(view[i], tuple(view[i + 1 : end])) for i, end in pairwise(cuts))
+        return tuple(view[: cuts[0]]), turns
+
+    def _as_history(self, view: Sequence[Message]) -> list[Message]:
+        return [replace(row, author=HISTORY) if self._is_action(row.author) else row for row in view]
+
+    def _check_strict(self, view: tuple[Message, ...]) -> None:
+        if not self._strict:
+            return
+        assert self._main is not None
+        seen, now = list(self._main.ids), self._renderer.initial(self._as_history(view), self._tools).token_ids.tolist()
+        at = next((i for i, (a, b) in enumerate(zip(seen, now, strict=False)) if a != b), min(len(seen), len(now)))
+        was, becomes = (self._renderer.codec.decode(ids[at : at + 8]) for ids in (seen, now))
+        raise PrefixError(
+            f"context.strict must hold for every prompt, got a chat template that rewrites token {at}: "
+            f"{was!r} was seen, {becomes!r} would be shown. Use a template that only appends, or strict: false."
+        )
+
+    def _sampled(
+        self, token_ids: Sequence[int], log_probs: Sequence[float], policy_version: int, author: str
+    ) -> TokenSequence:
+        n, authors = len(token_ids), self._renderer.authors
+        tokens = TokenSequence(
+            np.array(token_ids, np.int32),
+            np.full(n, authors.code(author), np.uint8),
+            np.array(log_probs, np.float32),
+            np.full(n, policy_version, np.int32),
+        )
+        return withhold(
+            tokens, self._control.withheld(token_ids, self._renderer.codec, self._renderer.stop_ids), authors
+        )
 
     def _check_reply(self, token_ids: Sequence[int], log_probs: Sequence[float], policy_version: int) -> None:
         n = len(token_ids)
@@ -120,12 +356,11 @@ class ContextManager:
 
     def _not_sampled(self, messages: Sequence[Message]) -> list[Message]:
         """Messages from outside. Assistant messages among them were not sampled: `initialization`."""
-        authors = self._renderer.authors
         rows = []
         for message in messages:
             if message.role == "assistant" and message.author == USER:  # what a Message says that names no author
                 message = replace(message, author=INITIALIZATION)
-            if authors.is_action(np.array([authors.code(message.author)], np.uint8))[0]:
+            if self._is_action(message.author):
                 raise ValueError(
                     f"messages.author must not be one whose tokens are sampled, got {message.author!r} "
                     f"for a given {message.role} message. Use {INITIALIZATION!r}."
@@ -133,6 +368,13 @@ class ContextManager:
             rows.append(message)
         return rows
 
+    def _is_action(self, author: str) -> bool:
+        authors = self._renderer.authors
+        if author not in self._actions:
+            self._actions[author] = bool(authors.is_action(np.array([authors.code(author)], np.uint8))[0])
+        return self._actions[author]
 
-def _shown(messages: Sequence[Message]) -> list[Message]:
-    return [message for message in messages if not message.author.endswith(DISCARD_SUFFIX)]
+    def _shown(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        authors = self._renderer.authors
+        codes = np.array([authors.code(message.author) for message in messages], np.uint8)
+        return tuple(row for row, visible in zip(messages, authors.is_shown(codes), strict=True) if visible)

@@ -28,18 +28,29 @@ class Message:
     name: str | None = None
     """The tool that answered; None for other roles."""
     tool_call_id: str | None = None
+    reasoning: str | None = None
+    """The thinking before `content`, for templates that write it apart; None: there was none."""
+    note: str = ""
+    """What a strategy put below `content`, in the same message: its tokens carry author `memory`."""
 
 
 def to_template(message: Message) -> dict[str, Any]:
     """The dictionary a Hugging Face chat template expects."""
-    row: dict[str, Any] = {"role": message.role, "content": message.content}
+    row: dict[str, Any] = {"role": message.role, "content": below(message.content, message.note)}
     if message.tool_calls:
         row["tool_calls"] = [_call_to_template(call) for call in message.tool_calls]
     if message.name is not None:
         row["name"] = message.name
     if message.tool_call_id is not None:
         row["tool_call_id"] = message.tool_call_id
+    if message.reasoning is not None:
+        row["reasoning_content"] = message.reasoning
     return row
+
+
+def below(content: str, note: str) -> str:
+    """A message's content with its note."""
+    return f"{content}\n\n{note}" if note and content else content or note
 
 
 def _call_to_template(call: ToolCall) -> dict[str, Any]:

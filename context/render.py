@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from context.authors import TEMPLATE, AuthorTable
 from context.codec import TokenCodec
 from context.messages import Message, to_template
+from context.probe import Event, changes, mark, rewrites_history
 from context.slots import REPLY, Piece, Row, Slots, openings, outline, read_along
 from context.template import ChatTemplate, RenderError
 from context.tokens import NOT_SAMPLED, TokenSequence
@@ -18,6 +20,8 @@ from context.tokens import NOT_SAMPLED, TokenSequence
 __all__ = ["ChatTemplate", "RenderError", "Renderer", "TokenCodec"]
 
 _MAX_CACHED = 1024
+_MAX_CACHED_CHARS = 8_000_000
+"""Of contents: a conversation that is shown anew is not tokenised anew."""
 _Value = TypeVar("_Value")
 
 
@@ -53,6 +57,9 @@ class Renderer:
         self._template_code = authors.code(TEMPLATE)
         self._plans: dict[str, _Plan] = {}
         self._template_ids: dict[str, list[int]] = {}
+        self._content_ids: dict[str, npt.NDArray[np.int32]] = {}
+        self._content_chars = 0
+        self._rewrites: dict[tuple[Event, bool, bool], bool] = {}
 
     def initial(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> TokenSequence:
         """The whole first prompt, with the generation prompt."""
@@ -77,6 +84,28 @@ class Renderer:
             messages,
             (),
         )
+
+    def count(self, message: Message) -> int:
+        """Tokens of a message's contents; what the template writes around them is not counted."""
+        slots = Slots()
+        slots.messages([message])
+        return sum(len(self._encode_content(text)) for text in slots.texts)
+
+    def rewrites(
+        self, shown: Sequence[Message], messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """Does the template write some of `shown`, which ends in a reply, anew when `messages` follow?
+
+        The whole conversation is rendered only for templates that are known to do so after such an event.
+        """
+        event: Event = "user" if any(message.role == "user" for message in messages) else "tool_results"
+        case = (event, any(message.reasoning is not None for message in shown), bool(tools))
+        if case not in self._rewrites:
+            self._rewrites[case] = rewrites_history(self._template, event=event, reasoning=case[1], tools=case[2])
+        if not self._rewrites[case]:
+            return False
+        rows = [_marked_row(index, message) for index, message in enumerate([*shown, *messages])]
+        return bool(changes(self._template, rows, reply=len(shown) - 1, tools=Slots().tools(tools)))
 
     def _plan_increment(self, reply: Message, messages: Sequence[Message], rows: list[Row], slots: Slots) -> _Plan:
         problem: RenderError | None = None
@@ -135,21 +164,34 @@ class Renderer:
         return read_along(real, plan.pieces, slots.texts, len(plan.skipped))
 
     def _encode(self, plan: _Plan, texts: list[str], slots: Slots) -> TokenSequence:
-        ids: list[int] = []
+        ids: list[npt.NDArray[np.int32]] = []
         codes: list[int] = []
         for piece, text in zip(plan.pieces, texts, strict=True):
             if isinstance(piece, str):
-                piece_ids, code = self._encode_template(text), self._template_code
+                ids.append(np.array(self._encode_template(text), np.int32))
+                codes.append(self._template_code)
             else:
-                piece_ids, code = self.codec.encode_text(text), self.authors.code(slots.authors[piece])
-            ids += piece_ids
-            codes += [code] * len(piece_ids)
+                ids.append(self._encode_content(text))
+                codes.append(self.authors.code(slots.authors[piece]))
+        n = sum(map(len, ids))
         return TokenSequence(
-            np.array(ids, np.int32),
-            np.array(codes, np.uint8),
-            np.full(len(ids), np.nan, np.float32),
-            np.full(len(ids), NOT_SAMPLED, np.int32),
+            np.concatenate(ids),
+            np.repeat(np.array(codes, np.uint8), [len(piece_ids) for piece_ids in ids]),
+            np.full(n, np.nan, np.float32),
+            np.full(n, NOT_SAMPLED, np.int32),
         )
+
+    def _encode_content(self, text: str) -> npt.NDArray[np.int32]:
+        ids = self._content_ids.pop(text, None)
+        if ids is None:
+            ids = np.array(self.codec.encode_text(text), np.int32)
+            self._content_chars += len(text)
+            while self._content_ids and self._content_chars > _MAX_CACHED_CHARS:
+                oldest = next(iter(self._content_ids))
+                del self._content_ids[oldest]
+                self._content_chars -= len(oldest)
+        self._content_ids[text] = ids  # at the end: the one used longest ago goes first
+        return ids
 
     def _encode_template(self, text: str) -> list[int]:
         ids = self._template_ids.get(text)
@@ -157,6 +199,18 @@ class Renderer:
             ids = self.codec.encode_template(text)
             _remember(self._template_ids, text, ids)
         return ids
+
+
+def _marked_row(index: int, message: Message) -> Row:
+    """A message as `changes` wants it: contents that it recognises in any rendering."""
+    row = to_template(message)
+    if message.content.strip() or not message.tool_calls:
+        row["content"] = mark(index)
+    if message.reasoning is not None:
+        row["reasoning_content"] = mark(index, "thinking")
+    for call in row.get("tool_calls", ()):
+        call["function"]["arguments"] = {"reply": mark(index)}
+    return row
 
 
 def _remember(cache: dict[str, _Value], key: str, value: _Value) -> None:

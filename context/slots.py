@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from context.authors import TEMPLATE
-from context.messages import Message, ToolCall
+from context.authors import HISTORY, MEMORY, TEMPLATE
+from context.messages import Message, ToolCall, below
 from context.parse import NAME
 from context.template import RenderError
 
@@ -24,6 +24,7 @@ _ASKED = _BEGIN + "asked" + _END
 _MARKER = re.compile(f"{_BEGIN}([0-9]+){_END}")
 # Words stay: templates look at them ("type": "object", `arguments.code`), and they spell no control token.
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_.$-]{0,64}")
+_PYTHON_ESCAPES = str.maketrans({"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r"})
 
 Piece = str | int
 """Template text, or the number of a slot."""
@@ -52,14 +53,21 @@ class Slots:
 
     def _message(self, index: int, message: Message) -> Row:
         _check_name(f"messages[{index}].role", message.role)
-        row: Row = {"role": message.role, "content": self._mark(message.content, message.author)}
+        row: Row = {"role": message.role}
+        if message.reasoning is not None:  # templates may leave out earlier thinking
+            row["reasoning_content"] = self._mark(message.reasoning, message.author)
+        shown_again = message.author == HISTORY and message.tool_calls
+        first = len(self.texts)
+        row["content"] = below(self._mark(message.content, message.author), self._mark(message.note, MEMORY))
+        if shown_again:  # Llama's templates leave out what was said before a call
+            first = len(self.texts)
         if message.tool_calls:
             row["tool_calls"] = [self._call(index, call, message.author) for call in message.tool_calls]
         if message.name is not None:
             row["name"] = _check_name(f"messages[{index}].name", message.name)
         if message.tool_call_id is not None:
             row["tool_call_id"] = _check_name(f"messages[{index}].tool_call_id", message.tool_call_id)
-        for slot in range(len(self.required), len(self.texts)):
+        for slot in range(first, len(self.texts)):
             self.required[slot] = f"messages[{index}] (role {message.role})"
         return row
 
@@ -185,6 +193,8 @@ def _forms(text: str) -> Iterator[str]:
     yield from stripped
     for form in stripped:
         yield json.dumps(form, ensure_ascii=False)[1:-1]
+    for form in stripped:  # a Python literal, as LFM2 writes arguments
+        yield form.translate(_PYTHON_ESCAPES)
 
 
 def _check_name(field: str, name: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -15,6 +16,17 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from context.messages import Message, to_template
+
+# `message.thinking`, `message["thinking"]`: what GPT-OSS and the first LFM2.5 call `reasoning_content`.
+_THINKING_FIELD = re.compile(r"""message(\.|\[["'])thinking\b""")
+_CALLING: tuple[dict[str, Any], ...] = (
+    {"role": "user", "content": "x"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "id": "call00001", "function": {"name": "f", "arguments": {}}}],
+    },
+)
 
 
 class RenderError(ValueError):
@@ -35,6 +47,8 @@ class ChatTemplate:
             self._compiled = _environment().from_string(source)
         except jinja2.TemplateError as error:
             raise RenderError(f"chat template must be valid jinja2, got: {_one_line(error)}.") from None
+        self._reads_thinking = "reasoning_content" not in source and bool(_THINKING_FIELD.search(source))
+        self._arguments_as_json = self._wants_json_arguments()
 
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), generation_prompt: bool
@@ -50,10 +64,10 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
         generation_prompt: bool,
     ) -> str:
-        """As `render`, for messages that are already in the template's own form."""
+        """As `render`, for messages in the form most templates read."""
         try:
             return self._compiled.render(
-                messages=list(rows),
+                messages=[self._adapted(row) for row in rows],
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=generation_prompt,
@@ -72,6 +86,30 @@ class ChatTemplate:
                 f"chat template must render messages with the roles [{roles}], got: {_one_line(error)}. "
                 "Give messages that this template accepts, or another template."
             ) from error
+
+    def _wants_json_arguments(self) -> bool:
+        """Some templates (DeepSeek-V3) paste arguments as they are: these have to be text."""
+        for as_json in (False, True):
+            self._arguments_as_json = as_json
+            try:
+                self.render_rows(_CALLING, generation_prompt=True)
+            except RenderError:
+                continue
+            return as_json
+        return False
+
+    def _adapted(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The message with thinking and arguments where this template looks for them."""
+        if self._reads_thinking and "reasoning_content" in row:
+            row = {**row, "thinking": row["reasoning_content"]}
+        if self._arguments_as_json and "tool_calls" in row:
+            row = {**row, "tool_calls": [_with_json_arguments(call) for call in row["tool_calls"]]}
+        return row
+
+
+def _with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": _tojson(function["arguments"])}}
 
 
 def _one_line(error: Exception) -> str:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
 NOT_SAMPLED = -1
 """`policy_versions` of a token that no policy sampled."""
+
+
+SegmentReason = Literal["clean", "template_rewrite", "strategy_rewrite", "fork"]
+BehaviorContext = Literal["plain", "hinted"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +72,47 @@ _FIELDS: tuple[tuple[str, type], ...] = (
 )
 
 
+class TokenView(Sequence[int]):
+    """The first `length` ids of a list that only grows: a prompt that is not copied each turn."""
+
+    __slots__ = ("_ids", "_length")
+
+    def __init__(self, ids: list[int], length: int) -> None:
+        self._ids = ids
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            return self._ids[start:stop:step] if step > 0 else [self._ids[i] for i in range(start, stop, step)]
+        return self._ids[range(self._length)[index]]
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._ids, self._length)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (list, tuple, TokenView)) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # equal to lists, which have none
+
+    def __repr__(self) -> str:
+        return f"TokenView({list(self)})"
+
+
 @dataclass(frozen=True, eq=False)
 class Segment:
     """One training sequence of a trajectory. A strategy that rewrites history makes several."""
 
     tokens: TokenSequence
-    reason: str = "clean"
-    """Why it was begun: `clean` for the first one."""
+    reason: SegmentReason = "clean"
+    """Why it was begun: `clean` for the first one; the template or the strategy rewrote what was shown before;
+    `fork` for a question about the context."""
+    behavior_context: BehaviorContext = "plain"
+    """`hinted`: the tokens were sampled with a hint in sight that is not here; their log-probs are unknown."""

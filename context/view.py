@@ -20,6 +20,8 @@ _COLOURS = {
     "memory": "cyan",
     "llm": "green",
     "llm(do_not_train)": "bright_green",
+    "demonstration": "bright_blue",
+    "history": "bright_cyan",
     "template": "bright_black",
 }
 _OTHER_COLOUR = "white"

@@ -64,10 +64,12 @@ def decode_tokens(blobs: Sequence[bytes], count: int) -> TokenSequence:
 
 
 def content_hash(segments: Iterable[Segment]) -> str:
-    """sha256 over every segment's reason, ids, authors, log-probs and versions, bit by bit."""
+    """sha256 over every segment's reason, context, ids, authors, log-probs and versions, bit by bit."""
     digest = hashlib.sha256()
     for segment in segments:
-        reason = segment.reason.encode("utf-8", "surrogatepass")
+        # A plain context leaves no trace: rows from before there were others keep their hash.
+        context = "" if segment.behavior_context == "plain" else f"/{segment.behavior_context}"
+        reason = f"{segment.reason}{context}".encode("utf-8", "surrogatepass")
         digest.update(struct.pack("<II", len(reason), len(segment.tokens)) + reason)
         digest.update(b"".join(_bytes(segment.tokens, name) for name in _KINDS))
     return digest.hexdigest()

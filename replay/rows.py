@@ -29,7 +29,10 @@ RECORD_COLUMNS = [trajectories.c[name] for name in _RECORD_FIELDS]
 GROUP_COLUMNS = [groups.c[field.name] for field in fields(GroupRecord)]
 SEGMENT_COLUMNS = [
     segments.c[name]
-    for name in ("reason", "num_tokens", "token_ids", "authors", "behavior_log_probs", "policy_versions")
+    for name in (
+        *("reason", "behavior_context", "num_tokens"),
+        *("token_ids", "authors", "behavior_log_probs", "policy_versions"),
+    )
 ]
 
 
@@ -68,6 +71,7 @@ def segment_rows(trajectory: Trajectory) -> Iterator[Row]:
             "trajectory": trajectory.id,
             "position": position,
             "reason": segment.reason,
+            "behavior_context": segment.behavior_context,
             "num_tokens": len(segment.tokens),
             **encode_tokens(segment.tokens),
         }
@@ -75,8 +79,8 @@ def segment_rows(trajectory: Trajectory) -> Iterator[Row]:
 
 def segment_of(row: Sequence[Any]) -> Segment:
     """From the values of SEGMENT_COLUMNS. Raises BlobError where a blob is not what was written."""
-    reason, count, *blobs = row
-    return Segment(decode_tokens(blobs, count), reason)
+    reason, behavior_context, count, *blobs = row
+    return Segment(decode_tokens(blobs, count), reason, behavior_context)
 
 
 def message_rows(trajectory: Trajectory) -> Iterator[Row]:
@@ -90,6 +94,7 @@ def message_rows(trajectory: Trajectory) -> Iterator[Row]:
             "tool_calls": _calls_to_json(message.tool_calls),
             "name": message.name,
             "tool_call_id": message.tool_call_id,
+            "reasoning": message.reasoning,
         }
 
 
@@ -102,6 +107,7 @@ def message_of(row: sa.RowMapping) -> Message:
         tool_calls=tuple(ToolCall(**call) for call in calls),
         name=row["name"],
         tool_call_id=row["tool_call_id"],
+        reasoning=row["reasoning"],
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
-REVISION = "0001"
+REVISION = "0002"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
@@ -175,6 +175,7 @@ segments = sa.Table(
     _blob("authors"),
     _blob("behavior_log_probs"),
     _blob("policy_versions"),
+    _text("behavior_context", server_default="plain"),
 )
 
 messages = sa.Table(
@@ -188,6 +189,7 @@ messages = sa.Table(
     _text("tool_calls", null=True),
     _text("name", null=True),
     _text("tool_call_id", null=True),
+    _text("reasoning", null=True),
 )
 
 draws = sa.Table(

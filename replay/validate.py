@@ -77,12 +77,12 @@ def validate(trajectory: Trajectory, authors: AuthorTable) -> Validated:
     """Check one trajectory against itself and its run's author table; raises InvalidRecord."""
     record = trajectory.record
     where = f"trajectory {record.id}"
-    checked = [_checked(s.tokens, authors, f"segments[{i}]", where) for i, s in enumerate(trajectory.segments)]
+    checked = [_checked(s, authors, f"segments[{i}]", where) for i, s in enumerate(trajectory.segments)]
     if not sum(len(part.tokens) for part in checked):
         raise refused("segments", "hold at least one token", 0, where)
     check_fields(record, where)
     _check_summary(record, checked, where)
-    segments = tuple(Segment(part.tokens, s.reason) for part, s in zip(checked, trajectory.segments, strict=True))
+    segments = tuple(replace(s, tokens=part.tokens) for part, s in zip(checked, trajectory.segments, strict=True))
     digest = content_hash(segments)
     if record.content_hash not in ("", digest):
         raise refused("content_hash", f"be that of the tokens ({digest})", record.content_hash, where)
@@ -100,32 +100,37 @@ class _Checked:
 
     tokens: TokenSequence
     log_probs: npt.NDArray[np.float32]
-    """Of its action tokens."""
+    """Of its tokens of a known behavior policy."""
     versions: npt.NDArray[np.int32]
+    """Of its action tokens."""
     clipped: int
 
 
-def _checked(tokens: TokenSequence, authors: AuthorTable, segment: str, where: str) -> _Checked:
+def _checked(segment: Segment, authors: AuthorTable, name: str, where: str) -> _Checked:
+    tokens = segment.tokens
     known = authors.is_known(tokens.authors)
     action = authors.is_action(tokens.authors)
+    # In sight of a hint, tokens were sampled in another context than the stored one.
+    behavior = authors.has_behavior(tokens.authors) & (segment.behavior_context == "plain")
     values, versions = tokens.behavior_log_probs, tokens.policy_versions
     # Arrays of unequal length can't be here: TokenSequence refuses them.
     rules = (
         ("token_ids", "be >= 0", tokens.token_ids >= 0),
         ("authors", "be a code of the run's author table", known),
-        ("behavior_log_probs", "be finite and at most 0 for a sampled token", ~action | _is_log_prob(values)),
+        ("behavior_log_probs", "be finite and at most 0 for a sampled token", ~behavior | _is_log_prob(values)),
         ("behavior_log_probs", "be NaN for a token that was not sampled", action | np.isnan(values)),
+        ("behavior_log_probs", "be NaN where no behavior policy is known", behavior | np.isnan(values)),
         ("policy_versions", "be >= 0 for a sampled token and -1 for others", action == (versions >= 0)),
         ("policy_versions", "be >= 0 for a sampled token and -1 for others", versions >= -1),
     )
     for field, rule, good in rules:
         if not good.all():
             at = int(np.argmin(good))
-            raise refused(f"{segment}.{field}[{at}]", rule, getattr(tokens, field)[at].item(), where)
+            raise refused(f"{name}.{field}[{at}]", rule, getattr(tokens, field)[at].item(), where)
     above = values > 0
-    stored = np.where(action, np.where(above, np.float32(0.0), values), np.float32(np.nan))
+    stored = np.where(behavior, np.where(above, np.float32(0.0), values), np.float32(np.nan))
     kept = TokenSequence(tokens.token_ids, tokens.authors, stored, versions)
-    return _Checked(kept, stored[action], versions[action], int(np.count_nonzero(above)))
+    return _Checked(kept, stored[behavior], versions[action], int(np.count_nonzero(above)))
 
 
 def _is_log_prob(values: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
@@ -136,10 +141,11 @@ def _check_summary(record: TrajectoryRecord, checked: Sequence[_Checked], where:
     """The record says what its tokens say."""
     log_probs = np.concatenate([part.log_probs for part in checked])
     versions = np.concatenate([part.versions for part in checked])
-    facts = {"num_tokens": sum(len(part.tokens) for part in checked), "num_action_tokens": len(log_probs)}
+    facts = {"num_tokens": sum(len(part.tokens) for part in checked), "num_action_tokens": len(versions)}
+    if len(versions):
+        facts |= {"policy_version_min": int(versions.min()), "policy_version_max": int(versions.max())}
     mean = least = math.nan
     if len(log_probs):
-        facts |= {"policy_version_min": int(versions.min()), "policy_version_max": int(versions.max())}
         mean, least = float(log_probs.mean(dtype=np.float64)), float(log_probs.min())
     for name, fact in facts.items():
         if getattr(record, name) != fact:

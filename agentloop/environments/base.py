@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, overload
 
-from context.authors import INITIALIZATION, USER
+from context.authors import INITIALIZATION, USER, default_authors
 from context.messages import Message
 
 _TOOL_MARK = "_agentloop_tool_isolated"
+_BUILT_IN_AUTHORS = frozenset(author.name for author in default_authors().authors)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -22,13 +23,21 @@ class Task:
     """The user's message, or the whole opening conversation. Nothing in it is ever trained on."""
     payload: Mapping[str, Any] = field(default_factory=dict)
     """What tools and reward need to know (JSON values); never shown to the policy."""
+    hint: str | None = None
+    """Help that the context strategy `hint` shows while the policy samples; others leave it out."""
 
     def messages(self) -> tuple[Message, ...]:
-        """The opening conversation: the user's words by `user`, all else by `initialization`."""
+        """The opening conversation: the user's words by `user`, all else by `initialization`.
+
+        A message keeps an author that the configuration registered.
+        """
         if isinstance(self.prompt, str):
             return (Message("user", self.prompt, author=USER),)
         return tuple(
-            replace(message, author=USER if message.role == "user" else INITIALIZATION) for message in self.prompt
+            replace(message, author=USER if message.role == "user" else INITIALIZATION)
+            if message.author in _BUILT_IN_AUTHORS
+            else message
+            for message in self.prompt
         )
 
 

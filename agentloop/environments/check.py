@@ -87,6 +87,10 @@ def check_task(task: Any, where: str) -> None:
                 f"{where}.make_task must return a Task whose prompt is text or a tuple of Messages, "
                 f"got {type(messages).__name__}."
             )
+    if not isinstance(task.hint, str | None):
+        raise UserError(
+            f"{where}.make_task must return a Task whose hint is text or None, got {type(task.hint).__name__}."
+        )
     try:
         canonical_json(task.payload)
         messages_hash(task.messages())

@@ -61,13 +61,14 @@ class EnvironmentFactory:
         return task
 
     def task_hash(self, task: Task) -> str:
-        """Content hash of what the policy is asked and of what it is judged by."""
+        """Content hash of what the policy is asked and of what it is judged by; of its hint, where it has one."""
         return content_hash(
             {
                 "environment": self.name,
                 "version": self.version,
                 "messages": [to_template(message) for message in task.messages()],
                 "payload": task.payload,
+                **({} if task.hint is None else {"hint": task.hint}),
             }
         )
 

@@ -4,6 +4,8 @@ Every task has a private store of 32 keys. A record is {"next": key, "see": key}
 {"code": "78", "see": key} at the end of a chain. Following `next` from the asked key ends at the right code;
 `see` leads into other chains, which look alike and end in wrong codes, and no way leads back. Stores are
 random, so there is nothing to memorise: an agent has to copy keys, read fields and know when to stop.
+
+With `thinking` and `padding` episodes grow long enough for what a context strategy leaves out to matter.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
+from itertools import cycle, islice
 from typing import Any
 
 from agentloop.environments.base import Environment, Task, tool
@@ -29,6 +32,8 @@ MAX_CALLS = 8
 """Most tool calls a demonstration makes, so also the longest chain."""
 LONGEST_DECOY = 3
 """Records of the longest wrong chain; short ones keep careless episodes short."""
+FILLER = ("this", "page", "also", "has", "some", "old", "text")
+"""Words that pad a tool result: each is one token, none is a key."""
 SYSTEM_PROMPT = 'Look up keys. Follow "next" until a record has a code. Answer: The code is "..".'
 
 Record = dict[str, str]
@@ -37,19 +42,32 @@ Record = dict[str, str]
 class LookupChain(Environment):
     """Reward 1 for exactly `The code is "78".` with the right code, else 0."""
 
-    def __init__(self, hops: tuple[int, int] = (2, 5), p_next: float = 0.5, p_stop: float = 0.5) -> None:
+    def __init__(
+        self,
+        hops: tuple[int, int] = (2, 5),
+        p_next: float = 0.5,
+        p_stop: float = 0.5,
+        *,
+        thinking: bool = False,
+        padding: int = 0,
+    ) -> None:
         """`hops` is the fewest and most lookups a task needs.
 
         The demonstrator follows `next` rather than `see` with probability `p_next`, and stops at a code,
-        be it right or wrong, with probability `p_stop`.
+        be it right or wrong, with probability `p_stop`. With `thinking` it first says which field it goes by.
+        Tool results end in a note of `padding` words that say nothing.
         """
         if not 1 <= hops[0] <= hops[1] <= MAX_CALLS:
             raise ValueError(f"hops must be [fewest, most] with 1 <= fewest <= most <= {MAX_CALLS}, got {list(hops)}")
         if not (0.0 <= p_next <= 1.0 and 0.0 <= p_stop <= 1.0):
             raise ValueError(f"p_next and p_stop must be between 0 and 1, got {p_next} and {p_stop}")
+        if padding < 0:
+            raise ValueError(f"padding must be >= 0, got {padding}")
         self.hops = hops
         self.p_next = p_next
         self.p_stop = p_stop
+        self.thinking = thinking
+        self.padding = padding
         self._store: Mapping[str, Record] = {}
 
     def make_task(self, rng: random.Random) -> Task:
@@ -69,7 +87,9 @@ class LookupChain(Environment):
                 store[key] = {**way, "see": see}
         start = chains[0][0]
         prompt = (Message("system", SYSTEM_PROMPT), Message("user", f'What is the code of "{start}"?'))
-        return Task(prompt, {"key": start, "code": codes[0], "hops": lengths[0], "store": store})
+        payload = {"key": start, "code": codes[0], "hops": lengths[0], "store": store}
+        trail = ", ".join(f'"{key}"' for key in chains[0])
+        return Task(prompt, payload, hint=f"The trail: {trail}.")
 
     def start(self, task: Task) -> None:
         self._store = task.payload["store"]
@@ -77,7 +97,9 @@ class LookupChain(Environment):
     @tool
     def lookup(self, key: str) -> dict[str, str]:
         """Look up the record of a key."""
-        return self._store.get(key, {"error": "unknown key"})
+        record = self._store.get(key, {"error": "unknown key"})
+        note = " ".join(islice(cycle(FILLER), self.padding))
+        return {**record, "note": note} if note else record
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         last = messages[-1]
@@ -91,14 +113,21 @@ class LookupChain(Environment):
         """
         calls_left = MAX_CALLS - sum(len(message.tool_calls) for message in messages)
         if messages[-1].role != "tool":
-            return _call(task.payload["key"])
+            return self._call("key", task.payload["key"])
         record: Record = json.loads(messages[-1].content)
         see_in_time = _lookups_to_code(task.payload["store"], record["see"]) <= calls_left
-        if "code" in record:
-            stops = rng.random() < self.p_stop or not see_in_time
-            return _say(_answer(record["code"])) if stops else _call(record["see"])
-        follows = rng.random() < self.p_next or not see_in_time
-        return _call(record["next"] if follows else record["see"])
+        if "code" in record and (rng.random() < self.p_stop or not see_in_time):
+            return self._reply("code", record["code"], _answer(record["code"]))
+        if "next" in record and (rng.random() < self.p_next or not see_in_time):
+            return self._call("next", record["next"])
+        return self._call("see", record["see"])
+
+    def _call(self, field: str, key: str) -> Message:
+        return self._reply(field, key, "", ToolCall("lookup", {"key": key}))
+
+    def _reply(self, field: str, value: str, content: str, *calls: ToolCall) -> Message:
+        reasoning = f'{field} is "{value}"' if self.thinking else None
+        return Message("assistant", content, author=LLM, tool_calls=calls, reasoning=reasoning)
 
 
 def _lookups_to_code(store: Mapping[str, Record], key: str) -> int:
@@ -111,11 +140,3 @@ def _lookups_to_code(store: Mapping[str, Record], key: str) -> int:
 
 def _answer(code: Any) -> str:
     return f'The code is "{code}".'
-
-
-def _say(text: str) -> Message:
-    return Message("assistant", text, author=LLM)
-
-
-def _call(key: str) -> Message:
-    return Message("assistant", "", author=LLM, tool_calls=(ToolCall("lookup", {"key": key}),))

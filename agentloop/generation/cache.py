@@ -49,17 +49,18 @@ class EpisodeCache:
         self._length = torch.zeros((len(requests),), dtype=torch.long, device=self._model.device)
 
     def keep(self, requests: Sequence[GenerationRequest]) -> bool:
-        """Narrow to the requested episodes; False if any is new, or its prompt is no extension of what was fed."""
+        """Narrow to the requested episodes; False if any is new.
+
+        Of an episode whose prompt was rewritten, what the old and the new prompt begin with is kept.
+        """
         rows = [self._row_of.get(request.episode) for request in requests]
         known = [row for row in rows if row is not None]
         if not self._packs or len(known) < len(rows):
             return False
-        for request, row in zip(requests, known, strict=True):
-            seen = self._fed[row]
-            if len(request.prompt_ids) <= len(seen) or list(request.prompt_ids[: len(seen)]) != seen:
-                return False
+        fed = [_common(self._fed[row], request.prompt_ids) for request, row in zip(requests, known, strict=True)]
+        self._length[torch.tensor(known)] = torch.tensor([len(ids) for ids in fed], device=self._length.device)
         self._pack(torch.tensor(known, device=self._model.device))
-        self._fed = [self._fed[row] for row in known]
+        self._fed = fed
         self._row_of = {request.episode: row for row, request in enumerate(requests)}
         return True
 
@@ -140,6 +141,14 @@ class _PackedLayer(DynamicLayer):
 def _zeros(states: Tensor, columns: int) -> Tensor:
     # Not empty: a hole's garbage could be NaN, and 0 x NaN is NaN.
     return states.new_zeros((*states.shape[:-2], columns, states.shape[-1]))
+
+
+def _common(fed: list[int], prompt: Sequence[int]) -> list[int]:
+    """What both begin with, less than all of `prompt`: its last token has to be fed for its logits."""
+    limit = min(len(fed), len(prompt) - 1)
+    if list(prompt[:limit]) == fed[:limit]:
+        return fed[:limit]
+    return fed[: next(i for i in range(limit) if fed[i] != prompt[i])]
 
 
 def _full_attention(model: PreTrainedModel) -> bool:

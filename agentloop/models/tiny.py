@@ -1,4 +1,6 @@
-"""The quickstart's model: a byte-level BPE tokenizer, a ChatML template with tools, a 0.4 M parameter Qwen3.
+"""The quickstart's model: a byte-level BPE, a ChatML template with tools and thinking, a 0.4 M parameter Qwen3.
+
+The template only ever appends: earlier thinking stays unless a context strategy takes it out.
 
 Everything is made from a seed and written with `save_pretrained`, so that it is loaded like any other model.
 Wide initial weights (0.08) matter: at 0.02 a model this small does not learn to copy within minutes.
@@ -24,6 +26,8 @@ _ADDED = (
     "</tool_call>",
     "<tool_response>",
     "</tool_response>",
+    "<think>",
+    "</think>",
 )
 # Words with their leading space, numbers and punctuation apart: 28 % fewer tokens here than GPT-2's rule.
 _PIECES = r" ?[A-Za-z]+|\d+|[^A-Za-z\d]+"
@@ -47,7 +51,8 @@ CHAT_TEMPLATE = """\
 
 {% endif %}
 {%- elif message.role == 'assistant' %}<|im_start|>assistant
-{{ message.content }}
+{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>
+{% endif %}{{ message.content }}
 {%- for call in message.tool_calls or [] %}
 {%- if message.content or not loop.first %}
 

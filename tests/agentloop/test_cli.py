@@ -111,7 +111,8 @@ def test_help_has_an_example(words: list[str], shell: Shell, tmp_path: Path) -> 
 
 def test_commands_are_those_of_the_documentation() -> None:
     found = {" ".join(words) for words in commands()}
-    assert found == {"", "train", "evaluate", "config", "doctor", "replay", "replay stats", "replay ls", "replay show"}
+    looking = {"replay", "replay stats", "replay ls", "replay show", "context", "context check", "context show"}
+    assert found == {"", "train", "evaluate", "config", "doctor"} | looking
 
 
 @pytest.mark.parametrize("words", [["--help"], ["replay", "--help"]], ids=" ".join)

@@ -53,7 +53,7 @@ def plain_log_probs(
     return [scores[len(prompt) - 1 + i, token].item() for i, token in enumerate(reply)]
 
 
-def conversation(model: PreTrainedModel, *, temperature: float = 1.0, rewrite: bool = False) -> float:
+def conversation(model: PreTrainedModel, *, temperature: float = 1.0, rewrite: int | None = None) -> float:
     """Several turns of ragged episodes, some ending early; the largest difference to the plain forward."""
     rng = random.Random(3)
     engine = LocalGenerator(model, stop_ids=frozenset([STOP]))
@@ -68,8 +68,9 @@ def conversation(model: PreTrainedModel, *, temperature: float = 1.0, rewrite: b
             worst = max(worst, *(abs(a - b) for a, b in zip(expected, completion.log_probs, strict=True)))
             news = [rng.randrange(8, VOCABULARY) for _ in range(rng.randrange(0, 6))]
             prompts[request.episode] = prompt + list(completion.token_ids) + news
-            if rewrite and turn == 2:
-                prompts[request.episode] = prompts[request.episode][3:] or [9]
+            if rewrite is not None and turn in (2, 3) and request.episode % 2:
+                before = prompts[request.episode]
+                prompts[request.episode] = before[:rewrite] + before[rewrite + 3 :] or [9]
         for ended in [e for e in prompts if rng.random() < 0.25]:
             del prompts[ended]
     return worst
@@ -83,8 +84,21 @@ def test_generator_applies_the_temperature_to_stored_log_probs() -> None:
     assert conversation(llama(), temperature=0.6) < 1e-5
 
 
-def test_generator_survives_rewritten_history() -> None:
-    assert conversation(llama(), rewrite=True) < 1e-5
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_generator_survives_rewritten_history(at: int) -> None:
+    assert conversation(llama(), rewrite=at) < 1e-5
+
+
+def test_generator_keeps_what_a_rewritten_prompt_begins_with() -> None:
+    model = llama()
+    engine = LocalGenerator(model, stop_ids=frozenset())
+    engine.begin(seed=0, temperature=1.0)
+    fed: list[int] = []
+    forward = model.forward
+    model.forward = lambda **given: fed.append(given["input_ids"].shape[1]) or forward(**given)  # type: ignore[method-assign,func-returns-value]
+    engine.generate([GenerationRequest(0, [8, 9, 10, 11, 12, 13], 1)])
+    engine.generate([GenerationRequest(0, [8, 9, 10, 20, 21], 1)])
+    assert fed == [6, 2]
 
 
 def test_generator_with_windowed_attention_equals_a_plain_forward() -> None:

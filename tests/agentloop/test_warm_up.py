@@ -17,6 +17,7 @@ from agentloop.models.tiny import build_tiny_model
 from agentloop.warm_up import Demonstrator, WarmUpResult, _hardest_of_last_reply, demonstrations, warm_up
 from context import Message, default_authors, loss_mask, response_mask
 from context.parse import choose_parser
+from context.strategies import Linear
 
 AUTHORS = default_authors()
 FACTORY = load_environment("lookup_chain", {"hops": [1, 3]})
@@ -42,7 +43,7 @@ def loaded(folder: Path) -> LoadedModel:
 
 def demonstrator(loaded: LoadedModel) -> Demonstrator:
     parser = choose_parser("auto", loaded.template.source)
-    return Demonstrator(loaded, AUTHORS, parser, factory=FACTORY)
+    return Demonstrator(loaded, AUTHORS, parser, factory=FACTORY, strategy=Linear())
 
 
 def conversations() -> Iterator[tuple[Message, ...]]:
@@ -75,7 +76,7 @@ def test_tiny_model_building_leaves_the_random_state_alone(tmp_path: Path) -> No
 
 def test_demonstration_tokens_read_as_the_template_renders_them(loaded: LoadedModel) -> None:
     for conversation in itertools.islice(conversations(), 20):
-        tokens = demonstrator(loaded).tokens(conversation)
+        (tokens,) = demonstrator(loaded).sequences(conversation)
         rendered = loaded.template.render(conversation, tools=FACTORY.tools, generation_prompt=False)
         # The new line after the last end of turn belongs to a next message that never comes.
         assert loaded.codec.decode(tokens.token_ids.tolist()) + "\n" == rendered
@@ -83,7 +84,7 @@ def test_demonstration_tokens_read_as_the_template_renders_them(loaded: LoadedMo
 
 def test_demonstration_trains_the_replies_with_their_ends_and_nothing_else(loaded: LoadedModel) -> None:
     conversation = next(conversations())
-    tokens = demonstrator(loaded).tokens(conversation)
+    (tokens,) = demonstrator(loaded).sequences(conversation)
     trained = loss_mask(tokens, AUTHORS)
     replies = [m for m in conversation if m.role == "assistant"]
     ends = tokens.token_ids[trained] == next(iter(loaded.stop_ids))

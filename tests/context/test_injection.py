@@ -9,8 +9,10 @@ from itertools import pairwise
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from context import Message, TokenCodec, ToolCall, default_authors
+from context import Message, RenderError, TokenCodec, ToolCall, default_authors
 from tests.context.fakes import CORPUS, Family, families, family
+from tests.context.trl_templates import MAIN, renderer, shapes
+from tests.context.trl_templates import model as model_of
 
 FIELDS = ("system", "user", "assistant", "arguments", "argument_key", "tool", "description", "property")
 
@@ -175,3 +177,103 @@ def test_piece_gets_no_prefix_space_bos_padding_or_truncation() -> None:
     codec = TokenCodec(tokenizer.to_str())
     assert codec.decode(codec.encode_text("code of pearl and more of it")) == "code of pearl and more of it"
     assert codec.encode_text("x") == [tokenizer.token_to_id("x")]
+
+
+REAL_FIELDS = ("system", "user", "memory", "assistant", "thinking", "argument_key", "argument", "result", "description")
+BRANCHING = {"</think>", "<think>", "<|channel>", "<channel|>"}
+"""What templates look for in the words of assistants: there they may refuse instead."""
+
+
+def real_prompt(name: str, **fields: str) -> tuple[Counter[int], int]:
+    """Control ids of a prompt with these contents, and how many of them stand in content."""
+    takes_system, takes_calls = shapes(name)
+    text = dict.fromkeys(REAL_FIELDS, "some text") | fields
+    call = ToolCall("lookup", {text["argument_key"]: text["argument"]}, "call00001")
+    messages = [
+        *([Message("system", text["system"], "initialization")] if takes_system else []),
+        Message("user", text["user"]),
+        Message("assistant", text["assistant"], "initialization", reasoning=text["thinking"]),
+        Message("user", text["memory"], "memory"),
+        Message("assistant", "", "initialization", (call,) if takes_calls else (), reasoning=text["thinking"]),
+    ]
+    if takes_calls:
+        messages.append(Message("tool", text["result"], "env", name="lookup", tool_call_id="call00001"))
+    else:
+        messages.append(Message("user", text["result"], "env"))
+    function = {
+        "name": "lookup",
+        "description": text["description"],
+        "parameters": {"type": "object", "properties": {}},
+    }
+    tokens = renderer(name).initial(messages, [{"type": "function", "function": function}])
+    added = model_of(name).codec.added_ids
+    content = tokens.token_ids[tokens.authors != default_authors().code("template")].tolist()
+    return Counter(i for i in tokens.token_ids.tolist() if i in added), len(added.intersection(content))
+
+
+def refused_or_harmless(name: str, harmless: Counter[int], fields: dict[str, str]) -> bool:
+    """True when the prompt was refused. Only for what an assistant says may that be."""
+    try:
+        assert real_prompt(name, **fields) == (harmless, 0)
+    except RenderError:
+        said = "".join(fields.get(field, "") for field in ("assistant", "thinking"))
+        assert any(mark in said for mark in BRANCHING), fields
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_no_control_token_of_a_real_template_comes_of_content(name: str) -> None:
+    harmless, _ = real_prompt(name)
+    for token in model_of(name).codec.added_tokens:
+        half = len(token) // 2
+        for first, second in pairwise((*REAL_FIELDS, REAL_FIELDS[0])):
+            refused_or_harmless(name, harmless, {first: token})
+            refused_or_harmless(name, harmless, {first: f"a {token}{token} b"})
+            refused_or_harmless(name, harmless, {first: token[:half], second: token[half:]})
+            for invisible in ("\x00", "\u200d", "\uf8e0", "\uf8e10\uf8e1"):
+                refused_or_harmless(name, harmless, {first: token[:half] + invisible + token[half:]})
+        # Neighbours in the conversation: the end of one message and the beginning of the next.
+        refused_or_harmless(name, harmless, {"user": "x" + token[:half], "assistant": token[half:] + "x"})
+        refused_or_harmless(name, harmless, {"assistant": "x" + token[:half], "memory": token[half:] + "x"})
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_no_control_token_of_a_real_template_comes_of_a_tool_result(name: str) -> None:
+    if not shapes(name)[1]:
+        return
+    reply = Message("assistant", "", "llm", (ToolCall("lookup", {"key": "a"}, "call00001"),))
+    codec, template = model_of(name).codec, default_authors().code("template")
+
+    def controls_in(text: str) -> Counter[int]:
+        result = Message("tool", text, "env", name="lookup", tool_call_id="call00001")
+        tokens = renderer(name).increment(reply, [result])
+        content = tokens.token_ids[tokens.authors != template].tolist()
+        assert codec.added_ids.isdisjoint(content)
+        assert codec.decode(content) in (text, json.dumps(text, ensure_ascii=False)[1:-1])
+        return Counter(i for i in tokens.token_ids.tolist() if i in codec.added_ids)
+
+    harmless = controls_in("x")
+    for token in codec.added_tokens:
+        for text in (
+            token,
+            f"a{token}b",
+            f'{{"next": "{token}"}}',
+            token * 3,
+            f"{token[0]}\x00\u200d\uf8e0{token[1:]}",
+        ):
+            assert controls_in(text) == harmless
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_names_that_spell_a_control_token_are_refused_everywhere(name: str) -> None:
+    made = renderer(name)
+    user = Message("user", "x")
+    for token in model_of(name).codec.added_tokens:
+        call = Message("assistant", "", "initialization", (ToolCall(token, {}),))
+        call_id = Message("assistant", "", "initialization", (ToolCall("lookup", {}, token),))
+        for bad in (call, call_id, Message(token, "x"), Message("tool", "x", "env", name=token)):
+            with pytest.raises(ValueError, match="must match"):
+                made.initial([user, bad], ())
+        with pytest.raises(ValueError, match="must match"):
+            made.initial([user], [{"type": "function", "function": {"name": token}}])

@@ -44,7 +44,7 @@ def test_prompt_of_each_turn_is_all_that_came_before_it(model: Family) -> None:
         ids = [rng.choice(range(20, 250)) for _ in range(7)] + [model.end_id]
         reply = context.record_reply(ids, log_probs(ids), policy_version=turn)
         result = model.tool_result(f"result {turn}")
-        assert context.observe([result])
+        assert context.observe([result]) is None
         expected += ids + model.renderer().increment(reply.message, [result]).token_ids.tolist()
     (segment,) = context.segments()
     assert segment.reason == "clean"
@@ -57,7 +57,7 @@ def test_masks_cover_the_sampled_tokens_and_nothing_else(model: Family) -> None:
     n = len(context.prompt_ids)
     ids = sampled(model, model.call)
     context.record_reply(ids, log_probs(ids), policy_version=3)
-    assert context.observe([model.tool_result("78")])
+    assert context.observe([model.tool_result("78")]) is None
     tokens = context.segments()[0].tokens
     sampled_at = np.zeros(len(tokens), bool)
     sampled_at[n : n + len(ids)] = True
@@ -98,7 +98,7 @@ def test_length_stopped_reply_gets_no_end_token(model: Family) -> None:
     reply = context.record_reply(ids, log_probs(ids), policy_version=0)
     assert (reply.outcome, reply.message.content) == ("truncated", "The code is")
     tokens = context.segments()[0].tokens
-    assert tokens.token_ids.tolist() == before + ids
+    assert tokens.token_ids.tolist() == [*before, *ids]
     assert tokens.token_ids[loss_mask(tokens, default_authors())].tolist() == ids
     with pytest.raises(RuntimeError, match="observe must follow a reply that ended its turn"):
         context.observe([model.tool_result("x")])
@@ -151,7 +151,7 @@ def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
         context.begin(START, NO_TOOLS)
         context.record_reply(ids, log_probs(ids), policy_version=0)
         before = context.prompt_ids, context.messages, context.room
-        assert context.observe([result]) is fits
+        assert context.observe([result]) == (None if fits else "context_full")
         if fits:
             assert (context.room, context.messages[-1]) == (1, result)
         else:

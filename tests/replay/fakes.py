@@ -76,6 +76,7 @@ def described(record: TrajectoryRecord, segments: tuple[Segment, ...]) -> Trajec
     whole = TokenSequence.concatenate(segment.tokens for segment in segments)
     action = AUTHORS.is_action(whole.authors)
     known = whole.behavior_log_probs[action].astype(np.float64)
+    known = known[~np.isnan(known)]
     versions = whole.policy_versions[action]
     return replace(
         record,
@@ -91,7 +92,7 @@ def described(record: TrajectoryRecord, segments: tuple[Segment, ...]) -> Trajec
 MESSAGES = (
     Message("system", "You look things up.", author="initialization"),
     Message("user", "Where is the key?"),
-    Message("assistant", "", author="llm", tool_calls=(ToolCall("lookup", {"key": "k1"}, "call-0"),)),
+    Message("assistant", "", author="llm", tool_calls=(ToolCall("lookup", {"key": "k1"}, "call-0"),), reasoning="k1"),
     Message(
         "tool",
         "line one\nNUL \x00, half \ud83d, mark \ue000json:x",

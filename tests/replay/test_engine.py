@@ -5,6 +5,7 @@ import sqlite3
 import stat
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def random_bytes(path: Path) -> Path:
 
 def newer(path: Path) -> Path:
     new_store(path).close()
-    sql(path, "update replay_schema_version set version_num = '0002'")
+    sql(path, "update replay_schema_version set version_num = '0003'")
     return path
 
 
@@ -44,7 +45,7 @@ def older(path: Path) -> Path:
     [
         (foreign, "must be one of agentloop's, got tables of something else"),
         (random_bytes, "must be a readable SQLite file, got 'file is not a database'"),
-        (newer, "must have schema 0001 or older, got 0002 .* Upgrade agentloop"),
+        (newer, "must have schema 0002 or older, got 0003 .* Upgrade agentloop"),
     ],
 )
 def test_database_of_something_else_is_refused_and_left_as_it_is(
@@ -67,8 +68,19 @@ def test_database_of_something_else_is_refused_and_left_as_it_is(
 
 def test_older_schema_is_migrated_by_training_only(tmp_path: Path) -> None:
     path = older(tmp_path / "old.sqlite")
-    with pytest.raises(DatabaseRefused, match="must have schema 0001, got 0000 .* Resume its run once to migrate it"):
+    with pytest.raises(DatabaseRefused, match="must have schema 0002, got 0000 .* Resume its run once to migrate it"):
         ReplayStore.open(path, read_only=True)
+
+
+def test_first_schema_is_migrated_with_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    new_store(path).append([task()], [group()], [trajectory("a")])
+    sql(path, "alter table segments drop column behavior_context")
+    sql(path, "alter table messages drop column reasoning")
+    sql(path, "update replay_schema_version set version_num = '0001'")
+    (row,) = ReplayStore.create(path).read(["a"])
+    assert [segment.behavior_context for segment in row.segments] == ["plain"]
+    assert row.messages == tuple(replace(message, reasoning=None) for message in trajectory("a").messages)
 
 
 @pytest.mark.parametrize("read_only", [True, False])

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from context.messages import ToolCall
 from context.tokens import Segment
 from replay import CorruptTrajectory, InvalidRecord, ReplayError, ReplayStore
+from replay.blobs import content_hash
 from replay.records import Trajectory
 from replay.sampling import make_sampler
 from replay.store import AppendReport
@@ -45,8 +46,17 @@ def assert_same(found: Trajectory, given: Trajectory) -> None:
     assert replace(found.record, content_hash="") == given.record
     assert len(found.segments) == len(given.segments)
     for mine, theirs in zip(found.segments, given.segments, strict=True):
-        assert mine.reason == theirs.reason
+        assert (mine.reason, mine.behavior_context) == (theirs.reason, theirs.behavior_context)
         assert mine.tokens.equals(theirs.tokens)
+
+
+def test_hinted_segment_comes_back_hinted_and_without_log_probs(store: ReplayStore) -> None:
+    unknown = replace(SHORT, behavior_log_probs=np.full(len(SHORT), np.nan, np.float32))
+    row = trajectory("a", segments=(Segment(SHORT), Segment(unknown, "clean", "hinted")))
+    store.append([task()], [group()], [row])
+    assert_same(store.read(["a"])[0], row)
+    plain = [replace(part, behavior_context="plain") for part in row.segments]
+    assert content_hash(row.segments) != content_hash(plain)
 
 
 def test_round_trip_is_bit_equal(store: ReplayStore) -> None:

@@ -1,0 +1,164 @@
+"""CPU-seconds of the prompts of one episode: our context manager against rendering the whole conversation each turn.
+
+The other way is what a user would write: `tokenizer.apply_chat_template` on all messages so far, once per turn. Both
+see the same replies of 100 tokens and tool results of 1,900, no two of them alike, with the quickstart's template.
+Ours also reads each reply, keeps log-probs and authors, and makes the episode's training sequence at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from agentloop.models.tiny import END_OF_TURN, train_tokenizer
+from context import ChatTemplate, ContextManager, HermesParser, Message, Renderer, TokenCodec, ToolCall, default_authors
+from context.messages import to_template
+
+TURNS = (50, 200)
+REPLY, RESULT = 100, 1900
+GOALS = {"speedup_50": 8.0, "speedup_200": 25.0, "growth": 5.0}
+_WORDS = 4000
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Search the archive.",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Turn:
+    reply: Message
+    reply_ids: list[int]
+    result: Message
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What both ways are given."""
+
+    tokenizer: PreTrainedTokenizerFast
+    opening: tuple[Message, ...]
+    turns: tuple[Turn, ...]
+
+
+def make_conversation(turns: int, *, reply: int = REPLY, result: int = RESULT) -> Conversation:
+    """`turns` tool calls and their results, of about so many tokens each; words as frequent as in real text (Zipf)."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 9))) for _ in range(_WORDS)]
+    ranks = list(accumulate(1 / rank for rank in range(1, _WORDS + 1)))
+
+    def text(count: int) -> str:
+        return " ".join(rng.choices(words, cum_weights=ranks, k=count))
+
+    frame = [json.dumps(_TOOL["function"]), '{"name": "search", "arguments": {"query": "x"}}'] * 50
+    tokenizer = train_tokenizer([text(2000) for _ in range(20)] + frame, vocabulary=4000)
+    per_word = len(tokenizer.encode(text(2000))) / 2000
+    made = []
+    for _ in range(turns):
+        call = ToolCall("search", {"query": text(round(0.2 * reply / per_word))})
+        said = Message("assistant", text(round(0.8 * reply / per_word)), tool_calls=(call,))
+        ids = tokenizer.encode(_as_sampled(tokenizer, said), add_special_tokens=False)
+        made.append(Turn(said, ids, Message("tool", text(round(result / per_word)), author="env", name="search")))
+    return Conversation(tokenizer, (Message("user", text(30)),), tuple(made))
+
+
+def _as_sampled(tokenizer: Any, reply: Message) -> str:
+    """The reply as the policy would write it, up to its stop token."""
+    asked = [{"role": "user", "content": "x"}]
+    start = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    whole = tokenizer.apply_chat_template([*asked, to_template(reply)], tokenize=False)
+    return str(whole).removeprefix(str(start)).removesuffix("\n")
+
+
+def prompt_by_prompt(conversation: Conversation) -> tuple[float, list[int]]:
+    """Ours: CPU-seconds, and the last prompt."""
+    tokenizer = conversation.tokenizer
+    codec = TokenCodec(tokenizer.backend_tokenizer.to_str())
+    stop = codec.token_id(END_OF_TURN)
+    assert stop is not None
+    template = ChatTemplate(str(tokenizer.chat_template), {})
+    renderer = Renderer(codec, template, authors=default_authors(), stop_ids=frozenset([stop]))
+    log_probs = [[-0.5] * len(turn.reply_ids) for turn in conversation.turns]
+    fed = 0
+    began = time.process_time()
+    context = ContextManager(renderer, HermesParser(), max_tokens=1 << 30)
+    context.begin(conversation.opening, [_TOOL])
+    for turn, values in zip(conversation.turns, log_probs, strict=True):
+        fed += len(context.prompt_ids[fed:])  # an engine with a cache is fed what is new
+        context.record_reply(turn.reply_ids, values, policy_version=0)
+        context.observe([turn.result])
+    context.segments()
+    return time.process_time() - began, list(context.prompt_ids)
+
+
+def whole_each_turn(conversation: Conversation) -> tuple[float, list[int]]:
+    """The other way: CPU-seconds, and the last prompt."""
+    tokenizer = conversation.tokenizer
+    messages = [to_template(message) for message in conversation.opening]
+    replies = [(to_template(turn.reply), to_template(turn.result)) for turn in conversation.turns]
+    began = time.process_time()
+    ids = _prompt(tokenizer, messages)
+    for pair in replies:
+        messages += pair
+        ids = _prompt(tokenizer, messages)
+    return time.process_time() - began, ids
+
+
+def _prompt(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
+    ids: list[int] = tokenizer.apply_chat_template(
+        messages, tools=[_TOOL], add_generation_prompt=True, return_dict=False
+    )
+    return ids
+
+
+def measure(
+    turns: Sequence[int] = TURNS, *, rounds: int = 3, reply: int = REPLY, result: int = RESULT
+) -> dict[str, float]:
+    """Medians over rounds: seconds of both ways by number of turns, their ratio, and how ours grows."""
+    found: dict[str, float] = {}
+    for count in turns:
+        conversation = make_conversation(count, reply=reply, result=result)
+        ours: list[float] = []
+        theirs: list[float] = []
+        for _ in range(rounds):
+            seconds, prompt = prompt_by_prompt(conversation)
+            ours.append(seconds)
+            # The slow way is timed once per size: it takes a minute, and noise of a few percent changes nothing.
+            if not theirs:
+                seconds, other = whole_each_turn(conversation)
+                theirs.append(seconds)
+                # Not the same ids: ours tokenises contents apart from what the template writes around them.
+                if conversation.tokenizer.decode(prompt) != conversation.tokenizer.decode(other):
+                    raise RuntimeError("both ways must make the same prompt, got two different texts.")
+        found[f"seconds_{count}"] = statistics.median(ours)
+        found[f"tokens_{count}"] = float(len(prompt))
+        found[f"speedup_{count}"] = theirs[0] / found[f"seconds_{count}"]
+    found["growth"] = found[f"seconds_{turns[-1]}"] / found[f"seconds_{turns[0]}"]
+    return found
+
+
+def main() -> dict[str, float]:
+    result = measure()
+    for count in TURNS:
+        print(
+            f"context, {count} turns, {result[f'tokens_{count}']:,.0f} tokens: {result[f'seconds_{count}']:.2f} CPU-s, "
+            f"{result[f'speedup_{count}']:.0f}x (goal >= {GOALS[f'speedup_{count}']:.0f}x)"
+        )
+    print(f"context, t(200) / t(50): {result['growth']:.1f} (goal <= {GOALS['growth']:.0f})")
+    return result
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()), file=sys.stderr)

@@ -1,0 +1,134 @@
+"""Tool calls written as Python: `[lookup(key="pearl"), count()]`. Read as literals, never evaluated."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import warnings
+from typing import Any
+
+from context.messages import ToolCall
+from context.parse.reply import (
+    MAX_DEPTH,
+    NOT_CLOSED,
+    TOO_DEEP,
+    Malformed,
+    Reply,
+    Said,
+    check_length,
+    check_tool_name,
+    is_unicode,
+    read,
+)
+
+_FILE = "<tool calls>"
+_MAX_PARTS = 20_000  # Python's parser takes its time with brackets and commas, more than with long texts
+# Escapes that Python doubts ("\d") are the policy's affair, not a line on our stderr.
+warnings.filterwarnings("ignore", category=SyntaxWarning, module=re.escape(_FILE))
+_JSON_NAMES = {"true": True, "false": False, "null": None}  # what templates write that dump arguments as JSON
+
+
+class PythonicParser:
+    """The whole reply is a list of calls with named arguments; or what follows a tag is.
+
+    The tags are Llama's `<|python_tag|>` and LFM2's `<|tool_call_start|>` ... `<|tool_call_end|>`.
+    """
+
+    _CALLS = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
+    _OPEN = re.compile(r"<\|(?:python_tag|tool_call_start)\|>")
+    _CLOSE = "<|tool_call_end|>"
+
+    def parse(self, text: str, *, stopped: bool) -> Reply:
+        return read(text, stopped, self._read_calls)
+
+    def _read_calls(self, text: str) -> Said:
+        if self._CALLS.match(text.lstrip()):
+            return Said("", _calls(text))
+        tag = self._OPEN.search(text)
+        if tag is None:
+            return Said(text)
+        body, closed, after = text[tag.end() :].partition(self._CLOSE)
+        if "start" in tag[0] and not closed:
+            raise Malformed(NOT_CLOSED)
+        if after.strip():
+            # LFM2 may speak after its calls; what stands there belongs to the content.
+            content = text[: tag.start()] + after
+        else:
+            content = text[: tag.start()]
+        return Said(content.removesuffix("\n"), _calls(body))
+
+
+def _calls(text: str) -> tuple[ToolCall, ...]:
+    check_length(len(text))
+    if sum(map(text.count, "([{,")) > _MAX_PARTS:
+        raise Malformed(f"the tool calls have more than {_MAX_PARTS} parts")
+    try:
+        tree = ast.parse(text.strip(), _FILE, mode="eval").body
+    except SyntaxError as error:
+        raise Malformed(f"the tool calls are not valid Python: {str(error.msg)[:60]}") from None
+    except (RecursionError, MemoryError):  # both are how Python's parser says so
+        raise Malformed(TOO_DEEP) from None
+    except ValueError:
+        raise Malformed("the tool calls are not valid Python") from None
+    if not isinstance(tree, ast.List) or not tree.elts:
+        raise Malformed("the tool calls are not a list of calls")
+    return tuple(_call(node) for node in tree.elts)
+
+
+def _call(node: ast.expr) -> ToolCall:
+    if not isinstance(node, ast.Call):
+        raise Malformed("the list of tool calls holds something else")
+    if node.args or any(keyword.arg is None for keyword in node.keywords):
+        raise Malformed("a tool call has an argument without a name")
+    arguments = {str(keyword.arg): _value(keyword.value, MAX_DEPTH) for keyword in node.keywords}
+    if len(arguments) != len(node.keywords):
+        raise Malformed("a tool call has the same key twice")
+    return ToolCall(check_tool_name(_dotted(node.func)), arguments)
+
+
+def _dotted(node: ast.expr) -> str | None:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
+
+
+def _value(node: ast.expr, depth: int) -> Any:
+    """What JSON could say too: text, numbers, truth values, None, lists, dictionaries with text keys."""
+    if depth == 0:
+        raise Malformed(TOO_DEEP)
+    if isinstance(node, ast.Constant):
+        return _constant(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        number = _constant(node.operand.value)
+        if isinstance(number, (int, float)) and not isinstance(number, bool):
+            return -number
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_value(child, depth - 1) for child in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [_key(key) for key in node.keys]
+        if len(set(keys)) != len(keys):
+            raise Malformed("a tool call has the same key twice")
+        return dict(zip(keys, (_value(child, depth - 1) for child in node.values), strict=True))
+    if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
+        return _JSON_NAMES[node.id]
+    raise Malformed("an argument of a tool call is not a literal")
+
+
+def _key(node: ast.expr | None) -> str:
+    key = _constant(node.value) if isinstance(node, ast.Constant) else None
+    if not isinstance(key, str):
+        raise Malformed("a dictionary in a tool call has a key that is not text")
+    return key
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Malformed("a tool call holds a number that is too large")
+    if isinstance(value, str) and not is_unicode(value):
+        raise Malformed("a tool call holds half a character")
+    if value is not None and not isinstance(value, (str, int, float)):
+        raise Malformed("an argument of a tool call is not a literal")
+    return value

@@ -1,0 +1,49 @@
+"""Tool calls in plain text (ReAct, https://arxiv.org/abs/2210.03629), for models without a format of their own."""
+
+from __future__ import annotations
+
+import re
+
+from context.messages import ToolCall
+from context.parse.json_calls import strict_json
+from context.parse.reply import Malformed, Reply, Said, check_length, check_tool_name, read
+
+
+class ReactParser:
+    """Lines that begin with `Action:` and `Action Input:` (a JSON object), or with `Final Answer:`.
+
+    What comes before the final answer is thinking. A reply without any of these lines is an answer as a whole.
+    """
+
+    _LABEL = re.compile(r"^[ \t]*(Action Input|Action|Final Answer|Observation)[ \t]*:[ \t]*", re.MULTILINE)
+
+    def parse(self, text: str, *, stopped: bool) -> Reply:
+        return read(text, stopped, self._read_calls)
+
+    def _read_calls(self, text: str) -> Said:
+        found = self._LABEL.search(text)
+        if found is None:
+            return Said(text)
+        before = text[: found.start()].removesuffix("\n")
+        if found[1] == "Final Answer":
+            return Said(text[found.end() :].strip(), thoughts=before or None)
+        check_length(len(text) - found.start())
+        _, *parts = self._LABEL.split(text)
+        return Said(before, tuple(_calls(parts[::2], parts[1::2])))
+
+
+def _calls(labels: list[str], bodies: list[str]) -> list[ToolCall]:
+    if "Observation" in labels:
+        raise Malformed('"Observation:" is not for the policy to write')
+    if "Final Answer" in labels:
+        raise Malformed("there is a final answer after a tool call")
+    if labels != ["Action", "Action Input"] * (len(labels) // 2):
+        raise Malformed('"Action:" and "Action Input:" must take turns')
+    return [_call(name, arguments) for name, arguments in zip(bodies[::2], bodies[1::2], strict=True)]
+
+
+def _call(name: str, text: str) -> ToolCall:
+    arguments = strict_json(text.strip())
+    if not isinstance(arguments, dict):
+        raise Malformed('"Action Input:" is not a JSON object')
+    return ToolCall(check_tool_name(name.strip()), arguments)

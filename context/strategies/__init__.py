@@ -1,0 +1,57 @@
+"""What the next prompt shows of a conversation."""
+
+from context.strategies.asked import Memory, SelfClip
+from context.strategies.linear import Hint, Linear, LinearThink
+from context.strategies.protocol import (
+    CONTEXT_FULL,
+    SUMMARY_TOO_LONG,
+    UNRENDERABLE,
+    Answer,
+    Append,
+    Arrangement,
+    History,
+    Measure,
+    Question,
+    Rewrite,
+    Stop,
+    Strategy,
+    Turn,
+    shown,
+)
+from context.strategies.windows import ClipToolResults, SlidingWindow
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    "linear": Linear,
+    "linear_think": LinearThink,
+    "sliding_window": SlidingWindow,
+    "clip_tool_results": ClipToolResults,
+    "self_clip": SelfClip,
+    "memory": Memory,
+    "hint": Hint,
+}
+"""By the names that a config uses."""
+
+__all__ = [
+    "CONTEXT_FULL",
+    "STRATEGIES",
+    "SUMMARY_TOO_LONG",
+    "UNRENDERABLE",
+    "Answer",
+    "Append",
+    "Arrangement",
+    "ClipToolResults",
+    "Hint",
+    "History",
+    "Linear",
+    "LinearThink",
+    "Measure",
+    "Memory",
+    "Question",
+    "Rewrite",
+    "SelfClip",
+    "SlidingWindow",
+    "Stop",
+    "Strategy",
+    "Turn",
+    "shown",
+]

@@ -1,0 +1,167 @@
+"""Strategies that ask the policy itself what to keep in sight."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from context.authors import MEMORY
+from context.messages import Message, below
+from context.strategies.protocol import (
+    CONTEXT_FULL,
+    SUMMARY_TOO_LONG,
+    Append,
+    Arrangement,
+    History,
+    Question,
+    Rewrite,
+    Stop,
+    Strategy,
+    Turn,
+    check_tokens,
+    shown,
+)
+from context.strategies.windows import fits, newest_turns, prompt_limit, suffixes
+
+_ASK_SUMMARY = (
+    "The conversation above is about to be removed. Write down, in a few short lines, everything from it that you "
+    "need to finish the task. Write only these notes."
+)
+_NOTES_HEAD = "Your notes on the conversation so far:\n"
+_ASK_CLIP = (
+    "The conversation has grown too long. Its earlier messages are:\n{listing}\n\nFor each message, answer with one "
+    "line: its number, and keep, remove, or compress followed by a colon and a shorter text. Write only these lines."
+)
+_DECISION = re.compile(r"[\s>*#\[(-]*(\d{1,6})[\s\])*:.,-]*\b(keep|remove|compress)\b[\s*:]*(.*)", re.IGNORECASE)
+_REMOVED = "[removed]"
+
+
+@dataclass(frozen=True)
+class Memory(Strategy):
+    """When a prompt outgrows `budget` tokens, the policy writes notes, which then stand in for the oldest turns."""
+
+    budget: int
+    max_summary_tokens: int = 256
+    train_answers: bool = True
+
+    def __post_init__(self) -> None:
+        check_tokens("budget", self.budget)
+        check_tokens("max_summary_tokens", self.max_summary_tokens)
+
+    def arrange(self, history: History) -> Arrangement:
+        if fits(history, self.budget):
+            return Append()
+        *first, last = history.opening
+        initial = (*first, replace(last, note=""))
+        limit = prompt_limit(history, self.budget)
+        kept = self._kept(history, initial, limit)
+        if kept is None:
+            return Stop(CONTEXT_FULL)
+        if history.answer is None:
+            gone = history.turns[: len(history.turns) - len(kept)]
+            asked = _asking(shown(history.opening, gone), _ASK_SUMMARY)
+            if history.measure(asked, tools=False) + self.max_summary_tokens > history.max_tokens:
+                return Stop(CONTEXT_FULL)
+            return Question(asked, self.max_summary_tokens, self.train_answers)
+        messages = shown(_with_notes(initial, history.answer.text), kept)
+        if history.answer.truncated or history.measure(messages) > limit:
+            return Stop(SUMMARY_TOO_LONG)
+        return Rewrite(messages, "summarise")
+
+    def _kept(self, history: History, initial: tuple[Message, ...], limit: int) -> tuple[Turn, ...] | None:
+        """The newest turns that fit beside notes of full length; at least one turn goes, one stays."""
+        for kept in suffixes(history, initial, limit - self.max_summary_tokens):
+            if len(kept) == len(history.turns):
+                continue
+            if history.measure(shown(_with_notes(initial, ""), kept)) + self.max_summary_tokens <= limit:
+                return kept
+        return None
+
+
+def _with_notes(opening: tuple[Message, ...], text: str) -> tuple[Message, ...]:
+    """Below the last initial message: many templates take no two user messages in a row."""
+    return (*opening[:-1], replace(opening[-1], note=_NOTES_HEAD + text.strip()))
+
+
+def _asking(messages: tuple[Message, ...], question: str) -> tuple[Message, ...]:
+    *before, last = messages
+    if last.role != "user":
+        return (*messages, Message("user", question, author=MEMORY))
+    return (*before, replace(last, note=below(last.note, question)))
+
+
+@dataclass(frozen=True)
+class SelfClip(Strategy):
+    """When a prompt outgrows `budget` tokens, the policy is asked which earlier messages to keep, remove or compress.
+
+    An answer that can't be read, or does not save enough, falls back to the newest turns that fit (counted apart).
+    """
+
+    budget: int
+    train_answers: bool = True
+    max_answer_tokens: int = 256
+    excerpt_chars: int = 200
+
+    def __post_init__(self) -> None:
+        check_tokens("budget", self.budget)
+        check_tokens("max_answer_tokens", self.max_answer_tokens)
+
+    def arrange(self, history: History) -> Arrangement:
+        if fits(history, self.budget):
+            return Append()
+        earlier = [message for turn in history.turns[:-1] for message in turn.messages]
+        if earlier and history.answer is None:
+            asked = self._question(history.opening, earlier)
+            if history.measure(asked, tools=False) + self.max_answer_tokens <= history.max_tokens:
+                return Question(asked, self.max_answer_tokens, self.train_answers)
+        if earlier and history.answer is not None:
+            decisions = _read_decisions(history.answer.text, len(earlier))
+            messages = shown(history.opening, (*_decided(history.turns[:-1], decisions), history.turns[-1]))
+            if decisions and history.measure(messages) <= prompt_limit(history, self.budget):
+                return Rewrite(messages, "self_clip")
+        return newest_turns(history, self.budget, kind="self_clip_fallback")
+
+    def _question(self, opening: tuple[Message, ...], earlier: list[Message]) -> tuple[Message, ...]:
+        listing = "\n".join(f"{number}. {self._excerpt(message)}" for number, message in enumerate(earlier, 1))
+        return _asking(opening, _ASK_CLIP.format(listing=listing))
+
+    def _excerpt(self, message: Message) -> str:
+        calls = " ".join(f"{call.name}({dict(call.arguments)})" for call in message.tool_calls)
+        text = " ".join(f"{message.content} {calls}".split())
+        cut = text if len(text) <= self.excerpt_chars else text[: self.excerpt_chars] + " ..."
+        return f"{message.role}: {cut} ({len(text)} characters)"
+
+
+def _read_decisions(text: str, count: int) -> dict[int, tuple[str, str]]:
+    """Message number -> (keep | remove | compress, shorter text). The last word on a message counts."""
+    found = {}
+    for line in text.splitlines():
+        match = _DECISION.match(line)
+        if match and 1 <= int(match[1]) <= count:
+            found[int(match[1])] = (match[2].lower(), match[3].strip())
+    return found
+
+
+def _decided(turns: tuple[Turn, ...], decisions: dict[int, tuple[str, str]]) -> list[Turn]:
+    """The turns after the decisions. A reply is only gone with all its results: templates pair them."""
+    kept: list[Turn] = []
+    number = 0
+    for turn in turns:
+        verbs = [decisions.get(number + 1 + i, ("keep", "")) for i in range(len(turn.messages))]
+        number += len(turn.messages)
+        if all(verb == "remove" for verb, _ in verbs):
+            continue
+        reply, *results = (_clipped(message, *verb) for message, verb in zip(turn.messages, verbs, strict=True))
+        kept.append(Turn(reply, tuple(results)))
+    return kept
+
+
+def _clipped(message: Message, verb: str, shorter: str) -> Message:
+    if verb == "keep":
+        return message
+    is_reply = message.role == "assistant"
+    if verb == "remove":
+        # A call says what its result is of: it stays.
+        return replace(message, content="" if message.tool_calls else _REMOVED, reasoning=None)
+    author = message.author if is_reply else MEMORY
+    return replace(message, content=shorter or _REMOVED, reasoning=None, author=author)

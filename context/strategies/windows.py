@@ -1,0 +1,119 @@
+"""Strategies that make room by leaving things out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from context.authors import ENV
+from context.messages import Message
+from context.strategies.protocol import (
+    CONTEXT_FULL,
+    Append,
+    Arrangement,
+    History,
+    Rewrite,
+    Stop,
+    Strategy,
+    Turn,
+    check_tokens,
+    shown,
+)
+
+
+@dataclass(frozen=True)
+class SlidingWindow(Strategy):
+    """The initial messages and the newest whole turns that fit a prompt of `budget` tokens."""
+
+    budget: int
+
+    def __post_init__(self) -> None:
+        check_tokens("budget", self.budget)
+
+    def arrange(self, history: History) -> Arrangement:
+        return Append() if fits(history, self.budget) else newest_turns(history, self.budget, kind="drop_turns")
+
+
+@dataclass(frozen=True)
+class ClipToolResults(Strategy):
+    """When a prompt outgrows `budget` tokens, tool results are cut to `keep_chars` characters and a marker.
+
+    One after the other, oldest or largest first, until the prompt fits. A clipped result stays clipped.
+    """
+
+    budget: int
+    order: Literal["oldest", "largest"] = "oldest"
+    keep_chars: int = 200
+    marker: str = "\n[clipped]"
+
+    def __post_init__(self) -> None:
+        check_tokens("budget", self.budget)
+        if self.order not in ("oldest", "largest"):
+            raise ValueError(f"order must be oldest or largest, got {self.order!r}.")
+        if self.keep_chars < 0:
+            raise ValueError(f"keep_chars must be >= 0, got {self.keep_chars}.")
+
+    def arrange(self, history: History) -> Arrangement:
+        if fits(history, self.budget):
+            return Append()
+        messages = list(history.messages)
+        excess = history.prompt_tokens - prompt_limit(history, self.budget)
+        for at in self._order(history):
+            before = messages[at]
+            messages[at] = replace(before, content=before.content[: self.keep_chars] + self.marker)
+            excess -= history.count(before) - history.count(messages[at])
+            # Counting contents is cheap and nearly right; the exact length is measured where it may have come true.
+            if excess <= _MARGIN:
+                excess = history.measure(messages) - prompt_limit(history, self.budget)
+                if excess <= 0:
+                    return Rewrite(tuple(messages), "clip_tool_results")
+        return Stop(CONTEXT_FULL)
+
+    def _order(self, history: History) -> list[int]:
+        """Places of the results that clipping makes shorter, first to clip first."""
+        first = len(history.opening)
+        at = [
+            place
+            for place, message in enumerate(history.messages)
+            if place >= first
+            and (message.author == ENV or message.role not in ("assistant", "user", "system"))
+            and len(message.content) > self.keep_chars + len(self.marker)
+        ]
+        if self.order == "largest":
+            at.sort(key=lambda place: -history.count(history.messages[place]))
+        return at
+
+
+_MARGIN = 16
+
+
+def prompt_limit(history: History, budget: int) -> int:
+    """Tokens of the longest prompt allowed: within the budget, and with room for one token of a reply."""
+    return min(budget, history.max_tokens - 1)
+
+
+def fits(history: History, budget: int) -> bool:
+    return history.prompt_tokens <= prompt_limit(history, budget)
+
+
+def newest_turns(history: History, budget: int, *, kind: str) -> Rewrite | Stop:
+    """Drop the oldest turns until the rest fits. The newest one stays: its results have not been seen."""
+    limit = prompt_limit(history, budget)
+    for kept in suffixes(history, history.opening, limit):
+        messages = shown(history.opening, kept)
+        if history.measure(messages) <= limit:
+            return Rewrite(messages, kind)
+    return Stop(CONTEXT_FULL)
+
+
+def suffixes(history: History, opening: Sequence[Message], limit: int) -> list[tuple[Turn, ...]]:
+    """Runs of newest turns, longest first, from the longest whose contents alone fit `limit` with the opening's."""
+    used = sum(map(history.count, opening))
+    start = len(history.turns)
+    while start > 0:
+        used += sum(map(history.count, history.turns[start - 1].messages))
+        if used > limit:
+            break
+        start -= 1
+    return [history.turns[first:] for first in range(start, len(history.turns))]

@@ -1,0 +1,124 @@
+"""What the configuration says about contexts: made into parts at the start, or refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import ValidationError
+
+from agentloop.config import ContextSection, RunConfig
+from agentloop.config_file import load_config
+from agentloop.context_parts import make_parser, make_strategy
+from agentloop.errors import UserError
+from context import HermesParser
+from context.control import TrainingControl
+from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
+
+
+def refusal(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as raised:
+        load_config(path)
+    message = str(raised.value)
+    assert "\n" not in message
+    return message.removeprefix(f"{tmp_path}/")
+
+
+def test_strategies_of_the_configuration_are_those_there_are() -> None:
+    assert get_args(ContextSection.model_fields["strategy"].annotation) == tuple(STRATEGIES)
+
+
+def test_strategy_is_made_with_its_options() -> None:
+    assert make_strategy("sliding_window", {"budget": 300}) == SlidingWindow(300)
+    assert make_strategy("clip_tool_results", {"budget": 300, "order": "largest"}) == ClipToolResults(300, "largest")
+    assert make_strategy("memory", {"budget": 9, "train_answers": False}) == Memory(9, train_answers=False)
+
+
+@pytest.mark.parametrize(
+    ("context", "line", "message"),
+    [
+        (
+            "strategy: memory\n  options: {budgt: 3}",
+            3,
+            "context.options must be options of strategy memory, got 'budgt'. Did you mean budget?",
+        ),
+        ("strategy: linear\n  options: {budget: 3}", 3, "got 'budget'. There is none."),
+        ("strategy: sliding_window", 1, "context.options must give 'budget', which strategy sliding_window needs"),
+        (
+            "strategy: sliding_window\n  options: {budget: 1.5}",
+            3,
+            "context.options.budget must be a whole number, got 1.5.",
+        ),
+        (
+            "strategy: sliding_window\n  options: {budget: 0}",
+            3,
+            "context.options.budget must be at least 1 token, got 0",
+        ),
+        (
+            "strategy: clip_tool_results\n  options: {budget: 9, order: newest}",
+            3,
+            "context.options.order must be oldest or largest, got 'newest'.",
+        ),
+        ("strategy: slidingwindow", 2, "context.strategy must be linear, linear_think, sliding_window, "),
+        (
+            "parser: hermess",
+            2,
+            "context.parser must be a built-in parser or path/to/file.py:ClassName, got 'hermess'. ",
+        ),
+        ("authors: [{name: llm}]", 2, "context.authors must have names of their own, got 'llm' twice."),
+        ("authors: [{name: judge, trained: true}]", 2, "context.authors.judge must be an action author for trained"),
+        ("authors: [{name: judge, traned: true}]", 2, "context.authors must be a list of mappings, got"),
+        ("blackout: ['']", 2, "context.blackout must hold texts of at least one character"),
+    ],
+)
+def test_context_that_can_not_be_made_is_refused_at_its_line(
+    tmp_path: Path, context: str, line: int, message: str
+) -> None:
+    found = refusal(tmp_path, f"context:\n  {context}\n")
+    assert found.startswith(f"run.yaml:{line}: ")
+    assert message in found
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"loss": {"fresh": {"anchor": "behavior"}}}, "loss.fresh.anchor must be old when context.strategy is hint"),
+        ({"replay": {"fraction": 0.5}}, "loss.replay.anchor must be old when context.strategy is hint"),
+        ({"replay": {"final_fraction": 0.5}}, "loss.replay.anchor must be old when context.strategy is hint"),
+        ({"kl": {"reward_coef": 0.1}}, "kl.reward_coef must be 0 when context.strategy is hint"),
+    ],
+)
+def test_hinted_rows_are_kept_from_what_needs_their_log_probs(sections: dict[str, Any], message: str) -> None:
+    RunConfig.model_validate({"context": {"strategy": "hint"}})
+    with pytest.raises(ValidationError, match=message):
+        RunConfig.model_validate({"context": {"strategy": "hint"}, **sections})
+
+
+def test_registered_authors_follow_the_built_in_ones() -> None:
+    section = ContextSection.model_validate(
+        {"authors": [{"name": "judge", "shown": False}, {"name": "subagent:planner"}]}
+    )
+    table = section.author_table()
+    assert [author.name for author in table.authors[-2:]] == ["judge", "subagent:planner"]
+    assert table.code("judge") == len(ContextSection().author_table().authors)
+    assert (table.authors[-2].action, table.authors[-2].shown, table.authors[-1].shown) == (False, False, True)
+
+
+def test_training_control_is_that_of_the_section() -> None:
+    section = ContextSection.model_validate(
+        {"keep_turns": [0, -1], "blackout": ["</think>"], "blackout_after_end": True}
+    )
+    assert section.training_control() == TrainingControl((0, -1), (), ("</think>",), True)
+
+
+def test_parser_may_be_a_class_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from context import HermesParser\nclass Mine(HermesParser): ...\nclass Other: ...\n")
+    assert isinstance(make_parser(f"{file}:Mine", ""), HermesParser)
+    with pytest.raises(UserError, match=r"context.parser must have parse\(self, text, \*, stopped\)"):
+        make_parser(f"{file}:Other", "")
+    with pytest.raises(UserError, match="context.parser must name a class"):
+        make_parser(f"{file}:Mne", "")

@@ -1,0 +1,163 @@
+"""Scripted episodes over any template, and the laws that hold for what they leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from context import (
+    ContextManager,
+    Message,
+    Renderer,
+    Reply,
+    Segment,
+    TokenSequence,
+    ToolCall,
+    loss_mask,
+    response_mask,
+)
+from context.authors import ENV, TEMPLATE
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "lookup",
+            "description": "Look up a record.",
+            "parameters": {"type": "object", "properties": {"key": {"type": "string"}}},
+        },
+    }
+]
+
+
+@dataclass
+class ScriptedParser:
+    """Reads every reply as it is told to: what ids mean is not what these episodes are about."""
+
+    reply: Reply | None = None
+
+    def parse(self, text: str, *, stopped: bool) -> Reply:
+        assert self.reply is not None
+        return self.reply if stopped else Reply("truncated", Message("assistant", text, "llm"), None)
+
+
+@dataclass
+class Turn:
+    """A scripted reply and what the environment says to it."""
+
+    ids: list[int]
+    """Without a stop token."""
+    content: str
+    reasoning: str | None
+    arguments: dict[str, str] | None
+    """None: the reply calls no tool."""
+    result: str
+
+
+@dataclass
+class Call:
+    """What the generator was given, and what it sampled."""
+
+    prompt: list[int]
+    sampled: list[int]
+    question: bool
+
+
+@dataclass
+class Episode:
+    context: ContextManager
+    parser: ScriptedParser
+    stop: int
+    answer: Callable[[int], str] = lambda number: f"note {number}"
+    """The text of the policy's answer to the strategy's n-th question."""
+    calls: list[Call] = field(default_factory=list)
+    questions: int = 0
+    stop_reason: str | None = None
+
+    def play(self, turns: Sequence[Turn], *, tool_role: bool) -> None:
+        for number, turn in enumerate(turns):
+            self._settle()
+            if self.stop_reason is not None or not self._say(turn, number):
+                return
+            call_id = f"call{number:05d}"
+            calls = turn.arguments is not None
+            result = Message(
+                "tool" if tool_role and calls else "user",
+                turn.result,
+                ENV,
+                name="lookup" if tool_role and calls else None,
+                tool_call_id=call_id if tool_role and calls else None,
+            )
+            self.stop_reason = self.context.observe([result])
+            if self.stop_reason is not None:
+                return
+        self._settle()
+
+    def _say(self, turn: Turn, number: int) -> bool:
+        called = () if turn.arguments is None else (ToolCall("lookup", turn.arguments, f"call{number:05d}"),)
+        message = Message("assistant", turn.content, "llm", called, reasoning=turn.reasoning)
+        self.parser.reply = Reply("tool_calls" if called else "final", message, None)
+        if self.context.room < len(turn.ids) + 1:
+            self.stop_reason = "context_full"
+            return False
+        self._record([*turn.ids, self.stop], question=False)
+        return True
+
+    def _settle(self) -> None:
+        """Answer the strategy's question, if it has one."""
+        if not self.context.asking:
+            return
+        self.questions += 1
+        self.parser.reply = Reply("final", Message("assistant", self.answer(self.questions), "llm"), None)
+        ids = [200 + self.questions % 50, self.stop]
+        assert self._record(ids, question=True).outcome == "question"
+        self.stop_reason = self.context.stopped
+
+    def _record(self, ids: list[int], *, question: bool) -> Reply:
+        self.calls.append(Call(list(self.context.prompt_ids), ids, question))
+        return self.context.record_reply(ids, [-0.25] * len(ids), policy_version=0)
+
+
+def laws(episode: Episode, renderer: Renderer, *, hinted: bool = False) -> None:
+    """What holds for every episode, whatever the template and the strategy."""
+    authors, controls = renderer.authors, renderer.codec.added_ids
+    segments = episode.context.segments()
+    remaining = iter(episode.calls)
+    said: list[int] = []
+    for number, segment in enumerate(segments):
+        tokens = segment.tokens
+        action, trained = response_mask(tokens, authors), loss_mask(tokens, authors)
+        assert not (trained & ~action).any()
+        assert (np.isnan(tokens.behavior_log_probs) == (~action | hinted)).all()
+        assert ((tokens.policy_versions >= 0) == action).all()
+        contents = ~action & (tokens.authors != authors.code(TEMPLATE))
+        assert controls.isdisjoint(tokens.token_ids[contents].tolist())
+        said += tokens.token_ids[action].tolist()
+        if hinted:
+            assert segment.behavior_context == "hinted"
+        else:
+            _given_what_is_trained(tokens, action, remaining)
+        assert (segment.reason == "clean") == (number == 0)
+    assert next(remaining, None) is None or hinted
+    assert said == [token for call in episode.calls for token in call.sampled]
+
+
+def _given_what_is_trained(tokens: TokenSequence, action: np.ndarray, calls: Iterator[Call]) -> None:
+    """Every sampled stretch of a segment follows exactly the prompt its generator was given."""
+    ids = tokens.token_ids.tolist()
+    at = 0
+    while action[at:].any():
+        call = next(calls)
+        start = len(call.prompt)
+        end = start + len(call.sampled)
+        assert ids[:start] == call.prompt
+        assert ids[start:end] == call.sampled
+        assert action[start:end].all() and not action[at:start].any()
+        at = end
+
+
+def texts(segment: Segment, renderer: Renderer, author: str) -> str:
+    tokens = segment.tokens
+    return renderer.codec.decode(tokens.token_ids[tokens.authors == renderer.authors.code(author)].tolist())

@@ -1,0 +1,156 @@
+"""Each prompt extends what is trained, or a new segment begins; and the cost is that of the new tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from context import ContextManager, Message, Renderer, Reply, TokenCodec, choose_parser, default_authors, loss_mask
+from context.authors import HISTORY
+from context.manager import PrefixError
+from context.tokens import TokenView
+from tests.context.episodes import Episode, ScriptedParser, Turn, laws, texts
+from tests.context.fakes import family
+from tests.context.trl_templates import renderer
+
+QWEN3 = "qwen3"  # its template drops the thinking of turns before the last user message
+THINKING = Turn([40, 41], "said", "weighed it", None, "and now?")
+CALLING = Turn([42, 43], "", "weighed it", {"key": "pearl"}, "78")
+
+
+def started(*, strict: bool = False) -> Episode:
+    model = renderer(QWEN3)
+    context = ContextManager(model, parser := ScriptedParser(), max_tokens=4000, strict=strict)
+    context.begin([Message("user", "What is the code?")], ())
+    return Episode(context, parser, min(model.stop_ids))
+
+
+def test_template_that_drops_thinking_begins_a_new_segment() -> None:
+    episode = started()
+    episode.play([CALLING, THINKING, CALLING], tool_role=True)
+    laws(episode, renderer(QWEN3))
+    segments = episode.context.segments()
+    assert [segment.reason for segment in segments] == ["clean", "template_rewrite"]
+    assert episode.context.rewrites == {"template_rewrite": 1}
+    # Shown again: what was said, as content of the author `history`, without the thinking.
+    assert texts(segments[1], renderer(QWEN3), HISTORY) == "pearlsaid"
+    assert [call.sampled[0] for call in episode.calls] == [42, 40, 42]
+
+
+def test_template_that_keeps_thinking_between_tool_results_is_extended() -> None:
+    episode = started()
+    episode.play([CALLING] * 4, tool_role=True)
+    assert [segment.reason for segment in episode.context.segments()] == ["clean"]
+    assert not episode.context.rewrites
+
+
+def test_reply_without_thinking_is_extended_by_a_user_message() -> None:
+    episode = started(strict=True)
+    episode.play([Turn([40], "said", None, None, "and now?")] * 3, tool_role=True)
+    assert [segment.reason for segment in episode.context.segments()] == ["clean"]
+
+
+def test_strict_names_the_first_differing_token() -> None:
+    episode = started(strict=True)
+    at = len(episode.context.prompt_ids)  # the prompt is the same; the reply is not
+    with pytest.raises(PrefixError, match=rf"rewrites token {at}: '.+' was seen, 'said"):
+        episode.play([THINKING], tool_role=True)
+
+
+def test_rewrite_that_is_never_sampled_from_leaves_no_segment() -> None:
+    episode = started()
+    episode.play([THINKING], tool_role=True)
+    assert episode.context.rewrites == {"template_rewrite": 1}
+    assert [segment.reason for segment in episode.context.segments()] == ["clean"]
+
+
+class CountingCodec(TokenCodec):
+    """Counts the characters it tokenises."""
+
+    characters = 0
+
+    def encode_text(self, text: str) -> list[int]:
+        self.characters += len(text)
+        return super().encode_text(text)
+
+    def encode_template(self, text: str) -> list[int]:
+        self.characters += len(text)
+        return super().encode_template(text)
+
+
+def counted(name: str) -> tuple[CountingCodec, Renderer]:
+    model = family(name)
+    codec = CountingCodec(model.tokenizer.to_str())
+    return codec, Renderer(codec, model.template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+
+
+def test_long_episode_tokenises_each_character_once() -> None:
+    codec, model = counted("chatml")
+    end = family("chatml").end_id
+    context = ContextManager(model, choose_parser("hermes", ""), max_tokens=10**6)
+    context.begin([Message("user", "What is the code?")], ())
+    observed = 0
+    first = codec.characters
+    for turn in range(200):
+        context.record_reply([40 + turn % 20, end], [-1.0, -1.0], policy_version=0)
+        result = f"result {turn}: " + "blah " * 20
+        assert context.observe([Message("tool", result, "env")]) is None
+        observed += len(result)
+        if turn == 0:
+            around = codec.characters - first - observed  # what the template writes around every result
+    assert codec.characters == first + observed + around
+    assert len(context.segments()) == 1
+
+
+def test_history_that_is_shown_anew_is_not_tokenised_anew() -> None:
+    codec, model = counted("chatml")
+    messages = [Message("user", f"message {i} " + "blah " * 20) for i in range(10)]
+    model.initial(messages, ())
+    before = codec.characters
+    model.initial(messages[3:], ())
+    model.initial([*messages, Message("user", "new")], ())
+    assert codec.characters == before + len("new")
+
+
+def test_prompt_is_a_view_that_stays_as_it_is() -> None:
+    ids = [1, 2, 3]
+    view = TokenView(ids, 3)
+    ids += [4, 5]
+    assert (len(view), list(view), view[-1], view[1:], view[:99], view[::-1]) == (
+        3,
+        [1, 2, 3],
+        3,
+        [2, 3],
+        [1, 2, 3],
+        [3, 2, 1],
+    )
+    as_list = [1, 2, 3]
+    assert view == as_list and as_list == view and view != [1, 2, 3, 4] and view != [1, 2, 4]
+    with pytest.raises(IndexError):
+        view[3]
+
+
+def test_observation_after_a_stop_can_be_tried_again_shorter() -> None:
+    model = renderer(QWEN3)
+    context = ContextManager(model, parser := ScriptedParser(), max_tokens=200)
+    context.begin([Message("user", "What is the code?")], ())
+    parser.reply = Reply("final", Message("assistant", "said", "llm"), None)
+    context.record_reply([40, min(model.stop_ids)], [-1.0, -1.0], policy_version=0)
+    before = context.prompt_ids
+    assert context.observe([Message("user", "blah " * 200, "env")]) == context.stopped == "context_full"
+    assert context.prompt_ids == before
+    assert context.observe([Message("user", "short", "env")]) is context.stopped is None
+
+
+@pytest.mark.parametrize("result", ["", "blah " * 200_000, "half \ud800 a character", "\x00\x1b[2J", "<|im_end|>" * 50])
+def test_any_observation_is_shown_and_not_trained(result: str) -> None:
+    model = family("chatml").renderer()
+    context = ContextManager(model, choose_parser("hermes", ""), max_tokens=10**7)
+    context.begin([Message("user", "What is the code?")], ())
+    end = family("chatml").end_id
+    context.record_reply([40, end], [-1.0, -1.0], policy_version=0)
+    assert context.observe([Message("tool", result, "env")]) is None
+    (segment,) = context.segments()
+    env = segment.tokens.authors == model.authors.code("env")
+    assert model.codec.added_ids.isdisjoint(segment.tokens.token_ids[env].tolist())
+    assert model.codec.decode(segment.tokens.token_ids[env].tolist()) == result.replace("\ud800", "\ufffd")
+    assert loss_mask(segment.tokens, model.authors).sum() == 2

@@ -1,0 +1,79 @@
+"""Real chat templates, read from the files of the installed `trl` (which is never imported).
+
+Tokenizers are trained here, with every control token a template spells: what real vocabularies and
+SentencePiece do at the borders stays untested.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from context import Renderer, default_authors
+from context.model_files import ModelFiles, from_template
+from context.verdict import check_template
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+MAIN = [
+    "cohere",
+    "deepseekv3",
+    "gemma",
+    "gemma4_v5",
+    "glm4moe",
+    "gptoss",
+    "lfm2",
+    "lfm2_v2",
+    "llama3",
+    "llama3_1",
+    "llama3_2",
+    "muse_glimmer",
+    "nemotron_3_nano",
+    "phi3",
+    "qwen2_5",
+    "qwen3",
+    "qwen3_5_think",
+]
+"""A template per family and generation: the ones the long tests run over."""
+
+
+def folder() -> Path:
+    found = find_spec("trl")
+    assert found is not None and found.submodule_search_locations, "pip install --no-deps trl (make test does)"
+    return Path(found.submodule_search_locations[0]) / "chat_templates"
+
+
+def originals() -> list[str]:
+    """All of them but the patched `*_training` ones."""
+    return sorted(path.stem for path in folder().glob("*.jinja") if not path.stem.endswith("_training"))
+
+
+@cache
+def model(name: str) -> ModelFiles:
+    return from_template((folder() / f"{name}.jinja").read_text(encoding="utf-8"))
+
+
+@cache
+def renderer(name: str) -> Renderer:
+    files = model(name)
+    return Renderer(files.codec, files.template, authors=default_authors(), stop_ids=files.stop_ids)
+
+
+@cache
+def reference(name: str) -> PreTrainedTokenizerFast:
+    """Transformers' own way with the same template."""
+    from tokenizers import Tokenizer, models
+
+    source = model(name).template.source
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=source, **SPECIAL)
+
+
+@cache
+def shapes(name: str) -> tuple[bool, bool]:
+    """Whether a template takes system messages, and tool calls with their results."""
+    cases = {case.name: case for case in check_template(model(name)).cases}
+    results = cases["tool results, then a user"]
+    takes_calls = results.state != "unsupported" and not any("shown again" in detail for detail in results.details)
+    return cases["system message"].state != "unsupported", takes_calls
