@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from agentloop.assemble import settle_process
 from agentloop.checkpoint import COMPLETE, complete_checkpoints
 from agentloop.collect import Actors
+from agentloop.console import open_display
 from agentloop.environments import TaskSource, load_environment
 from agentloop.errors import UserError
 from agentloop.evaluate import Evaluation, evaluate
@@ -32,7 +34,12 @@ def evaluate_run(run: Path, *, policy: int | None, tasks: int | None) -> Evaluat
     parser = choose_parser(config.context.parser, loaded.template.source)
     actors = Actors(factory, generator, loaded.renderer(authors), parser, authors)
     source = TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool)
-    return evaluate(actors, source, config)
+    display = open_display(stderr=True)
+    try:
+        progress = partial(display.phase, "evaluate")
+        return evaluate(actors, source, config, progress=progress)
+    finally:
+        display.close()
 
 
 def _weights(folder: RunFolder, policy: int | None) -> Path:
