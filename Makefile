@@ -32,7 +32,7 @@ test: $(VENV)/.dev
 
 ## make soak         learning and kill runs (long)
 soak: $(VENV)/.dev
-	$(BIN)/python -m pytest -m soak tests -v
+	$(BIN)/python -m pytest -m soak tests -v --timeout 1800
 
 ## make bench        reported figures, paired ratios
 bench: $(VENV)/.dev

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ from replay.sampling import Sampler, make_sampler
 from replay.store import ReplayStore
 
 _CORPUS_CONVERSATIONS = 400
+_WARM_UP = "warm_up.json"
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,12 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
             f"model.path must name a model, got null: environment {config.environment.name!r} has no demonstrate() "
             "to warm the built-in model up with. Write one, or set model.path."
         )
+    display.note(f"making and warming up the built-in model, once, for {target.parent}")
     seed = derive_seed(config.run.seed, "warm-up")
     display.phase("tokenizer", 0, 1)
-    build_tiny_model(target, config.tiny, corpus=_corpus(factory, seed), seed=seed % 2**31)
+    began = time.perf_counter()
+    with quiet():
+        build_tiny_model(target, config.tiny, corpus=_corpus(factory, seed), seed=seed % 2**31)
     loaded = load_model(config.model, target)
     authors = config.context.author_table()
     parser = make_parser(config.context.parser, loaded.template.source)
@@ -118,6 +123,16 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     display.note(f"warm-up: {result.updates} updates, copying loss {result.loss:.3f}")
     with quiet():
         loaded.model.save_pretrained(target)
+    seconds = time.perf_counter() - began
+    measured = {"warm_up/updates": result.updates, "warm_up/loss": result.loss, "time/warm_up": seconds}
+    (target / _WARM_UP).write_text(json.dumps(measured))
+
+
+def warm_up_metrics(folder: RunFolder) -> dict[str, float]:
+    """What the warm-up of the built-in model took; nothing for a model that came trained."""
+    path = folder.model / _WARM_UP
+    measured: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    return measured
 
 
 def _corpus(factory: EnvironmentFactory, seed: int) -> list[str]:

@@ -156,6 +156,8 @@ def main() -> None:
     """Entry point: what the user can mend is one line on stderr and exit code 2; a stopped run exits 1."""
     try:
         app()
+    except KeyboardInterrupt:
+        sys.exit(130)  # before a run has begun there is nothing to say
     except (UserError, ReplayError, RenderError) as error:
         print(f"agentloop: {error}", file=sys.stderr)
         sys.exit(2)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from agentloop.assemble import make_actors, settle_process
 from agentloop.checkpoint import COMPLETE, complete_checkpoints
+from agentloop.console import open_display
 from agentloop.environments import TaskSource, load_environment
 from agentloop.errors import UserError
 from agentloop.evaluate import Evaluation, evaluate
@@ -26,7 +28,13 @@ def evaluate_run(run: Path, *, policy: int | None, tasks: int | None) -> Evaluat
     loaded = load_model(config.model, _weights(folder, policy))
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids)
     source = TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool)
-    return evaluate(make_actors(config, factory, loaded, generator), source, config)
+    actors = make_actors(config, factory, loaded, generator)
+    display = open_display(stderr=True)
+    try:
+        progress = partial(display.phase, "evaluate")
+        return evaluate(actors, source, config, progress=progress)
+    finally:
+        display.close()
 
 
 def _weights(folder: RunFolder, policy: int | None) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentloop.environments import Environment, Task, ToolLimits, call_tool
-from agentloop.errors import UserError
+from agentloop.errors import UserError, one_line
 from agentloop.generation import Completion
 from context import ContextManager, Message, Reply, Segment
 from context.strategies import CONTEXT_FULL
@@ -69,7 +69,7 @@ def rollout(
     Only an episode that the policy ended with an answer is scored by the environment; any other end has reward 0
     and is kept: it is what teaches the format.
     """
-    environment.start(task)
+    _start(environment, task)
     context.begin(task.messages(), tools, hint=task.hint)
     if context.room < 1:
         raise UserError(
@@ -119,6 +119,16 @@ def rollout(
     )
 
 
+def _start(environment: Environment, task: Task) -> None:
+    try:
+        environment.start(task)
+    except Exception as error:
+        raise UserError(
+            f"{type(environment).__name__}.start must accept the tasks of make_task, got {one_line(error)}. "
+            "Mend it and --resume; nothing was lost."
+        ) from error
+
+
 def _ended(reply: Reply) -> str | None:
     if reply.outcome == "final":
         return ANSWERED
@@ -148,7 +158,7 @@ def _score(environment: Environment, task: Task, messages: Sequence[Message]) ->
         reward = float(environment.reward(task, messages))
     except Exception as error:
         raise UserError(
-            f"{name}.reward must return a number, got {type(error).__name__}: {error}. Mend it and --resume."
+            f"{name}.reward must return a number, got {one_line(error)}. Mend it and --resume; nothing was lost."
         ) from error
     if not math.isfinite(reward):
         raise UserError(

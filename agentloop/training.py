@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentloop import __version__
-from agentloop.assemble import Parts, assemble, settle_process, starting_model
-from agentloop.checkpoint import Checkpoint, complete_checkpoints, load_checkpoint, restore_random
+from agentloop.assemble import Parts, assemble, settle_process, starting_model, warm_up_metrics
+from agentloop.checkpoint import COMPLETE, Checkpoint, complete_checkpoints, load_checkpoint, restore_random
 from agentloop.config import RunConfig
 from agentloop.config_file import to_plain
-from agentloop.console import RunDisplay, open_display
+from agentloop.console import RunDisplay, open_display, percent
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.loop import Loop, LoopState
 from agentloop.report import REPORT_NAME, write_report
@@ -41,12 +42,8 @@ def train(config: RunConfig, *, resume: bool = False, display: RunDisplay | None
     display = display or open_display()
     try:
         with folder.lock(), polite_stop(display.note) as stop:
-            settle_process(config)
             checkpoint = _newest_checkpoint(folder)
-            first = starting_model(folder, display)
-            # Once more: whether the warm-up was made just now or by a start that was killed must not matter.
-            settle_process(config)
-            with closing(assemble(folder, display, checkpoint=checkpoint, first=first)) as parts:
+            with closing(_parts(folder, display, checkpoint, new=not resume)) as parts:
                 loop = Loop(parts, _begin(parts, checkpoint))
                 if not loop.state.evaluations:
                     _first_evaluation(loop)
@@ -55,6 +52,20 @@ def train(config: RunConfig, *, resume: bool = False, display: RunDisplay | None
         display.close()
     evaluations = loop.state.evaluations
     return TrainResult(folder.path, loop.state.iteration, evaluations[0][1], evaluations[-1][1], report, stop.exit_code)
+
+
+def _parts(folder: RunFolder, display: RunDisplay, checkpoint: Checkpoint | None, *, new: bool) -> Parts:
+    """The parts of the run. A new run that can't be put together leaves no folder for --resume to stumble over."""
+    try:
+        settle_process(folder.config)
+        first = starting_model(folder, display)
+        # Once more: whether the warm-up was made just now or by a start that was killed must not matter.
+        settle_process(folder.config)
+        return assemble(folder, display, checkpoint=checkpoint, first=first)
+    except UserError:
+        if new and not (folder.model / COMPLETE).exists():
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
 
 
 def _resumed_folder(config: RunConfig) -> RunFolder:
@@ -125,8 +136,10 @@ def _write_report(parts: Parts) -> Path:
 
 def _first_evaluation(loop: Loop) -> None:
     parts = loop.parts
-    parts.store.add_metrics(parts.run_id, 0, loop.evaluate())
+    metrics = loop.evaluate()
+    parts.store.add_metrics(parts.run_id, 0, metrics | warm_up_metrics(parts.folder))
     loop.save()
+    parts.display.note(f"held-out success before training: {percent(metrics['eval/success'])}")
 
 
 def _run_record(parts: Parts) -> RunRecord:

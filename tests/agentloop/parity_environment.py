@@ -37,16 +37,23 @@ class NotANumber(Parity):
 class Moody(Parity):
     """Its author has bad days; AGENTLOOP_TEST_MOOD says which.
 
-    `slow`: a reward takes a fifth of a second. `nan`: it is no number, once it is under way. Else as Parity.
+    `slow`: a reward takes a tenth of a second. `nan`, `raise`: it is no number, or none at all, once the run is
+    under way. `stuck`: an episode does not start, then. Else as Parity.
     """
 
     asked = 0
+
+    def start(self, task: Task) -> None:
+        if os.environ.get("AGENTLOOP_TEST_MOOD") == "stuck" and type(self).asked > 20:
+            raise ConnectionError("no\nanswer")
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         mood = os.environ.get("AGENTLOOP_TEST_MOOD")
         type(self).asked += 1
         if mood == "slow":
-            time.sleep(0.2)
+            time.sleep(0.1)
+        if mood == "raise" and type(self).asked > 40:
+            raise ConnectionError("no\nanswer")
         return float("nan") if mood == "nan" and type(self).asked > 40 else super().reward(task, messages)
 
 

@@ -33,7 +33,6 @@ class Training:
 
     def __init__(self, config_file: Path, *options: str, mood: str = "") -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AGENTLOOP_TEST_MOOD": mood}
-        self._output_ended = 0.0
         self._process = subprocess.Popen(
             [AGENTLOOP, "train", config_file, *options],
             cwd=ROOT,
@@ -55,7 +54,6 @@ class Training:
         for line in iter(stream.readline, ""):
             if line.strip() and "Writing model shards" not in line and "Loading weights" not in line:
                 lines.append(line)
-        self._output_ended = time.monotonic()
 
     @property
     def ended(self) -> bool:
@@ -79,9 +77,12 @@ class Training:
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    def ended_after(self, moment: float) -> float:
-        """Seconds from `moment` to the end of its output."""
-        return self._output_ended - moment
+    def end_with(self, number: signal.Signals, *, code: int) -> float:
+        """Send the signal that ends it, with that exit code and not one word on stderr; the seconds it took."""
+        began = time.monotonic()
+        self.send(number)
+        assert (self.wait(), self.errors) == (code, [])
+        return time.monotonic() - began
 
     def wait(self, *, timeout_s: float = 300.0) -> int:
         """The exit code, once everything that was printed has been read."""

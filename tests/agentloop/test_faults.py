@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,18 +19,12 @@ from transformers import AutoModelForCausalLM
 
 from agentloop.checkpoint import complete_checkpoints, load_checkpoint
 from agentloop.cli import main
-from agentloop.collect import Actors, Birth, collect
 from agentloop.config import RunConfig
-from agentloop.environments import load_environment
 from agentloop.errors import UserError
 from agentloop.metrics import JsonlSink
 from agentloop.report import write_report
 from agentloop.training import train
-from context import default_authors, loss_mask
-from context.parse import HermesParser
-from replay.records import Trajectory
 from replay.store import ReplayStore
-from replay.validate import validate
 from tests.agentloop.processes import (
     Moments,
     Training,
@@ -42,7 +35,6 @@ from tests.agentloop.processes import (
     write_config,
 )
 from tests.agentloop.runs import ROOT, SilentDisplay, rows, save_qwen2, small_config
-from tests.agentloop.scripted import CHATML, CUT, LOG_PROB, ScriptedGenerator, call
 
 HERE = Path(__file__).parent
 MOODY = f"{HERE / 'parity_environment.py'}:Moody"
@@ -105,17 +97,14 @@ def test_killed_run_ends_like_the_unbroken_one(tmp_path: Path, qwen2: Path, unbr
         train(config, resume=True, display=SilentDisplay())
     training.kill()
     assert complete_checkpoints(moments.folder / "checkpoints") == []
-    for moment in (moments.committed_unpublished, moments.appending):
-        training = Training(file, "--resume")
-        training.says("iteration")
-        assert training.kill_when(moment), training.errors
-        assert moments.committed - moments.saved <= EVERY
-    orphans = moments.number("select count(*) from trajectories where state = 'orphaned'")
-    assert orphans > 0
+    training = Training(file, "--resume")
+    training.says("iteration")
+    assert training.kill_when(moments.committed_unpublished), training.errors
+    assert moments.committed - moments.saved <= EVERY
     assert train(config, resume=True, display=SilentDisplay()).exit_code == 0
     assert_sound(moments.folder, iterations=ITERATIONS)
     assert_same_run(moments.folder, unbroken)
-    assert moments.number("select count(*) from trajectories where state = 'orphaned'") >= orphans
+    assert moments.number("select count(*) from trajectories where state = 'orphaned'") >= 12  # an iteration's fresh
 
 
 def test_start_killed_before_it_had_a_name_does_not_stop_the_next(tmp_path: Path, qwen2: Path) -> None:
@@ -161,31 +150,19 @@ def test_signals_end_a_run_and_resume_continues_it(tmp_path: Path, qwen2: Path, 
     file = write_config(config, tmp_path / "config.yaml")
     moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)
 
-    def send(training: Training, number: signal.Signals, *, at: float, code: int, within_s: float) -> None:
-        training.wait_until(at)
-        began = time.monotonic()
-        training.send(number)
-        assert training.wait() == code, training.errors
-        assert training.ended_after(began) < within_s
-        assert training.errors == []
-
-    # Before the first checkpoint there is nothing to finish: the first signal ends the run.
-    training = Training(file, mood="slow")
-    send(training, signal.SIGINT, at=training.says("evaluate ..."), code=130, within_s=5)
-    assert any("stopped" in line for line in training.printed)
-    assert moments.committed == 0
-
     # Once: the iteration is finished, committed, and in a checkpoint.
-    training = Training(file, "--resume", mood="slow")
-    send(training, signal.SIGTERM, at=training.says("iteration 2/6") + 0.5, code=143, within_s=10)
+    training = Training(file, mood="slow")
+    training.wait_until(training.says("iteration 2/6") + 0.3)
+    assert training.end_with(signal.SIGTERM, code=143) < 10
     assert moments.committed == moments.saved == 3
     assert any("held-out success" in line for line in training.printed)
 
     # Twice: at once, as a crash.
     training = Training(file, "--resume", mood="slow")
-    training.wait_until(training.says("iteration 4/6") + 0.5)
+    training.wait_until(training.says("iteration 4/6") + 0.3)
     training.send(signal.SIGINT)
-    send(training, signal.SIGINT, at=training.says("stopping after this iteration"), code=130, within_s=1)
+    training.says("stopping after this iteration")
+    assert training.end_with(signal.SIGINT, code=130) < 1
     assert (moments.committed, moments.saved) == (4, 4)
 
     assert train(config, resume=True, display=SilentDisplay()).exit_code == 0
@@ -195,11 +172,9 @@ def test_signals_end_a_run_and_resume_continues_it(tmp_path: Path, qwen2: Path, 
 
 def test_first_ctrl_c_ends_the_warm_up(tmp_path: Path) -> None:
     training = Training(ROOT / "configs" / "quickstart.yaml", "--set", f"run.folder={tmp_path}")
-    began = training.says("warm-up ...")
-    training.send(signal.SIGINT)
-    assert training.wait() == 130
-    assert training.ended_after(began) < 5
-    assert (training.errors, training.printed[-1].startswith("stopped: ")) == ([], True)
+    training.says("warm-up ...")
+    assert training.end_with(signal.SIGINT, code=130) < 5
+    assert training.printed[-1].startswith("stopped: ")
     assert list((tmp_path / "quickstart-001").glob("model*")) == []
 
 
@@ -224,6 +199,7 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[Callable[..., None]]:
     try:
         yield change
     finally:
+        gc.collect()  # what a failed start had open goes with its exception
         subprocess.run(["umount", str(folder)], check=True)
 
 
@@ -361,7 +337,7 @@ def test_numbers_that_are_none_reach_every_place_as_unknown(tmp_path: Path, qwen
         store.path, "select value from metrics where name in ('actor/entropy', 'actor/grad_norm') order by name"
     )
     assert found == [(None,), (math.inf,)]
-    assert "NaN" not in write_report(store, result.folder).read_text()
+    assert ">nan<" not in write_report(store, result.folder).read_text().lower()
     store.close()
     sink = JsonlSink(result.folder / "metrics.jsonl")
     sink.log(2, {"actor/entropy": float("nan")})
@@ -369,16 +345,27 @@ def test_numbers_that_are_none_reach_every_place_as_unknown(tmp_path: Path, qwen
     assert logged(result.folder)[-1] == {"iteration": 2, "actor/entropy": None}
 
 
-def test_nan_reward_stops_the_run_and_resume_continues_once_it_is_mended(
-    front_door: FrontDoor, tmp_path: Path, qwen2: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("mood", "problem"),
+    [
+        ("nan", "reward must return a finite number, got nan"),
+        ("raise", "reward must return a number, got ConnectionError: no answer"),
+        ("stuck", "start must accept the tasks of make_task, got ConnectionError: no answer"),
+    ],
+)
+def test_bad_environment_stops_the_run_and_resume_continues_once_it_is_mended(
+    front_door: FrontDoor,
+    tmp_path: Path,
+    qwen2: Path,
+    unbroken: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mood: str,
+    problem: str,
 ) -> None:
     config = config_in(tmp_path / "runs", qwen2)
-    monkeypatch.setenv("AGENTLOOP_TEST_MOOD", "nan")
+    monkeypatch.setenv("AGENTLOOP_TEST_MOOD", mood)
     code, line = front_door(config)
-    assert (code, line) == (
-        2,
-        "agentloop: Moody.reward must return a finite number, got nan. Mend it and --resume; nothing was lost.",
-    )
+    assert (code, line) == (2, f"agentloop: Moody.{problem}. Mend it and --resume; nothing was lost.")
     run = tmp_path / "runs" / "small-001"
     ((learned, stored),) = rows(
         run / "replay.sqlite", "select sum(fresh), (select count(*) from trajectories) from iterations"
@@ -428,79 +415,3 @@ def test_sinks_that_raise_or_hang_change_nothing_and_are_told_once(tmp_path: Pat
     assert len(told) == 2
     assert told[0].startswith(f"metrics sink {own}:Hangs does not keep up")
     assert told[1].startswith(f"metrics sink {own}:Raises failed: RuntimeError: no network")
-
-
-# tools, calls and replies, with a policy that says what is written here
-
-LIMITS = {"max_turns": 3, "max_tokens_per_turn": 200, "tool_timeout_s": 0.3, "tool_output_chars": 60}
-
-
-def episode(*replies: str, max_tokens: int = 1500) -> tuple[Trajectory, list[str]]:
-    """One episode with Faulty's tools, as the loop collects, stores and reads it; and the prompts it was shown."""
-    factory = load_environment(f"{HERE / 'faulty_tools.py'}:Graded", {})
-    config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": max_tokens}})
-    generator = ScriptedGenerator([replies])
-    actors = Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors())
-    task = factory.make_task(random.Random(0))
-    (trajectory,) = collect(actors, [(task, 1)], Birth("run", 1, 0), config).trajectories
-    validate(trajectory, default_authors())
-    return trajectory, generator.prompts[0]
-
-
-@pytest.mark.parametrize(
-    ("reply", "kind", "shown"),
-    [
-        (call("fail", '{"kind": "value"}'), "raised", "ValueError: bad value"),
-        (call("fail", '{"kind": "exit"}'), "raised", "SystemExit: 3"),
-        (call("hang", '{"kind": "sleep, catching"}'), "timeout", "hang took longer than 0.3 s"),
-        (call("flood"), None, "xxxxxxxx... [cut: 104857540 characters left out]"),
-        (call("give", '{"kind": "surrogate"}'), "not_text", "a\ufffdb"),
-        (call("gve"), "unknown_tool", "Did you mean give?"),
-        (call("add", '{"a": "x"}'), "bad_arguments", "argument 'a'"),
-        (call("add", '{"a": 1,}'), "malformed", "malformed tool call: a tool call is not valid JSON"),
-        (call("add", '{"a": 1e999}'), "malformed", "malformed tool call: a tool call holds a number that is too large"),
-        ('<tool_call>\n{"name": "add"', "malformed", "malformed tool call"),
-    ],
-)
-def test_bad_tools_and_calls_are_answered_and_the_episode_goes_on(reply: str, kind: str | None, shown: str) -> None:
-    trajectory, prompts = episode(reply, "done")
-    assert shown in prompts[1]
-    record = trajectory.record
-    assert (record.stop_reason, record.error_kind, record.num_turns, record.reward) == ("answered", kind, 2, 1.0)
-    assert [m.role for m in trajectory.messages][-3:] == ["assistant", "tool", "assistant"]
-    assert trajectory.messages[-3].content + "".join(c.name for c in trajectory.messages[-3].tool_calls) != ""
-    # Trained is what was sampled, to the token: the two replies with their end tokens, and nothing of the answer.
-    (segment,) = trajectory.segments
-    mask = loss_mask(segment.tokens, default_authors())
-    said = CHATML.codec.decode(segment.tokens.token_ids[mask].tolist())
-    assert said == f"{reply}<|im_end|>done<|im_end|>"
-    assert record.num_action_tokens == int(mask.sum())
-    assert set(segment.tokens.behavior_log_probs[mask].tolist()) == {LOG_PROB}
-
-
-@pytest.mark.parametrize(
-    ("replies", "reason", "turns"),
-    [
-        (["done"], "answered", 1),
-        ([call("count")] * 3, "max_turns", 3),
-        ([call("add", "{")] * 3, "max_turns", 3),
-        (["I was about to" + CUT], "truncated", 1),
-        ([call("count"), '<tool_call>\n{"name": ' + CUT], "truncated", 2),
-    ],
-)
-def test_episodes_end_under_a_name_and_only_answers_are_rewarded(replies: list[str], reason: str, turns: int) -> None:
-    trajectory, _ = episode(*replies)
-    record = trajectory.record
-    assert (record.stop_reason, record.num_turns) == (reason, turns)
-    assert (record.reward, record.success) == ((1.0, True) if reason == "answered" else (0.0, False))
-    mask = loss_mask(trajectory.segments[0].tokens, default_authors())
-    ends = int((trajectory.segments[0].tokens.token_ids[mask] == CHATML.end_id).sum())
-    assert ends == turns - (reason == "truncated")  # an end that was not sampled is not trained
-
-
-def test_episode_ends_when_a_tool_result_leaves_no_room() -> None:
-    first, _ = episode(call("count"), "done")
-    prompt = first.record.num_tokens - first.record.num_action_tokens
-    trajectory, prompts = episode(call("flood"), "never said", max_tokens=prompt + 20)
-    assert (trajectory.record.stop_reason, trajectory.record.reward, len(prompts)) == ("context_full", 0.0, 1)
-    assert trajectory.record.num_tokens <= prompt + 20

@@ -148,6 +148,45 @@ def test_demonstrator_calls_keys_it_was_shown_and_answers_the_code_it_saw_last(
         assert messages[-1].content == f'The code is "{json.loads(messages[-2].content)["code"]}".'
 
 
+def test_thoughts_name_the_field_that_is_gone_by_and_change_nothing_else() -> None:
+    for seed, task in enumerate(tasks(30)):
+        plain, thinking = (demonstrate(task, random.Random(seed), thinking=thinks) for thinks in (False, True))
+        assert [(m.content, m.tool_calls) for m in plain] == [(m.content, m.tool_calls) for m in thinking]
+        assert all(message.reasoning is None for message in plain)
+        for before, message in pairwise(thinking):
+            if message.role != "assistant":
+                continue
+            field, value = str(message.reasoning).split(" is ")
+            if field == "key":
+                assert before.content == f"What is the code of {value}?"
+            else:
+                assert json.loads(before.content)[field] == json.loads(value)
+            said = message.tool_calls[0].arguments["key"] if message.tool_calls else message.content
+            assert json.loads(value) in said
+
+
+def test_padding_adds_words_behind_the_record_that_are_no_keys() -> None:
+    (task,) = tasks(1)
+    plain, padded = LookupChain(), LookupChain(padding=9)
+    for environment in (plain, padded):
+        environment.start(task)
+    for key in ("pearl", "perl"):
+        short, long = plain.lookup(key), padded.lookup(key)
+        assert list(long) == [*short, "note"]
+        assert {name: long[name] for name in short} == short
+        words = long["note"].split()
+        assert len(words) == 9
+        assert not {*words} & {*KEYS, *CODES}
+    with pytest.raises(ValueError, match="padding must be >= 0, got -1"):
+        LookupChain(padding=-1)
+
+
+def test_hint_is_the_trail_and_stays_out_of_the_prompt() -> None:
+    (task,) = tasks(1)
+    assert task.hint == "The trail: " + ", ".join(f'"{key}"' for key in chain_of(task, task.payload["key"])) + "."
+    assert task.hint not in "".join(message.content for message in task.messages())
+
+
 @pytest.mark.parametrize("hops", [(0, 2), (3, 2), (2, 9)])
 def test_hops_that_make_no_chain_are_refused(hops: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="hops must be"):

@@ -17,10 +17,12 @@ from agentloop.models.tiny import build_tiny_model
 from agentloop.warm_up import Demonstrator, WarmUpResult, _hardest_of_last_reply, demonstrations, warm_up
 from context import Message, default_authors, loss_mask, response_mask
 from context.parse import choose_parser
-from context.strategies import Linear
+from context.strategies import Linear, LinearThink, Memory, Strategy
 
 AUTHORS = default_authors()
 FACTORY = load_environment("lookup_chain", {"hops": [1, 3]})
+THINKING = load_environment("lookup_chain", {"hops": [2, 3], "thinking": True, "padding": 8})
+LINEAR = Linear()
 TINY = TinyModelSection(layers=1, hidden=64)
 
 
@@ -41,9 +43,9 @@ def loaded(folder: Path) -> LoadedModel:
     return load_model(ModelSection(), folder)
 
 
-def demonstrator(loaded: LoadedModel) -> Demonstrator:
+def demonstrator(loaded: LoadedModel, strategy: Strategy = LINEAR) -> Demonstrator:
     parser = choose_parser("auto", loaded.template.source)
-    return Demonstrator(loaded, AUTHORS, parser, factory=FACTORY, strategy=Linear())
+    return Demonstrator(loaded, AUTHORS, parser, factory=FACTORY, strategy=strategy)
 
 
 def conversations() -> Iterator[tuple[Message, ...]]:
@@ -93,6 +95,40 @@ def test_demonstration_trains_the_replies_with_their_ends_and_nothing_else(loade
     assert text.endswith(f"{replies[-1].content}<|im_end|>")
     assert "tool_response" not in text
     assert (trained == response_mask(tokens, AUTHORS)).all()
+
+
+def test_thinking_demonstration_reads_as_the_template_renders_it(loaded: LoadedModel) -> None:
+    for conversation in itertools.islice(demonstrations(THINKING, seed=3), 10):
+        (tokens,) = demonstrator(loaded).sequences(conversation)
+        rendered = loaded.template.render(conversation, tools=FACTORY.tools, generation_prompt=False)
+        assert "<think>next is" in rendered or "<think>see is" in rendered
+        assert loaded.codec.decode(tokens.token_ids.tolist()) + "\n" == rendered
+        trained = loaded.codec.decode(tokens.token_ids[loss_mask(tokens, AUTHORS)].tolist())
+        assert trained.count("<think>") == sum(m.role == "assistant" for m in conversation)
+
+
+def test_demonstration_without_earlier_thinking_has_a_sequence_per_reply(loaded: LoadedModel) -> None:
+    conversation = next(demonstrations(THINKING, seed=3))
+    replies = [message for message in conversation if message.role == "assistant"]
+    sequences = demonstrator(loaded, LinearThink()).sequences(conversation)
+    assert len(sequences) == len(replies) >= 3
+    for tokens, reply in zip(sequences, replies, strict=True):
+        text = loaded.codec.decode(tokens.token_ids.tolist())
+        assert text.count("<think>") == 1
+        trained = loaded.codec.decode(tokens.token_ids[loss_mask(tokens, AUTHORS)].tolist())
+        assert trained.startswith(f"<think>{reply.reasoning}</think>")
+        assert text.endswith(trained)
+
+
+def test_demonstration_answers_the_question_for_notes_with_what_was_thought(loaded: LoadedModel) -> None:
+    conversation = next(demonstrations(THINKING, seed=3))
+    (whole,) = demonstrator(loaded).sequences(conversation)
+    sequences = demonstrator(loaded, Memory(len(whole) - 60, max_summary_tokens=60)).sequences(conversation)
+    trained = [loaded.codec.decode(t.token_ids[loss_mask(t, AUTHORS)].tolist()) for t in sequences]
+    thoughts = [str(message.reasoning) for message in conversation if message.role == "assistant"]
+    notes = next(text for text in trained if "<think>" not in text)
+    assert notes.removesuffix("<|im_end|>").split(", ")[0] in thoughts
+    assert "".join(trained).count("<think>") == len(thoughts)
 
 
 def test_hardest_of_last_reply_skips_its_first_token() -> None:

@@ -8,7 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
+from agentloop.batch import BatchRow, build_batch
+from agentloop.models.actor import Actor
+from agentloop.scoring import score
+from context import default_authors
+from replay.store import ReplayStore
 from tests.agentloop.runs import ROOT, rows
 
 pytestmark = pytest.mark.soak
@@ -38,3 +44,26 @@ def test_quickstart_reaches_ninety_percent_twice_in_a_row(seed: int, tmp_path: P
     print(f"seed {seed}: {success[0]:.1%} -> {success[-2]:.1%}, {success[-1]:.1%} in {result['iterations']} iterations")
     assert success[0] <= 0.35
     assert min(success[-2:]) >= 0.90
+
+
+def test_every_stored_log_prob_is_that_of_the_policy_that_sampled_it(tmp_path: Path) -> None:
+    """On the real thing: each trajectory of a short quickstart, by the snapshot of its own version."""
+    run = Path(str(quickstart(tmp_path, "run.iterations=8")["folder"]))
+    assert worst_log_prob_error(run) < 1e-4
+
+
+def worst_log_prob_error(run: Path) -> float:
+    """Largest |recomputed - stored| in nats over every action token in the buffer."""
+    worst, checked = 0.0, 0
+    store = ReplayStore.open(run / "replay.sqlite", read_only=True)
+    listed = rows(run / "replay.sqlite", "select id, policy_version_min, policy_version_max from trajectories")
+    for version in sorted({low for _, low, _ in listed}):
+        ids = [id for id, low, high in listed if (low, high) == (version, version)]
+        actor = Actor(AutoModelForCausalLM.from_pretrained(run / "policies" / f"{version:06d}"))
+        batch = build_batch([BatchRow(t, "fresh", 0.0) for t in store.read(ids)], default_authors())
+        again, _ = score(actor, batch, max_tokens=4096)
+        worst = max(worst, float((again - batch.behavior_log_probs)[batch.response_mask].abs().max()))
+        checked += len(ids)
+    store.close()
+    assert checked == len(listed) > 0
+    return worst
