@@ -181,7 +181,7 @@ def make_actors(
     """What episodes are run with, in training and in evaluation alike."""
     section = config.context
     authors = section.author_table()
-    _check_authors(factory, authors)
+    check_authors(factory, authors)
     return Actors(
         factory,
         generator,
@@ -193,7 +193,7 @@ def make_actors(
     )
 
 
-def _check_authors(factory: EnvironmentFactory, authors: AuthorTable) -> None:
+def check_authors(factory: EnvironmentFactory, authors: AuthorTable) -> None:
     """Tasks may name authors of their own; better told now than at the first prompt."""
     known = {author.name for author in authors.authors}
     for message in factory.make_task(random.Random("check")).messages():

@@ -2,7 +2,7 @@
 
 Muon on the hidden matrices and a wide initialisation find copying within seconds; AdamW alone does not. A fixed
 number of updates is fragile across seeds, so the warm-up ends some updates after copying has been learned: when the
-hardest token of the last reply (beyond the first, which is a choice, not a copy) has become easy.
+hardest token of the last reply (beyond its first word, which is a choice, not a copy) has become easy.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class Demonstrator:
         self._factory = factory
         self._strategy = strategy
         self._renderer = loaded.renderer(authors)
+        self.control_ids = loaded.codec.added_ids
 
     def sequences(self, conversation: Sequence[Message]) -> list[TokenSequence]:
         """The conversation with its replies in the place of sampled ones (author `demonstration`, no log-probs).
@@ -144,7 +145,7 @@ def warm_up(
         demonstrated = [demonstrator.sequences(next(conversations)) for _ in range(section.batch)]
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        hardest = _accumulate(actor, demonstrated, authors)
+        hardest = _accumulate(actor, demonstrated, authors, demonstrator.control_ids)
         for optimizer in optimizers:
             optimizer.step()
         smoothed = hardest if update == 1 else _SMOOTHING * smoothed + (1 - _SMOOTHING) * hardest
@@ -157,7 +158,9 @@ def warm_up(
     return WarmUpResult(update, smoothed)
 
 
-def _accumulate(actor: Actor, demonstrated: Sequence[Sequence[TokenSequence]], authors: AuthorTable) -> float:
+def _accumulate(
+    actor: Actor, demonstrated: Sequence[Sequence[TokenSequence]], authors: AuthorTable, control_ids: frozenset[int]
+) -> float:
     """Gradients of the mean loss of the demonstrated tokens; the mean of `_hardest_of_last_reply`."""
     rows = [row for sequences in demonstrated for row in sequences]
     last = set(itertools.accumulate(len(sequences) for sequences in demonstrated))
@@ -167,8 +170,10 @@ def _accumulate(actor: Actor, demonstrated: Sequence[Sequence[TokenSequence]], a
     for cut in cut_micro_batches([len(row) for row in rows], _MICRO_BATCH_TOKENS):
         losses, mask = _token_losses(actor, [rows[i] for i in cut], [masks[i] for i in cut])
         (losses.sum() / tokens).backward()  # type: ignore[no-untyped-call]
-        ends = [place for place, i in enumerate(cut) if i + 1 in last]
-        hardest += sum(map(_hardest_of_last_reply, losses[ends].tolist(), mask[ends].tolist()))
+        for place, i in enumerate(cut):
+            if i + 1 in last:
+                control = [token in control_ids for token in rows[i].token_ids.tolist()]
+                hardest += _hardest_of_last_reply(losses[place].tolist(), mask[place].tolist(), control)
     return hardest / len(demonstrated)
 
 
@@ -186,12 +191,14 @@ def _token_losses(
     return -log_probs, mask
 
 
-def _hardest_of_last_reply(losses: Sequence[float], marked: Sequence[bool]) -> float:
-    """The largest loss in the last run of action tokens, its first token apart."""
+def _hardest_of_last_reply(losses: Sequence[float], marked: Sequence[bool], control: Sequence[bool]) -> float:
+    """The largest loss in the last run of action tokens, apart from its first word and the control tokens before it."""
     end = len(marked) - 1 - list(marked)[::-1].index(True)
     start = end
     while start > 0 and marked[start - 1]:
         start -= 1
+    while start < end and control[start]:
+        start += 1
     return max(losses[start + 1 : end + 1], default=losses[start])
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
 
+from agentloop.assemble import check_authors
 from agentloop.config import ContextSection, RunConfig
 from agentloop.config_file import load_config
 from agentloop.context_parts import make_parser, make_strategy
+from agentloop.environments import load_environment
 from agentloop.errors import UserError
 from context import HermesParser
 from context.control import TrainingControl
 from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
+from tests.agentloop.runs import ROOT
+from tests.soak.test_strategies import CASES
 
 
 def refusal(tmp_path: Path, text: str) -> str:
@@ -29,6 +34,17 @@ def refusal(tmp_path: Path, text: str) -> str:
 
 def test_strategies_of_the_configuration_are_those_there_are() -> None:
     assert get_args(ContextSection.model_fields["strategy"].annotation) == tuple(STRATEGIES)
+
+
+@pytest.mark.parametrize("strategy", CASES)
+def test_shipped_configuration_takes_every_strategy_as_it_says(strategy: str) -> None:
+    file = ROOT / "configs" / "strategies.yaml"
+    options = CASES[strategy][0]
+    settings = [f"context.strategy={strategy}", f"context.options={options}"]
+    assert load_config(file, settings).context.strategy == strategy
+    said = [line for line in file.read_text().splitlines() if f"strategy={strategy}" in line]
+    assert said
+    assert options == "{}" or any(options in line or options.strip("{}").replace(": ", "=") in line for line in said)
 
 
 def test_strategy_is_made_with_its_options() -> None:
@@ -122,3 +138,30 @@ def test_parser_may_be_a_class_of_a_file(tmp_path: Path) -> None:
         make_parser(f"{file}:Other", "")
     with pytest.raises(UserError, match="context.parser must name a class"):
         make_parser(f"{file}:Mne", "")
+
+
+ASKING = """
+from agentloop import Environment, Task
+from context import Message
+
+class Judged(Environment):
+    def make_task(self, rng):
+        judged = Message("user", "Do it well.", author="judge")
+        return Task((Message("user", "Do it."), judged, Message("assistant", "Yes.")))
+
+    def reward(self, task, messages):
+        return 1.0
+"""
+
+
+def test_task_may_name_a_registered_author_only(tmp_path: Path) -> None:
+    file = tmp_path / "judged.py"
+    file.write_text(ASKING)
+    factory = load_environment(f"{file}:Judged", {})
+    task = factory.make_task(random.Random(0))
+    assert [message.author for message in task.messages()] == ["user", "judge", "initialization"]
+    check_authors(factory, ContextSection.model_validate({"authors": [{"name": "judge"}]}).author_table())
+    with pytest.raises(
+        UserError, match="context.authors must hold every author of the tasks of .*:Judged, got .*'judge'"
+    ):
+        check_authors(factory, ContextSection().author_table())

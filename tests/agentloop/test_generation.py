@@ -94,8 +94,7 @@ def test_generator_keeps_what_a_rewritten_prompt_begins_with() -> None:
     engine = LocalGenerator(model, stop_ids=frozenset())
     engine.begin(seed=0, temperature=1.0)
     fed: list[int] = []
-    forward = model.forward
-    model.forward = lambda **given: fed.append(given["input_ids"].shape[1]) or forward(**given)  # type: ignore[method-assign,func-returns-value]
+    model.register_forward_pre_hook(lambda _, __, given: fed.append(given["input_ids"].shape[1]), with_kwargs=True)
     engine.generate([GenerationRequest(0, [8, 9, 10, 11, 12, 13], 1)])
     engine.generate([GenerationRequest(0, [8, 9, 10, 20, 21], 1)])
     assert fed == [6, 2]

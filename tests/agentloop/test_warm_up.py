@@ -131,15 +131,17 @@ def test_demonstration_answers_the_question_for_notes_with_what_was_thought(load
     assert "".join(trained).count("<think>") == len(thoughts)
 
 
-def test_hardest_of_last_reply_skips_its_first_token() -> None:
+def test_hardest_of_last_reply_skips_its_first_word() -> None:
     losses = [9.0, 9.0, 0.0, 7.0, 0.5, 0.25, 0.0]
     marked = [False, True, False, True, True, True, False]
     # The last run is 7.0, 0.5, 0.25; its first token is a choice.
-    assert _hardest_of_last_reply(losses, marked) == 0.5
+    assert _hardest_of_last_reply(losses, marked, [False] * 7) == 0.5
+    # 7.0 as the thinking's opening tag: then 0.5 is the choice.
+    assert _hardest_of_last_reply(losses, marked, [False] * 3 + [True] + [False] * 3) == 0.25
 
 
 def test_hardest_of_a_reply_of_one_token_is_that_token() -> None:
-    assert _hardest_of_last_reply([0.0, 3.0], [False, True]) == 3.0
+    assert _hardest_of_last_reply([0.0, 3.0], [False, True], [False, True]) == 3.0
 
 
 def test_warm_up_ends_some_updates_after_the_target(loaded: LoadedModel) -> None:
