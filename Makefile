@@ -30,9 +30,10 @@ quickstart: $(VENV)/.core
 test: $(VENV)/.dev
 	$(BIN)/python -m tests.check
 
-## make soak         learning and kill runs (long)
+## make soak         learning and kill runs, and property tests on new examples (long)
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest -m soak tests -v --timeout 1800
+	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest tests/context tests/replay
 
 ## make bench        reported figures, paired ratios
 bench: $(VENV)/.dev

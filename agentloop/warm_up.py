@@ -140,13 +140,15 @@ def warm_up(
 ) -> WarmUpResult:
     """Train `actor` in place until it copies, then `updates_after_target` more; deterministic for one seed."""
     optimizers = _optimizers(actor.model, section)
+    rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     smoothed, target_met_at, update = float("nan"), None, 0
     for update in range(1, section.max_updates + 1):
         demonstrated = [demonstrator.sequences(next(conversations)) for _ in range(section.batch)]
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         hardest = _accumulate(actor, demonstrated, authors, demonstrator.control_ids)
-        for optimizer in optimizers:
+        for optimizer, rate in zip(optimizers, rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * _cooling(update, target_met_at, section)
             optimizer.step()
         smoothed = hardest if update == 1 else _SMOOTHING * smoothed + (1 - _SMOOTHING) * hardest
         if told is not None:
@@ -156,6 +158,17 @@ def warm_up(
         if target_met_at is not None and update >= target_met_at + section.updates_after_target:
             break
     return WarmUpResult(update, smoothed)
+
+
+def _cooling(update: int, target_met_at: int | None, section: WarmUpSection) -> float:
+    """The learning rates' factor: 1, then down to 0 over the last updates.
+
+    Rates that find copying quickly also throw the weights about; a policy that is handed on in mid-flight can lose
+    its format at the first step of reinforcement learning.
+    """
+    if target_met_at is None:
+        return 1.0
+    return 1.0 - (update - target_met_at) / (section.updates_after_target + 1)
 
 
 def _accumulate(

@@ -24,8 +24,8 @@ from context.tokens import Segment, TokenSequence
 _MAGIC = b"AL"
 _FORMAT = 1
 _HEADER = struct.Struct("<2sBBI")
-# Level 3 makes ids of real text 3 % smaller and takes twice as long.
-_LEVEL = 1
+# Level 1 makes ids of real text 9 % smaller, and takes half as long again to write and to read.
+_LEVEL = -1
 _KINDS = {"token_ids": 1, "authors": 2, "behavior_log_probs": 3, "policy_versions": 4}
 _STORED: dict[str, np.dtype[Any]] = {
     "token_ids": np.dtype("<i4"),
@@ -52,8 +52,9 @@ _codec = _Codec()
 
 def encode_tokens(tokens: TokenSequence) -> dict[str, bytes]:
     """One blob per field, by the names of `TokenSequence`."""
+    compress = _codec.compressor.compress
     return {
-        name: _HEADER.pack(_MAGIC, kind, _FORMAT, len(tokens)) + _codec.compressor.compress(_bytes(tokens, name))
+        name: _HEADER.pack(_MAGIC, kind, _FORMAT, len(tokens)) + compress(_stored(tokens, name).data)
         for name, kind in _KINDS.items()
     }
 
@@ -71,13 +72,13 @@ def content_hash(segments: Iterable[Segment]) -> str:
         context = "" if segment.behavior_context == "plain" else f"/{segment.behavior_context}"
         reason = f"{segment.reason}{context}".encode("utf-8", "surrogatepass")
         digest.update(struct.pack("<II", len(reason), len(segment.tokens)) + reason)
-        digest.update(b"".join(_bytes(segment.tokens, name) for name in _KINDS))
+        for name in _KINDS:
+            digest.update(_stored(segment.tokens, name).data)
     return digest.hexdigest()
 
 
-def _bytes(tokens: TokenSequence, name: str) -> bytes:
-    values: npt.NDArray[Any] = getattr(tokens, name)
-    return values.astype(_STORED[name], copy=False).tobytes()
+def _stored(tokens: TokenSequence, name: str) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(getattr(tokens, name), _STORED[name])
 
 
 def _decode(name: str, blob: bytes, count: int) -> npt.NDArray[Any]:

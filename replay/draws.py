@@ -26,7 +26,17 @@ from replay.records import (
 )
 from replay.rows import Row, known
 from replay.sampling import Candidates, Sampler
-from replay.schema import draws, groups, iterations, metrics, policies, runs, sampler_state, trajectories
+from replay.schema import (
+    draws,
+    groups,
+    iterations,
+    metrics,
+    policies,
+    restored_column,
+    runs,
+    sampler_state,
+    trajectories,
+)
 from replay.validate import check_fields, refused
 from replay.write import add_metrics, insert
 
@@ -117,18 +127,24 @@ def _reserved(request: DrawRequest, slot: int, trajectory: Trajectory, *, probab
 
 def _candidates(connection: sa.Connection, request: DrawRequest) -> Candidates:
     """In the order of (iteration, slot): ids change when a run is resumed, and selection must not."""
+    others = [run for run in _comparable_runs(connection, request.run) if run != request.run]
+    found = connection.execute(_candidates_query(request, others)).all()
+    ids, rates = zip(*found, strict=True) if found else ((), ())
+    return Candidates(restored_column(ids), np.array(rates, dtype=np.float64))
+
+
+def _candidates_query(request: DrawRequest, others: Sequence[str]) -> sa.Select[Any]:
+    """Answered in order by `trajectories_by_state`; one condition on the run of all rows would cost a sort."""
     rows = trajectories.c
-    earlier = (rows.run != request.run) | (rows.iteration < request.iteration)
+    earlier = (rows.run == request.run) & (rows.iteration < request.iteration)
     query = (
-        sa.select(rows.id, groups.c.success_rate)
+        # Ids as the database has them: a row at a time, ExactText takes longer than the query.
+        sa.select(sa.type_coerce(rows.id, sa.Text), groups.c.success_rate)
         .join_from(trajectories, groups, rows.group == groups.c.id)
-        .where(rows.state == ELIGIBLE, earlier, rows.run.in_(_comparable_runs(connection, request.run)))
+        .where(rows.state == ELIGIBLE, earlier | rows.run.in_(others))
         .order_by(rows.iteration, rows.slot, rows.run, rows.id)
     )
-    if request.successful_only:
-        query = query.where(rows.success)
-    found = connection.execute(query).all()
-    return Candidates([id for id, _ in found], np.array([rate for _, rate in found], dtype=np.float64))
+    return query.where(rows.success) if request.successful_only else query
 
 
 def _comparable_runs(connection: sa.Connection, run: str) -> list[str]:
@@ -145,11 +161,11 @@ def _comparable_runs(connection: sa.Connection, run: str) -> list[str]:
 def reserve(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
     if not records:
         return
+    check_fields(records, "iteration", "iteration")
     taken = set(connection.scalars(_of(records[0].run, records[0].iteration, draws.c.slot)))
     for record in records:
-        where = f"iteration {record.iteration}"
-        check_fields(record, where)
         if record.slot in taken:
+            where = f"iteration {record.iteration}"
             raise refused("slot", "be reserved once; resume the run to release it", record.slot, where)
         taken.add(record.slot)
     insert(connection, draws, [{**_row(record), "state": RESERVED} for record in records])
@@ -171,7 +187,7 @@ def commit(
     sampler_state: Mapping[str, Any],
 ) -> None:
     where = f"iteration {iteration.iteration}"
-    check_fields(iteration, where)
+    check_fields([iteration], "iteration", "iteration")
     given = {record.slot: record.trajectory for record in records}
     query = _of(iteration.run, iteration.iteration, draws.c.slot, draws.c.trajectory)
     reserved = {row.slot: row.trajectory for row in connection.execute(query.where(draws.c.state == RESERVED))}

@@ -65,10 +65,10 @@ def record_of(row: Sequence[Any]) -> TrajectoryRecord:
     return TrajectoryRecord(*values)
 
 
-def segment_rows(trajectory: Trajectory) -> Iterator[Row]:
-    for position, segment in enumerate(trajectory.segments):
+def segment_rows(trajectory: str, parts: Sequence[Segment]) -> Iterator[Row]:
+    for position, segment in enumerate(parts):
         yield {
-            "trajectory": trajectory.id,
+            "trajectory": trajectory,
             "position": position,
             "reason": segment.reason,
             "behavior_context": segment.behavior_context,
@@ -91,7 +91,7 @@ def message_rows(trajectory: Trajectory) -> Iterator[Row]:
             "author": message.author,
             "role": message.role,
             "content": message.content,
-            "tool_calls": _calls_to_json(message.tool_calls),
+            "tool_calls": _calls_to_json(message.tool_calls) if message.tool_calls else None,
             "name": message.name,
             "tool_call_id": message.tool_call_id,
             "reasoning": message.reasoning,
@@ -111,6 +111,6 @@ def message_of(row: sa.RowMapping) -> Message:
     )
 
 
-def _calls_to_json(calls: Iterable[ToolCall]) -> str | None:
+def _calls_to_json(calls: Iterable[ToolCall]) -> str:
     rows = [{"name": call.name, "arguments": dict(call.arguments), "id": call.id} for call in calls]
-    return json.dumps(rows, separators=(",", ":")) if rows else None
+    return json.dumps(rows, separators=(",", ":"))

@@ -7,8 +7,7 @@ A change here needs a new file under `migrations/versions` and a new `REVISION`.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,7 +17,6 @@ REVISION = "0002"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
-_NOT_STORABLE = re.compile("[\x00\ud800-\udfff]")
 _ESCAPE = "\ue000json:"
 
 
@@ -39,18 +37,35 @@ class ExactText(sa.types.TypeDecorator[str]):
         return _from_storable
 
 
+def storable_column(values: Sequence[str | None]) -> Sequence[str | None]:
+    """What ExactText binds, for many values at once."""
+    return values if _is_storable("".join(filter(None, values))) else [_to_storable(value) for value in values]
+
+
+def restored_column(values: Sequence[str]) -> list[str]:
+    """What ExactText returns, for many values at once."""
+    return list(values) if _ESCAPE not in "".join(values) else [str(_from_storable(value)) for value in values]
+
+
 def _to_storable(value: str | None) -> str | None:
-    if value is None or (value.isascii() and "\x00" not in value):
-        return value
-    if _NOT_STORABLE.search(value) or value.startswith(_ESCAPE):
-        return _ESCAPE + json.dumps(value)
-    return value
+    return value if value is None or _is_storable(value) else _ESCAPE + json.dumps(value)
 
 
 def _from_storable(value: str | None) -> str | None:
     if value is None or not value.startswith(_ESCAPE):
         return value
     return str(json.loads(value.removeprefix(_ESCAPE)))
+
+
+def _is_storable(text: str) -> bool:
+    """Also False for a text that holds the mark somewhere: it would not need to be JSON, and does no harm as JSON."""
+    if "\x00" in text or _ESCAPE in text:
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _text(name: str, *, null: bool = False, **options: Any) -> sa.Column[str]:
@@ -158,7 +173,8 @@ trajectories = sa.Table(
     _text("state"),
     _text("state_reason", null=True),
     _text("created_at"),
-    sa.Index("trajectories_by_state", "state", "iteration", "slot"),
+    # Covers the query of a draw's candidates, which asks about every row.
+    sa.Index("trajectories_by_state", "state", "iteration", "slot", "run", "id", "group", "success"),
     sa.Index("trajectories_by_run", "run", "iteration", "slot"),
     sa.Index("trajectories_by_group", "group"),
     sa.Index("trajectories_by_task", "task"),

@@ -1,11 +1,16 @@
-"""What may enter the buffer. Everything is checked before anything is written, and every error names its field."""
+"""What may enter the buffer. Everything is checked before anything is written, and every error names its field.
+
+Records are checked a column at a time and tokens all at once: one by one takes longer than storing them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -20,137 +25,212 @@ from replay.records import ELIGIBLE, UNTRAINABLE, GroupRecord, Trajectory, Traje
 _ROUNDING = 1e-6
 """A log-prob this far above 0 is a rounding error of softmax; beyond it, it is no log-prob."""
 _AGREEMENT = 1e-3
-_TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
 _MAY_BE_NAN = ("mean_behavior_log_prob", "min_behavior_log_prob")
+_SUMMARY = ("num_tokens", "num_action_tokens", "policy_version_min", "policy_version_max", *_MAY_BE_NAN)
+
+_Keeps = Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
 class Validated:
-    trajectory: Trajectory
-    """With log-probs clipped to 0, its content hash, and its state."""
+    """What the store keeps of a trajectory besides its record and its messages."""
+
+    segments: tuple[Segment, ...]
+    """With log-probs clipped to 0."""
+    content_hash: str
+    state: str
     clipped: int
     """Log-probs that rounding had put above 0."""
 
 
-def check_fields(record: Any, where: str) -> None:
+def check_fields(records: Sequence[Any], kind: str, key: str) -> None:
     """Every column of the type it is declared as: a driver stores NumPy scalars as bytes without a word.
 
-    Whole numbers count something: none is negative. Real numbers are finite.
+    Whole numbers count something: none is negative. Real numbers are finite. Records are of one class; an error
+    names the one it is about by `kind` and its field `key`.
     """
-    for name, declared, optional in _typed_fields(record.__class__):
-        value = getattr(record, name)
-        if value is None and optional:
-            continue
-        rule = f"be of type {declared}"
-        fits = isinstance(value, _TYPES[declared]) and (declared == "bool" or not isinstance(value, bool))
-        if fits and declared == "int":
-            rule, fits = "be >= 0 and below 2^63", 0 <= value < 2**63
-        elif fits and declared == "float":
-            rule, fits = "be finite", math.isfinite(value) or (name in _MAY_BE_NAN and math.isnan(value))
-        if not fits:
-            raise refused(name, rule, value, where)
-    if not getattr(record, "id", "id"):
-        raise refused("id", "be a text of at least one character", "", where)
+    for name, rules in _rules(records[0].__class__) if records else ():
+        column = [getattr(record, name) for record in records]
+        for rule, keeps in rules:
+            if not all(map(keeps, column)):
+                at = [bool(keeps(value)) for value in column].index(False)
+                raise refused(name, rule, column[at], f"{kind} {getattr(records[at], key)}")
 
 
 @cache
-def _typed_fields(record_type: type) -> list[tuple[str, str, bool]]:
-    """(name, declared type, may be None) of the fields that are one column."""
-    declared = [(field.name, *str(field.type).partition(" | ")) for field in fields(record_type)]
-    return [(name, kind, bool(optional)) for name, kind, _, optional in declared if kind in _TYPES]
+def _rules(record_type: type) -> list[tuple[str, list[tuple[str, _Keeps]]]]:
+    """By name, for the fields that are one column."""
+    found = []
+    for field in fields(record_type):
+        declared, _, optional = str(field.type).partition(" | ")
+        keeps_type = _TYPES.get(declared)
+        if keeps_type is None:
+            continue
+        rules = [(f"be of type {declared}", keeps_type)]
+        if declared == "int":
+            rules.append(("be >= 0 and below 2^63", _is_count))
+        elif declared == "float":
+            rules.append(("be finite", _is_finite_or_nan if field.name in _MAY_BE_NAN else _is_finite))
+        if field.name == "id":
+            rules.append(("be a text of at least one character", bool))
+        found.append((field.name, [(rule, _unless_none(keeps) if optional else keeps) for rule, keeps in rules]))
+    return found
+
+
+_TYPES: dict[str, _Keeps] = {
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, (float, int)) and not isinstance(value, bool),
+}
+
+
+def _is_count(value: int) -> bool:
+    return 0 <= value < 2**63
+
+
+def _is_finite(value: float) -> bool:
+    return abs(value) <= sys.float_info.max
+
+
+def _is_finite_or_nan(value: float) -> bool:
+    return abs(value) <= sys.float_info.max or value != value
+
+
+def _unless_none(keeps: _Keeps) -> _Keeps:
+    return lambda value: value is None or keeps(value)
 
 
 def refused(field: str, rule: str, value: object, where: str) -> InvalidRecord:
     return InvalidRecord(f"{field} must {rule}, got {value!r} in {where}. Nothing of this call was stored.")
 
 
-def check_group(group: GroupRecord) -> None:
-    where = f"group {group.id}"
-    check_fields(group, where)
-    if not 0.0 <= group.success_rate <= 1.0:
-        raise refused("success_rate", "be between 0 and 1", group.success_rate, where)
-    if group.size < 1:
-        raise refused("size", "be at least 1", group.size, where)
-
-
-def validate(trajectory: Trajectory, authors: AuthorTable) -> Validated:
-    """Check one trajectory against itself and its run's author table; raises InvalidRecord."""
-    record = trajectory.record
-    where = f"trajectory {record.id}"
-    checked = [_checked(s, authors, f"segments[{i}]", where) for i, s in enumerate(trajectory.segments)]
-    if not sum(len(part.tokens) for part in checked):
-        raise refused("segments", "hold at least one token", 0, where)
-    check_fields(record, where)
-    _check_summary(record, checked, where)
-    segments = tuple(replace(s, tokens=part.tokens) for part, s in zip(checked, trajectory.segments, strict=True))
-    digest = content_hash(segments)
-    if record.content_hash not in ("", digest):
-        raise refused("content_hash", f"be that of the tokens ({digest})", record.content_hash, where)
-    trained = any(authors.is_trained(part.tokens.authors).any() for part in checked)
-    state = ELIGIBLE if trained else UNTRAINABLE
-    if record.state not in (ELIGIBLE, state):
-        raise refused("state", f"be {state!r} for a new row with these tokens", record.state, where)
-    stored = replace(record, content_hash=digest, state=state)
-    return Validated(replace(trajectory, record=stored, segments=segments), sum(part.clipped for part in checked))
+def check_groups(groups: Sequence[GroupRecord]) -> None:
+    check_fields(groups, "group", "id")
+    for group in groups:
+        if not 0.0 <= group.success_rate <= 1.0:
+            raise refused("success_rate", "be between 0 and 1", group.success_rate, f"group {group.id}")
+        if group.size < 1:
+            raise refused("size", "be at least 1", group.size, f"group {group.id}")
 
 
 @dataclass(frozen=True)
-class _Checked:
-    """One segment that keeps the rules."""
+class _Tokens:
+    """Those of all trajectories, one after another."""
 
-    tokens: TokenSequence
-    log_probs: npt.NDArray[np.float32]
-    """Of its tokens of a known behavior policy."""
-    versions: npt.NDArray[np.int32]
-    """Of its action tokens."""
-    clipped: int
+    sequence: TokenSequence
+    action: npt.NDArray[np.bool_]
+    behavior: npt.NDArray[np.bool_]
+    """True = comes with the log-prob it was sampled with."""
+    starts: list[int]
+    """Of each trajectory, which has at least one token."""
 
 
-def _checked(segment: Segment, authors: AuthorTable, name: str, where: str) -> _Checked:
-    tokens = segment.tokens
-    known = authors.is_known(tokens.authors)
-    action = authors.is_action(tokens.authors)
+def validate(trajectories: Sequence[Trajectory], authors: AuthorTable) -> list[Validated]:
+    """Check trajectories of one run against themselves and the run's author table; raises InvalidRecord."""
+    if not trajectories:
+        return []
+    given = _joined(trajectories, authors)
+    _check_tokens(given, authors, trajectories)
+    check_fields([trajectory.record for trajectory in trajectories], "trajectory", "id")
+    above = given.sequence.behavior_log_probs > 0
+    log_probs = np.where(above, np.float32(0.0), given.sequence.behavior_log_probs)
+    log_probs = np.where(given.behavior, log_probs, np.float32(np.nan))
+    _check_summaries(given, log_probs, trajectories)
+    trained = np.logical_or.reduceat(authors.is_trained(given.sequence.authors), given.starts).tolist()
+    clipped = np.add.reduceat(above, given.starts, dtype=np.int64).tolist()
+    facts = zip(trajectories, given.starts, trained, clipped, strict=True)
+    return [_validated(trajectory, log_probs[start:], *rest) for trajectory, start, *rest in facts]
+
+
+def _joined(trajectories: Sequence[Trajectory], authors: AuthorTable) -> _Tokens:
+    lengths = [sum(len(segment.tokens) for segment in trajectory.segments) for trajectory in trajectories]
+    if 0 in lengths:
+        empty = trajectories[lengths.index(0)]
+        raise refused("segments", "hold at least one token", 0, f"trajectory {empty.id}")
+    segments = [segment for trajectory in trajectories for segment in trajectory.segments]
+    tokens = TokenSequence.concatenate(segment.tokens for segment in segments)
     # In sight of a hint, tokens were sampled in another context than the stored one.
-    behavior = authors.has_behavior(tokens.authors) & (segment.behavior_context == "plain")
+    plain = np.repeat([s.behavior_context == "plain" for s in segments], [len(s.tokens) for s in segments])
+    action, behavior = authors.is_action(tokens.authors), authors.has_behavior(tokens.authors) & plain
+    return _Tokens(tokens, action, behavior, [0, *accumulate(lengths[:-1])])
+
+
+def _check_tokens(given: _Tokens, authors: AuthorTable, trajectories: Sequence[Trajectory]) -> None:
+    """Arrays of unequal length can't be here: TokenSequence refuses them."""
+    tokens, action, behavior = given.sequence, given.action, given.behavior
     values, versions = tokens.behavior_log_probs, tokens.policy_versions
-    # Arrays of unequal length can't be here: TokenSequence refuses them.
+    is_log_prob = (values <= _ROUNDING) & (values > -np.inf)
+    unknown = np.isnan(values)
     rules = (
         ("token_ids", "be >= 0", tokens.token_ids >= 0),
-        ("authors", "be a code of the run's author table", known),
-        ("behavior_log_probs", "be finite and at most 0 for a sampled token", ~behavior | _is_log_prob(values)),
-        ("behavior_log_probs", "be NaN for a token that was not sampled", action | np.isnan(values)),
-        ("behavior_log_probs", "be NaN where no behavior policy is known", behavior | np.isnan(values)),
+        ("authors", "be a code of the run's author table", authors.is_known(tokens.authors)),
+        ("behavior_log_probs", "be finite and at most 0 for a sampled token", ~behavior | is_log_prob),
+        ("behavior_log_probs", "be NaN for a token that was not sampled", action | unknown),
+        ("behavior_log_probs", "be NaN where no behavior policy is known", behavior | unknown),
         ("policy_versions", "be >= 0 for a sampled token and -1 for others", action == (versions >= 0)),
         ("policy_versions", "be >= 0 for a sampled token and -1 for others", versions >= -1),
     )
     for field, rule, good in rules:
         if not good.all():
             at = int(np.argmin(good))
-            raise refused(f"{name}.{field}[{at}]", rule, getattr(tokens, field)[at].item(), where)
-    above = values > 0
-    stored = np.where(behavior, np.where(above, np.float32(0.0), values), np.float32(np.nan))
-    kept = TokenSequence(tokens.token_ids, tokens.authors, stored, versions)
-    return _Checked(kept, stored[behavior], versions[action], int(np.count_nonzero(above)))
+            trajectory, segment, offset = _place(trajectories, at)
+            value = getattr(tokens, field)[at].item()
+            raise refused(f"segments[{segment}].{field}[{offset}]", rule, value, f"trajectory {trajectory.id}")
 
 
-def _is_log_prob(values: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-    return (values <= _ROUNDING) & (values > -np.inf)
+def _place(trajectories: Sequence[Trajectory], at: int) -> tuple[Trajectory, int, int]:
+    """Which segment of which trajectory the token at `at` of all of them belongs to, and its position there."""
+    for trajectory in trajectories:
+        for index, segment in enumerate(trajectory.segments):
+            if at < len(segment.tokens):
+                return trajectory, index, at
+            at -= len(segment.tokens)
+    raise IndexError(at)
 
 
-def _check_summary(record: TrajectoryRecord, checked: Sequence[_Checked], where: str) -> None:
-    """The record says what its tokens say."""
-    log_probs = np.concatenate([part.log_probs for part in checked])
-    versions = np.concatenate([part.versions for part in checked])
-    facts = {"num_tokens": sum(len(part.tokens) for part in checked), "num_action_tokens": len(versions)}
-    if len(versions):
-        facts |= {"policy_version_min": int(versions.min()), "policy_version_max": int(versions.max())}
-    mean = least = math.nan
-    if len(log_probs):
-        mean, least = float(log_probs.mean(dtype=np.float64)), float(log_probs.min())
+def _check_summaries(given: _Tokens, log_probs: npt.NDArray[np.float32], trajectories: Sequence[Trajectory]) -> None:
+    """Every record says what its tokens say."""
+    starts, versions = given.starts, given.sequence.policy_versions
+    lengths = np.diff([*starts, len(given.sequence)])
+    num_actions = np.add.reduceat(given.action, starts, dtype=np.int64)
+    oldest = np.minimum.reduceat(np.where(given.action, versions, np.iinfo(np.int32).max), starts)
+    newest = np.maximum.reduceat(versions, starts)
+    totals = np.add.reduceat(np.where(given.behavior, log_probs, np.float32(0.0)), starts, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        means = totals / np.add.reduceat(given.behavior, starts, dtype=np.int64)
+    columns = (lengths, num_actions, oldest, newest, means, np.fmin.reduceat(log_probs, starts))
+    for trajectory, *facts in zip(trajectories, *(column.tolist() for column in columns), strict=True):
+        _check_summary(trajectory.record, dict(zip(_SUMMARY, facts, strict=True)))
+
+
+def _check_summary(record: TrajectoryRecord, facts: dict[str, Any]) -> None:
+    where = f"trajectory {record.id}"
     for name, fact in facts.items():
-        if getattr(record, name) != fact:
-            raise refused(name, f"agree with the segments ({fact})", getattr(record, name), where)
-    for name, value in zip(_MAY_BE_NAN, (mean, least), strict=True):
         given = getattr(record, name)
-        if math.isnan(given) != math.isnan(value) or abs(given - value) > _AGREEMENT * max(1.0, abs(value)):
-            raise refused(name, f"agree with the segments ({value:.6g})", given, where)
+        if name in _MAY_BE_NAN:
+            close = abs(given - fact) <= _AGREEMENT * max(1.0, abs(fact))
+            if not close and not (math.isnan(given) and math.isnan(fact)):
+                raise refused(name, f"agree with the segments ({fact:.6g})", given, where)
+        elif given != fact and (facts["num_action_tokens"] or not name.startswith("policy_version")):
+            raise refused(name, f"agree with the segments ({fact})", given, where)
+
+
+def _validated(trajectory: Trajectory, log_probs: npt.NDArray[np.float32], trained: bool, clipped: int) -> Validated:
+    record, where = trajectory.record, f"trajectory {trajectory.id}"
+    segments = tuple(_with_log_probs(trajectory.segments, log_probs))
+    digest = content_hash(segments)
+    if record.content_hash not in ("", digest):
+        raise refused("content_hash", f"be that of the tokens ({digest})", record.content_hash, where)
+    state = ELIGIBLE if trained else UNTRAINABLE
+    if record.state not in (ELIGIBLE, state):
+        raise refused("state", f"be {state!r} for a new row with these tokens", record.state, where)
+    return Validated(segments, digest, state, clipped)
+
+
+def _with_log_probs(segments: Sequence[Segment], log_probs: npt.NDArray[np.float32]) -> Iterator[Segment]:
+    """`log_probs` begin with those of the segments."""
+    end = 0
+    for segment in segments:
+        start, end = end, end + len(segment.tokens)
+        yield replace(segment, tokens=replace(segment.tokens, behavior_log_probs=log_probs[start:end]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -25,8 +25,21 @@ from replay.rows import (
     record_row,
     segment_rows,
 )
-from replay.schema import groups, messages, metrics, policies, runs, segments, tasks, trajectories
-from replay.validate import check_fields, check_group, refused, validate
+from replay.schema import (
+    ExactText,
+    groups,
+    messages,
+    metrics,
+    policies,
+    runs,
+    segments,
+    storable_column,
+    tasks,
+    trajectories,
+)
+from replay.validate import Validated, check_fields, check_groups, refused, validate
+
+_BindColumn = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -60,22 +73,29 @@ def prepare(
 ) -> Prepared:
     """Everything that needs no database lock: check, hash, compress."""
     prepared = Prepared({}, {}, {}, {}, {}, {}, repeated=0)
+    check_fields(task_records, "task", "hash")
     for task in task_records:
-        check_fields(task, f"task {task.hash}")
         _add_same(prepared.tasks, task.hash, {**vars(task), "payload": _json(task)}, "task")
+    check_groups(group_records)
     for group in group_records:
-        check_group(group)
         _add_same(prepared.groups, group.id, dict(vars(group)), "group")
     repeated = 0
-    for row in rows:
-        validated = validate(row, authors[row.record.run])
-        trajectory = validated.trajectory
+    for trajectory, found in _validated(rows, authors):
         repeated += trajectory.id in prepared.trajectories
-        _add_same(prepared.trajectories, trajectory.id, record_row(trajectory.record), "trajectory")
-        prepared.segments[trajectory.id] = list(segment_rows(trajectory))
+        record = {**record_row(trajectory.record), "content_hash": found.content_hash, "state": found.state}
+        _add_same(prepared.trajectories, trajectory.id, record, "trajectory")
+        prepared.segments[trajectory.id] = list(segment_rows(trajectory.id, found.segments))
         prepared.messages[trajectory.id] = list(message_rows(trajectory))
-        prepared.clipped[trajectory.id] = validated.clipped
+        prepared.clipped[trajectory.id] = found.clipped
     return replace(prepared, repeated=repeated)
+
+
+def _validated(
+    rows: Sequence[Trajectory], authors: Mapping[str, AuthorTable]
+) -> Iterator[tuple[Trajectory, Validated]]:
+    for run in dict.fromkeys(row.record.run for row in rows):
+        mine = [row for row in rows if row.record.run == run]
+        yield from zip(mine, validate(mine, authors[run]), strict=True)
 
 
 def _json(task: TaskRecord) -> str:
@@ -155,40 +175,42 @@ def insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> N
 
 
 def _batch(table: sa.Table, rows: Sequence[Row], dialect: sa.Dialect) -> tuple[str, list[Any]]:
-    """The statement and its bound parameters.
+    """The statement and its bound parameters, made a column at a time.
 
     SQLAlchemy would look up every column of every row anew, which takes longer than the database does.
     """
-    names = tuple(rows[0])
-    statement, positions, bind = _compiled_insert(table, names, dialect)
-    if positions is None:
-        return statement, [{name: bind[name](row[name]) for name in names} for row in rows]
-    order = [(name, bind[name]) for name in positions]
-    return statement, [tuple([to_driver(row[name]) for name, to_driver in order]) for row in rows]
+    statement, positions, bind = _compiled_insert(table, tuple(rows[0]), dialect)
+    names = positions or list(bind)
+    values = zip(*(bind[name]([row[name] for row in rows]) for name in names), strict=True)
+    return statement, list(values) if positions else [dict(zip(names, row, strict=True)) for row in values]
 
 
 @lru_cache(maxsize=64)
 def _compiled_insert(
     table: sa.Table, names: tuple[str, ...], dialect: sa.Dialect
-) -> tuple[str, list[str] | None, dict[str, Callable[[Any], Any]]]:
-    """The statement, the order of its parameters (None: by name), and what makes them the driver's."""
+) -> tuple[str, list[str] | None, dict[str, _BindColumn]]:
+    """The statement, the order of its parameters (None: by name), and what makes a column of them the driver's."""
     compiled = table.insert().compile(dialect=dialect, column_keys=names)
-    types = {name: table.c[name].type.dialect_impl(dialect) for name in names}
-    bind: dict[str, Callable[[Any], Any]] = {}
-    for name, kind in types.items():
-        bind[name] = kind.bind_processor(dialect) or _as_it_is
-    return compiled.string, compiled.positiontup, bind
+    return compiled.string, compiled.positiontup, {name: _bind_column(table.c[name].type, dialect) for name in names}
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
+def _bind_column(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _BindColumn:
+    if isinstance(kind, ExactText):
+        return storable_column
+    to_driver = kind.dialect_impl(dialect).bind_processor(dialect)
+    return (lambda values: [to_driver(value) for value in values]) if to_driver else _as_they_are
+
+
+def _as_they_are(values: Sequence[Any]) -> Sequence[Any]:
+    return values
 
 
 def _check_groups(connection: sa.Connection, prepared: Prepared) -> None:
     """A member belongs to the run, task and iteration of its group."""
     place = ("run", "task", "iteration")
-    named = list({row["group"] for row in prepared.trajectories.values()})
-    found = _stored(connection, groups, GROUP_COLUMNS, named, key="id")
+    named = dict.fromkeys(row["group"] for row in prepared.trajectories.values())
+    earlier = [id for id in named if id not in prepared.groups]
+    found = {**prepared.groups, **_stored(connection, groups, GROUP_COLUMNS, earlier, key="id")}
     for id, row in prepared.trajectories.items():
         group = found.get(row["group"])
         if group is None:
@@ -199,7 +221,7 @@ def _check_groups(connection: sa.Connection, prepared: Prepared) -> None:
 
 
 def add_run(connection: sa.Connection, run: RunRecord) -> None:
-    check_fields(run, f"run {run.id}")
+    check_fields([run], "run", "id")
     stored = connection.scalar(sa.select(runs.c.authors_hash).where(runs.c.id == run.id))
     if stored is None:
         row = {**vars(run), "config": json.dumps(dict(run.config)), "started_at": now()}
@@ -209,7 +231,7 @@ def add_run(connection: sa.Connection, run: RunRecord) -> None:
 
 
 def add_policy(connection: sa.Connection, policy: PolicyRecord) -> None:
-    check_fields(policy, f"policy {policy.version}")
+    check_fields([policy], "policy", "version")
     same = (policies.c.run == policy.run) & (policies.c.version == policy.version)
     connection.execute(policies.delete().where(same))
     connection.execute(policies.insert().values({**vars(policy), "created_at": now()}))

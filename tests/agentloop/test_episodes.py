@@ -28,7 +28,7 @@ def episode(*replies: str, max_tokens: int = 4000) -> tuple[Trajectory, list[str
     actors = Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors())
     task = factory.make_task(random.Random(0))
     (trajectory,) = collect(actors, [(task, 1)], Birth("run", 1, 0), config).trajectories
-    validate(trajectory, default_authors())
+    validate([trajectory], default_authors())
     return trajectory, generator.prompts[0]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from replay import InvalidRecord, ReplayStore
+from replay.draws import _candidates_query
 from replay.records import FRESH, DrawRecord
 from replay.sampling import make_sampler
 from tests.replay.fakes import (
@@ -24,6 +25,7 @@ from tests.replay.fakes import (
     run_record,
     sql,
     task,
+    trajectory,
 )
 
 
@@ -66,6 +68,22 @@ def test_draw_gives_every_row_once_and_fewer_than_asked_when_there_are_no_more(s
     drawn = store.draw(request(2, 99), make_sampler("success", 0))
     assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in born.trajectories[:4])
     assert store.eligible_count(request(2, 99), make_sampler("success", 0)) == 4
+
+
+def test_any_text_is_an_id_that_is_drawn(store: ReplayStore) -> None:
+    ids = ["NUL \x00", "half \ud83d", "\ue000json:x", "naïve", "plain"]
+    store.append([task()], [group()], [trajectory(id, slot=slot) for slot, id in enumerate(ids)])
+    drawn = store.draw(request(2, 99), make_sampler("uniform", 0))
+    assert sorted(row.trajectory.id for row in drawn) == sorted(ids)
+
+
+def test_candidates_come_in_order_from_the_index_alone(store: ReplayStore) -> None:
+    for others in ([], ["run-0"], ["run-0", "run-2"]):
+        query = _candidates_query(request(2, 1), others).compile(compile_kwargs={"literal_binds": True})
+        with store.reading() as connection:
+            plan = [str(row[3]) for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}")]
+        assert any("USING COVERING INDEX trajectories_by_state" in step for step in plan), plan
+        assert not any("TEMP B-TREE" in step for step in plan), plan
 
 
 def test_draw_of_successes_only(store: ReplayStore) -> None:

@@ -24,8 +24,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> ReplayStore:
 
 def refuses(store: ReplayStore, bad: Any, message: str) -> None:
     """The whole append fails, also its good rows."""
-    with pytest.raises(InvalidRecord, match=message):
-        store.append([task()], [group()], [trajectory("good"), bad])
+    with pytest.raises(InvalidRecord, match=message) as raised:
+        store.append([task()], [group()], [trajectory("good"), bad, trajectory("also good")])
+    assert f" in trajectory {bad.id}. " in str(raised.value)
     with store.reading() as connection:
         assert connection.exec_driver_sql("select count(*) from trajectories").scalar() == 0
 
@@ -120,6 +121,28 @@ def test_trajectory_without_tokens_is_refused(store: ReplayStore) -> None:
     refuses(store, trajectory("a", segments=(empty,)), "^segments must hold at least one token, got 0")
 
 
+def test_trajectories_checked_together_are_found_to_be_what_they_are_alone() -> None:
+    clipped = replace(SHORT, behavior_log_probs=np.where(AUTHORS.is_action(SHORT.authors), np.float32(1e-7), NAN))
+    unknown = replace(SHORT, behavior_log_probs=np.full(len(SHORT), np.nan, np.float32))
+    rows = [
+        trajectory("short"),
+        trajectory("observed", segments=(Segment(TokenSequence.constant([1, 2, 3], 0)),)),
+        trajectory("clipped", segments=(Segment(SHORT), Segment(clipped, "strategy_rewrite"))),
+        trajectory("hinted", segments=(Segment(SHORT), Segment(unknown, "clean", "hinted"), Segment(SHORT))),
+        trajectory("with an empty segment", segments=(Segment(TokenSequence.constant([], 0)), Segment(SHORT, "fork"))),
+    ]
+    together = validate(rows, AUTHORS)
+    assert [found.clipped for found in together] == [0, 0, 3, 0, 0]
+    assert [found.state for found in together] == ["eligible", "untrainable", "eligible", "eligible", "eligible"]
+    for row, found in zip(rows, together, strict=True):
+        (alone,) = validate([row], AUTHORS)
+        assert found.content_hash == alone.content_hash
+        for original, mine, its in zip(row.segments, found.segments, alone.segments, strict=True):
+            assert (mine.reason, mine.behavior_context) == (original.reason, original.behavior_context)
+            assert mine.tokens.equals(its.tokens)
+            assert mine.tokens.token_ids is original.tokens.token_ids
+
+
 def test_unequal_lengths_can_not_be_made() -> None:
     with pytest.raises(ValueError, match="behavior_log_probs must have one entry per token"):
         replace(SHORT, behavior_log_probs=SHORT.behavior_log_probs[:-1])
@@ -179,10 +202,10 @@ def test_what_passes_keeps_every_rule_and_what_breaks_one_does_not_pass(
     try:
         # The record is described from the same tokens; where it can't be, they are illegal.
         given_row = trajectory("a", segments=segments) if legal else replace(trajectory("a"), segments=segments)
-        stored = validate(given_row, AUTHORS).trajectory
+        stored = validate([given_row], AUTHORS)[0]
     except InvalidRecord:
         assert not legal
     else:
         assert legal
-        assert stored.record.state == ("eligible" if (codes == 4).any() else "untrainable")
+        assert stored.state == ("eligible" if (codes == 4).any() else "untrainable")
         assert not (stored.segments[0].tokens.behavior_log_probs > 0).any()

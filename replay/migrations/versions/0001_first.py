@@ -111,7 +111,8 @@ def _trajectories() -> None:
     )
     op.create_index("trajectories_by_group", "trajectories", ["group_id"])
     op.create_index("trajectories_by_run", "trajectories", ["run", "iteration", "slot"])
-    op.create_index("trajectories_by_state", "trajectories", ["state", "iteration", "slot"])
+    candidates = ["state", "iteration", "slot", "run", "id", "group_id", "success"]
+    op.create_index("trajectories_by_state", "trajectories", candidates)
     op.create_index("trajectories_by_task", "trajectories", ["task"])
     op.create_table(
         "segments",
