@@ -29,7 +29,9 @@ from agentloop.models.load import LoadedModel, load_model, quiet
 from agentloop.models.tiny import build_tiny_model
 from agentloop.publish import Publisher
 from agentloop.run_folder import RunFolder
+from agentloop.scoring import score
 from agentloop.seeds import derive_seed
+from agentloop.startup_checks import check_scoring, check_tools
 from agentloop.trainer import Trainer
 from agentloop.warm_up import Demonstrator, demonstrations, warm_up
 from context import AuthorTable
@@ -155,6 +157,8 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
     authors = config.context.author_table()
     version = checkpoint.values["loop"]["iteration"] if checkpoint else 0
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, policy_version=version)
+    actor = Actor(loaded.model)
+    check_scoring(generator, actor)
     reference = _reference(config, first)
     sinks = load_sinks(config.metrics.sinks, folder.path, keep_through=version)
     store = ReplayStore.create(folder.database)
@@ -166,7 +170,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
         source=TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool),
         actors=make_actors(config, factory, loaded, generator),
         generator=generator,
-        trainer=Trainer(Actor(loaded.model), config, authors=authors, reference=reference),
+        trainer=Trainer(actor, config, authors=authors, reference=reference),
         publisher=Publisher(loaded, generator, store, folder=folder.path, run=folder.run_id),
         sinks=SinkFan(sinks, warn=display.note),
         display=display,
@@ -182,11 +186,13 @@ def make_actors(
     section = config.context
     authors = section.author_table()
     check_authors(factory, authors)
+    parser = make_parser(section.parser, loaded.template.source)
+    check_tools(factory, loaded, parser)
     return Actors(
         factory,
         generator,
         loaded.renderer(authors),
-        make_parser(section.parser, loaded.template.source),
+        parser,
         authors,
         make_strategy(section.strategy, section.options),
         section.training_control(),
@@ -225,8 +231,7 @@ def _penalty(config: RunConfig, reference: Actor | None, authors: AuthorTable) -
 
     def penalty(trajectories: Sequence[Trajectory]) -> list[float]:
         batch = build_batch([BatchRow(t, "fresh", 0.0) for t in trajectories], authors).to(reference.device)
-        with torch.no_grad():
-            ref, _ = reference.log_probs(batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature)
+        ref, _ = score(reference, batch, max_tokens=config.batch.micro_batch_tokens)
         behavior = torch.where(batch.response_mask, batch.behavior_log_probs, ref)
         rewards = kl_penalised_rewards(torch.zeros_like(ref), k1(behavior, ref), config.kl.reward_coef)
         totals = torch.zeros(len(batch.trajectory_ids), dtype=rewards.dtype, device=rewards.device)

@@ -15,7 +15,7 @@ import typer
 
 from agentloop.context_cli import app as context_app
 from agentloop.errors import TrainingStopped, UserError
-from context import RenderError
+from context import PrefixError, RenderError
 from replay.cli import app as replay_app
 from replay.errors import ReplayError
 
@@ -158,7 +158,7 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(130)  # before a run has begun there is nothing to say
-    except (UserError, ReplayError, RenderError) as error:
+    except (UserError, ReplayError, RenderError, PrefixError) as error:
         print(f"agentloop: {error}", file=sys.stderr)
         sys.exit(2)
     except TrainingStopped as error:

@@ -72,9 +72,10 @@ class _RunClock:
 
 def describe_iteration(number: int, total: int, metrics: Mapping[str, float], left: str) -> str:
     """The figures of one iteration in one line."""
-    parts = [
-        f"iteration {number}/{total}",
-        f"success {percent(metrics['rollout/success'])}",
+    parts = [f"iteration {number}/{total}"]
+    if "rollout/success" in metrics:  # absent when the whole batch came from the buffer
+        parts.append(f"success {percent(metrics['rollout/success'])}")
+    parts += [
         f"fresh {metrics['batch/fresh']:.0f} + replay {metrics['batch/replay']:.0f}",
     ]
     if "actor/replay/ess" in metrics:

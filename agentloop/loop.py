@@ -260,7 +260,7 @@ def _metrics(
         "batch/replay": len(batch.drawn),
         "batch/fraction": batch.plan.fraction,
         "batch/achieved_fraction": len(batch.drawn) / trajectories,
-        "batch/shortfall": batch.plan.shortfall,
+        "batch/shortfall": batch.plan.planned_replay - len(batch.drawn),
     }
     if stale:
         metrics |= {"replay/staleness_mean": sum(stale) / len(stale), "replay/staleness_max": max(stale)}

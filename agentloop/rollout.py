@@ -80,7 +80,8 @@ def rollout(
     num_turns = num_tool_calls = 0
     stop_reason, error_kind = MAX_TURNS, None
     while num_turns < limits.max_turns:
-        budget = min(limits.max_tokens_per_turn, context.room)
+        # An answer to a strategy's question has the strategy's own limit, which `room` knows.
+        budget = context.room if context.asking else min(limits.max_tokens_per_turn, context.room)
         if budget < 1:
             stop_reason = CONTEXT_FULL
             break
@@ -125,7 +126,7 @@ def _start(environment: Environment, task: Task) -> None:
     except Exception as error:
         raise UserError(
             f"{type(environment).__name__}.start must accept the tasks of make_task, got {one_line(error)}. "
-            "Mend it and --resume; nothing was lost."
+            "Mend it and --resume: this iteration is collected again."
         ) from error
 
 
@@ -158,10 +159,12 @@ def _score(environment: Environment, task: Task, messages: Sequence[Message]) ->
         reward = float(environment.reward(task, messages))
     except Exception as error:
         raise UserError(
-            f"{name}.reward must return a number, got {one_line(error)}. Mend it and --resume; nothing was lost."
+            f"{name}.reward must return a number, got {one_line(error)}. "
+            "Mend it and --resume: this iteration is collected again."
         ) from error
     if not math.isfinite(reward):
         raise UserError(
-            f"{name}.reward must return a finite number, got {reward}. Mend it and --resume; nothing was lost."
+            f"{name}.reward must return a finite number, got {reward}. "
+            "Mend it and --resume: this iteration is collected again."
         )
     return reward

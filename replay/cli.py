@@ -78,15 +78,15 @@ def show(
 
 
 def newest_run_folder(runs: Path = Path("runs")) -> Path:
-    """The highest-numbered folder with a buffer; of several names with that number, the one last written."""
-    numbered = [
-        (int(match[1]), (folder / DATABASE).stat().st_mtime, folder)
+    """The folder whose buffer was last written to; of two written at once, the higher-numbered."""
+    written = [
+        ((folder / DATABASE).stat().st_mtime_ns, folder.name, folder)
         for folder in (runs.iterdir() if runs.is_dir() else ())
-        if (match := re.fullmatch(r".*?([0-9]+)", folder.name)) and (folder / DATABASE).is_file()
+        if (folder / DATABASE).is_file()
     ]
-    if not numbered:
+    if not written:
         _fail(f"RUN must be given when there is no run under {runs.absolute()}, got none.")
-    return max(numbered)[2]
+    return max(written)[2]
 
 
 @contextmanager

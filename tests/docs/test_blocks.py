@@ -126,8 +126,9 @@ def test_training_command_trains(
     folder = checkout(tmp_path / "checkout")
     assert typed(made_small(command, model=model), folder, monkeypatch) == 0, place
     assert "held-out success: " in capsys.readouterr().out
-    assert rows(folder / DATABASE, "select count(*) from iterations") == [(3,)]
-    assert (folder / "runs/quickstart-001/report.html").is_file()
+    (run,) = (folder / "runs").iterdir()
+    assert rows(run / "replay.sqlite", "select count(*) from iterations") == [(3,)]
+    assert (run / "report.html").is_file()
 
 
 @pytest.mark.parametrize(("place", "command"), RESUMING)

@@ -163,20 +163,21 @@ def test_wrong_usage_exits_2(arguments: list[str]) -> None:
     assert ask(*arguments).exit_code == 2
 
 
-def test_newest_run_is_the_highest_numbered_one_with_a_buffer(tmp_path: Path) -> None:
-    for name in ("quickstart-009", "quickstart-010", "quickstart-011", "notes"):
-        (tmp_path / name).mkdir()
-    for name in ("quickstart-009", "quickstart-010", "notes"):
-        (tmp_path / name / "replay.sqlite").touch()
-    assert newest_run_folder(tmp_path) == tmp_path / "quickstart-010"
-
-
-def test_newest_run_of_several_names_with_one_number_is_the_last_written(tmp_path: Path) -> None:
-    for name, written in (("a-001", 300), ("b-001", 200)):
+def test_newest_run_is_the_one_whose_buffer_was_last_written(tmp_path: Path) -> None:
+    for name, written in (("quickstart-002", 200), ("strategies-001", 300), ("a-009", 100)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "replay.sqlite").touch()
         os.utime(tmp_path / name / "replay.sqlite", (written, written))
-    assert newest_run_folder(tmp_path) == tmp_path / "a-001"
+    (tmp_path / "notes").mkdir()
+    assert newest_run_folder(tmp_path) == tmp_path / "strategies-001"
+
+
+def test_of_runs_written_at_once_the_higher_numbered_is_the_newest(tmp_path: Path) -> None:
+    for name in ("quickstart-009", "quickstart-010"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "replay.sqlite").touch()
+        os.utime(tmp_path / name / "replay.sqlite", (300, 300))
+    assert newest_run_folder(tmp_path) == tmp_path / "quickstart-010"
 
 
 def test_commands_need_no_torch(run: Path) -> None:

@@ -1,0 +1,86 @@
+"""What would spoil a run in silence is looked for before it begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from agentloop.environments import EnvironmentFactory
+from agentloop.errors import UserError
+from agentloop.generation import GenerationRequest, LocalGenerator
+from agentloop.models.actor import Actor
+from agentloop.models.load import LoadedModel
+from context import Message, ReactParser, ReplyParser, ToolCall
+
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+"""Nats between sampling and scoring. Half precision rounds differently in batches of other shapes."""
+_HALF_TOLERANCE = 0.5
+_EXAMPLES: dict[str, Any] = {"string": "a", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
+
+
+def check_tools(factory: EnvironmentFactory, loaded: LoadedModel, parser: ReplyParser) -> None:
+    """The chat template shows the tools, and the parser reads the calls it writes."""
+    if not factory.tools or isinstance(parser, ReactParser):
+        return  # ReAct calls are described by the environment's own prompt, not by the template
+    user = Message("user", "x")
+    start = loaded.template.render([user], tools=factory.tools, generation_prompt=True)
+    if start == loaded.template.render([user], generation_prompt=True):
+        raise UserError(
+            "model.path must have a chat template that shows tools, got one that leaves them out. Use a model that was "
+            "trained to call tools, or describe them in the task's prompt and set context.parser: react."
+        )
+    call = _example_call(factory.tools[0])
+    reply = Message("assistant", "", author="initialization", tool_calls=(call,))
+    whole = loaded.template.render([user, reply], tools=factory.tools, generation_prompt=False)
+    written = whole.removeprefix(start)
+    end = loaded.codec.first_of(loaded.stop_ids & loaded.codec.added_ids, written)
+    if end is not None:
+        written = written[: end[1]].removesuffix(loaded.codec.decode([end[0]]))
+    read = parser.parse(written, stopped=True)
+    if [found.name for found in read.message.tool_calls] != [call.name]:
+        raise UserError(
+            f"context.parser must read the tool calls that the model's chat template writes, got {read.outcome!r} for "
+            f"{written[:80]!r}. Name another one, or a class of your own."
+        )
+
+
+def _example_call(tool: Any) -> ToolCall:
+    schema = tool["function"]
+    properties: dict[str, Any] = schema.get("parameters", {}).get("properties", {})
+    arguments = {name: _EXAMPLES.get(str(value.get("type")), "a") for name, value in properties.items()}
+    return ToolCall(schema["name"], arguments, "call00001")
+
+
+def check_scoring(generator: LocalGenerator, actor: Actor) -> None:
+    """Log-probs from sampling are those from scoring, over two turns and ragged prompts.
+
+    Some architectures keep a state that the generation's cache does not know of; their stored log-probs would be
+    wrong, and every ratio with them.
+    """
+    prompts = {0: [3, 4, 5, 6, 7], 1: [5, 3]}
+    worst = 0.0
+    generator.begin(seed=0, temperature=1.0)
+    for _ in range(2):
+        requests = [GenerationRequest(episode, ids, 4) for episode, ids in prompts.items()]
+        for request, completion in zip(requests, generator.generate(requests), strict=True):
+            ids = [*request.prompt_ids, *completion.token_ids]
+            worst = max(worst, _difference(actor, ids, completion.log_probs))
+            prompts[request.episode] = [*ids, 8, 9]
+    limit = _TOLERANCE.get(actor.dtype, _HALF_TOLERANCE)
+    if not worst <= limit:
+        raise UserError(
+            f"model.path must give the same log-probs when sampling and when scoring (within {limit} nats), got a "
+            f"difference of {worst:.3g} with {type(actor.model).__name__}. Use another architecture."
+        )
+
+
+def _difference(actor: Actor, ids: list[int], log_probs: tuple[float, ...]) -> float:
+    tokens = torch.tensor([ids], device=actor.device)
+    mask = torch.arange(len(ids), device=actor.device)[None] >= len(ids) - len(log_probs)
+    with torch.no_grad():
+        again, _ = actor.log_probs(
+            tokens, torch.ones_like(mask), mask, torch.ones(1, device=actor.device), entropy=False
+        )
+    stored = torch.tensor(log_probs, dtype=again.dtype, device=again.device)
+    return float((again[mask] - stored).abs().max())

@@ -1,0 +1,55 @@
+"""Mismatches that would spoil a run in silence are refused before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import MambaConfig, MambaForCausalLM
+
+from agentloop.config import ModelSection
+from agentloop.environments import load_environment
+from agentloop.errors import UserError
+from agentloop.generation import LocalGenerator
+from agentloop.models.actor import Actor
+from agentloop.models.load import LoadedModel, load_model
+from agentloop.startup_checks import check_scoring, check_tools
+from context import ChatTemplate, HermesParser, Llama3JsonParser
+from tests.agentloop.runs import save_llama, save_qwen2
+
+FACTORY = load_environment("lookup_chain", {})
+
+
+@pytest.fixture
+def qwen2(tmp_path: Path) -> LoadedModel:
+    return load_model(ModelSection(), save_qwen2(tmp_path))
+
+
+def test_template_that_shows_tools_with_its_own_parser_passes(qwen2: LoadedModel, tmp_path: Path) -> None:
+    check_tools(FACTORY, qwen2, HermesParser())
+    check_tools(FACTORY, load_model(ModelSection(), save_llama(tmp_path / "llama")), Llama3JsonParser())
+
+
+def test_parser_that_can_not_read_the_templates_calls_is_refused(qwen2: LoadedModel) -> None:
+    with pytest.raises(UserError, match=r"context\.parser must read the tool calls .* got 'final' for '<tool_call>"):
+        check_tools(FACTORY, qwen2, Llama3JsonParser())
+
+
+def test_template_without_tools_is_refused(qwen2: LoadedModel) -> None:
+    source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    bare = LoadedModel(qwen2.model, qwen2.tokenizer, qwen2.codec, ChatTemplate(source, {}), qwen2.stop_ids)
+    with pytest.raises(UserError, match="must have a chat template that shows tools"):
+        check_tools(FACTORY, bare, HermesParser())
+
+
+def test_model_whose_sampling_and_scoring_agree_passes(qwen2: LoadedModel) -> None:
+    check_scoring(LocalGenerator(qwen2.model, stop_ids=qwen2.stop_ids), Actor(qwen2.model))
+
+
+def test_model_with_a_state_the_cache_does_not_know_is_refused() -> None:
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=8, initializer_range=0.3)
+    model = MambaForCausalLM(config).eval()
+    with pytest.raises(UserError, match="must give the same log-probs when sampling and when scoring"):
+        check_scoring(LocalGenerator(model, stop_ids=frozenset([1])), Actor(model))
