@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import signal
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentloop.batch import BatchRow, build_batch
 from agentloop.config import RunConfig
+from agentloop.console import PlainDisplay
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.models.actor import Actor
 from agentloop.run_folder import latest_run_folder, open_run_folder
@@ -253,3 +256,11 @@ class _StopAfter(SilentDisplay):
         self._left -= 1
         if self._left == 0:
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_batch_that_is_all_replay_is_shown_and_learned_from(tmp_path: Path, qwen2: Path) -> None:
+    words = io.StringIO()
+    config = small_config(tmp_path, qwen2, replay={"fraction": 1.0})
+    result = train(config, display=PlainDisplay(Console(file=words)))
+    assert rows(result.folder / "replay.sqlite", "select fresh, replay from iterations") == [(16, 0), (0, 16), (0, 16)]
+    assert "fresh 0 + replay 16" in words.getvalue()
