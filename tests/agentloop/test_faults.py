@@ -365,7 +365,7 @@ def test_bad_environment_stops_the_run_and_resume_continues_once_it_is_mended(
     config = config_in(tmp_path / "runs", qwen2)
     monkeypatch.setenv("AGENTLOOP_TEST_MOOD", mood)
     code, line = front_door(config)
-    assert (code, line) == (2, f"agentloop: Moody.{problem}. Mend it and --resume; nothing was lost.")
+    assert (code, line) == (2, f"agentloop: Moody.{problem}. Mend it and --resume: this iteration is collected again.")
     run = tmp_path / "runs" / "small-001"
     ((learned, stored),) = rows(
         run / "replay.sqlite", "select sum(fresh), (select count(*) from trajectories) from iterations"
