@@ -141,7 +141,5 @@ def test_quickstart_killed_three_times_and_stopped_twice_ends_like_the_unbroken_
     assert_same_run(ours, theirs)
     assert rows(ours / "replay.sqlite", "select count(*) from trajectories where state = 'orphaned'") != [(0,)]
     print(f"ended {early:.1f} s after a signal in the first evaluation, {late:.1f} s after one in an iteration")
-    # On a quiet machine that is under 10 s; here the iterations of the same run are the clock.
-    ((longest,),) = rows(ours / "replay.sqlite", "select max(value) from metrics where name = 'time/iteration'")
-    assert early < 3 * longest
-    assert late < 5 * longest
+    assert early < 5
+    assert late < 10
