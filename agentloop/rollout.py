@@ -70,12 +70,7 @@ def rollout(
     and is kept: it is what teaches the format.
     """
     _start(environment, task)
-    context.begin(task.messages(), tools, hint=task.hint)
-    if context.room < 1:
-        raise UserError(
-            f"context.max_tokens must leave room for a reply, got a first prompt of {len(context.prompt_ids)} tokens. "
-            "Raise it, or shorten the task."
-        )
+    _open(context, task, tools)
     entropies: list[float] = []
     num_turns = num_tool_calls = 0
     stop_reason, error_kind = MAX_TURNS, None
@@ -118,6 +113,15 @@ def rollout(
         tuple(entropies),
         dict(context.rewrites),
     )
+
+
+def _open(context: ContextManager, task: Task, tools: Sequence[Mapping[str, Any]]) -> None:
+    context.begin(task.messages(), tools, hint=task.hint)
+    if context.room < 1:
+        raise UserError(
+            f"context.max_tokens must leave room for a reply, got a first prompt of {len(context.prompt_ids)} tokens. "
+            "Raise it, or shorten the task."
+        )
 
 
 def _start(environment: Environment, task: Task) -> None:
