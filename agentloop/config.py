@@ -106,7 +106,9 @@ class ContextSection(Section):
         default_factory=dict, description="Options of the strategy, for example {budget: 2000}."
     )
     strict: bool = Field(
-        False, description="Stop the run where the chat template rewrites history, instead of beginning a new segment."
+        False,
+        description="Stop the run where the chat template or the strategy rewrites history, instead of beginning a "
+        "new segment.",
     )
     parser: str = Field(
         "auto",

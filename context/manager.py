@@ -19,6 +19,7 @@ from context.render import Renderer
 from context.segments import OpenSegment
 from context.strategies import (
     CONTEXT_FULL,
+    STRATEGIES,
     UNRENDERABLE,
     Answer,
     Append,
@@ -41,7 +42,7 @@ TEMPLATE_REWRITE = "template_rewrite"
 
 
 class PrefixError(RuntimeError):
-    """The template rewrote what the policy had seen, and `strict` forbids it."""
+    """The next prompt would not extend what the policy had seen, and `strict` forbids it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class ContextManager:
         control: TrainingControl | None = None,
         strict: bool = False,
     ) -> None:
-        """With `strict`, a template that rewrites history is a `PrefixError`; a strategy still may."""
+        """With `strict`, a prompt that does not extend the one before is a `PrefixError`, whatever the reason."""
         self._renderer = renderer
         self._parser = parser
         self._max_tokens = max_tokens
@@ -237,7 +238,6 @@ class ContextManager:
             self._current = self._main
             self._current.show(following.increment)
         else:
-            self._check_strict(following.view)
             self._open(following.view, "template_rewrite")
             self.rewrites[TEMPLATE_REWRITE] += 1
         self._view = following.view
@@ -289,6 +289,7 @@ class ContextManager:
         seen = self._hinted(view)
         hinted = self._renderer.initial(self._as_history(seen), tools) if seen != view else None
         opened = OpenSegment(plain, hinted, reason=reason)
+        self._check_strict(reason, opened.ids)
         self._segments.append(opened)
         self._current = opened
         if reason != "fork":
@@ -314,17 +315,24 @@ class ContextManager:
     def _as_history(self, view: Sequence[Message]) -> list[Message]:
         return [replace(row, author=HISTORY) if self._is_action(row.author) else row for row in view]
 
-    def _check_strict(self, view: tuple[Message, ...]) -> None:
-        if not self._strict:
+    def _check_strict(self, reason: SegmentReason, now: Sequence[int]) -> None:
+        if not self._strict or self._main is None:
             return
-        assert self._main is not None
-        seen, now = list(self._main.ids), self._renderer.initial(self._as_history(view), self._tools).token_ids.tolist()
+        seen = self._main.ids
         at = next((i for i, (a, b) in enumerate(zip(seen, now, strict=False)) if a != b), min(len(seen), len(now)))
         was, becomes = (self._renderer.codec.decode(ids[at : at + 8]) for ids in (seen, now))
+        if reason == "template_rewrite":
+            cause, advice = "a chat template that rewrites", "Use a template that only appends"
+        else:
+            cause, advice = f"the strategy {self._strategy_name()}, which rewrites", "Use context.strategy: linear"
         raise PrefixError(
-            f"context.strict must hold for every prompt, got a chat template that rewrites token {at}: "
-            f"{was!r} was seen, {becomes!r} would be shown. Use a template that only appends, or strict: false."
+            f"context.strict must hold for every prompt, got {cause} token {at}: "
+            f"{was!r} was seen, {becomes!r} would be shown. {advice}, or strict: false."
         )
+
+    def _strategy_name(self) -> str:
+        kind = type(self._strategy)
+        return next((name for name, known in STRATEGIES.items() if known is kind), kind.__name__)
 
     def _sampled(
         self, token_ids: Sequence[int], log_probs: Sequence[float], policy_version: int, author: str
