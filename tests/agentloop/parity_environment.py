@@ -6,9 +6,10 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agentloop import Environment, Task, tool
-from context import Message
+from context import HermesParser, Message, Reply
 
 
 class Parity(Environment):
@@ -62,3 +63,13 @@ class Enormous(Parity):
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         return 1e30 * super().reward(task, messages)
+
+
+class Pondering:
+    """A parser that finds a thought in every reply, and no answer in any."""
+
+    def parse(self, text: str, *, stopped: bool) -> Reply:
+        reply = HermesParser().parse(text, stopped=stopped)
+        if reply.outcome != "final":
+            return reply
+        return Reply("malformed", replace(reply.message, reasoning="hm"), "think again")

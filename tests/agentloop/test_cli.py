@@ -372,6 +372,18 @@ def test_mistake_in_an_environment_is_told_before_the_first_episode(
     assert shell.refusal(["train", config_file, *sets], tmp_path).startswith(message)
 
 
+def test_strict_run_whose_strategy_rewrites_stops_with_one_line(
+    config_file: Path, shell: Shell, tmp_path: Path
+) -> None:
+    parser = Path(__file__).with_name("parity_environment.py")
+    keys = ["context.strict=true", "context.strategy=linear_think", f"context.parser={parser}:Pondering"]
+    code, _, errors = shell.type(["train", config_file, *(word for key in keys for word in ("--set", key))], tmp_path)
+    assert code == 2
+    (line,) = errors.splitlines()
+    assert line.startswith("agentloop: context.strict must hold for every prompt, got the strategy linear_think, which")
+    assert "Use context.strategy: linear, or strict: false." in line
+
+
 def test_option_that_the_environment_does_not_take_is_one_line(config_file: Path, shell: Shell, tmp_path: Path) -> None:
     line = shell.refusal(["train", config_file, "--set", "environment.options.size=3"], tmp_path)
     assert line.startswith(f"environment.options must be arguments of {PARITY}, got 'size'.")
