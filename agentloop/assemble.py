@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,7 @@ class Parts:
     display: RunDisplay
     authors: AuthorTable
     penalty: Penalty | None
+    fingerprint: Mapping[str, str | int]
 
     @property
     def run_id(self) -> str:
@@ -176,6 +177,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
         display=display,
         authors=authors,
         penalty=_penalty(config, reference, authors),
+        fingerprint=loaded.fingerprint,
     )
 
 

@@ -151,4 +151,5 @@ def _run_record(parts: Parts) -> RunRecord:
         authors=parts.authors.to_json(),
         authors_hash=parts.authors.hash,
         code_version=__version__,
+        fingerprint=parts.fingerprint,
     )

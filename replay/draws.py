@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
+from replay.change import next_number
 from replay.read import load, quarantine
 from replay.records import (
     COMMITTED,
@@ -134,7 +135,6 @@ def _candidates(connection: sa.Connection, request: DrawRequest) -> Candidates:
 
 
 def _candidates_query(request: DrawRequest, others: Sequence[str]) -> sa.Select[Any]:
-    """Answered in order by `trajectories_by_state`; one condition on the run of all rows would cost a sort."""
     rows = trajectories.c
     earlier = (rows.run == request.run) & (rows.iteration < request.iteration)
     query = (
@@ -168,7 +168,8 @@ def reserve(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
             where = f"iteration {record.iteration}"
             raise refused("slot", "be reserved once; resume the run to release it", record.slot, where)
         taken.add(record.slot)
-    insert(connection, draws, [{**_row(record), "state": RESERVED} for record in records])
+    stamp = {"state": RESERVED, "sequence": next_number(connection, "draws")}
+    insert(connection, draws, [{**_row(record), **stamp} for record in records])
 
 
 def _of(run: str, iteration: int, *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
@@ -222,7 +223,8 @@ def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
         trajectories.c.iteration > iteration,
         trajectories.c.state.in_([ELIGIBLE, UNTRAINABLE]),
     )
-    orphaned = connection.execute(later.values(state=ORPHANED)).rowcount
+    stamp = {"state": ORPHANED, "changed": next_number(connection, "changed")}
+    orphaned = connection.execute(later.values(stamp)).rowcount
     query = sa.select(sampler_state.c.state).where(sampler_state.c.run == run, sampler_state.c.iteration == iteration)
     stored = connection.scalar(query)
     return ResumeReport(

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from context.messages import Message
 from context.tokens import Segment
 from replay.blobs import BlobError, content_hash
+from replay.change import set_state
 from replay.errors import CorruptTrajectory, ReplayError
 from replay.records import QUARANTINED, Trajectory, TrajectoryRecord
 from replay.rows import RECORD_COLUMNS, SEGMENT_COLUMNS, chunked, message_of, record_of, segment_of
@@ -78,5 +79,4 @@ def _verified(record: TrajectoryRecord, parts: Sequence[Segment]) -> tuple[Segme
 def quarantine(connection: sa.Connection, reasons: Mapping[str, str]) -> None:
     """Never drawn again, and shown apart with the reason."""
     for id, reason in reasons.items():
-        row = trajectories.update().where(trajectories.c.id == id)
-        connection.execute(row.values(state=QUARANTINED, state_reason=reason))
+        set_state(connection, [id], QUARANTINED, reason)

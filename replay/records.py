@@ -32,6 +32,8 @@ class RunRecord:
     """The author table as JSON."""
     authors_hash: str
     code_version: str
+    fingerprint: Mapping[str, Any] | None = None
+    """What makes tokens mean the same: `tokenizer` and `template` hash, `model_family`, `vocab_size`; None: unknown."""
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,8 @@ _RECORD_FIELDS = [field.name for field in fields(TrajectoryRecord)]
 _LOG_PROB_POSITIONS = [_RECORD_FIELDS.index(name) for name in _LOG_PROB_FIELDS]
 RECORD_COLUMNS = [trajectories.c[name] for name in _RECORD_FIELDS]
 GROUP_COLUMNS = [groups.c[field.name] for field in fields(GroupRecord)]
-SEGMENT_COLUMNS = [
-    segments.c[name]
-    for name in (
-        *("reason", "behavior_context", "num_tokens"),
-        *("token_ids", "authors", "behavior_log_probs", "policy_versions"),
-    )
-]
+BLOBS = ("token_ids", "authors", "behavior_log_probs", "policy_versions")
+SEGMENT_COLUMNS = [segments.c[name] for name in ("reason", "behavior_context", "num_tokens", *BLOBS)]
 
 
 def now() -> str:

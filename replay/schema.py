@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
-REVISION = "0002"
+REVISION = "0003"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
@@ -101,6 +101,7 @@ runs = sa.Table(
     _text("authors_hash"),
     _text("code_version"),
     _text("started_at"),
+    _text("fingerprint", null=True),
 )
 
 policies = sa.Table(
@@ -173,8 +174,12 @@ trajectories = sa.Table(
     _text("state"),
     _text("state_reason", null=True),
     _text("created_at"),
-    # Covers the query of a draw's candidates, which asks about every row.
-    sa.Index("trajectories_by_state", "state", "iteration", "slot", "run", "id", "group", "success"),
+    _integer("changed", server_default="1"),
+    _text("token_hash", null=True),
+    _integer("num_bytes", null=True),
+    sa.Index("trajectories_by_change", "changed"),
+    sa.Index("trajectories_by_token_hash", "token_hash"),
+    sa.Index("trajectories_by_state", "state"),
     sa.Index("trajectories_by_run", "run", "iteration", "slot"),
     sa.Index("trajectories_by_group", "group"),
     sa.Index("trajectories_by_task", "task"),
@@ -225,6 +230,7 @@ draws = sa.Table(
     _real("ess_share", null=True),
     _real("approx_kl", null=True),
     _real("clip_fraction", null=True),
+    _integer("sequence", server_default="0"),
     sa.Index("draws_by_trajectory", "trajectory"),
 )
 
@@ -257,4 +263,22 @@ sampler_state = sa.Table(
     _key("run", "runs.id", primary_key=True),
     _integer("iteration", primary_key=True, autoincrement=False),
     _text("state"),
+)
+
+token_scores = sa.Table(
+    "token_scores",
+    metadata,
+    _key("trajectory", "trajectories.id", primary_key=True),
+    _integer("position", primary_key=True, autoincrement=False),
+    _key("run", "runs.id"),
+    _integer("policy_version"),
+    _blob("log_probs"),
+)
+
+# Counters: see `replay.change`.
+buffer_state = sa.Table(
+    "buffer_state",
+    metadata,
+    _key("name", primary_key=True),
+    _integer("value"),
 )

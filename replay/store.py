@@ -74,7 +74,9 @@ class ReplayStore:
                 f"run must name one run of {self.path}, got {which}, which fits {len(found)}. Give its id."
             )
         values = dict(found[0]._mapping)
-        return RunRecord(**{**values, "config": json.loads(values["config"])})
+        fingerprint = values["fingerprint"]
+        values |= {"config": json.loads(values["config"]), "fingerprint": fingerprint and json.loads(fingerprint)}
+        return RunRecord(**values)
 
     def append(
         self, tasks: Sequence[TaskRecord], groups: Sequence[GroupRecord], trajectories: Sequence[Trajectory]

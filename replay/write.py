@@ -12,9 +12,12 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from context.messages import canonical_json
+from replay.blobs import token_hash
+from replay.change import next_number
 from replay.errors import InvalidRecord
 from replay.records import GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory
 from replay.rows import (
+    BLOBS,
     GROUP_COLUMNS,
     RECORD_COLUMNS,
     Row,
@@ -60,6 +63,8 @@ class Prepared:
     trajectories: dict[str, Row]
     segments: dict[str, list[Row]]
     messages: dict[str, list[Row]]
+    derived: dict[str, Row]
+    """Columns of a trajectory that follow from its tokens and messages."""
     clipped: dict[str, int]
     repeated: int
     """Trajectories given more than once."""
@@ -72,7 +77,7 @@ def prepare(
     authors: Mapping[str, AuthorTable],
 ) -> Prepared:
     """Everything that needs no database lock: check, hash, compress."""
-    prepared = Prepared({}, {}, {}, {}, {}, {}, repeated=0)
+    prepared = Prepared({}, {}, {}, {}, {}, {}, {}, repeated=0)
     check_fields(task_records, "task", "hash")
     for task in task_records:
         _add_same(prepared.tasks, task.hash, {**vars(task), "payload": _json(task)}, "task")
@@ -86,8 +91,15 @@ def prepare(
         _add_same(prepared.trajectories, trajectory.id, record, "trajectory")
         prepared.segments[trajectory.id] = list(segment_rows(trajectory.id, found.segments))
         prepared.messages[trajectory.id] = list(message_rows(trajectory))
+        prepared.derived[trajectory.id] = _derived(prepared, trajectory.id, found)
         prepared.clipped[trajectory.id] = found.clipped
     return replace(prepared, repeated=repeated)
+
+
+def _derived(prepared: Prepared, id: str, found: Validated) -> Row:
+    blobs = sum(len(row[name]) for row in prepared.segments[id] for name in BLOBS)
+    texts = sum(len(row[name] or "") for row in prepared.messages[id] for name in ("content", "tool_calls"))
+    return {"token_hash": token_hash(found.segments), "num_bytes": blobs + texts}
 
 
 def _validated(
@@ -119,8 +131,9 @@ def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
     _insert_missing(connection, tasks, [*tasks.c], prepared.tasks, key="hash")
     _insert_missing(connection, groups, GROUP_COLUMNS, prepared.groups, key="id")
     _check_groups(connection, prepared)
-    stamp = {"created_at": now()}
-    new = _insert_missing(connection, trajectories, RECORD_COLUMNS, prepared.trajectories, key="id", extra=stamp)
+    stamp = {"created_at": now(), "changed": next_number(connection, "changed")}
+    extra = {id: {**row, **stamp} for id, row in prepared.derived.items()}
+    new = _insert_missing(connection, trajectories, RECORD_COLUMNS, prepared.trajectories, key="id", extra=extra)
     insert(connection, segments, [row for id in new for row in prepared.segments[id]])
     insert(connection, messages, [row for id in new for row in prepared.messages[id]])
     return AppendReport(
@@ -137,7 +150,7 @@ def _insert_missing(
     rows: Mapping[str, Row],
     *,
     key: str,
-    extra: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Row] | None = None,
 ) -> list[str]:
     """Insert the rows that are not there; raises where another row has the key. A row's state may have moved on."""
     stored = _stored(connection, table, columns, list(rows), key=key)
@@ -147,7 +160,7 @@ def _insert_missing(
         if there != given:
             raise _taken(table.name, id, there, given)
     new = [id for id in rows if id not in stored]
-    insert(connection, table, [{**rows[id], **(extra or {})} for id in new])
+    insert(connection, table, [{**rows[id], **(extra[id] if extra else {})} for id in new])
     return new
 
 
@@ -224,7 +237,8 @@ def add_run(connection: sa.Connection, run: RunRecord) -> None:
     check_fields([run], "run", "id")
     stored = connection.scalar(sa.select(runs.c.authors_hash).where(runs.c.id == run.id))
     if stored is None:
-        row = {**vars(run), "config": json.dumps(dict(run.config)), "started_at": now()}
+        given = None if run.fingerprint is None else canonical_json(run.fingerprint)
+        row = {**vars(run), "config": json.dumps(dict(run.config)), "fingerprint": given, "started_at": now()}
         connection.execute(runs.insert().values(row))
     elif stored != run.authors_hash:
         raise refused("authors_hash", f"be the stored {stored!r}", run.authors_hash, f"run {run.id}")

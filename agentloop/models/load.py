@@ -28,6 +28,16 @@ class LoadedModel:
     stop_ids: frozenset[int]
     """Tokens that end a reply: eos and the template's end of turn."""
 
+    @property
+    def fingerprint(self) -> dict[str, str | int]:
+        """What makes tokens and log-probs of two runs comparable."""
+        return {
+            "tokenizer": self.codec.hash,
+            "template": self.template.hash,
+            "model_family": str(self.model.config.model_type),
+            "vocab_size": int(self.model.config.get_text_config().vocab_size),
+        }
+
     def renderer(self, authors: AuthorTable) -> Renderer:
         return Renderer(self.codec, self.template, authors=authors, stop_ids=self.stop_ids)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from replay import InvalidRecord, ReplayStore
-from replay.draws import _candidates_query
 from replay.records import FRESH, DrawRecord
 from replay.sampling import make_sampler
 from tests.replay.fakes import (
@@ -75,15 +74,6 @@ def test_any_text_is_an_id_that_is_drawn(store: ReplayStore) -> None:
     store.append([task()], [group()], [trajectory(id, slot=slot) for slot, id in enumerate(ids)])
     drawn = store.draw(request(2, 99), make_sampler("uniform", 0))
     assert sorted(row.trajectory.id for row in drawn) == sorted(ids)
-
-
-def test_candidates_come_in_order_from_the_index_alone(store: ReplayStore) -> None:
-    for others in ([], ["run-0"], ["run-0", "run-2"]):
-        query = _candidates_query(request(2, 1), others).compile(compile_kwargs={"literal_binds": True})
-        with store.reading() as connection:
-            plan = [str(row[3]) for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}")]
-        assert any("USING COVERING INDEX trajectories_by_state" in step for step in plan), plan
-        assert not any("TEMP B-TREE" in step for step in plan), plan
 
 
 def test_draw_of_successes_only(store: ReplayStore) -> None:

@@ -5,17 +5,20 @@ import sqlite3
 import stat
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from replay import DatabaseRefused, ReplayError, ReplayStore
 from replay.engine import database_path
-from replay.schema import metadata
-from tests.replay.fakes import group, new_store, sql, task, trajectory
+from replay.sampling import make_sampler
+from replay.schema import REVISION, metadata
+from tests.replay.fakes import group, new_store, request, sql, task, trajectory
 
 
 def foreign(path: Path) -> Path:
@@ -30,7 +33,7 @@ def random_bytes(path: Path) -> Path:
 
 def newer(path: Path) -> Path:
     new_store(path).close()
-    sql(path, "update replay_schema_version set version_num = '0003'")
+    sql(path, "update replay_schema_version set version_num = '0004'")
     return path
 
 
@@ -45,7 +48,7 @@ def older(path: Path) -> Path:
     [
         (foreign, "must be one of agentloop's, got tables of something else"),
         (random_bytes, "must be a readable SQLite file, got 'file is not a database'"),
-        (newer, "must have schema 0002 or older, got 0003 .* Upgrade agentloop"),
+        (newer, "must have schema 0003 or older, got 0004 .* Upgrade agentloop"),
     ],
 )
 def test_database_of_something_else_is_refused_and_left_as_it_is(
@@ -68,19 +71,43 @@ def test_database_of_something_else_is_refused_and_left_as_it_is(
 
 def test_older_schema_is_migrated_by_training_only(tmp_path: Path) -> None:
     path = older(tmp_path / "old.sqlite")
-    with pytest.raises(DatabaseRefused, match="must have schema 0002, got 0000 .* Resume its run once to migrate it"):
+    with pytest.raises(DatabaseRefused, match="must have schema 0003, got 0000 .* Resume its run once to migrate it"):
         ReplayStore.open(path, read_only=True)
 
 
-def test_first_schema_is_migrated_with_its_rows(tmp_path: Path) -> None:
+SCHEMAS = Path(__file__).with_name("schemas")
+"""What each schema's own code wrote, as SQL: the same experience every time."""
+
+
+def facts(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Every row of every table, without the columns that later schemas added."""
+    added = {"behavior_context", "reasoning", "fingerprint", "changed", "token_hash", "num_bytes", "sequence"}
+    found = {}
+    for (table,) in sql(path, "select name from sqlite_master where type = 'table' order by name"):
+        if table not in ("replay_schema_version", "buffer_state", "token_scores"):
+            names = [row[1] for row in sql(path, f"pragma table_info({table})") if row[1] not in added]
+            found[table] = sorted(sql(path, f"select {', '.join(names)} from {table}"), key=repr)
+    return found
+
+
+@pytest.mark.parametrize("revision", sorted(file.stem for file in SCHEMAS.glob("*.sql")))
+def test_every_earlier_schema_is_migrated_with_equal_rows(tmp_path: Path, revision: str) -> None:
     path = tmp_path / "replay.sqlite"
-    new_store(path).append([task()], [group()], [trajectory("a")])
-    sql(path, "alter table segments drop column behavior_context")
-    sql(path, "alter table messages drop column reasoning")
-    sql(path, "update replay_schema_version set version_num = '0001'")
-    (row,) = ReplayStore.create(path).read(["a"])
-    assert [segment.behavior_context for segment in row.segments] == ["plain"]
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript((SCHEMAS / f"{revision}.sql").read_text())
+    before = facts(path)
+    assert {name: len(rows) for name, rows in before.items() if rows} == {
+        "runs": 1, "policies": 1, "tasks": 1, "groups": 2, "trajectories": 5, "segments": 5, "messages": 25, "draws": 2
+    }  # fmt: skip
+    store = ReplayStore.create(path)
+    assert facts(path) == before
+    (row,) = store.read(["a"])
     assert row.messages == tuple(replace(message, reasoning=None) for message in trajectory("a").messages)
+    assert len(store.draw(request(9, 99), make_sampler("uniform", 0))) == 5
+
+
+def test_there_is_a_database_of_every_earlier_schema() -> None:
+    assert [file.stem for file in sorted(SCHEMAS.glob("*.sql"))] == [f"{n:04d}" for n in range(1, int(REVISION))]
 
 
 @pytest.mark.parametrize("read_only", [True, False])

@@ -1,0 +1,38 @@
+"""The order in which things changed, by counters of the database: no clock is asked, and none could be trusted.
+
+A counter's row stays locked until the transaction that raised it ends. So a number that can be read has no smaller
+one still in flight, and "everything after the last number seen" misses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import sqlalchemy as sa
+
+from replay.rows import chunked
+from replay.schema import buffer_state, trajectories
+
+Counter = Literal["changed", "draws"]
+
+
+def next_number(connection: sa.Connection, counter: Counter) -> int:
+    """One more than ever before; the counter's row stays locked until the transaction ends."""
+    mine = buffer_state.c.name == counter
+    raised = buffer_state.update().where(mine).values(value=buffer_state.c.value + 1)
+    return int(connection.execute(raised.returning(buffer_state.c.value)).scalar_one())
+
+
+def last_number(connection: sa.Connection, counter: Counter) -> int:
+    query = sa.select(buffer_state.c.value).where(buffer_state.c.name == counter)
+    return int(connection.execute(query).scalar_one())
+
+
+def set_state(connection: sa.Connection, ids: Sequence[str], state: str, reason: str | None = None) -> None:
+    """The rows' new state, for every reader's next refresh to see."""
+    if not ids:
+        return
+    values = {"state": state, "state_reason": reason, "changed": next_number(connection, "changed")}
+    for chunk in chunked(ids):
+        connection.execute(trajectories.update().where(trajectories.c.id.in_(chunk)).values(values))
