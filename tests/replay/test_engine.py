@@ -102,7 +102,8 @@ def test_every_earlier_schema_is_migrated_with_equal_rows(tmp_path: Path, revisi
     store = ReplayStore.create(path)
     assert facts(path) == before
     (row,) = store.read(["a"])
-    assert row.messages == tuple(replace(message, reasoning=None) for message in trajectory("a").messages)
+    said = trajectory("a").messages
+    assert row.messages == (said if revision > "0001" else tuple(replace(part, reasoning=None) for part in said))
     assert len(store.draw(request(9, 99), make_sampler("uniform", 0))) == 5
 
 
