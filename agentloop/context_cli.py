@@ -54,7 +54,7 @@ def check(
 def show(
     what: Annotated[str, typer.Argument(metavar="FILE|ID", help="JSON file of messages, or a stored trajectory's id.")],
     run: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(metavar="[RUN]", help="Run folder; the newest under ./runs when left out."),
     ] = None,
     model: Annotated[
@@ -69,7 +69,7 @@ def show(
             raise RenderError(f"FILE must be a JSON file of messages, got {what!r}, which is not there.")
         show_trajectory(what, run, as_json)
         return
-    _show_file(Path(what), load_model_files(model or (run or newest_run_folder()) / "model"), as_json)
+    _show_file(Path(what), load_model_files(model or (Path(run) if run else newest_run_folder()) / "model"), as_json)
 
 
 def _show_file(path: Path, model: ModelFiles, as_json: bool) -> None:

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -18,12 +19,10 @@ from context.authors import AuthorTable
 from context.codec import TokenCodec
 from context.view import token_view
 from replay import stats as questions
+from replay.databases.open import DATABASE, Location, run_identity
 from replay.errors import ReplayError
 from replay.stats import Sort
 from replay.store import ReplayStore
-
-DATABASE = "replay.sqlite"
-"""The database's name in a run folder."""
 
 app = typer.Typer(
     help="Look into a replay buffer.",
@@ -34,8 +33,10 @@ app = typer.Typer(
 
 
 Run = Annotated[
-    Path | None,
-    typer.Argument(metavar="RUN", help="Run folder or database file; the newest under ./runs when left out."),
+    str | None,
+    typer.Argument(
+        metavar="RUN", help="Run folder, database file or postgresql:// URL; the newest under ./runs when left out."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
@@ -43,8 +44,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 @app.command(epilog="Example: agentloop replay stats runs/quickstart-001")
 def stats(run: Run = None, as_json: AsJson = False) -> None:
     """What is in the buffer, and what was drawn from it."""
-    with _opened(run) as store:
-        answer = questions.summary(store)
+    with _opened(run) as buffer:
+        answer = questions.summary(buffer.store, buffer.run)
     print(json.dumps(answer, indent=1) if as_json else _summary_text(answer))
 
 
@@ -57,8 +58,8 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List trajectories, one line each."""
-    with _opened(run) as store:
-        found = questions.trajectories(store, success=success, sort=sort, limit=limit)
+    with _opened(run) as buffer:
+        found = questions.trajectories(buffer.store, buffer.run, success=success, sort=sort, limit=limit)
     print(json.dumps(found, indent=1) if as_json else _listing_text(found))
 
 
@@ -69,38 +70,68 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """One trajectory: every token with its author and mask, its log-probs, and every update that used it."""
-    with _opened(run) as store:
-        answer = questions.trajectory(store, id)
+    with _opened(run) as buffer:
+        answer = questions.trajectory(buffer.store, id)
         if as_json:
             print(json.dumps(answer, indent=1))
         else:
-            _print_trajectory(store, answer)
+            _print_trajectory(buffer, answer)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What RUN names."""
+
+    store: ReplayStore
+    folder: Path | None
+    """Of the run, where there is one: its tokenizer is there."""
+    run: str | None
+    """The run asked about, in a database that other runs may share; None: all of the database's."""
 
 
 def newest_run_folder(runs: Path = Path("runs")) -> Path:
     """The folder whose buffer was last written to; of two written at once, the higher-numbered."""
     written = [
-        ((folder / DATABASE).stat().st_mtime_ns, folder.name, folder)
+        (_last_written(folder), folder.name, folder)
         for folder in (runs.iterdir() if runs.is_dir() else ())
-        if (folder / DATABASE).is_file()
+        if (folder / DATABASE).is_file() or run_identity(folder).database is not None
     ]
     if not written:
         _fail(f"RUN must be given when there is no run under {runs.absolute()}, got none.")
     return max(written)[2]
 
 
+def _last_written(folder: Path) -> int:
+    """A run whose buffer is on a server writes its metrics here."""
+    files = [folder / DATABASE] if (folder / DATABASE).is_file() else [folder / "metrics.jsonl", folder / "run.json"]
+    return max(file.stat().st_mtime_ns for file in files if file.is_file())
+
+
 @contextmanager
-def _opened(run: Path | None) -> Iterator[ReplayStore]:
+def _opened(run: str | None) -> Iterator[_Opened]:
     """The buffer, read-only; what is wrong with it is told in one line."""
-    path = run or newest_run_folder()
+    location, folder, id = _place(run)
     try:
-        store = ReplayStore.open(path / DATABASE if os.path.isdir(path) else path, read_only=True)
+        store = ReplayStore.open(location, read_only=True)
         try:
-            yield store
+            yield _Opened(store, folder, id)
         finally:
             store.close()
     except ReplayError as error:
         _fail(str(error))
+
+
+def _place(run: str | None) -> tuple[Location, Path | None, str | None]:
+    """The database, the run folder, and the run where the database is not its own."""
+    if run is not None and "://" in run:
+        return run, None, None
+    path = newest_run_folder() if run is None else Path(run)
+    if not os.path.isdir(path):
+        return path, path.parent, None
+    identity = run_identity(path)
+    if identity.database is None:
+        return path / DATABASE, path, None
+    return identity.database, path, identity.id
 
 
 def _fail(message: str) -> NoReturn:
@@ -182,10 +213,10 @@ def _uses_text(uses: Sequence[dict[str, Any]]) -> str:
     return _table(_USE_COLUMNS.split(), rows)
 
 
-def _print_trajectory(store: ReplayStore, answer: dict[str, Any]) -> None:
-    (trajectory,) = store.read([answer["id"]])
-    authors = AuthorTable.from_json(store.run(trajectory.record.run).authors)
-    decoder = _tokenizer(store.path.parent)
+def _print_trajectory(buffer: _Opened, answer: dict[str, Any]) -> None:
+    (trajectory,) = buffer.store.read([answer["id"]])
+    authors = AuthorTable.from_json(buffer.store.run(trajectory.record.run).authors)
+    decoder = _tokenizer(buffer.folder)
     console = Console(highlight=False, soft_wrap=True)
     console.print(_facts_text(answer), markup=False)
     if decoder is None:
@@ -234,10 +265,11 @@ def _facts_text(answer: dict[str, Any]) -> str:
     return "\n".join(f"{title:<12}" + ", ".join(facts) for title, *facts in lines)
 
 
-def _tokenizer(folder: Path) -> TokenCodec | None:
+def _tokenizer(folder: Path | None) -> TokenCodec | None:
     """The run's own tokenizer, without which tokens are shown as ids."""
-    path = folder / "model" / "tokenizer.json"
-    return TokenCodec(path.read_text()) if path.is_file() else None
+    if folder is None or not (folder / "model" / "tokenizer.json").is_file():
+        return None
+    return TokenCodec((folder / "model" / "tokenizer.json").read_text())
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -25,3 +25,7 @@ class CorruptTrajectory(ReplayError):
 
 class DatabaseRefused(ReplayError):
     """Missing, foreign, of another version, or not accessible; it has not been changed."""
+
+
+class ConnectionLost(ReplayError):
+    """The server went away in the middle of a transaction; what its text says is known of the outcome."""

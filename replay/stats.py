@@ -59,13 +59,22 @@ _SORTED_BY: dict[Sort, sa.ColumnElement[Any]] = {
 }
 
 
+def _sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+    """PostgreSQL makes sums and means of whole numbers decimals, which are no JSON."""
+    return sa.cast(sa.func.coalesce(sa.func.sum(column), 0), sa.BigInteger)
+
+
+def _mean(column: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
+    return sa.func.avg(sa.cast(column, sa.Double))
+
+
 _TOTALS = (
     sa.func.count().label("trajectories"),
-    sa.func.coalesce(sa.func.sum(_rows.num_tokens), 0).label("tokens"),
-    sa.func.coalesce(sa.func.sum(_rows.num_action_tokens), 0).label("action_tokens"),
-    sa.func.coalesce(sa.func.sum(sa.cast(_rows.success, sa.Integer)), 0).label("successes"),
-    sa.func.avg(_rows.reward).label("reward_mean"),
-    sa.func.avg(_rows.num_turns).label("turns_mean"),
+    _sum(_rows.num_tokens).label("tokens"),
+    _sum(_rows.num_action_tokens).label("action_tokens"),
+    _sum(sa.cast(_rows.success, sa.Integer)).label("successes"),
+    _mean(_rows.reward).label("reward_mean"),
+    _mean(_rows.num_turns).label("turns_mean"),
 )
 
 
@@ -75,8 +84,8 @@ def summary(store: ReplayStore, run: str | None = None) -> Answer:
         stops = _of(run, _rows.run, _rows.stop_reason, sa.func.count()).group_by(_rows.stop_reason)
         task_count = sa.func.count(sa.distinct(groups.c.task))
         return {
-            "database": str(store.path),
-            "bytes": store.path.stat().st_size,
+            "database": store.url,
+            "bytes": store.size(connection),
             "runs": _count(connection, run, runs.c.id),
             "iterations": _count(connection, run, schema.iterations.c.run),
             "policies": _count(connection, run, policies.c.run),
@@ -103,9 +112,9 @@ def _draws(connection: sa.Connection, run: str | None) -> Answer:
         run,
         draws.c.run,
         sa.func.count(sa.distinct(draws.c.trajectory)).label("trajectories_replayed"),
-        sa.func.avg(draws.c.staleness).label("staleness_mean"),
+        _mean(draws.c.staleness).label("staleness_mean"),
         sa.func.max(draws.c.staleness).label("staleness_max"),
-        sa.func.avg(draws.c.drift_mean).label("drift_mean"),
+        _mean(draws.c.drift_mean).label("drift_mean"),
         sa.func.max(draws.c.drift_max).label("drift_max"),
     ).where(committed, draws.c.stream == REPLAY)
     reserved = _of(run, draws.c.run, sa.func.count()).where(draws.c.state == RESERVED)

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from replay import draws, read, write
+from replay.databases import Database, Location, create_database, open_database
 from replay.draws import Drawn, DrawRequest, ResumeReport
-from replay.engine import Database, create_database, open_database
 from replay.errors import ReplayError
 from replay.records import (
     DrawRecord,
@@ -40,38 +40,42 @@ class ReplayStore:
         self._authors: dict[str, AuthorTable] = {}
 
     @classmethod
-    def create(cls, location: str | Path) -> ReplayStore:
+    def create(cls, location: Location) -> ReplayStore:
         """Open for writing; the database is made, or migrated to the newest schema, if need be."""
         return cls(create_database(location))
 
     @classmethod
-    def open(cls, location: str | Path, *, read_only: bool = False) -> ReplayStore:
+    def open(cls, location: Location, *, read_only: bool = False) -> ReplayStore:
         """Open what exists; raises DatabaseRefused where there is nothing."""
         return cls(open_database(location, read_only=read_only))
 
     @property
-    def path(self) -> Path:
+    def url(self) -> str:
+        """Where the experience stands, for people: a path, or a URL without its password."""
+        return self._database.url
+
+    @property
+    def path(self) -> Path | None:
+        """The file of a SQLite database."""
         return self._database.path
 
     def add_run(self, run: RunRecord) -> None:
         """Once per run; a run that is known already must have the same authors."""
-        with self._database.writing() as connection:
-            write.add_run(connection, run)
+        self._database.write(lambda connection: write.add_run(connection, run), idempotent=True)
 
     def add_policy(self, policy: PolicyRecord) -> None:
         """One per publish; one published again after a resume takes the place of the lost one."""
-        with self._database.writing() as connection:
-            write.add_policy(connection, policy)
+        self._database.write(lambda connection: write.add_policy(connection, policy), idempotent=True)
 
     def run(self, id: str | None = None) -> RunRecord:
         """The run of that id, or the only one."""
         query = sa.select(*(runs.c[field.name] for field in fields(RunRecord))).order_by(runs.c.id)
-        with self._database.reading() as connection:
-            found = connection.execute(query if id is None else query.where(runs.c.id == id)).all()
+        wanted = query if id is None else query.where(runs.c.id == id)
+        found = self._database.read(lambda connection: connection.execute(wanted).all())
         if len(found) != 1:
             which = "no id" if id is None else repr(id)
             raise ReplayError(
-                f"run must name one run of {self.path}, got {which}, which fits {len(found)}. Give its id."
+                f"run must name one run of {self.url}, got {which}, which fits {len(found)}. Give its id."
             )
         values = dict(found[0]._mapping)
         fingerprint = values["fingerprint"]
@@ -88,25 +92,21 @@ class ReplayStore:
         """
         tables = {run: self._author_table(run) for run in {t.record.run for t in trajectories}}
         prepared = write.prepare(tasks, groups, trajectories, tables)
-        with self._database.writing() as connection:
-            return write.append(connection, prepared)
+        return self._database.write(lambda connection: write.append(connection, prepared), idempotent=True)
 
     def read(self, ids: Sequence[str]) -> list[Trajectory]:
         """Whole trajectories in the order asked.
 
         A row that is not what was written is quarantined and raises CorruptTrajectory; it is never returned.
         """
-        with self._database.reading() as connection:
-            loaded = read.load(connection, ids)
+        loaded = self._database.read(lambda connection: read.load(connection, ids))
         if loaded.corrupt and not self._database.read_only:
-            with self._database.writing() as connection:
-                read.quarantine(connection, loaded.corrupt)
+            self._database.write(lambda connection: read.quarantine(connection, loaded.corrupt), idempotent=True)
         return loaded.in_order(ids)
 
     def eligible_count(self, request: DrawRequest, sampler: Sampler) -> int:
         """How many rows a draw could take; those of weight 0 are none."""
-        with self._database.reading() as connection:
-            return draws.eligible_count(connection, request, sampler)
+        return self._database.read(lambda connection: draws.eligible_count(connection, request, sampler))
 
     def draw(self, request: DrawRequest, sampler: Sampler) -> list[Drawn]:
         """Select and reserve; fewer than asked if there are not enough. Advances the sampler's random state.
@@ -134,13 +134,16 @@ class ReplayStore:
 
     def add_metrics(self, run: str, iteration: int, metrics: Mapping[str, float]) -> None:
         """Measured outside an update, such as an evaluation; a name given again takes the new value."""
-        with self._database.writing() as connection:
-            write.add_metrics(connection, run, iteration, metrics)
+        self._database.write(lambda connection: write.add_metrics(connection, run, iteration, metrics), idempotent=True)
 
     def resume(self, run: str, iteration: int) -> ResumeReport:
         """Back to the state the run had after committing `iteration`, whatever a crash left behind."""
         with self._database.writing() as connection:
             return draws.resume(connection, run, iteration)
+
+    def size(self, connection: sa.Connection) -> int:
+        """Bytes of the database on disk."""
+        return self._database.size(connection)
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:

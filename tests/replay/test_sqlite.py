@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from replay import DatabaseRefused, ReplayError, ReplayStore
-from replay.engine import database_path
+from replay.databases.open import parsed
 from replay.sampling import make_sampler
 from replay.schema import REVISION, metadata
 from tests.replay.fakes import group, new_store, request, sql, task, trajectory
@@ -145,11 +145,20 @@ def test_paths_may_hold_what_urls_may_not(tmp_path: Path, name: str) -> None:
 
 
 def test_location_may_be_a_url(tmp_path: Path) -> None:
-    assert database_path("sqlite:////data/replay.sqlite") == Path("/data/replay.sqlite")
-    assert database_path("runs/x/replay.sqlite") == Path("runs/x/replay.sqlite")
+    assert parsed("sqlite:////data/replay.sqlite") == Path("/data/replay.sqlite")
+    assert parsed("runs/x/replay.sqlite") == Path("runs/x/replay.sqlite")
 
 
-@pytest.mark.parametrize("url", ["postgresql://me:secret@host/db", "sqlite://", "://x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://me:secret@host/db",
+        "sqlite://",
+        "://x",
+        "postgresql://me:sec@ret@host/db",
+        "postgresql://host:secret/db",
+    ],
+)
 def test_other_urls_are_refused_without_their_password(url: str) -> None:
     with pytest.raises(DatabaseRefused) as error:
         ReplayStore.create(url)
@@ -255,7 +264,7 @@ def test_migration_that_fails_leaves_an_empty_database(tmp_path: Path, monkeypat
         "import sqlalchemy as sa\nfrom alembic import op\nrevision, down_revision = '0001', None\n"
         "def upgrade():\n    op.create_table('runs', sa.Column('id', sa.Text))\n    raise RuntimeError('killed')\n"
     )
-    monkeypatch.setattr("replay.engine._MIGRATIONS", folder)
+    monkeypatch.setattr("replay.databases.revision._MIGRATIONS", folder)
     with pytest.raises(RuntimeError, match="killed"):
         ReplayStore.create(path)
     assert sql(path, "select count(*) from sqlite_master") == [(0,)]

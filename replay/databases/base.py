@@ -1,0 +1,85 @@
+"""What the store asks of a database, whichever it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+from replay.errors import ConnectionLost
+
+Answer = TypeVar("Answer")
+
+_MOST_TRIES = 8
+"""Of one transaction; each of them waits for the server to come back."""
+
+
+class Database(ABC):
+    """Connections to one database at the newest schema; transactions that read one snapshot or write all or nothing.
+
+    Write transactions come one after another, from their first statement to their commit: what one of them reads, no
+    other changes meanwhile.
+    """
+
+    url: str
+    """For people: the path, or the URL without its password."""
+    path: Path | None
+    """None: the database is no file."""
+    read_only: bool
+
+    @abstractmethod
+    def writing(self, *, durable: bool = True) -> AbstractContextManager[sa.Connection]:
+        """One transaction: committed when the block ends, rolled back when it raises.
+
+        Durable: a commit that returned also survives the machine. Otherwise it survives the process, and the machine
+        together with the next durable one. Raises ConnectionLost where the server went away meanwhile.
+        """
+
+    @abstractmethod
+    def reading(self) -> AbstractContextManager[sa.Connection]:
+        """One consistent view, however many statements ask it."""
+
+    def write(
+        self, work: Callable[[sa.Connection], Answer], *, durable: bool = True, idempotent: bool = False
+    ) -> Answer:
+        """`work` in one write transaction.
+
+        Idempotent work is done again when the connection is lost, also when nobody can know whether the first time
+        counted; other work raises ConnectionLost.
+        """
+
+        def done() -> Answer:
+            with self.writing(durable=durable) as connection:
+                return work(connection)
+
+        return _tried(done, at_most=_MOST_TRIES if idempotent else 1)
+
+    def read(self, question: Callable[[sa.Connection], Answer]) -> Answer:
+        """The answer from one consistent view, asked again when the connection is lost."""
+
+        def asked() -> Answer:
+            with self.reading() as connection:
+                return question(connection)
+
+        return _tried(asked, at_most=_MOST_TRIES)
+
+    @abstractmethod
+    def size(self, connection: sa.Connection) -> int:
+        """Bytes on disk."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give every connection back."""
+
+
+def _tried(work: Callable[[], Answer], *, at_most: int) -> Answer:
+    for _ in range(at_most - 1):
+        try:
+            return work()
+        except ConnectionLost:
+            continue
+    return work()

@@ -1,0 +1,80 @@
+"""From a path or a URL to a database."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from replay.databases import postgres, sqlite
+from replay.databases.base import Database
+from replay.errors import DatabaseRefused
+
+Location = str | Path
+"""A file, `sqlite:///PATH`, or `postgresql+psycopg://USER@HOST/NAME`."""
+
+DATABASE = "replay.sqlite"
+"""The database's name in a run folder whose configuration names no other."""
+
+
+def create_database(location: Location) -> Database:
+    """Open the database for writing, at the newest schema; made if there is none.
+
+    Raises DatabaseRefused for a database of something else or of a newer agentloop, and leaves it as it is.
+    """
+    place = parsed(location)
+    return sqlite.create(place) if isinstance(place, Path) else postgres.create(place)
+
+
+def open_database(location: Location, *, read_only: bool) -> Database:
+    """Open an existing database; never makes one, never migrates one."""
+    place = parsed(location)
+    if isinstance(place, Path):
+        return sqlite.open_existing(place, read_only=read_only)
+    return postgres.open_existing(place, read_only=read_only)
+
+
+def parsed(location: Location) -> Path | sa.URL:
+    """The file behind a path or a sqlite:/// URL, or the URL of a server's database."""
+    if isinstance(location, Path) or "://" not in location:
+        return Path(location)
+    try:
+        url = sa.make_url(location)
+        if location.count("@") > 1:
+            raise ValueError("a part of the password would be read as the host")
+    except (exc.ArgumentError, ValueError) as error:
+        # What can't be parsed may hold a password anywhere.
+        scheme = location.partition("://")[0]
+        raise DatabaseRefused(
+            f"database must be a path, sqlite:///PATH or postgresql+psycopg://USER@HOST/NAME, got a malformed "
+            f"{scheme}:// URL. Write special characters of its parts as %XX."
+        ) from error
+    if url.get_backend_name() == "sqlite" and url.database:
+        return Path(url.database)
+    if url.drivername in postgres.DRIVERS and url.database:
+        return url.set(drivername="postgresql+psycopg")
+    raise DatabaseRefused(
+        "database must be a path, sqlite:///PATH or postgresql+psycopg://USER@HOST/NAME, "
+        f"got {postgres.shown(url)}. Give one of these."
+    )
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a run folder says about its run."""
+
+    id: str | None
+    database: str | None
+    """The URL its configuration names; None: the file in the folder."""
+
+
+def run_identity(run_folder: Path) -> RunIdentity:
+    """From the folder's run.json; a folder without one has nothing but its file."""
+    try:
+        identity = json.loads((run_folder / "run.json").read_text(encoding="utf-8"))
+        return RunIdentity(identity["id"], identity["config"]["replay"].get("database"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return RunIdentity(None, None)
