@@ -196,6 +196,7 @@ def make_actors(
         loaded.renderer(authors),
         parser,
         authors,
+        loaded.model.config.get_text_config().vocab_size,
         make_strategy(section.strategy, section.options),
         section.training_control(),
     )

@@ -117,7 +117,8 @@ def evaluate(
         print(json.dumps({**vars(result), "margin": result.margin}))
     else:
         share = f"{percent(result.success)} +- {percent(result.margin)}"
-        print(f"held-out success: {share} ({result.tasks} tasks, {result.mean_turns:.1f} turns each)")
+        lost = f", {result.engine_failures} more lost to the engine" if result.engine_failures else ""
+        print(f"held-out success: {share} ({result.tasks} tasks, {result.mean_turns:.1f} turns each{lost})")
 
 
 @app.command(epilog="Example: agentloop config configs/quickstart.yaml --set replay.fraction=0.5")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import statistics
 from collections import Counter
@@ -10,13 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Generator as Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 
 from agentloop.algorithms.advantages import grpo_advantages
 from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, Task, ToolLimits
-from agentloop.generation import Completion, GenerationRequest, Generator
+from agentloop.errors import UserError
+from agentloop.generation import Completion, GenerationFailed, GenerationRequest, Generator, replies
 from agentloop.rollout import Ask, Episode, EpisodeLimits, rollout
 from context import AuthorTable, ContextManager, Renderer, ReplyParser, TokenSequence, response_mask
 from context.control import TrainingControl
@@ -29,6 +32,24 @@ Penalty = Callable[[Sequence[Trajectory]], list[float]]
 Progress = Callable[[int, int], None]
 """Called with episodes ended and episodes in all."""
 
+_log = logging.getLogger(__name__)
+_MOST_TOLD = 20
+
+
+class Problems:
+    """Tells each reason for which an episode ended oddly once; of ever new ones, the first few."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell(self, text: str) -> None:
+        if text in self._told or len(self._told) == _MOST_TOLD:
+            return
+        self._told.add(text)
+        _log.warning("%s", text)
+        if len(self._told) == _MOST_TOLD:
+            _log.warning("further reasons are counted, and not told")
+
 
 @dataclass(frozen=True)
 class Actors:
@@ -39,8 +60,11 @@ class Actors:
     renderer: Renderer
     parser: ReplyParser
     authors: AuthorTable
+    vocab_size: int
+    """Of the policy: no token it samples has this number or a higher one."""
     strategy: Strategy = field(default_factory=Linear)
     control: TrainingControl = field(default_factory=TrainingControl)
+    problems: Problems = field(default_factory=Problems)
 
 
 @dataclass(frozen=True)
@@ -62,6 +86,8 @@ class Collected:
     trajectories: list[Trajectory] = field(default_factory=list)
     rewrites: Counter[str] = field(default_factory=Counter)
     """Episodes in which what was shown had been rewritten, by kind."""
+    engine_failures: int = 0
+    """Episodes that are in no group, as their engine failed."""
 
     def metrics(self) -> dict[str, float]:
         """Means over the collected trajectories; shares of every stop reason and of every kind of rewrite."""
@@ -74,6 +100,7 @@ class Collected:
             "rollout/reward": statistics.fmean(record.reward for record in records),
             "rollout/turns": statistics.fmean(record.num_turns for record in records),
             "rollout/tokens": statistics.fmean(record.num_tokens for record in records),
+            "rollout/engine_failures": self.engine_failures,
             "rollout/tool_errors": statistics.fmean(record.error_kind is not None for record in records),
             "context/segments": statistics.fmean(len(trajectory.segments) for trajectory in self.trajectories),
             **{f"context/rewrites/{kind}": count / len(records) for kind, count in sorted(self.rewrites.items())},
@@ -98,15 +125,17 @@ def _tell(progress: Progress | None, before: int, total: int, ended: int) -> Non
 def _run_together(
     actors: Actors, tasks: Sequence[Task], config: RunConfig, tell: Callable[[int], None]
 ) -> list[Episode]:
-    running: dict[int, Coroutine[Ask, Completion, Episode]] = {}
+    running: dict[int, Coroutine[Ask, Completion | GenerationFailed, Episode]] = {}
     asks: dict[int, Ask] = {}
     ended: dict[int, Episode] = {}
 
-    def advance(key: int, completion: Completion | None) -> None:
+    def advance(key: int, reply: Completion | GenerationFailed | None) -> None:
         try:
-            asks[key] = next(running[key]) if completion is None else running[key].send(completion)
+            asks[key] = next(running[key]) if reply is None else running[key].send(reply)
         except StopIteration as stop:
             ended[key] = stop.value
+            if ended[key].problem is not None:
+                actors.problems.tell(f"episode ended with {ended[key].stop_reason}: {ended[key].problem}")
             del running[key]
             asks.pop(key, None)
 
@@ -116,13 +145,14 @@ def _run_together(
     while running:
         keys = sorted(running)
         requests = [GenerationRequest(key, asks[key].prompt_ids, asks[key].max_new_tokens) for key in keys]
-        for key, completion in zip(keys, actors.generator.generate(requests), strict=True):
-            advance(key, completion)
+        given = replies(actors.generator, requests, vocab_size=actors.vocab_size)
+        for key, reply in zip(keys, given, strict=True):
+            advance(key, reply)
         tell(len(ended))
     return [ended[key] for key in range(len(tasks))]
 
 
-def _episode(actors: Actors, task: Task, config: RunConfig) -> Coroutine[Ask, Completion, Episode]:
+def _episode(actors: Actors, task: Task, config: RunConfig) -> Coroutine[Ask, Completion | GenerationFailed, Episode]:
     limits = EpisodeLimits(
         max_turns=config.rollout.max_turns,
         max_tokens_per_turn=config.rollout.max_tokens_per_turn,
@@ -157,15 +187,23 @@ def collect(
 ) -> Collected:
     """Run `size` episodes of each task and score each group; `groups` holds (task, size).
 
-    Advantages are of rewards less `penalty`; the stored reward is the environment's own.
+    Advantages are of rewards less `penalty`; the stored reward is the environment's own. An episode that the engine
+    failed is left out of its group as if it had not been run, and so is a group that lost all of them.
     """
     tasks = [task for task, size in groups for _ in range(size)]
-    episodes = list(run_episodes(actors, tasks, config, progress=progress))
-    collected = Collected(rewrites=Counter(kind for episode in episodes for kind in episode.rewrites))
+    everything = list(run_episodes(actors, tasks, config, progress=progress))
+    episodes = whole(everything)
+    collected = Collected(
+        rewrites=Counter(kind for episode in episodes for kind in episode.rewrites),
+        engine_failures=len(everything) - len(episodes),
+    )
     seen_members: Counter[str] = Counter()
-    for index, (task, size) in enumerate(groups):
+    ends = accumulate(size for _, size in groups)
+    for index, ((task, size), end) in enumerate(zip(groups, ends, strict=True)):
         slot = len(collected.trajectories)
-        members = episodes[slot : slot + size]
+        members = [episode for episode in everything[end - size : end] if not episode.failed]
+        if not members:
+            continue
         task_hash = actors.factory.task_hash(task)
         group = _group(birth, index, task_hash, members, config)
         collected.tasks.append(TaskRecord(task_hash, actors.factory.name, task.payload))
@@ -175,8 +213,19 @@ def collect(
             place = _Place(group.id, task_hash, slot + offset, seen_members[task_hash] + offset)
             rows.append(_trajectory(actors, episode, birth, place, config))
         collected.trajectories += _with_advantages(rows, config, penalty)
-        seen_members[task_hash] += size
+        seen_members[task_hash] += len(members)
     return collected
+
+
+def whole(episodes: Sequence[Episode]) -> list[Episode]:
+    """Those that the engine did not fail. Raises UserError if it failed them all."""
+    kept = [episode for episode in episodes if not episode.failed]
+    if episodes and not kept:
+        raise UserError(
+            f"the engine must reply to at least one of {len(episodes)} episodes, got none ({episodes[0].problem}). "
+            "Mend it and --resume: this iteration is collected again."
+        )
+    return kept
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,8 @@ def describe_iteration(number: int, total: int, metrics: Mapping[str, float], le
     parts += [
         f"fresh {metrics['batch/fresh']:.0f} + replay {metrics['batch/replay']:.0f}",
     ]
+    if metrics.get("rollout/engine_failures"):
+        parts.append(f"{metrics['rollout/engine_failures']:.0f} lost to the engine")
     if "actor/replay/ess" in metrics:
         parts.append(f"replay ESS {metrics['actor/replay/ess']:.2f}")
     if "eval/success" in metrics:

@@ -14,13 +14,17 @@ class UserError(Exception):
 _MOST_CHARACTERS = 300
 
 
+def shortened(text: str) -> str:
+    """The same on one line and of bounded length."""
+    text = " ".join(text.split())
+    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
+
+
 def one_line(error: BaseException) -> str:
     """`ValueError: text` of any exception, on one line and of bounded length."""
     try:
-        text = " ".join(str(error).split())
+        text = shortened(str(error))
     except Exception:  # noqa: BLE001  someone else's exception may fail to print itself
         text = ""
-    if len(text) > _MOST_CHARACTERS:
-        text = text[:_MOST_CHARACTERS] + "..."
     name = type(error).__name__
     return f"{name}: {text}" if text else name

@@ -261,6 +261,7 @@ def _metrics(
         "batch/fraction": batch.plan.fraction,
         "batch/achieved_fraction": len(batch.drawn) / trajectories,
         "batch/shortfall": batch.plan.planned_replay - len(batch.drawn),
+        "batch/fresh_shortfall": batch.plan.fresh - len(batch.fresh.trajectories),
     }
     if stale:
         metrics |= {"replay/staleness_mean": sum(stale) / len(stale), "replay/staleness_max": max(stale)}

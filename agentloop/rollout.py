@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentloop.environments import Environment, Task, ToolLimits, call_tool
-from agentloop.errors import UserError, one_line
-from agentloop.generation import Completion
+from agentloop.errors import UserError, one_line, shortened
+from agentloop.generation import Completion, GenerationFailed
 from context import ContextManager, Message, Reply, Segment
 from context.strategies import CONTEXT_FULL
 
@@ -18,6 +18,7 @@ ANSWERED = "answered"
 TRUNCATED = "truncated"
 MALFORMED = "malformed"
 MAX_TURNS = "max_turns"
+ENGINE_FAILURE = "engine_failure"
 UNKNOWN_TOOL = "unknown_tool"
 
 
@@ -44,7 +45,10 @@ class Episode:
     segments: tuple[Segment, ...]
     messages: tuple[Message, ...]
     reward: float
+    """NaN where the engine failed: what the policy would have earned is unknown."""
     stop_reason: str
+    problem: str | None
+    """What was wrong, in words, where the stop reason alone does not say."""
     error_kind: str | None
     """The last tool error's kind; None when no tool call failed."""
     num_turns: int
@@ -53,6 +57,11 @@ class Episode:
     """Nats, one per sampled token."""
     rewrites: Mapping[str, int]
     """How often what was shown was rewritten, by kind."""
+
+    @property
+    def failed(self) -> bool:
+        """By the engine: it says nothing about the policy."""
+        return self.stop_reason == ENGINE_FAILURE
 
 
 def rollout(
@@ -63,50 +72,47 @@ def rollout(
     tools: Sequence[Mapping[str, Any]],
     limits: EpisodeLimits,
     policy_version: int,
-) -> Generator[Ask, Completion, Episode]:
+) -> Generator[Ask, Completion | GenerationFailed, Episode]:
     """Yields an `Ask` per turn, is sent the `Completion`, returns the `Episode`.
 
     Only an episode that the policy ended with an answer is scored by the environment; any other end has reward 0
-    and is kept: it is what teaches the format.
+    and is kept: it is what teaches the format. One that the engine failed has no reward, for it teaches nothing.
     """
     _start(environment, task)
     _open(context, task, tools)
     entropies: list[float] = []
     num_turns = num_tool_calls = 0
-    stop_reason, error_kind = MAX_TURNS, None
-    while num_turns < limits.max_turns:
+    stop_reason: str | None = None
+    error_kind = problem = None
+    while stop_reason is None:
         # An answer to a strategy's question has the strategy's own limit, which `room` knows.
         budget = context.room if context.asking else min(limits.max_tokens_per_turn, context.room)
         if budget < 1:
             stop_reason = CONTEXT_FULL
             break
         completion = yield Ask(context.prompt_ids, budget)
+        if isinstance(completion, GenerationFailed):
+            stop_reason, problem = ENGINE_FAILURE, shortened(str(completion))
+            break
         entropies.extend(completion.entropies)
         reply = context.record_reply(completion.token_ids, completion.log_probs, policy_version=policy_version)
         if reply.outcome == "question":
-            if context.stopped is not None:
-                stop_reason = context.stopped
-                break
+            stop_reason = context.stopped
             continue
         num_turns += 1
-        ended = _ended(reply)
-        if ended is not None:
-            stop_reason = ended
-            break
-        results, failed = _answer(environment, reply, limits.tools)
-        num_tool_calls += len(results)
-        error_kind = failed or error_kind
-        unshown = context.observe(results)
-        if unshown is not None:
-            stop_reason = unshown
-            break
-    reward = _score(environment, task, context.messages) if stop_reason == ANSWERED else 0.0
+        stop_reason = _ended(reply)
+        if stop_reason is None:
+            results, failed = _answer(environment, reply, limits.tools)
+            num_tool_calls += len(results)
+            error_kind = failed or error_kind
+            stop_reason = context.observe(results) or (MAX_TURNS if num_turns == limits.max_turns else None)
     return Episode(
         task,
         context.segments(),
         context.messages,
-        reward,
+        _reward(environment, task, context.messages, stop_reason),
         stop_reason,
+        problem,
         error_kind,
         num_turns,
         num_tool_calls,
@@ -155,6 +161,12 @@ def _answer(environment: Environment, reply: Reply, limits: ToolLimits) -> tuple
         name = UNKNOWN_TOOL if result.error_kind == UNKNOWN_TOOL else call.name
         messages.append(Message("tool", result.content, author="env", name=name, tool_call_id=call.id))
     return messages, failed
+
+
+def _reward(environment: Environment, task: Task, messages: Sequence[Message], stop_reason: str) -> float:
+    if stop_reason == ENGINE_FAILURE:
+        return math.nan
+    return _score(environment, task, messages) if stop_reason == ANSWERED else 0.0
 
 
 def _score(environment: Environment, task: Task, messages: Sequence[Message]) -> float:

@@ -1,6 +1,7 @@
 """Engines that sample from the published policy."""
 
-from agentloop.generation.base import Completion, GenerationRequest, Generator
+from agentloop.generation.base import Completion, GenerationFailed, GenerationRequest, Generator
+from agentloop.generation.checks import replies
 from agentloop.generation.local import LocalGenerator
 
-__all__ = ["Completion", "GenerationRequest", "Generator", "LocalGenerator"]
+__all__ = ["Completion", "GenerationFailed", "GenerationRequest", "Generator", "LocalGenerator", "replies"]

@@ -26,6 +26,10 @@ class Completion:
     """Nats, of the distribution each token was sampled from."""
 
 
+class GenerationFailed(Exception):
+    """There is no usable reply, and why, in words. The episode ends; nothing of the reply is kept."""
+
+
 class Generator(Protocol):
     """An engine that samples from the published policy."""
 
@@ -38,6 +42,9 @@ class Generator(Protocol):
         """Start a batch of episodes: forget caches, seed the sampling. Temperature 0 is greedy."""
         ...
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        """One reply per request, in their order."""
+    def generate(self, requests: Sequence[GenerationRequest]) -> Sequence[Completion | GenerationFailed]:
+        """One reply per request, in their order; `GenerationFailed` in the place of one that could not be had.
+
+        An engine that is gone altogether raises `GenerationFailed`: then every request failed.
+        """
         ...

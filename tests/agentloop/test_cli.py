@@ -201,7 +201,7 @@ def test_evaluate_repeats_the_evaluation_of_training(
     result = json.loads(output)
     assert (code, result["tasks"]) == (0, 8)
     assert result["success"] == json.loads(finished.stdout)["success_after"]
-    assert set(result) == {"success", "tasks", "mean_reward", "mean_turns", "margin"}
+    assert set(result) == {"success", "tasks", "mean_reward", "mean_turns", "engine_failures", "margin"}
 
 
 def test_evaluate_can_take_an_earlier_policy_and_other_tasks(

@@ -25,7 +25,7 @@ def episode(*replies: str, max_tokens: int = 4000) -> tuple[Trajectory, list[str
     factory = load_environment(f"{HERE / 'faulty_tools.py'}:Graded", {})
     config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": max_tokens}})
     generator = ScriptedGenerator([replies])
-    actors = Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors())
+    actors = Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), CHATML.codec.vocab_size)
     task = factory.make_task(random.Random(0))
     (trajectory,) = collect(actors, [(task, 1)], Birth("run", 1, 0), config).trajectories
     validate([trajectory], default_authors())

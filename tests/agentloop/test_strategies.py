@@ -44,9 +44,8 @@ def collected(scripts: Sequence[Sequence[str]], **context: Any) -> tuple[Collect
     section = config.context
     strategy = make_strategy(section.strategy, section.options)
     authors = section.author_table()
-    actors = Actors(
-        factory, generator, CHATML.renderer(), HermesParser(), authors, strategy, section.training_control()
-    )
+    vocab_size, control = CHATML.codec.vocab_size, section.training_control()
+    actors = Actors(factory, generator, CHATML.renderer(), HermesParser(), authors, vocab_size, strategy, control)
     return collect(actors, [(task, len(scripts))], Birth(RUN, 1, 0), config), generator, config
 
 
