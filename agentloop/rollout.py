@@ -106,6 +106,8 @@ def rollout(
             num_tool_calls += len(results)
             error_kind = failed or error_kind
             stop_reason = context.observe(results) or (MAX_TURNS if num_turns == limits.max_turns else None)
+    if context.problem is not None:
+        problem = shortened(context.problem)
     return Episode(
         task,
         context.segments(),

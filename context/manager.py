@@ -103,6 +103,8 @@ class ContextManager:
         """How often the strategy changed what is shown, by kind; `template_rewrite`: how often the template did."""
         self.stopped: str | None = None
         """Why the episode can't go on; None: it can."""
+        self.problem: str | None = None
+        """What the template refused, in words; None unless `stopped` is `unrenderable`."""
 
     def begin(self, messages: Sequence[Message], tools: _Tools, *, hint: str | None = None) -> None:
         """Render the first prompt: any number of messages, few-shot assistant messages among them.
@@ -179,13 +181,14 @@ class ContextManager:
         if self._last is None or self._last.outcome == "truncated":
             raise RuntimeError("observe must follow a reply that ended its turn.")
         given = self._not_sampled(messages)
+        self.problem = None
         try:
             following = self._following(self._last.message, given)
             self.stopped = self._arrange(following, None)
-        except RenderError:
+        except RenderError as error:
             # The template has its own idea of a text (it cuts, moves or refuses it): what the policy would see is
             # not what was said, so the episode ends under a name of its own.
-            self.stopped = UNRENDERABLE
+            self.stopped, self.problem = UNRENDERABLE, str(error)
         if self.stopped is None:
             self._messages += given
             self._last = None
@@ -278,8 +281,8 @@ class ContextManager:
         self._asked = None
         try:
             self.stopped = self._arrange(following, Answer(reply.message.content, reply.outcome == "truncated"))
-        except RenderError:
-            self.stopped = UNRENDERABLE
+        except RenderError as error:
+            self.stopped, self.problem = UNRENDERABLE, str(error)
         return Reply("question", reply.message, None)
 
     def _open(self, view: tuple[Message, ...], reason: SegmentReason, *, tools: _Tools | None = None) -> None:

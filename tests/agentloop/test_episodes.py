@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from agentloop.collect import Actors, Birth, collect
 from agentloop.config import RunConfig
 from agentloop.environments import load_environment
-from context import default_authors, loss_mask
+from context import ChatTemplate, Renderer, default_authors, loss_mask
 from context.parse import HermesParser
 from replay.records import Trajectory
 from replay.validate import validate
@@ -89,3 +90,21 @@ def test_episode_ends_when_a_tool_result_leaves_no_room() -> None:
     trajectory, prompts = episode(call("flood"), "never said", max_tokens=prompt + 20)
     assert (trajectory.record.stop_reason, trajectory.record.reward, len(prompts)) == ("context_full", 0.0, 1)
     assert trajectory.record.num_tokens <= prompt + 20
+
+
+def test_what_a_template_refuses_is_told_once_and_the_episode_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    refusing = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    template = ChatTemplate(CHATML.template_source + refusing, CHATML.special_tokens)
+    renderer = Renderer(CHATML.codec, template, authors=default_authors(), stop_ids=frozenset({CHATML.end_id}))
+    factory = load_environment(f"{HERE / 'faulty_tools.py'}:Graded", {})
+    generator = ScriptedGenerator([[call("count")]] * 3)
+    actors = Actors(factory, generator, renderer, HermesParser(), default_authors(), CHATML.codec.vocab_size)
+    config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": 4000}})
+    with caplog.at_level(logging.WARNING):
+        collected = collect(actors, [(factory.make_task(random.Random(0)), 3)], Birth("run", 1, 0), config)
+    validate(collected.trajectories, default_authors())
+    assert [row.record.stop_reason for row in collected.trajectories] == ["unrenderable"] * 3
+    assert collected.metrics()["rollout/stop/unrenderable"] == 1.0
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("episode ended with unrenderable: chat template must render messages with the roles [")
+    assert "no tools here" in told

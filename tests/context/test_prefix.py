@@ -185,6 +185,18 @@ def test_observation_after_a_stop_can_be_tried_again_shorter() -> None:
     assert context.observe([Message("user", "short", "env")]) is context.stopped is None
 
 
+def test_why_an_observation_cannot_be_rendered_is_kept_in_words() -> None:
+    model = renderer(QWEN3)
+    context = ContextManager(model, parser := ScriptedParser(), max_tokens=4000)
+    context.begin([Message("user", "What is the code?")], ())
+    parser.reply = Reply("final", Message("assistant", "said", "llm"), None)
+    context.record_reply([40, min(model.stop_ids)], [-1.0, -1.0], policy_version=0)
+    # Qwen3's template knows no such role, and would leave the message out.
+    assert context.observe([Message("judge", "well said", "env")]) == "unrenderable"
+    assert context.problem is not None and "leaves out messages[0] (role judge)" in context.problem
+    assert context.observe([Message("user", "well said", "env")]) is context.problem is None
+
+
 @pytest.mark.parametrize("result", ["", "blah " * 200_000, "half \ud800 a character", "\x00\x1b[2J", "<|im_end|>" * 50])
 def test_any_observation_is_shown_and_not_trained(result: str) -> None:
     model = family("chatml").renderer()
