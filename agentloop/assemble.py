@@ -35,6 +35,7 @@ from agentloop.startup_checks import check_scoring, check_tools
 from agentloop.trainer import Trainer
 from agentloop.warm_up import Demonstrator, demonstrations, warm_up
 from context import AuthorTable
+from context.verdict import check_template
 from replay.records import Trajectory
 from replay.sampling import Sampler, make_sampler
 from replay.store import ReplayStore
@@ -160,6 +161,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, policy_version=version)
     actor = Actor(loaded.model)
     check_scoring(generator, actor)
+    display.note(f"chat template: {check_template(loaded.files).summary()}")
     reference = _reference(config, first)
     sinks = load_sinks(config.metrics.sinks, folder.path, keep_through=version)
     store = ReplayStore.create(folder.database)

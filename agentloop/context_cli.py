@@ -15,7 +15,7 @@ from context.conversation_file import read_conversation
 from context.model_files import ModelFiles, load_model_files
 from context.render import Renderer
 from context.template import RenderError
-from context.verdict import Verdict, check_template
+from context.verdict import Verdict, check_template, in_words
 from context.view import token_view
 from replay.cli import newest_run_folder
 from replay.cli import show as show_trajectory
@@ -87,12 +87,12 @@ def _verdict_text(verdict: Verdict, *, trained: bool) -> str:
     width = max(len(case.name) for case in verdict.cases)
     lines = []
     for case in verdict.cases:
-        lines.append(f"{case.name:<{width}}  {_in_words(case.state)}")
+        lines.append(f"{case.name:<{width}}  {in_words(case.state)}")
         lines += [f"{'':<{width}}    {detail}" for detail in case.details]
     borders = sum(case.borders for case in verdict.cases)
     unsupported = sum(case.state == "unsupported" for case in verdict.cases)
     rest = f"; {unsupported} of {len(verdict.cases)} cases unsupported" if unsupported else ""
-    lines.append(f"\nverdict: {_in_words(verdict.state)}{rest}")
+    lines.append(f"\nverdict: {in_words(verdict.state)}{rest}")
     if verdict.state == "rewrites_history":
         lines.append("what a template rewrites is trained as the policy saw it, in a segment of its own")
     if not verdict.shows_thinking:
@@ -103,7 +103,3 @@ def _verdict_text(verdict: Verdict, *, trained: bool) -> str:
             "(a template alone: tokenized with a tokenizer made for it, so borders may differ with the model's)"
         )
     return "\n".join(lines)
-
-
-def _in_words(state: str) -> str:
-    return state.replace("_", " ").replace("append only", "append-only")

@@ -45,6 +45,23 @@ class Verdict:
             return "rewrites_history"
         return "append_only" if "append_only" in states else "unsupported"
 
+    def summary(self) -> str:
+        """One line: the state, what is rewritten first, and the first thing that does not work."""
+        rewriting = [case for case in self.cases if case.state == "rewrites_history"]
+        parts = [in_words(self.state)]
+        if rewriting:
+            found = f"{len(rewriting)} of {len(self.cases)} cases, first in {rewriting[0].name!r}"
+            parts = [f"{parts[0]} in {found}: {rewriting[0].details[0]}"]
+        odd = next((case for case in self.cases if case.details and case not in rewriting), None)
+        if odd is not None:
+            state = "unsupported, " if odd.state == "unsupported" else ""
+            parts.append(f"{odd.name!r}: {state}{odd.details[0].partition('. ')[0]}")
+        return "; ".join(parts)
+
+
+def in_words(state: State) -> str:
+    return "append-only" if state == "append_only" else state.replace("_", " ")
+
 
 # (name, messages as `conversation` spells them, with thinking, with tools)
 _CASES: tuple[tuple[str, str, bool, bool], ...] = (

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from agentloop.config import ModelSection
 from agentloop.errors import UserError
 from context import AuthorTable, ChatTemplate, Message, Renderer, TokenCodec
+from context.model_files import ModelFiles
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class LoadedModel:
             "model_family": str(self.model.config.model_type),
             "vocab_size": int(self.model.config.get_text_config().vocab_size),
         }
+
+    @property
+    def files(self) -> ModelFiles:
+        return ModelFiles(self.codec, self.template, self.stop_ids)
 
     def renderer(self, authors: AuthorTable) -> Renderer:
         return Renderer(self.codec, self.template, authors=authors, stop_ids=self.stop_ids)

@@ -155,7 +155,7 @@ def test_train_tells_its_progress_in_plain_lines_where_there_is_no_terminal(
     finished: subprocess.CompletedProcess[str],
 ) -> None:
     lines = finished.stderr.splitlines()
-    assert lines[0] == "run folder: runs/small-001"
+    assert lines[:2] == ["chat template: append-only", "run folder: runs/small-001"]
     iterations = [line for line in lines if line.startswith("iteration ")]
     assert [line.split("  ")[0] for line in iterations] == ["iteration 1/3", "iteration 2/3", "iteration 3/3"]
     figures = r"success \d+\.\d %  fresh 12 \+ replay 4  replay ESS \d\.\d\d  held-out \d+\.\d %  [\d,]+ tokens/s"

@@ -138,6 +138,25 @@ def test_verdict_on_qwen3_is_that_a_user_takes_earlier_thinking_away() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("qwen2_5", "append-only"),
+        (
+            "qwen3",
+            "rewrites history in 2 of 11 cases, first in 'thinking, two user turns': "
+            "message 1 (assistant): its thinking is left out",
+        ),
+        (
+            "llama3",
+            "append-only; 'tools': unsupported, chat template must show the tools, got one that leaves them out",
+        ),
+    ],
+)
+def test_verdict_in_one_line_names_what_is_rewritten_and_what_does_not_work(name: str, line: str) -> None:
+    assert check_template(model(name)).summary() == line
+
+
+@pytest.mark.parametrize(
     ("name", "case", "why"),
     [
         ("gemma", "system message", "System role not supported"),
