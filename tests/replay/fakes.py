@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psycopg
 
 from context.authors import ENV, LLM, TEMPLATE, USER, default_authors
 from context.messages import Message, ToolCall
 from context.tokens import Segment, TokenSequence
 from replay import ReplayStore
+from replay.databases import Location
 from replay.draws import DrawRequest
 from replay.records import (
     FRESH,
@@ -47,17 +49,23 @@ def policy(version: int, *, run: str = RUN, tokenizer: str = "tok") -> PolicyRec
     return PolicyRecord(run, version, checkpoint=None, tokenizer_hash=tokenizer, template_hash="tpl")
 
 
-def new_store(path: Path, run: str = RUN) -> ReplayStore:
-    store = ReplayStore.create(path)
+def new_store(location: Location, run: str = RUN) -> ReplayStore:
+    store = ReplayStore.create(location)
     store.add_run(run_record(run))
     store.add_policy(policy(0, run=run))
     return store
 
 
-def sql(path: Path, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-    """What plain sqlite3 answers; committed."""
-    with closing(sqlite3.connect(path)) as connection, connection:
-        return connection.execute(statement, parameters).fetchall()
+def sql(where: Location | ReplayStore, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """What the plain driver answers, sqlite3 or psycopg; committed. Parameters are question marks."""
+    location = (where.path or where.url) if isinstance(where, ReplayStore) else where
+    if isinstance(location, Path):
+        with closing(sqlite3.connect(location)) as connection, connection:
+            return connection.execute(statement, parameters).fetchall()
+    with psycopg.connect(location.replace("+psycopg", "")) as server:
+        query = statement.replace("%", "%%").replace("?", "%s")
+        answer = server.execute(query, parameters)  # type: ignore[call-overload]  # tests write it themselves
+        return answer.fetchall() if answer.description else []
 
 
 def tokens(ids: list[int], authors: list[str], *, version: int = 0, log_prob: float = -0.5) -> TokenSequence:

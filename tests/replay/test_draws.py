@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from replay import InvalidRecord, ReplayStore
+from replay.databases import Location
 from replay.records import FRESH, DrawRecord
 from replay.sampling import make_sampler
 from tests.replay.fakes import (
@@ -29,8 +31,9 @@ from tests.replay.fakes import (
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ReplayStore:
-    return new_store(tmp_path / "replay.sqlite")
+def store(location: Location) -> Iterator[ReplayStore]:
+    with closing(new_store(location)) as store:
+        yield store
 
 
 def place(store: ReplayStore, ids: list[str]) -> list[tuple[int, int]]:
@@ -49,7 +52,7 @@ def test_draw_reserves_slots_with_probability_and_staleness(store: ReplayStore) 
         # Sampled by policy 0, drawn by policy 2.
         assert (row.draw.staleness, row.draw.state, row.draw.stream) == (2, "reserved", "replay")
         assert row.draw.trajectory == row.trajectory.id
-    stored = sql(store.path, "select slot, trajectory, state from draws order by slot")
+    stored = sql(store, "select slot, trajectory, state from draws order by slot")
     assert stored == [(row.draw.slot, row.draw.trajectory, "reserved") for row in drawn]
 
 
@@ -83,10 +86,10 @@ def test_draw_of_successes_only(store: ReplayStore) -> None:
     assert all(row.trajectory.record.success for row in store.draw(wanted, make_sampler("uniform", 0)))
 
 
-def test_draws_do_not_depend_on_row_order_or_on_the_resume_count(tmp_path: Path) -> None:
+def test_draws_do_not_depend_on_row_order_or_on_the_resume_count(new_location: Callable[[str], Location]) -> None:
     drawn = []
     for name, attempt, backwards in (("a", 0, False), ("b", 0, True), ("c", 3, False)):
-        store = new_store(tmp_path / name)
+        store = new_store(new_location(name))
         for iteration in (2, 1) if backwards else (1, 2):
             born = Born(iteration, rates=(0.5, 0.25, 0.0), attempt=attempt)
             rows = born.trajectories[::-1] if backwards else born.trajectories
@@ -96,8 +99,7 @@ def test_draws_do_not_depend_on_row_order_or_on_the_resume_count(tmp_path: Path)
     assert drawn[0] == drawn[1] == drawn[2]
 
 
-def test_draws_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
-    store = new_store(tmp_path / "replay.sqlite")
+def test_draws_do_not_depend_on_the_hash_seed(store: ReplayStore, location: Location) -> None:
     Born(1, rates=(0.5, 0.25)).append_to(store)
     program = (
         "import sys; from replay import *; s = ReplayStore.open(sys.argv[1]);"
@@ -106,7 +108,7 @@ def test_draws_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     )
     outputs = {
         subprocess.check_output(
-            [sys.executable, "-c", program, str(store.path)], env={**os.environ, "PYTHONHASHSEED": seed}
+            [sys.executable, "-c", program, str(location)], env={**os.environ, "PYTHONHASHSEED": seed}
         )
         for seed in ("1", "2")
     }
@@ -117,14 +119,14 @@ def test_commit_writes_statistics_iteration_metrics_and_sampler_together(store: 
     sampler = make_sampler("success", 0)
     iterate(store, 1, sampler)
     drawn = iterate(store, 2, sampler)
-    rows = sql(store.path, "select trajectory, state, drift_max, staleness from draws where iteration=2 and slot>=8")
+    rows = sql(store, "select trajectory, state, drift_max, staleness from draws where iteration=2 and slot>=8")
     assert rows == [(id, "committed", 1.5, 1) for id in drawn]
-    assert sql(store.path, "select fresh, replay, optimizer_steps from iterations") == [(8, 0, 2), (8, 2, 2)]
-    assert sql(store.path, "select iteration, name, value from metrics order by 1") == [
+    assert sql(store, "select fresh, replay, optimizer_steps from iterations") == [(8, 0, 2), (8, 2, 2)]
+    assert sql(store, "select iteration, name, value from metrics order by 1") == [
         (1, "actor/grad_norm", 0.5),
         (2, "actor/grad_norm", 1.0),
     ]
-    states = sql(store.path, "select state from sampler_state order by iteration")
+    states = sql(store, "select state from sampler_state order by iteration")
     assert json.loads(states[1][0]) == sampler.state()
 
 
@@ -136,8 +138,8 @@ def test_commit_of_other_draws_than_the_reserved_ones_changes_nothing(store: Rep
     for wrong in (fresh[:-1], swapped, [*fresh, replace(fresh[0], slot=7)]):
         with pytest.raises(InvalidRecord, match=r"^draws\[\d\].trajectory must be the reserved"):
             store.commit(iteration_record(1, replay=0), wrong, sampler_state={})
-    assert sql(store.path, "select distinct state from draws") == [("reserved",)]
-    assert sql(store.path, "select count(*) from iterations") == [(0,)]
+    assert sql(store, "select distinct state from draws") == [("reserved",)]
+    assert sql(store, "select count(*) from iterations") == [(0,)]
     store.commit(iteration_record(1, replay=0), fresh[::-1], sampler_state={})
     with pytest.raises(InvalidRecord, match=r"^draws\[0\].trajectory must be the reserved None"):
         store.commit(iteration_record(1, replay=0), fresh, sampler_state={})
@@ -149,8 +151,8 @@ def test_commit_that_fails_in_the_middle_leaves_the_reservations(store: ReplaySt
     store.reserve_fresh(fresh)
     with pytest.raises(TypeError):
         store.commit(iteration_record(1, replay=0), fresh, sampler_state={"not": {"json"}})
-    assert sql(store.path, "select state, count(*) from draws group by state") == [("reserved", 4)]
-    assert sql(store.path, "select (select count(*) from iterations), (select count(*) from metrics)") == [(0, 0)]
+    assert sql(store, "select state, count(*) from draws group by state") == [("reserved", 4)]
+    assert sql(store, "select (select count(*) from iterations), (select count(*) from metrics)") == [(0, 0)]
 
 
 def test_slot_is_reserved_once(store: ReplayStore) -> None:
@@ -167,7 +169,7 @@ def test_unknown_statistics_are_stored_as_null(store: ReplayStore) -> None:
     store.reserve_fresh([draw])
     measured = replace(draw, drift_mean=None, approx_kl=0.0)
     store.commit(iteration_record(1, replay=0), [measured], sampler_state={})
-    assert sql(store.path, "select drift_mean, approx_kl, clip_fraction from draws") == [(None, 0.0, None)]
+    assert sql(store, "select drift_mean, approx_kl, clip_fraction from draws") == [(None, 0.0, None)]
 
 
 def test_resume_goes_back_to_the_checkpoint(store: ReplayStore) -> None:
@@ -186,9 +188,9 @@ def test_resume_goes_back_to_the_checkpoint(store: ReplayStore) -> None:
     assert (report.released, report.rolled_back, report.orphaned) == (2, 10, 16)
     assert report.sampler_state == kept
     for table in ("draws", "iterations", "metrics", "sampler_state"):
-        assert sql(store.path, f"select max(iteration) from {table}") == [(2,)]
-    assert sql(store.path, "select max(version) from policies") == [(2,)]
-    states = sql(store.path, "select iteration, state, count(*) from trajectories group by 1, 2")
+        assert sql(store, f"select max(iteration) from {table}") == [(2,)]
+    assert sql(store, "select max(version) from policies") == [(2,)]
+    states = sql(store, "select iteration, state, count(*) from trajectories group by 1, 2 order by 1")
     assert states == [(1, "eligible", 8), (2, "eligible", 8), (3, "orphaned", 8), (4, "orphaned", 8)]
     # Kept for people.
     assert store.read([born.trajectories[0].id])[0].record.state == "orphaned"
@@ -201,8 +203,8 @@ def test_resume_twice_changes_nothing_more(store: ReplayStore) -> None:
     assert (report.released, report.rolled_back, report.orphaned, report.sampler_state) == (0, 0, 0, None)
 
 
-def test_resumed_run_draws_what_the_unbroken_one_draws(tmp_path: Path) -> None:
-    unbroken, broken = new_store(tmp_path / "a"), new_store(tmp_path / "b")
+def test_resumed_run_draws_what_the_unbroken_one_draws(new_location: Callable[[str], Location]) -> None:
+    unbroken, broken = new_store(new_location("a")), new_store(new_location("b"))
     sampler = make_sampler("success", 9)
     expected = [place(unbroken, iterate(unbroken, i, sampler, count=3)) for i in range(1, 7)]
 
@@ -254,7 +256,7 @@ def test_rows_of_another_tokenizer_are_never_drawn(store: ReplayStore) -> None:
 def test_resume_leaves_other_runs_alone(store: ReplayStore) -> None:
     other_run(store, tokenizer="tok")
     store.resume(RUN, 0)
-    assert sql(store.path, "select distinct state from trajectories") == [("eligible",)]
+    assert sql(store, "select distinct state from trajectories") == [("eligible",)]
 
 
 def test_rows_of_equal_weight_are_drawn_alike_and_others_in_proportion(store: ReplayStore) -> None:

@@ -279,3 +279,20 @@ def test_file_made_by_create_is_private_from_its_first_byte(tmp_path: Path) -> N
     finally:
         os.umask(old)
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
+
+
+def test_database_is_private_to_its_owner(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    store.append([task()], [group()], [trajectory("a")])
+    for path in tmp_path.glob("replay.sqlite*"):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_database_writes_ahead_and_checks_references(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    with store.reading() as connection:
+        settings = {
+            name: connection.exec_driver_sql(f"pragma {name}").scalar() for name in ("journal_mode", "synchronous")
+        }
+        assert settings == {"journal_mode": "wal", "synchronous": 2}
+        assert connection.exec_driver_sql("pragma foreign_keys").scalar() == 1

@@ -33,17 +33,17 @@ def test_summary_agrees_with_plain_sql(store: ReplayStore) -> None:
     answer = stats.summary(store)
     plain = "select count(*), sum(num_tokens), sum(num_action_tokens), sum(success), avg(reward) from trajectories"
     names = ("trajectories", "tokens", "action_tokens", "successes", "reward_mean")
-    assert tuple(answer[name] for name in names) == sql(store.path, plain)[0]
+    assert tuple(answer[name] for name in names) == sql(store, plain)[0]
     for table in ("iterations", "policies", "groups", "tasks", "runs"):
-        assert answer[table] == sql(store.path, f"select count(*) from {table}")[0][0]
-    streams = dict(sql(store.path, "select stream, count(*) from draws where state='committed' group by stream"))
+        assert answer[table] == sql(store, f"select count(*) from {table}")[0][0]
+    streams = dict(sql(store, "select stream, count(*) from draws where state='committed' group by stream"))
     assert {stream: answer["draws"][stream] for stream in ("fresh", "replay")} == streams
     plain = (
         "select count(distinct trajectory), avg(staleness), max(staleness) from draws "
         "where stream='replay' and state='committed'"
     )
     replayed = ("trajectories_replayed", "staleness_mean", "staleness_max")
-    assert tuple(answer["draws"][name] for name in replayed) == sql(store.path, plain)[0]
+    assert tuple(answer["draws"][name] for name in replayed) == sql(store, plain)[0]
 
 
 def test_summary_by_hand(store: ReplayStore) -> None:
@@ -81,7 +81,7 @@ def test_listing_counts_uses_and_staleness(store: ReplayStore) -> None:
     rows = stats.trajectories(store)
     assert len(rows) == 40
     plain: dict[Any, Any] = dict(
-        sql(store.path, "select trajectory, count(*) from draws where state='committed' group by trajectory")
+        sql(store, "select trajectory, count(*) from draws where state='committed' group by trajectory")
     )
     assert {row["id"]: row["uses"] for row in rows} == {row["id"]: plain.get(row["id"], 0) for row in rows}
     # The newest policy is 4; rows of iteration i were sampled by policy i - 1.
@@ -112,7 +112,7 @@ def test_trajectory_tells_its_tokens_and_every_use(store: ReplayStore) -> None:
     assert segment["loss_mask"] == [False, False, True, True, False, True]
     assert segment["behavior_log_probs"] == [None, None, -0.5, -1.0, None, -1.5]
     plain = sql(
-        store.path,
+        store,
         "select iteration, slot from draws where trajectory = ? and state = 'committed' order by 1, 2",
         most["id"],
     )
@@ -156,7 +156,7 @@ def test_whole_id_is_found_though_another_begins_with_it(tmp_path: Path) -> None
 def test_corrupt_trajectory_is_told_and_not_shown(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
     store.append([task()], [group()], [trajectory("a")])
-    sql(store.path, "update segments set token_ids = zeroblob(40)")
+    sql(store, "update segments set token_ids = ?", bytes(40))
     with pytest.raises(CorruptTrajectory, match="trajectory a must read back as it was written"):
         stats.trajectory(store, "a")
 

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import os
-import stat
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from context.messages import ToolCall
 from context.tokens import Segment
 from replay import CorruptTrajectory, InvalidRecord, ReplayError, ReplayStore
 from replay.blobs import content_hash
+from replay.databases import Location
 from replay.records import Trajectory
 from replay.sampling import make_sampler
 from replay.store import AppendReport
@@ -33,12 +33,13 @@ from tests.replay.fakes import (
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ReplayStore:
-    return new_store(tmp_path / "replay.sqlite")
+def store(location: Location) -> Iterator[ReplayStore]:
+    with closing(new_store(location)) as store:
+        yield store
 
 
 def count(store: ReplayStore, table: str) -> int:
-    return int(sql(store.path, f"select count(*) from {table}")[0][0])
+    return int(sql(store, f"select count(*) from {table}")[0][0])
 
 
 def assert_same(found: Trajectory, given: Trajectory) -> None:
@@ -114,12 +115,18 @@ def test_another_task_or_group_under_the_same_key_is_an_error(store: ReplayStore
         store.append([], [group(success_rate=0.75)], [])
 
 
+INJECTED = {
+    "sqlite": "create trigger injected before insert on messages when new.trajectory = 'b' and new.position = 2 "
+    "begin select raise(abort, 'injected'); end",
+    "postgresql": "create function injected() returns trigger language plpgsql as "
+    "$$ begin raise check_violation using message = 'injected'; end $$; "
+    "create trigger injected before insert on messages for each row "
+    "when (new.trajectory = 'b' and new.position = 2) execute function injected()",
+}
+
+
 def test_failure_in_the_middle_stores_nothing(store: ReplayStore) -> None:
-    sql(
-        store.path,
-        "create trigger injected before insert on messages when new.trajectory = 'b' and new.position = 2 "
-        "begin select raise(abort, 'injected'); end",
-    )
+    sql(store, INJECTED["sqlite" if store.path else "postgresql"])
     with pytest.raises(sa.exc.IntegrityError, match="injected"):
         store.append([task()], [group()], [trajectory("a"), trajectory("b")])
     for table in ("tasks", "groups", "trajectories", "segments", "messages"):
@@ -188,12 +195,12 @@ def test_ids_may_be_any_text(store: ReplayStore) -> None:
 @pytest.mark.parametrize("field", ["token_ids", "authors", "behavior_log_probs", "policy_versions"])
 def test_bit_flip_in_a_blob_quarantines_the_row(store: ReplayStore, field: str) -> None:
     store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
-    blob = sql(store.path, f"select {field} from segments where trajectory = 'a'")[0][0]
+    blob = sql(store, f"select {field} from segments where trajectory = 'a'")[0][0]
     damaged = bytes(blob[:-1]) + bytes([blob[-1] ^ 1])
-    sql(store.path, f"update segments set {field} = ? where trajectory = 'a'", damaged)
+    sql(store, f"update segments set {field} = ? where trajectory = 'a'", damaged)
     with pytest.raises(CorruptTrajectory, match="^trajectory a must read back as it was written"):
         store.read(["b", "a"])
-    rows = sql(store.path, "select id, state, state_reason is null from trajectories order by id")
+    rows = sql(store, "select id, state, state_reason is null from trajectories order by id")
     assert rows == [("a", "quarantined", 0), ("b", "eligible", 1)]
     assert store.eligible_count(request(2, 1), make_sampler("uniform", 0)) == 1
     assert [row.id for row in store.read(["b"])] == ["b"]
@@ -203,7 +210,7 @@ def test_whole_blobs_of_another_row_are_no_way_past_the_hash(store: ReplayStore)
     other = (Segment(tokens([5, 6, 7, 8, 9, 11], ["template", "user", "llm", "llm", "env", "llm"])),)
     store.append([task()], [group()], [trajectory("a"), trajectory("b", segments=other)])
     sql(
-        store.path,
+        store,
         "update segments set token_ids = (select token_ids from segments where trajectory = 'b') "
         "where trajectory = 'a'",
     )
@@ -213,24 +220,24 @@ def test_whole_blobs_of_another_row_are_no_way_past_the_hash(store: ReplayStore)
 
 def test_missing_segment_is_corruption(store: ReplayStore) -> None:
     store.append([task()], [group()], [trajectory("a", segments=(Segment(SHORT), Segment(SHORT, "clipped")))])
-    sql(store.path, "delete from segments where position = 1")
+    sql(store, "delete from segments where position = 1")
     with pytest.raises(CorruptTrajectory):
         store.read(["a"])
 
 
-def test_read_only_store_names_corruption_and_changes_nothing(store: ReplayStore) -> None:
+def test_read_only_store_names_corruption_and_changes_nothing(store: ReplayStore, location: Location) -> None:
     store.append([task()], [group()], [trajectory("a")])
-    sql(store.path, "update segments set token_ids = zeroblob(40)")
-    reader = ReplayStore.open(store.path, read_only=True)
+    sql(store, "update segments set token_ids = ?", bytes(40))
+    reader = ReplayStore.open(location, read_only=True)
     with pytest.raises(CorruptTrajectory):
         reader.read(["a"])
-    assert sql(store.path, "select state from trajectories") == [("eligible",)]
+    assert sql(store, "select state from trajectories") == [("eligible",)]
 
 
 def test_draw_replaces_a_corrupt_row_and_goes_on(store: ReplayStore, caplog: pytest.LogCaptureFixture) -> None:
     born = Born(1, rates=(0.5, 0.5)).append_to(store)
     bad = born.trajectories[0].id
-    sql(store.path, "update segments set authors = zeroblob(30) where trajectory = ?", bad)
+    sql(store, "update segments set authors = ? where trajectory = ?", bytes(30), bad)
     drawn = store.draw(request(2, 8), make_sampler("uniform", 0))
     assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in born.trajectories[1:])
     assert [row.draw.slot for row in drawn] == list(range(8, 15))
@@ -255,25 +262,10 @@ def test_row_without_a_trained_token_is_untrainable(store: ReplayStore) -> None:
     assert store.eligible_count(request(2, 1), make_sampler("uniform", 0)) == 0
 
 
-def test_database_is_private_to_its_owner(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("a")])
-    for path in store.path.parent.glob("replay.sqlite*"):
-        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-
-
-def test_database_writes_ahead_and_checks_references(store: ReplayStore) -> None:
-    with store.reading() as connection:
-        settings = {
-            name: connection.exec_driver_sql(f"pragma {name}").scalar() for name in ("journal_mode", "synchronous")
-        }
-        assert settings == {"journal_mode": "wal", "synchronous": 2}
-        assert connection.exec_driver_sql("pragma foreign_keys").scalar() == 1
-
-
 def test_metrics_given_again_take_the_new_value(store: ReplayStore) -> None:
     store.add_metrics(RUN, 0, {"eval/success": 0.25, "unknown": float("nan")})
     store.add_metrics(RUN, 0, {"eval/success": 0.5})
-    rows = sql(store.path, "select name, value from metrics order by name")
+    rows = sql(store, "select name, value from metrics order by name")
     assert rows == [("eval/success", 0.5), ("unknown", None)]
 
 
