@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ from typer.testing import CliRunner, Result
 
 from context.tokens import Segment
 from replay.cli import app, newest_run_folder
+from replay.cli.front import place
+from replay.databases import Location
 from replay.sampling import make_sampler
-from tests.replay.fakes import group, iterate, new_store, sql, task, tokens, trajectory
+from tests.replay.fakes import RUN, Born, group, iterate, new_store, run_record, sql, task, tokens, trajectory
+from tests.replay.locations import Databases
 
 TITLES = "id iter task reward success turns tools tokens stop advantage uses stale state"
 USES = "select iteration, slot, stream from draws where trajectory = ?"
@@ -28,7 +32,7 @@ def ask(*arguments: str) -> Result:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "quickstart-001"
     (folder / "model").mkdir(parents=True)
     words = {
@@ -40,12 +44,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="zero"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "model" / "tokenizer.json"))
-    store = new_store(folder / "replay.sqlite")
+    buffer = databases.new(folder / "replay.sqlite")
+    if not databases.is_sqlite:
+        (folder / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {"database": buffer}}}))
+    store = new_store(buffer)
     sampler = make_sampler("success", 3)
     for iteration in range(1, 4):
         iterate(store, iteration, sampler, count=3)
     store.close()
     return folder
+
+
+def buffer_of(run: Path) -> Location:
+    return place(str(run))[0]
 
 
 def test_stats_says_what_is_there_and_what_was_drawn(run: Path) -> None:
@@ -57,9 +68,10 @@ def test_stats_says_what_is_there_and_what_was_drawn(run: Path) -> None:
     assert "24 fresh, 6 replayed" in output
 
 
-def test_stats_takes_the_database_file_and_prints_json(run: Path) -> None:
-    answer = json.loads(ask("stats", str(run / "replay.sqlite"), "--json").output)
-    assert answer["trajectories"] == sql(run / "replay.sqlite", "select count(*) from trajectories")[0][0] == 24
+def test_stats_takes_the_database_and_prints_json(run: Path) -> None:
+    buffer = buffer_of(run)
+    answer = json.loads(ask("stats", str(buffer), "--json").output)
+    assert answer["trajectories"] == sql(buffer, "select count(*) from trajectories")[0][0] == 24
 
 
 def test_ls_prints_a_line_each(run: Path) -> None:
@@ -94,7 +106,7 @@ def test_show_prints_tokens_authors_log_probs_and_uses(run: Path) -> None:
     uses = output[output.index("every update that used it") :].splitlines()[1:]
     assert uses[0].split()[:4] == ["iter", "slot", "stream", "share"]
     stored = sql(
-        run / "replay.sqlite",
+        buffer_of(run),
         f"{USES} order by 1, 2",
         id,
     )
@@ -102,7 +114,7 @@ def test_show_prints_tokens_authors_log_probs_and_uses(run: Path) -> None:
 
 
 def test_show_prints_json(run: Path) -> None:
-    id = sql(run / "replay.sqlite", "select id from trajectories")[0][0]
+    id = sql(buffer_of(run), "select id from trajectories")[0][0]
     answer = json.loads(ask("show", id, str(run), "--json").output)
     assert answer["segments"][0]["authors"] == ["template", "user", "llm", "llm", "env", "llm"]
 
@@ -161,6 +173,31 @@ def test_help_has_an_example(command: str) -> None:
 @pytest.mark.parametrize("arguments", [["ls", "--limit", "0"], ["ls", "--sort", "colour"], ["lst"]])
 def test_wrong_usage_exits_2(arguments: list[str]) -> None:
     assert ask(*arguments).exit_code == 2
+
+
+def test_run_folder_on_a_shared_database_shows_its_own_rows(location: Location, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    url = str(location) if "://" in str(location) else f"sqlite:///{location}"
+    (folder / "run.json").write_text(json.dumps({"id": "run-2", "config": {"replay": {"database": url}}}))
+    with closing(new_store(url)) as store:
+        store.add_run(run_record("run-2"))
+        Born(1, size=2).append_to(store)
+        Born(1, size=3, run="run-2").append_to(store)
+    assert "trajectories  3 in 1 groups" in ask("stats", str(folder)).output
+    assert "trajectories  5 in 2 groups" in ask("stats", url).output
+    assert len(ask("ls", str(folder)).output.splitlines()) == 1 + 3
+
+
+def test_newest_run_may_have_its_buffer_on_a_server(tmp_path: Path) -> None:
+    for name, written in (("a-001", 100), ("b-001", 300), ("c-001", 200)):
+        (tmp_path / name).mkdir()
+        here = tmp_path / name / ("metrics.jsonl" if name == "b-001" else "replay.sqlite")
+        here.touch()
+        os.utime(here, (written, written))
+    (tmp_path / "b-001" / "run.json").write_text('{"id": "b", "config": {"replay": {"database": "postgresql:///x"}}}')
+    os.utime(tmp_path / "b-001" / "run.json", (50, 50))
+    assert newest_run_folder(tmp_path) == tmp_path / "b-001"
 
 
 def test_newest_run_is_the_one_whose_buffer_was_last_written(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +14,16 @@ from context.tokens import Segment, TokenSequence
 from replay import InvalidRecord, ReplayStore
 from replay.validate import validate
 from tests.replay.fakes import AUTHORS, SHORT, group, new_store, task, trajectory
+from tests.replay.locations import Databases
 
 NAN, INF = float("nan"), float("inf")
 BIG = 2**63
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> ReplayStore:
-    return new_store(tmp_path_factory.mktemp("buffer") / "replay.sqlite")
+def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+    with closing(new_store(databases.new(tmp_path_factory.mktemp("buffer") / "replay.sqlite"))) as store:
+        yield store
 
 
 def refuses(store: ReplayStore, bad: Any, message: str) -> None:
