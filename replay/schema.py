@@ -17,7 +17,8 @@ REVISION = "0003"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
-_ESCAPE = "\ue000json:"
+ESCAPE = "\ue000json:"
+"""Before a text that is stored as JSON."""
 
 
 class ExactText(sa.types.TypeDecorator[str]):
@@ -39,27 +40,27 @@ class ExactText(sa.types.TypeDecorator[str]):
 
 def storable_column(values: Sequence[str | None]) -> Sequence[str | None]:
     """What ExactText binds, for many values at once."""
-    return values if _is_storable("".join(filter(None, values))) else [_to_storable(value) for value in values]
+    return values if is_storable("".join(filter(None, values))) else [_to_storable(value) for value in values]
 
 
 def restored_column(values: Sequence[str]) -> list[str]:
     """What ExactText returns, for many values at once."""
-    return list(values) if _ESCAPE not in "".join(values) else [str(_from_storable(value)) for value in values]
+    return list(values) if ESCAPE not in "".join(values) else [str(_from_storable(value)) for value in values]
 
 
 def _to_storable(value: str | None) -> str | None:
-    return value if value is None or _is_storable(value) else _ESCAPE + json.dumps(value)
+    return value if value is None or is_storable(value) else ESCAPE + json.dumps(value)
 
 
 def _from_storable(value: str | None) -> str | None:
-    if value is None or not value.startswith(_ESCAPE):
+    if value is None or not value.startswith(ESCAPE):
         return value
-    return str(json.loads(value.removeprefix(_ESCAPE)))
+    return str(json.loads(value.removeprefix(ESCAPE)))
 
 
-def _is_storable(text: str) -> bool:
+def is_storable(text: str) -> bool:
     """Also False for a text that holds the mark somewhere: it would not need to be JSON, and does no harm as JSON."""
-    if "\x00" in text or _ESCAPE in text:
+    if "\x00" in text or ESCAPE in text:
         return False
     try:
         text.encode()

@@ -16,6 +16,7 @@ from replay.records import COMMITTED, REPLAY, RESERVED, STATES, Trajectory
 from replay.rows import known
 from replay.schema import draws, groups, metrics, policies, runs, tasks
 from replay.store import ReplayStore
+from replay.where import condition
 
 Answer = dict[str, Any]
 
@@ -78,46 +79,65 @@ _TOTALS = (
 )
 
 
-def summary(store: ReplayStore, run: str | None = None) -> Answer:
-    """The buffer in numbers, over every stored row; `states` tells the same apart. None: all runs of the database."""
+def summary(store: ReplayStore, run: str | None = None, *, where: str | None = None) -> Answer:
+    """The buffer in numbers, over every stored row; `states` tells the same apart. None: all runs of the database.
+
+    `where`: over the rows of that filter (`replay.where`), their groups, tasks and draws.
+    """
+    rows = _chosen(run, where)
     with store.reading() as connection:
-        stops = _of(run, _rows.run, _rows.stop_reason, sa.func.count()).group_by(_rows.stop_reason)
-        task_count = sa.func.count(sa.distinct(groups.c.task))
+        stops = sa.select(_rows.stop_reason, sa.func.count()).where(rows).group_by(_rows.stop_reason)
         return {
             "database": store.url,
             "bytes": store.size(connection),
             "runs": _count(connection, run, runs.c.id),
             "iterations": _count(connection, run, schema.iterations.c.run),
             "policies": _count(connection, run, policies.c.run),
-            "tasks": connection.scalar(_of(run, groups.c.run, task_count)),
-            "groups": _count(connection, run, groups.c.run),
-            **connection.execute(_of(run, _rows.run, *_TOTALS)).mappings().one(),
-            "states": _states(connection, run),
+            **_groups(connection, run, where),
+            **connection.execute(sa.select(*_TOTALS).where(rows)).mappings().one(),
+            "states": _states(connection, rows),
             "stop_reasons": {row[0]: row[1] for row in connection.execute(stops.order_by(_rows.stop_reason))},
-            "draws": _draws(connection, run),
+            "draws": _draws(connection, run, where),
         }
 
 
-def _states(connection: sa.Connection, run: str | None) -> Answer:
-    query = _of(run, _rows.run, _rows.state, *_TOTALS).group_by(_rows.state)
+def _chosen(run: str | None, where: str | None) -> sa.ColumnElement[bool]:
+    """Rows of a run, or of all, that a filter holds for."""
+    mine = sa.true() if run is None else _rows.run == run
+    return mine if where is None else mine & condition(where)
+
+
+_GROUP_COUNTS = (sa.func.count(sa.distinct(groups.c.task)).label("tasks"), sa.func.count(groups.c.id).label("groups"))
+
+
+def _groups(connection: sa.Connection, run: str | None, where: str | None) -> Answer:
+    query = _of(run, groups.c.run, *_GROUP_COUNTS)
+    if where is not None:
+        query = query.where(groups.c.id.in_(sa.select(_rows.group).where(_chosen(run, where))))
+    return dict(connection.execute(query).mappings().one())
+
+
+def _states(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> Answer:
+    query = sa.select(_rows.state, *_TOTALS).where(rows).group_by(_rows.state)
     found = {row.pop("state"): row for row in map(dict, connection.execute(query).mappings())}
     return {state: found[state] for state in STATES if state in found}
 
 
-def _draws(connection: sa.Connection, run: str | None) -> Answer:
+def _draws(connection: sa.Connection, run: str | None, where: str | None) -> Answer:
     """Rows that fed updates, by stream, and how old the replayed ones were."""
-    committed = draws.c.state == COMMITTED
-    streams = _of(run, draws.c.run, draws.c.stream, sa.func.count()).where(committed).group_by(draws.c.stream)
-    replayed = _of(
-        run,
-        draws.c.run,
+    mine = sa.true() if run is None else draws.c.run == run
+    if where is not None:
+        mine = mine & draws.c.trajectory.in_(sa.select(_rows.id).where(condition(where)))
+    committed = sa.and_(mine, draws.c.state == COMMITTED)
+    streams = sa.select(draws.c.stream, sa.func.count()).where(committed).group_by(draws.c.stream)
+    replayed = sa.select(
         sa.func.count(sa.distinct(draws.c.trajectory)).label("trajectories_replayed"),
         _mean(draws.c.staleness).label("staleness_mean"),
         sa.func.max(draws.c.staleness).label("staleness_max"),
         _mean(draws.c.drift_mean).label("drift_mean"),
         sa.func.max(draws.c.drift_max).label("drift_max"),
     ).where(committed, draws.c.stream == REPLAY)
-    reserved = _of(run, draws.c.run, sa.func.count()).where(draws.c.state == RESERVED)
+    reserved = sa.select(sa.func.count()).where(mine, draws.c.state == RESERVED)
     return {
         "fresh": 0,
         "replay": 0,
@@ -131,6 +151,7 @@ def trajectories(
     store: ReplayStore,
     run: str | None = None,
     *,
+    where: str | None = None,
     success: bool | None = None,
     sort: Sort = Sort.iteration,
     limit: int | None = None,
@@ -145,7 +166,8 @@ def trajectories(
         _STALENESS,
     ]
     source = schema.trajectories.outerjoin(_uses, _rows.id == _uses.c.trajectory)
-    query = _of(run, _rows.run, *columns).select_from(source.outerjoin(_newest, _rows.run == _newest.c.run))
+    query = sa.select(*columns).select_from(source.outerjoin(_newest, _rows.run == _newest.c.run))
+    query = query.where(_chosen(run, where))
     if success is not None:
         query = query.where(_rows.success == success)
     order = [_SORTED_BY[sort].desc().nulls_last(), _rows.iteration.desc(), _rows.slot, _rows.run, _rows.id]

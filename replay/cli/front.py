@@ -30,6 +30,12 @@ Run = Annotated[
         metavar="RUN", help="Run folder, database file or postgresql:// URL; the newest under ./runs when left out."
     ),
 ]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where", metavar="FILTER", help="Only these, for example \"reward>0.5 and staleness<8 and tool='lookup'\"."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 

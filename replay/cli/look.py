@@ -14,22 +14,23 @@ from context.authors import AuthorTable
 from context.codec import TokenCodec
 from context.view import token_view
 from replay import stats as questions
-from replay.cli.front import AsJson, Opened, Run, app, opened
+from replay.cli.front import AsJson, Opened, Run, Where, app, opened
 from replay.cli.text import number, share, table
 from replay.stats import Sort
 
 
 @app.command(epilog="Example: agentloop replay stats runs/quickstart-001")
-def stats(run: Run = None, as_json: AsJson = False) -> None:
+def stats(run: Run = None, where: Where = None, as_json: AsJson = False) -> None:
     """What is in the buffer, and what was drawn from it."""
     with opened(run) as buffer:
-        answer = questions.summary(buffer.store, buffer.run)
+        answer = questions.summary(buffer.store, buffer.run, where=where)
     print(json.dumps(answer, indent=1) if as_json else _summary_text(answer))
 
 
-@app.command(epilog="Example: agentloop replay ls --failed --sort tokens --limit 5")
+@app.command(epilog="Example: agentloop replay ls --where \"success and tool='lookup'\" --sort tokens")
 def ls(
     run: Run = None,
+    where: Where = None,
     success: Annotated[bool | None, typer.Option("--success/--failed", help="Only these; both when left out.")] = None,
     sort: Annotated[Sort, typer.Option(help="The greatest come first.")] = Sort.iteration,
     limit: Annotated[int, typer.Option(min=1, help="Most rows printed.")] = 20,
@@ -37,7 +38,7 @@ def ls(
 ) -> None:
     """List trajectories, one line each."""
     with opened(run) as buffer:
-        found = questions.trajectories(buffer.store, buffer.run, success=success, sort=sort, limit=limit)
+        found = questions.trajectories(buffer.store, buffer.run, where=where, success=success, sort=sort, limit=limit)
     print(json.dumps(found, indent=1) if as_json else _listing_text(found))
 
 

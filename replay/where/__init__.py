@@ -1,0 +1,11 @@
+"""`--where "reward>0.5 and staleness<8 and tool='lookup'"`: which trajectories a question is about.
+
+`parsed` reads the text into a tree, `condition` makes that an SQL condition over the table `trajectories`. Whatever
+the text holds, it reaches the database as bound parameters only; names of fields come from a fixed table.
+"""
+
+from replay.where.condition import condition
+from replay.where.fields import FIELDS, Field
+from replay.where.grammar import WrongFilter, parsed
+
+__all__ = ["FIELDS", "Field", "WrongFilter", "condition", "parsed"]

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from replay import ReplayStore, stats
+from replay.cli import app
+from replay.sampling import make_sampler
+from tests.replay.fakes import iterate, new_store, sql
+
+
+def ask(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three iterations of 8 rows, 3 of them successes; up to 3 successes drawn in the second and the third."""
+    path = tmp_path_factory.mktemp("run") / "replay.sqlite"
+    store = new_store(path)
+    sampler = make_sampler("success", 3)
+    for iteration in range(1, 4):
+        iterate(store, iteration, sampler, count=3)
+    store.close()
+    return path
+
+
+def test_ls_lists_what_the_filter_holds_for(database: Path) -> None:
+    rows = json.loads(ask("ls", str(database), "--where", "iteration=2 and not success", "--json").output)
+    plain = "select id from trajectories where iteration = 2 and success = 0"
+    assert {row["id"] for row in rows} == {id for (id,) in sql(database, plain)}
+    assert len(rows) == 5
+
+
+def test_ls_takes_a_filter_and_a_flag_together(database: Path) -> None:
+    rows = json.loads(ask("ls", str(database), "--where", "staleness < 3", "--success", "--json").output)
+    assert {(row["iteration"], row["success"]) for row in rows} == {(2, True), (3, True)}
+
+
+def test_summary_of_a_filter_counts_its_rows_groups_and_draws(database: Path) -> None:
+    store = ReplayStore.open(database, read_only=True)
+    answer = stats.summary(store, where="iteration = 1 and success")
+    assert (answer["trajectories"], answer["groups"], answer["successes"]) == (3, 2, 3)
+    plain = (
+        "select stream, count(*) from draws join trajectories on trajectories.id = trajectory "
+        "where trajectories.iteration = 1 and success group by 1"
+    )
+    streams = dict(sql(database, plain))
+    assert (answer["draws"]["fresh"], answer["draws"]["replay"]) == (streams["fresh"], streams.get("replay", 0))
+    store.close()
+
+
+def test_summary_of_a_filter_that_holds_for_all_is_the_whole_summary(database: Path) -> None:
+    store = ReplayStore.open(database, read_only=True)
+    assert stats.summary(store, where="reward >= 0") == stats.summary(store)
+    store.close()
+
+
+def test_stats_of_a_filter_that_holds_for_none_are_empty(database: Path) -> None:
+    answer = json.loads(ask("stats", str(database), "--where", "reward > 2", "--json").output)
+    assert (answer["trajectories"], answer["groups"], answer["tasks"], answer["draws"]["fresh"]) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("command", ["ls", "stats"])
+def test_filter_that_cannot_be_read_is_one_line_and_exit_code_2(database: Path, command: str) -> None:
+    result = ask(command, str(database), "--where", "rewrd > 0.5")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "agentloop: where must name a field here, got 'rewrd' at character 1. Did you mean reward?\n"
+    )
