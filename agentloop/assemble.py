@@ -95,7 +95,7 @@ def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
 def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     section = config.warm_up
     options = {**config.environment.options, **section.options}
-    factory = load_environment(config.environment.name, options)
+    factory = load_environment(config.environment.name, options, config.context.registered_authors())
     if not factory.can_demonstrate:
         raise UserError(
             f"model.path must name a model, got null: environment {config.environment.name!r} has no demonstrate() "
@@ -153,7 +153,8 @@ def _corpus(factory: EnvironmentFactory, seed: int) -> list[str]:
 def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint | None, first: Path | str) -> Parts:
     """Load the weights (the checkpoint's, or the first ones) and connect everything."""
     config = folder.config
-    factory = load_environment(config.environment.name, config.environment.options)
+    section = config.environment
+    factory = load_environment(section.name, section.options, config.context.registered_authors())
     loaded = load_model(config.model, checkpoint.model if checkpoint else first)
     _keep_tokenizer(loaded, folder)
     authors = config.context.author_table()
@@ -189,7 +190,6 @@ def make_actors(
     """What episodes are run with, in training and in evaluation alike."""
     section = config.context
     authors = section.author_table()
-    check_authors(factory, authors)
     parser = make_parser(section.parser, loaded.template.source)
     check_tools(factory, loaded, parser)
     return Actors(
@@ -202,17 +202,6 @@ def make_actors(
         make_strategy(section.strategy, section.options),
         section.training_control(),
     )
-
-
-def check_authors(factory: EnvironmentFactory, authors: AuthorTable) -> None:
-    """Tasks may name authors of their own; better told now than at the first prompt."""
-    known = {author.name for author in authors.authors}
-    for message in factory.make_task(random.Random("check")).messages():
-        if message.author not in known:
-            raise UserError(
-                f"context.authors must hold every author of the tasks of {factory.where}, got none named "
-                f"{message.author!r}. Register it."
-            )
 
 
 def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:

@@ -21,7 +21,15 @@ from agentloop.environments import EnvironmentFactory, Task, ToolLimits
 from agentloop.errors import UserError
 from agentloop.generation import Completion, GenerationFailed, GenerationRequest, Generator, replies
 from agentloop.rollout import Ask, Episode, EpisodeLimits, rollout
-from context import AuthorTable, ContextManager, Renderer, ReplyParser, TokenSequence, response_mask
+from context import (
+    NOT_SAMPLED,
+    AuthorTable,
+    ContextManager,
+    Renderer,
+    ReplyParser,
+    TokenSequence,
+    response_mask,
+)
 from context.control import TrainingControl
 from context.strategies import Linear, Strategy
 from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
@@ -255,7 +263,7 @@ def _trajectory(actors: Actors, episode: Episode, birth: Birth, place: _Place, c
     action = response_mask(tokens, actors.authors)
     log_probs = tokens.behavior_log_probs[action]
     known = log_probs[~np.isnan(log_probs)]
-    versions = tokens.policy_versions[action]
+    versions = tokens.policy_versions[tokens.policy_versions != NOT_SAMPLED]
     record = TrajectoryRecord(
         id=_identify(birth, place.task, place.member),
         run=birth.run,

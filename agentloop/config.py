@@ -91,10 +91,18 @@ class EnvironmentSection(Section):
 class AuthorSection(Section):
     """A kind of author besides the built-in ones; what its tokens are for."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")
-    action: bool = False
-    trained: bool = False
-    shown: bool = True
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_.:-]{1,64}$", description="What messages call it: judge, subagent:planner, human_edit."
+    )
+    action: bool = Field(
+        False, description="Its assistant messages stand in the policy's place: response_mask, without log-probs."
+    )
+    trained: bool = Field(False, description="Their tokens carry loss: loss_mask; needs action.")
+    shown: bool = Field(True, description="Prompts show its messages; false: they are only kept.")
+
+    def author(self) -> Author:
+        """Nothing says with which probability somebody wrote a token: such tokens have no log-probs."""
+        return Author(self.name, self.action, self.trained, self.shown, behavior=False)
 
 
 class ContextSection(Section):
@@ -117,8 +125,8 @@ class ContextSection(Section):
     )
     authors: tuple[AuthorSection, ...] = Field(
         (),
-        description="Authors besides the built-in ones: what their tokens are for, and whether prompts show them; "
-        "for example {name: judge, action: false, trained: false, shown: true}.",
+        description="Authors besides the built-in ones that an environment's messages may name: what their tokens are "
+        "for, and whether prompts show them; for example {name: human_edit, action: true, trained: true, shown: true}.",
     )
     keep_turns: tuple[int, ...] | None = Field(
         None, description="The only replies to train, by number from 0; negative ones from the end; null: all."
@@ -139,10 +147,14 @@ class ContextSection(Section):
     def author_table(self) -> AuthorTable:
         """The built-in authors and `authors`: what is stored with the run."""
         try:
-            rows = [Author(**row.model_dump()) for row in self.authors]
+            rows = self.registered_authors()
         except ValueError as error:
             raise ValueError(f"context.{error}") from None
         return author_table(rows)
+
+    def registered_authors(self) -> tuple[Author, ...]:
+        """Those that messages of an environment may name."""
+        return tuple(row.author() for row in self.authors)
 
     def training_control(self) -> TrainingControl:
         return TrainingControl(self.keep_turns, self.discard_turns, self.blackout, self.blackout_after_end)
@@ -318,8 +330,7 @@ class RunConfig(Section):
                 f"replay.weight must be 1 when loss.normalise is joint, got {self.replay.weight}. "
                 "Set loss.normalise: per_stream."
             )
-        if self.context.strategy == "hint":
-            self._hinted_rows_have_no_log_probs()
+        self._log_probs_are_there()
         if self.batch.group_size > self.batch.trajectories:
             raise ValueError(
                 f"batch.group_size must be at most batch.trajectories ({self.batch.trajectories}), "
@@ -332,17 +343,23 @@ class RunConfig(Section):
             )
         return self
 
-    def _hinted_rows_have_no_log_probs(self) -> None:
+    def _log_probs_are_there(self) -> None:
+        """Where tokens come without behavior log-probs, nothing may need them."""
+        speakers = [author for author in self.context.authors if author.action]
+        trained = next((author.name for author in speakers if author.trained), None)
+        hinted = "context.strategy is hint" if self.context.strategy == "hint" else None
+        why = hinted or (f"context.authors has a trained author, {trained!r}" if trained else None)
         for name, section in (("fresh", self.loss.fresh), ("replay", self.loss.replay)):
             needed = name == "fresh" or self.replay.fraction > 0 or bool(self.replay.final_fraction)
-            if needed and section.anchor == "behavior":
+            if why and needed and section.anchor == "behavior":
                 raise ValueError(
-                    f"loss.{name}.anchor must be old when context.strategy is hint, whose log-probs count as missing, "
+                    f"loss.{name}.anchor must be old when {why}, whose log-probs count as missing, "
                     f"got behavior. Set loss.{name}.anchor: old."
                 )
-        if self.kl.reward_coef > 0:
+        why = hinted or (f"context.authors has an action author, {speakers[0].name!r}" if speakers else None)
+        if why and self.kl.reward_coef > 0:
             raise ValueError(
-                "kl.reward_coef must be 0 when context.strategy is hint, whose log-probs count as missing, "
+                f"kl.reward_coef must be 0 when {why}, whose log-probs count as missing, "
                 f"got {self.kl.reward_coef}. Use kl.loss_coef."
             )
 

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from agentloop.class_file import load_class, suggest
 from agentloop.errors import UserError, one_line
 from context import Author, AuthorTable, ReplyParser, choose_parser, default_authors
+from context.authors import DEMONSTRATION
 from context.parse import PARSERS
 from context.strategies import STRATEGIES, Strategy
 
@@ -56,10 +57,20 @@ def _shown(wanted: Any) -> str:
 
 
 def author_table(registered: Iterable[Author]) -> AuthorTable:
-    """The built-in authors and then the run's own, in their order. Raises ValueError for a name that is taken."""
-    built_in = default_authors().authors
-    rows = [*built_in]
+    """The built-in authors and then the run's own, in their order. Raises ValueError for a name that is taken.
+
+    `demonstration` is built in, for the warm-up; registered as it is, environments may name it too.
+    """
+    built_in = default_authors()
+    rows = [*built_in.authors]
     for author in registered:
+        if author == built_in.author(DEMONSTRATION):
+            continue
+        if author.action and not author.shown:
+            raise ValueError(
+                f"context.authors must show an author with action: true, got shown: false for {author.name!r}. "
+                "What no prompt shows has no tokens: set shown: true, or action: false."
+            )
         if author.name in {row.name for row in rows}:
             raise ValueError(f"context.authors must have names of their own, got {author.name!r} twice. Rename it.")
         rows.append(author)

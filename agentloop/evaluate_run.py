@@ -24,7 +24,8 @@ def evaluate_run(run: Path, *, policy: int | None, tasks: int | None) -> Evaluat
     if tasks is not None:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": tasks})})
     settle_process(config)
-    factory = load_environment(config.environment.name, config.environment.options)
+    section = config.environment
+    factory = load_environment(section.name, section.options, config.context.registered_authors())
     loaded = load_model(config.model, _weights(folder, policy))
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids)
     source = TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool)

@@ -11,7 +11,7 @@ from typing import Any
 from agentloop.environments import Environment, Task, ToolLimits, call_tool
 from agentloop.errors import UserError, one_line, shortened
 from agentloop.generation import Completion, GenerationFailed
-from context import ContextManager, Message, Reply, Segment
+from context import ContextManager, Message, RenderError, Reply, Segment
 from context.strategies import CONTEXT_FULL
 
 ANSWERED = "answered"
@@ -79,7 +79,7 @@ def rollout(
     and is kept: it is what teaches the format. One that the engine failed has no reward, for it teaches nothing.
     """
     _start(environment, task)
-    _open(context, task, tools)
+    _open(environment, context, task, tools)
     entropies: list[float] = []
     num_turns = num_tool_calls = 0
     stop_reason: str | None = None
@@ -123,8 +123,14 @@ def rollout(
     )
 
 
-def _open(context: ContextManager, task: Task, tools: Sequence[Mapping[str, Any]]) -> None:
-    context.begin(task.messages(), tools, hint=task.hint)
+def _open(environment: Environment, context: ContextManager, task: Task, tools: Sequence[Mapping[str, Any]]) -> None:
+    try:
+        context.begin(task.messages(), tools, hint=task.hint)
+    except RenderError:
+        raise
+    except ValueError as error:
+        name = type(environment).__name__
+        raise UserError(f"{name}.make_task must give messages that can be shown, got others: {error}") from error
     if context.room < 1:
         raise UserError(
             f"context.max_tokens must leave room for a reply, got a first prompt of {len(context.prompt_ids)} tokens. "

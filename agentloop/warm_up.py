@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from agentloop.mini_batches import cut_micro_batches
 from agentloop.models.actor import Actor
 from agentloop.models.load import LoadedModel
 from context import AuthorTable, ContextManager, Message, ReplyParser, TokenSequence, loss_mask
+from context.authors import LLM
 from context.strategies import Strategy
 
 _SMOOTHING = 0.9
@@ -44,11 +45,11 @@ class WarmUpResult:
 
 
 def demonstrate(environment: Environment, task: Task, rng: random.Random) -> tuple[Message, ...]:
-    """One demonstrated conversation."""
+    """One demonstrated conversation; the demonstrator's replies are by `llm`, in whose place they stand."""
     environment.start(task)
     messages = list(task.messages())
     while True:
-        reply = environment.demonstrate(task, messages, rng)
+        reply = replace(environment.demonstrate(task, messages, rng), author=LLM)
         messages.append(reply)
         if not reply.tool_calls:
             return tuple(messages)
@@ -91,11 +92,11 @@ class Demonstrator:
         Where the strategy rewrites what is shown there are several. One that stops the episode ends them early.
         """
         context = ContextManager(self._renderer, self._parser, max_tokens=_ENDLESS, strategy=self._strategy)
-        first = next(i for i, message in enumerate(conversation) if message.role == "assistant")
+        first = next(i for i, message in enumerate(conversation) if message.author == LLM)
         context.begin(conversation[:first], self._factory.tools)
         results: list[Message] = []
         for message in conversation[first:]:
-            if message.role != "assistant":
+            if message.author != LLM:
                 results.append(message)
                 continue
             if results:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +23,14 @@ class Author:
 
     name: str
     action: bool
-    """True: its tokens were sampled by a policy (`response_mask`)."""
+    """True: its tokens were sampled, or written in the policy's place (`response_mask`)."""
     trained: bool
     """True: its tokens carry loss (`loss_mask`); needs `action`."""
     shown: bool = True
     """False: its messages are kept, and left out of every prompt."""
     behavior: bool | None = None
     """True: the policy that sampled its tokens is known, and their log-probs with it; needs `action`. None: as
-    `action`."""
+    `action`. False with `action`: a demonstrator, who speaks in the policy's place."""
 
     def __post_init__(self) -> None:
         if self.behavior is None:
@@ -55,7 +55,7 @@ TEMPLATE = "template"
 DEMONSTRATION = "demonstration"
 """Tokens that a demonstrator wrote in the policy's place."""
 HISTORY = "history"
-"""What the policy said earlier, shown again in a later segment."""
+"""What the policy said earlier, or who spoke in its place, shown again in a later segment."""
 
 
 def discarded(name: str) -> str:
@@ -84,7 +84,6 @@ class AuthorTable:
         self._known = known
         self._action = np.array([bool(row and row.action) for row in rows])
         self._trained = np.array([bool(row and row.trained) for row in rows]) & (codes < _DISCARD_BIT)
-        self._shown = np.array([bool(row and row.shown) for row in rows]) & (codes < _DISCARD_BIT)
         self._behavior = np.array([bool(row and row.behavior) for row in rows])
 
     def code(self, name: str) -> int:
@@ -101,14 +100,16 @@ class AuthorTable:
         base = self.authors[code & ~_DISCARD_BIT].name
         return base + DISCARD_SUFFIX if code & _DISCARD_BIT else base
 
+    def author(self, name: str) -> Author:
+        """The row of `name`; that of a `(discard)` form is neither trained nor shown."""
+        row = self.authors[self.code(name) & ~_DISCARD_BIT]
+        return replace(row, trained=False, shown=False) if name.endswith(DISCARD_SUFFIX) else row
+
     def is_action(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         return self._action[codes]
 
     def is_trained(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         return self._trained[codes]
-
-    def is_shown(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-        return self._shown[codes]
 
     def has_behavior(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         """True = the token comes with the log-prob it was sampled with."""

@@ -66,6 +66,11 @@ class TokenCodec:
                 return token, end
         return None
 
+    def boundary(self, text: str, at: int) -> int:
+        """The last border between tokens of template text at or before character `at`."""
+        offsets = self._template.encode(text, add_special_tokens=False).offsets
+        return max((end for _, end in offsets if end <= at), default=0)
+
 
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     try:

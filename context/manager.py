@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from context.authors import DEMONSTRATION, HISTORY, INITIALIZATION, LLM, USER
+from context.authors import DEMONSTRATION, HISTORY, LLM
 from context.control import TrainingControl, withhold
 from context.messages import Message
+from context.outside import admitted, visible
 from context.parse import Reply, ReplyParser
 from context.render import Renderer
 from context.segments import OpenSegment
@@ -33,7 +34,7 @@ from context.strategies import (
     shown,
 )
 from context.template import RenderError
-from context.tokens import Segment, SegmentReason, TokenSequence
+from context.tokens import NOT_SAMPLED, Segment, SegmentReason, TokenSequence
 
 _Tools = Sequence[Mapping[str, Any]]
 
@@ -83,8 +84,6 @@ class ContextManager:
         self._strategy = Linear() if strategy is None else strategy
         self._control = TrainingControl() if control is None else control
         self._strict = strict
-        self._actions: dict[str, bool] = {}
-        """Author -> whether its tokens are sampled."""
         self._tools: _Tools = ()
         self._hint: str | None = None
         self._segments: list[OpenSegment] = []
@@ -109,16 +108,20 @@ class ContextManager:
     def begin(self, messages: Sequence[Message], tools: _Tools, *, hint: str | None = None) -> None:
         """Render the first prompt: any number of messages, few-shot assistant messages among them.
 
-        A `hint` is for a strategy that shows it; others leave it out.
+        Those of an action author are spoken in the policy's place: trained here if their author is, without
+        log-probs, and shown again as `history`. A `hint` is for a strategy that shows it; others leave it out.
         """
         if self._segments:
             raise RuntimeError("begin must be called once. Make a ContextManager per episode.")
         if not messages:
             raise ValueError("messages must hold at least one message, got none.")
         self._tools, self._hint = tools, hint
-        given = self._not_sampled(messages)
-        self._view = self._shown(given)
-        self._open(self._view, "clean")
+        authors = self._renderer.authors
+        given = admitted(messages, authors, opening=True)
+        view = visible(given, authors)
+        seen = view if hint is None else self._strategy.hinted(view, hint)
+        self._begin_segment(view, seen, "clean")
+        self._view = tuple(self._as_history(view))
         self._messages += given
 
     @property
@@ -180,7 +183,7 @@ class ContextManager:
         """
         if self._last is None or self._last.outcome == "truncated":
             raise RuntimeError("observe must follow a reply that ended its turn.")
-        given = self._not_sampled(messages)
+        given = admitted(messages, self._renderer.authors, opening=False)
         self.problem = None
         try:
             following = self._following(self._last.message, given)
@@ -205,7 +208,7 @@ class ContextManager:
 
     def _following(self, reply: Message, given: Sequence[Message]) -> _Next:
         assert self._current is not None
-        added = self._shown(given)
+        added = visible(given, self._renderer.authors)
         view = (*self._view, *added)
         if self._renderer.rewrites(self._view, added, self._tools):
             return _Next(reply, view, None, self._measure(view))
@@ -287,11 +290,20 @@ class ContextManager:
 
     def _open(self, view: tuple[Message, ...], reason: SegmentReason, *, tools: _Tools | None = None) -> None:
         """Begin a segment whose first prompt shows `view`."""
+        self._begin_segment(self._as_history(view), self._as_history(self._hinted(view)), reason, tools=tools)
+
+    def _begin_segment(
+        self,
+        plain: Sequence[Message],
+        seen: Sequence[Message],
+        reason: SegmentReason,
+        *,
+        tools: _Tools | None = None,
+    ) -> None:
+        """`plain` is what is trained on; the policy sees `seen`, which may hold a hint."""
         tools = self._tools if tools is None else tools
-        plain = self._renderer.initial(self._as_history(view), tools)
-        seen = self._hinted(view)
-        hinted = self._renderer.initial(self._as_history(seen), tools) if seen != view else None
-        opened = OpenSegment(plain, hinted, reason=reason)
+        hinted = self._renderer.initial(seen, tools) if seen != plain else None
+        opened = OpenSegment(self._renderer.initial(plain, tools), hinted, reason=reason)
         self._check_strict(reason, opened.ids)
         self._segments.append(opened)
         self._current = opened
@@ -345,7 +357,7 @@ class ContextManager:
             np.array(token_ids, np.int32),
             np.full(n, authors.code(author), np.uint8),
             np.array(log_probs, np.float32),
-            np.full(n, policy_version, np.int32),
+            np.full(n, policy_version if author == LLM else NOT_SAMPLED, np.int32),
         )
         return withhold(
             tokens, self._control.withheld(token_ids, self._renderer.codec, self._renderer.stop_ids), authors
@@ -365,27 +377,5 @@ class ContextManager:
         if policy_version < 0:
             raise ValueError(f"policy_version must be >= 0, got {policy_version}.")
 
-    def _not_sampled(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages from outside. Assistant messages among them were not sampled: `initialization`."""
-        rows = []
-        for message in messages:
-            if message.role == "assistant" and message.author == USER:  # what a Message says that names no author
-                message = replace(message, author=INITIALIZATION)
-            if self._is_action(message.author):
-                raise ValueError(
-                    f"messages.author must not be one whose tokens are sampled, got {message.author!r} "
-                    f"for a given {message.role} message. Use {INITIALIZATION!r}."
-                )
-            rows.append(message)
-        return rows
-
     def _is_action(self, author: str) -> bool:
-        authors = self._renderer.authors
-        if author not in self._actions:
-            self._actions[author] = bool(authors.is_action(np.array([authors.code(author)], np.uint8))[0])
-        return self._actions[author]
-
-    def _shown(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        authors = self._renderer.authors
-        codes = np.array([authors.code(message.author) for message in messages], np.uint8)
-        return tuple(row for row, visible in zip(messages, authors.is_shown(codes), strict=True) if visible)
+        return self._renderer.authors.author(author).action

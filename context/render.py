@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from context.codec import TokenCodec
 from context.messages import Message, to_template
 from context.probe import Event, changes, mark, rewrites_history
 from context.slots import REPLY, Piece, Row, Slots, openings, outline, read_along
+from context.spoken import Around, cut_pieces, turn_span
 from context.template import ChatTemplate, RenderError
 from context.tokens import NOT_SAMPLED, TokenSequence
 
@@ -34,14 +35,17 @@ class _Plan:
     skipped: str
     """Rendered text that comes before what is wanted."""
     pieces: tuple[Piece, ...]
+    spoken: Mapping[int, str] = field(default_factory=dict)
+    """Place in `pieces` -> author, of template text that is part of what a message's author had to write."""
 
 
 class Renderer:
     """Turns messages into tokens so that no content can become a control token.
 
     Template text is encoded with control tokens, contents without them; each content's tokens carry its
-    message's author, all else `template`. What the policy sampled is never rendered: after a reply, only what
-    the template writes behind the reply's stop token is.
+    message's author, all else `template`. An action author's assistant message is a reply in the policy's place:
+    all of its turn is its author's, from behind the generation prompt to the stop token. What the policy sampled
+    is never rendered: after a reply, only what the template writes behind the reply's stop token is.
     """
 
     def __init__(
@@ -65,12 +69,18 @@ class Renderer:
         """The whole first prompt, with the generation prompt."""
         slots = Slots()
         rows, tool_rows = slots.messages(messages), slots.tools(tools)
+        speakers = {
+            index: message.author
+            for index, message in enumerate(messages)
+            if message.role == "assistant" and self.authors.author(message.author).action
+        }
 
         def plan() -> _Plan:
             neutral = self._template.render_rows(rows, tools=tool_rows, generation_prompt=True)
-            return _Plan((), "", outline(neutral, slots.required))
+            pieces = outline(neutral, slots.required)
+            return self._plan_spoken(neutral, rows, tool_rows, speakers) if speakers else _Plan((), "", pieces)
 
-        return self._render(repr((rows, tool_rows)), plan, slots, messages, tools)
+        return self._render(repr((rows, tool_rows, speakers)), plan, slots, messages, tools)
 
     def increment(self, reply: Message, messages: Sequence[Message]) -> TokenSequence:
         """What follows the stop token of `reply`: the rest of its turn, `messages`, the generation prompt."""
@@ -106,6 +116,28 @@ class Renderer:
             return False
         rows = [_marked_row(index, message) for index, message in enumerate([*shown, *messages])]
         return bool(changes(self._template, rows, reply=len(shown) - 1, tools=Slots().tools(tools)))
+
+    def _plan_spoken(
+        self, neutral: str, rows: list[Row], tools: Sequence[Mapping[str, Any]], speakers: Mapping[int, str]
+    ) -> _Plan:
+        """The outline of `neutral` with the turns of these messages cut out, each its author's."""
+        pieces: list[Piece] = []
+        spoken: dict[int, str] = {}
+        at = 0
+        for index, author in speakers.items():
+            around = Around(
+                *(
+                    self._template.render_rows(rows[:count], tools=tools, generation_prompt=prompted)
+                    for count, prompted in ((index, False), (index, True), (index + 1, False))
+                )
+            )
+            start, end = turn_span(neutral, around, self.codec, self.stop_ids)
+            pieces += cut_pieces(neutral[at:start])
+            turn = cut_pieces(neutral[start:end])
+            spoken |= {len(pieces) + i: author for i, piece in enumerate(turn) if isinstance(piece, str)}
+            pieces += turn
+            at = end
+        return _Plan((), "", (*pieces, *cut_pieces(neutral[at:])), spoken)
 
     def _plan_increment(self, reply: Message, messages: Sequence[Message], rows: list[Row], slots: Slots) -> _Plan:
         problem: RenderError | None = None
@@ -166,10 +198,10 @@ class Renderer:
     def _encode(self, plan: _Plan, texts: list[str], slots: Slots) -> TokenSequence:
         ids: list[npt.NDArray[np.int32]] = []
         codes: list[int] = []
-        for piece, text in zip(plan.pieces, texts, strict=True):
+        for place, (piece, text) in enumerate(zip(plan.pieces, texts, strict=True)):
             if isinstance(piece, str):
                 ids.append(np.array(self._encode_template(text), np.int32))
-                codes.append(self._template_code)
+                codes.append(self.authors.code(plan.spoken[place]) if place in plan.spoken else self._template_code)
             else:
                 ids.append(self._encode_content(text))
                 codes.append(self.authors.code(slots.authors[piece]))

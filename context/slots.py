@@ -155,6 +155,18 @@ def outline(neutral: str, required: Mapping[int, str]) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
+def last_marker(neutral: str) -> str:
+    """The marker of the content written last; empty if there is none."""
+    found = _MARKER.findall(neutral)
+    return f"{_BEGIN}{found[-1]}{_END}" if found else ""
+
+
+def next_marker(neutral: str, start: int) -> int:
+    """Where the first marker at or behind `start` begins; the text's length if there is none."""
+    found = _MARKER.search(neutral, start)
+    return found.start() if found else len(neutral)
+
+
 def read_along(real: str, pieces: Sequence[Piece], texts: Sequence[str], start: int) -> list[str]:
     """Cut the real rendering, from `start`, into the texts of `pieces`, which have to concatenate to it."""
     found: list[str] = []

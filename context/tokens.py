@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 NOT_SAMPLED = -1
-"""`policy_versions` of a token that no policy sampled."""
+"""`policy_versions` of a token that no policy of the run sampled."""
 
 
 SegmentReason = Literal["clean", "template_rewrite", "strategy_rewrite", "fork"]

@@ -40,23 +40,25 @@ def token_view(
 ) -> Text:
     """One paragraph per stretch of one author: its name, what its masks say, and its tokens.
 
-    Trained tokens are underlined; with `log_probs`, action tokens are followed by their log-probs (nats).
+    Trained tokens are underlined; with `log_probs`, sampled tokens are followed by their log-probs (nats).
     Control and bidirectional characters are written out, so that a text can't act on the terminal. Without a
     decoder, ids are shown.
     """
     action, trained = response_mask(tokens, authors), loss_mask(tokens, authors)
+    sampled = authors.has_behavior(tokens.authors)
     view = Text()
     for code, stretch in groupby(range(len(tokens)), key=lambda t: int(tokens.authors[t])):
         at = list(stretch)
         name = authors.name(code)
         colour = _COLOURS.get(name.removesuffix(DISCARD_SUFFIX), _OTHER_COLOUR)
-        state = "trained" if trained[at[0]] else "sampled, not trained" if action[at[0]] else "not sampled"
+        not_trained = "sampled, not trained" if sampled[at[0]] else "not trained" if action[at[0]] else "not sampled"
+        state = "trained" if trained[at[0]] else not_trained
         view.append(f"{name}", style=f"bold {colour}")
         view.append(f" · {len(at)} tokens · {state}\n", style="dim")
         style = f"{colour} {_TRAINED}" if trained[at[0]] else colour
         for first, last, text in _pieces(tokens, at, decoder):
             view.append(text, style=style)
-            if log_probs and action[at[0]]:
+            if log_probs and sampled[at[0]]:
                 values = tokens.behavior_log_probs[first:last]
                 view.append("[" + " ".join(f"{value:.2f}" for value in values) + "]", style="dim")
         view.append("\n")

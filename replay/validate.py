@@ -120,6 +120,8 @@ class _Tokens:
 
     sequence: TokenSequence
     action: npt.NDArray[np.bool_]
+    sampled: npt.NDArray[np.bool_]
+    """True = by a policy of the run; other action tokens were written in its place."""
     behavior: npt.NDArray[np.bool_]
     """True = comes with the log-prob it was sampled with."""
     starts: list[int]
@@ -152,8 +154,8 @@ def _joined(trajectories: Sequence[Trajectory], authors: AuthorTable) -> _Tokens
     tokens = TokenSequence.concatenate(segment.tokens for segment in segments)
     # In sight of a hint, tokens were sampled in another context than the stored one.
     plain = np.repeat([s.behavior_context == "plain" for s in segments], [len(s.tokens) for s in segments])
-    action, behavior = authors.is_action(tokens.authors), authors.has_behavior(tokens.authors) & plain
-    return _Tokens(tokens, action, behavior, [0, *accumulate(lengths[:-1])])
+    sampled = authors.has_behavior(tokens.authors)
+    return _Tokens(tokens, authors.is_action(tokens.authors), sampled, sampled & plain, [0, *accumulate(lengths[:-1])])
 
 
 def _check_tokens(given: _Tokens, authors: AuthorTable, trajectories: Sequence[Trajectory]) -> None:
@@ -168,7 +170,7 @@ def _check_tokens(given: _Tokens, authors: AuthorTable, trajectories: Sequence[T
         ("behavior_log_probs", "be finite and at most 0 for a sampled token", ~behavior | is_log_prob),
         ("behavior_log_probs", "be NaN for a token that was not sampled", action | unknown),
         ("behavior_log_probs", "be NaN where no behavior policy is known", behavior | unknown),
-        ("policy_versions", "be >= 0 for a sampled token and -1 for others", action == (versions >= 0)),
+        ("policy_versions", "be >= 0 for a sampled token and -1 for others", given.sampled == (versions >= 0)),
         ("policy_versions", "be >= 0 for a sampled token and -1 for others", versions >= -1),
     )
     for field, rule, good in rules:
@@ -194,7 +196,7 @@ def _check_summaries(given: _Tokens, log_probs: npt.NDArray[np.float32], traject
     starts, versions = given.starts, given.sequence.policy_versions
     lengths = np.diff([*starts, len(given.sequence)])
     num_actions = np.add.reduceat(given.action, starts, dtype=np.int64)
-    oldest = np.minimum.reduceat(np.where(given.action, versions, np.iinfo(np.int32).max), starts)
+    oldest = np.minimum.reduceat(np.where(given.sampled, versions, np.iinfo(np.int32).max), starts)
     newest = np.maximum.reduceat(versions, starts)
     totals = np.add.reduceat(np.where(given.behavior, log_probs, np.float32(0.0)), starts, dtype=np.float64)
     with np.errstate(invalid="ignore"):
@@ -212,7 +214,7 @@ def _check_summary(record: TrajectoryRecord, facts: dict[str, Any]) -> None:
             close = abs(given - fact) <= _AGREEMENT * max(1.0, abs(fact))
             if not close and not (math.isnan(given) and math.isnan(fact)):
                 raise refused(name, f"agree with the segments ({fact:.6g})", given, where)
-        elif given != fact and (facts["num_action_tokens"] or not name.startswith("policy_version")):
+        elif given != fact and (facts["policy_version_max"] >= 0 or not name.startswith("policy_version")):
             raise refused(name, f"agree with the segments ({fact})", given, where)
 
 

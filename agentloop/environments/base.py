@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, overload
 
-from context.authors import INITIALIZATION, USER, default_authors
+from context.authors import DEMONSTRATION, INITIALIZATION, USER, default_authors
 from context.messages import Message
 
 _TOOL_MARK = "_agentloop_tool_isolated"
-_BUILT_IN_AUTHORS = frozenset(author.name for author in default_authors().authors)
+_BUILT_IN_AUTHORS = frozenset(author.name for author in default_authors().authors) - {DEMONSTRATION}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -20,7 +20,10 @@ class Task:
     """One thing to solve."""
 
     prompt: str | tuple[Message, ...]
-    """The user's message, or the whole opening conversation. Nothing in it is ever trained on."""
+    """The user's message, or the whole opening conversation.
+
+    Nothing in it is trained on but assistant messages of an author that `context.authors` registers as trained.
+    """
     payload: Mapping[str, Any] = field(default_factory=dict)
     """What tools and reward need to know (JSON values); never shown to the policy."""
     hint: str | None = None
@@ -29,7 +32,7 @@ class Task:
     def messages(self) -> tuple[Message, ...]:
         """The opening conversation: the user's words by `user`, all else by `initialization`.
 
-        A message keeps an author that the configuration registered.
+        A message keeps an author that the configuration can register.
         """
         if isinstance(self.prompt, str):
             return (Message("user", self.prompt, author=USER),)

@@ -6,7 +6,7 @@ import inspect
 import math
 import random
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -15,7 +15,7 @@ from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, Val
 from agentloop.class_file import suggest
 from agentloop.environments.base import Environment, Task
 from agentloop.errors import UserError, one_line
-from context.authors import LLM
+from context.authors import INITIALIZATION, LLM, USER, Author
 from context.messages import Message, canonical_json, messages_hash
 
 _REQUIRED = {
@@ -76,7 +76,7 @@ def _converted(name: str, value: Any, annotation: Any) -> Any:
         ) from None
 
 
-def check_task(task: Any, where: str) -> None:
+def check_task(task: Any, where: str, registered: Sequence[Author]) -> None:
     """Refuse what `make_task` returned unless it can be shown, hashed and stored."""
     if not isinstance(task, Task):
         raise UserError(f"{where}.make_task must return a Task, got {type(task).__name__}.")
@@ -87,6 +87,7 @@ def check_task(task: Any, where: str) -> None:
                 f"{where}.make_task must return a Task whose prompt is text or a tuple of Messages, "
                 f"got {type(messages).__name__}."
             )
+        _check_authors(task.messages(), where, {author.name: author for author in registered})
     if not isinstance(task.hint, str | None):
         raise UserError(
             f"{where}.make_task must return a Task whose hint is text or None, got {type(task.hint).__name__}."
@@ -98,6 +99,24 @@ def check_task(task: Any, where: str) -> None:
         raise UserError(
             f"{where}.make_task must return a Task whose payload and messages have a JSON form, got {one_line(error)}."
         ) from error
+
+
+def _check_authors(messages: Sequence[Message], where: str, registered: Mapping[str, Author]) -> None:
+    for index, message in enumerate(messages):
+        if message.author in (USER, INITIALIZATION):
+            continue
+        author = registered.get(message.author)
+        if author is None:
+            raise UserError(
+                f"{where}.make_task must give messages by authors of context.authors, got {message.author!r} in "
+                f"message {index}. {suggest(message.author, registered)} Or register it."
+            )
+        if author.action and message.role != "assistant":
+            raise UserError(
+                f"{where}.make_task must give messages by {author.name!r} the role assistant, for action: true says "
+                f"that it stands in the policy's place, got {message.role!r} in message {index}. "
+                "Change the role, or register it with action: false."
+            )
 
 
 def check_repeatable(make_task: Callable[[random.Random], Task], where: str) -> None:

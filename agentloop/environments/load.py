@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from agentloop.environments.check import (
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.schema import describe_tools
 from agentloop.errors import UserError, one_line
+from context.authors import Author
 from context.messages import content_hash, to_template
 
 BUILT_IN: Mapping[str, type[Environment]] = {"lookup_chain": LookupChain}
@@ -39,6 +40,8 @@ class EnvironmentFactory:
     """What errors call the class."""
     environment: type[Environment]
     options: Mapping[str, Any]
+    registered: tuple[Author, ...] = ()
+    """Authors that its messages may name besides `user` and `initialization`."""
 
     def create(self) -> Environment:
         """A new instance, for one episode."""
@@ -57,7 +60,7 @@ class EnvironmentFactory:
             task = environment.make_task(rng)
         except Exception as error:
             raise UserError(f"{self.where}.make_task must make a task, got {one_line(error)}.") from error
-        check_task(task, self.where)
+        check_task(task, self.where, self.registered)
         return task
 
     def task_hash(self, task: Task) -> str:
@@ -73,8 +76,10 @@ class EnvironmentFactory:
         )
 
 
-def load_environment(name: str, options: Mapping[str, Any]) -> EnvironmentFactory:
+def load_environment(name: str, options: Mapping[str, Any], registered: Sequence[Author] = ()) -> EnvironmentFactory:
     """The environment `name` (built-in, or `path/to/file.py:ClassName`), checked by a dry run.
+
+    Its messages may name the `registered` authors.
 
     Raises UserError with one line that names file, class and method for whatever its author got wrong.
     """
@@ -88,6 +93,7 @@ def load_environment(name: str, options: Mapping[str, Any]) -> EnvironmentFactor
         where=name,
         environment=environment,
         options=check_options(environment, options, name),
+        registered=tuple(registered),
     )
     check_repeatable(factory.make_task, name)
     check_reward(factory.create(), factory.make_task(random.Random("check")), name)

@@ -9,13 +9,12 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from agentloop.assemble import check_authors
 from agentloop.config import ContextSection, RunConfig
 from agentloop.config_file import load_config
 from agentloop.context_parts import make_parser, make_strategy
 from agentloop.environments import load_environment
 from agentloop.errors import UserError
-from context import HermesParser
+from context import Author, HermesParser
 from context.control import TrainingControl
 from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
 from tests.agentloop.runs import ROOT
@@ -86,6 +85,16 @@ def test_strategy_is_made_with_its_options() -> None:
         ),
         ("authors: [{name: llm}]", 2, "context.authors must have names of their own, got 'llm' twice."),
         ("authors: [{name: judge, trained: true}]", 2, "context.authors.judge must be an action author for trained"),
+        (
+            "authors: [{name: demonstration, action: true}]",
+            2,
+            "context.authors must have names of their own, got 'demonstration' twice.",
+        ),
+        (
+            "authors: [{name: judge, action: true, shown: false}]",
+            2,
+            "context.authors must show an author with action: true, got shown: false for 'judge'.",
+        ),
         ("authors: [{name: judge, traned: true}]", 2, "context.authors must be a list of mappings, got"),
         ("blackout: ['']", 2, "context.blackout must hold texts of at least one character"),
     ],
@@ -111,6 +120,56 @@ def test_hinted_rows_are_kept_from_what_needs_their_log_probs(sections: dict[str
     RunConfig.model_validate({"context": {"strategy": "hint"}})
     with pytest.raises(ValidationError, match=message):
         RunConfig.model_validate({"context": {"strategy": "hint"}, **sections})
+
+
+TRAINED = {"authors": [{"name": "human_edit", "action": True, "trained": True}]}
+UNTRAINED = {"authors": [{"name": "subagent:planner", "action": True}]}
+
+
+@pytest.mark.parametrize(
+    ("context", "sections", "message"),
+    [
+        (
+            TRAINED,
+            {"loss": {"fresh": {"anchor": "behavior"}}},
+            "loss.fresh.anchor must be old when context.authors has a",
+        ),
+        (
+            TRAINED,
+            {"replay": {"fraction": 0.5}},
+            "loss.replay.anchor must be old when context.authors has a trained author, 'human_edit', whose log-probs "
+            r"count as missing, got behavior. Set loss.replay.anchor: old.",
+        ),
+        (TRAINED, {"kl": {"reward_coef": 0.1}}, "kl.reward_coef must be 0 when context.authors has an action author"),
+        (
+            UNTRAINED,
+            {"kl": {"reward_coef": 0.1}},
+            "kl.reward_coef must be 0 when .*'subagent:planner', whose log-probs",
+        ),
+    ],
+)
+def test_registered_speakers_are_kept_from_what_needs_their_log_probs(
+    context: dict[str, Any], sections: dict[str, Any], message: str
+) -> None:
+    RunConfig.model_validate({"context": context, "replay": {"fraction": 0.5}, "loss": {"replay": {"anchor": "old"}}})
+    with pytest.raises(ValidationError, match=message):
+        RunConfig.model_validate({"context": context, **sections})
+
+
+def test_action_author_that_is_not_trained_needs_no_anchor() -> None:
+    RunConfig.model_validate({"context": UNTRAINED, "replay": {"fraction": 0.5}})
+
+
+def test_registered_speakers_have_no_log_probs() -> None:
+    table = ContextSection.model_validate(TRAINED).author_table()
+    assert table.author("human_edit") == Author("human_edit", action=True, trained=True, behavior=False)
+
+
+def test_demonstration_is_registered_as_it_is_built_in() -> None:
+    rows = [{"name": "demonstration", "action": True, "trained": True}]
+    section = ContextSection.model_validate({"authors": rows})
+    assert section.author_table().authors == ContextSection().author_table().authors
+    assert [author.name for author in section.registered_authors()] == ["demonstration"]
 
 
 def test_registered_authors_follow_the_built_in_ones() -> None:
@@ -145,23 +204,55 @@ from agentloop import Environment, Task
 from context import Message
 
 class Judged(Environment):
+    def __init__(self, role: str = "assistant", author: str = "human_edit"):
+        self.message = Message(role, "Yes.", author=author)
+
     def make_task(self, rng):
         judged = Message("user", "Do it well.", author="judge")
-        return Task((Message("user", "Do it."), judged, Message("assistant", "Yes.")))
+        return Task((Message("user", "Do it."), Message("assistant", "Done."), judged, self.message, judged))
 
     def reward(self, task, messages):
         return 1.0
 """
+REGISTERED = (Author("judge", False, False), Author("human_edit", True, True, behavior=False))
 
 
-def test_task_may_name_a_registered_author_only(tmp_path: Path) -> None:
-    file = tmp_path / "judged.py"
-    file.write_text(ASKING)
-    factory = load_environment(f"{file}:Judged", {})
-    task = factory.make_task(random.Random(0))
-    assert [message.author for message in task.messages()] == ["user", "judge", "initialization"]
-    check_authors(factory, ContextSection.model_validate({"authors": [{"name": "judge"}]}).author_table())
-    with pytest.raises(
-        UserError, match="context.authors must hold every author of the tasks of .*:Judged, got .*'judge'"
-    ):
-        check_authors(factory, ContextSection().author_table())
+@pytest.fixture
+def judged(tmp_path: Path) -> str:
+    (tmp_path / "judged.py").write_text(ASKING)
+    return f"{tmp_path / 'judged.py'}:Judged"
+
+
+def test_task_keeps_registered_authors(judged: str) -> None:
+    task = load_environment(judged, {}, REGISTERED).make_task(random.Random(0))
+    assert [message.author for message in task.messages()] == ["user", "initialization", "judge", "human_edit", "judge"]
+
+
+@pytest.mark.parametrize(
+    ("options", "registered", "message"),
+    [
+        (
+            {},
+            (),
+            r":Judged.make_task must give messages by authors of context.authors, got 'judge' in message 2. There",
+        ),
+        (
+            {"author": "human_edt"},
+            REGISTERED,
+            "got 'human_edt' in message 3. Did you mean human_edit[?] Or register it.",
+        ),
+        ({"author": "demonstration"}, REGISTERED, "got 'demonstration' in message 3. .* Or register it."),
+        (
+            {"role": "user"},
+            REGISTERED,
+            ":Judged.make_task must give messages by 'human_edit' the role assistant, for action: true says .*, "
+            "got 'user' in message 3. Change the role, or register it with action: false.",
+        ),
+    ],
+)
+def test_task_with_a_message_nobody_can_have_written_is_told_at_the_start(
+    judged: str, options: dict[str, str], registered: tuple[Author, ...], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        load_environment(judged, options, registered)
+    assert "\n" not in str(raised.value)

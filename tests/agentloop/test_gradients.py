@@ -169,3 +169,25 @@ def test_clip_fractions_are_over_the_streams_own_trained_tokens() -> None:
     assert metrics["actor/fresh/ratio_mean"] == pytest.approx(1.0, abs=1e-12)
     assert metrics["actor/replay/ratio_min"] == pytest.approx(7.3890561, abs=1e-6)
     assert metrics["actor/replay/approx_kl"] == pytest.approx(7.3890561 - 1 - 2, abs=1e-6)
+
+
+def test_demonstrated_tokens_with_advantage_one_are_first_learned_by_maximum_likelihood() -> None:
+    actor = tiny_actor()
+    rows = [row("a", segment("uuxxx"), advantage=1.0)]
+    scored = scored_rows(actor, rows, old=actor)
+    _, gradient, _ = gradients(actor, scored, run_config())
+    actor.model.zero_grad(set_to_none=True)
+    batch = scored.batch
+    scores, _ = actor.log_probs(batch.token_ids, batch.attention_mask, batch.loss_mask, batch.temperature)
+    torch.autograd.backward(-scores.sum() / 3)  # three demonstrated tokens; at ratio 1, d(-r A) = -A d(log-prob)
+    expected = torch.cat([p.grad.flatten() for p in actor.model.parameters() if p.grad is not None])
+    assert float(expected.abs().max()) > 1e-3
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_what_all_members_of_a_group_were_shown_teaches_nothing_at_first() -> None:
+    # Advantages of a group sum to 0, and so do the gradients of tokens that all its members have in one context.
+    actor, shown = tiny_actor(), segment("uuxxx")
+    rows = [row(str(advantage), shown, advantage=advantage) for advantage in (1.5, -0.5, -1.0)]
+    _, gradient, _ = gradients(actor, scored_rows(actor, rows, old=actor), run_config())
+    assert float(gradient.abs().max()) < 1e-12

@@ -126,6 +126,20 @@ def test_unknown_behavior_log_prob_of_a_replayed_token_is_an_error_before_any_up
     assert result.metrics["actor/replay/pg_clipfrac"] >= 0.0
 
 
+def test_demonstrated_token_of_a_replayed_row_needs_the_anchor_old() -> None:
+    rows = [row("edited", segment("uxxul"), stream="replay")]
+    with pytest.raises(
+        ValueError, match=r"trajectory edited must be known .* got 2 unknown. Set loss.replay.anchor: old"
+    ):
+        trainer(tiny_actor(), run_config(**CONFIG)).update(rows, iteration=1)
+    actor = tiny_actor()
+    before = weights_of(actor)
+    result = trainer(actor, run_config(**CONFIG, loss={"replay": {"anchor": "old"}})).update(rows, iteration=1)
+    assert not torch.equal(weights_of(actor), before)
+    # Drift is of the one token that a policy sampled; the demonstrated ones have no stored log-prob to drift from.
+    assert result.rows["edited"].drift_mean == result.rows["edited"].drift_max
+
+
 def test_unknown_behavior_log_prob_that_is_not_trained_is_no_error() -> None:
     rows = [*mixed_rows(replayed=0), row("r", segment("uld", [-1.0, math.nan]), stream="replay")]
     result = trainer(tiny_actor(), run_config(**CONFIG)).update(rows, iteration=1)

@@ -107,6 +107,13 @@ def test_thinking_demonstration_reads_as_the_template_renders_it(loaded: LoadedM
         assert trained.count("<think>") == sum(m.role == "assistant" for m in conversation)
 
 
+def test_examples_in_the_opening_are_no_demonstrations(loaded: LoadedModel) -> None:
+    shown = (Message("user", "one"), Message("assistant", "two", "initialization"), Message("user", "three"))
+    (tokens,) = demonstrator(loaded).sequences((*shown, Message("assistant", "four", "llm")))
+    assert loaded.codec.decode(tokens.token_ids[loss_mask(tokens, AUTHORS)].tolist()) == "four<|im_end|>"
+    assert "two" in loaded.codec.decode(tokens.token_ids.tolist())
+
+
 def test_demonstration_without_earlier_thinking_has_a_sequence_per_reply(loaded: LoadedModel) -> None:
     conversation = next(demonstrations(THINKING, seed=3))
     replies = [message for message in conversation if message.role == "assistant"]

@@ -31,7 +31,7 @@ LOSS: dict[str, Any] = {
     "norm_length": 7.0,
 }
 """Bounds and anchors that differ between the streams."""
-_CODES = {"u": "user", "e": "env", "l": "llm", "d": "llm(do_not_train)"}
+_CODES = {"u": "user", "e": "env", "l": "llm", "d": "llm(do_not_train)", "x": "demonstration"}
 
 
 def tiny_actor(dtype: torch.dtype = torch.float64, *, seed: int = 0, **architecture: Any) -> Actor:
@@ -60,10 +60,10 @@ def tiny_actor(dtype: torch.dtype = torch.float64, *, seed: int = 0, **architect
 
 
 def segment(authors: str, log_probs: Sequence[float] = (), *, seed: int = 0) -> Segment:
-    """Random tokens, one per letter: user, env, llm, do_not_train; `log_probs` are the action tokens'."""
+    """Random tokens, a letter each: user, env, llm, do_not_train, demonstration (x); `log_probs` of sampled ones."""
     rng = np.random.default_rng(seed)
     codes = np.array([AUTHORS.code(_CODES[letter]) for letter in authors], np.uint8)
-    action = AUTHORS.is_action(codes)
+    action = AUTHORS.has_behavior(codes)
     behavior = np.full(len(authors), np.nan, np.float32)
     behavior[action] = log_probs if len(log_probs) else rng.uniform(-4.0, -1.0, int(action.sum()))
     ids = rng.integers(0, VOCABULARY, len(authors)).astype(np.int32)

@@ -130,31 +130,33 @@ def laws(episode: Episode, renderer: Renderer, *, hinted: bool = False) -> None:
         tokens = segment.tokens
         action, trained = response_mask(tokens, authors), loss_mask(tokens, authors)
         assert not (trained & ~action).any()
-        assert (np.isnan(tokens.behavior_log_probs) == (~action | hinted)).all()
-        assert ((tokens.policy_versions >= 0) == action).all()
+        sampled = authors.has_behavior(tokens.authors)
+        assert not (sampled & ~action).any()
+        assert (np.isnan(tokens.behavior_log_probs) == (~sampled | hinted)).all()
+        assert ((tokens.policy_versions >= 0) == sampled).all()
         contents = ~action & (tokens.authors != authors.code(TEMPLATE))
         assert controls.isdisjoint(tokens.token_ids[contents].tolist())
-        said += tokens.token_ids[action].tolist()
+        said += tokens.token_ids[sampled].tolist()
         if hinted:
             assert segment.behavior_context == "hinted"
         else:
-            _given_what_is_trained(tokens, action, remaining)
+            _given_what_is_trained(tokens, sampled, remaining)
         assert (segment.reason == "clean") == (number == 0)
     assert next(remaining, None) is None or hinted
     assert said == [token for call in episode.calls for token in call.sampled]
 
 
-def _given_what_is_trained(tokens: TokenSequence, action: np.ndarray, calls: Iterator[Call]) -> None:
+def _given_what_is_trained(tokens: TokenSequence, sampled: np.ndarray, calls: Iterator[Call]) -> None:
     """Every sampled stretch of a segment follows exactly the prompt its generator was given."""
     ids = tokens.token_ids.tolist()
     at = 0
-    while action[at:].any():
+    while sampled[at:].any():
         call = next(calls)
         start = len(call.prompt)
         end = start + len(call.sampled)
         assert ids[:start] == call.prompt
         assert ids[start:end] == call.sampled
-        assert action[start:end].all() and not action[at:start].any()
+        assert sampled[start:end].all() and not sampled[at:start].any()
         at = end
 
 

@@ -116,7 +116,9 @@ def test_table_says_who_is_sampled_trained_shown_and_known() -> None:
     assert TABLE.is_action(codes).tolist() == [False, True, True, True, False]
     assert TABLE.is_trained(codes).tolist() == [False, True, False, True, False]
     assert TABLE.has_behavior(codes).tolist() == [False, True, True, False, False]
-    assert TABLE.is_shown(codes).tolist() == [True] * 5
+    assert all(author.shown for author in TABLE.authors)
+    hidden = TABLE.author("demonstration(discard)")
+    assert (hidden.action, hidden.trained, hidden.shown, hidden.behavior) == (True, False, False, False)
 
 
 def test_table_with_registered_authors_reads_back_from_json() -> None:

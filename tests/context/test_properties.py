@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -77,11 +78,11 @@ def turn_tokens(name: str) -> int:
     return len(episode.context.prompt_ids) - before
 
 
-def begin(name: str, strategy: Strategy, *, user: str = "What is it?") -> Episode:
+def begin(name: str, strategy: Strategy, *, user: str = "What is it?", spoken: Sequence[Message] = ()) -> Episode:
     model = renderer(name)
     takes_system, takes_calls = shapes(name)
     start = [Message("system", "Be good.")] if takes_system else []
-    start.append(Message("user", user))
+    start += [Message("user", user), *spoken]
     tools = TOOLS if takes_calls else []
     if hasattr(strategy, "budget"):
         budget = len(model.initial(start, tools)) + 2 * turn_tokens(name) + 60

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from context import Renderer, default_authors
+from context import Author, AuthorTable, Renderer, default_authors
 from context.model_files import ModelFiles, from_template
 from context.verdict import check_template
 
@@ -38,6 +38,14 @@ MAIN = [
 ]
 """A template per family and generation: the ones the long tests run over."""
 
+SPEAKERS = (
+    Author("human_edit", action=True, trained=True, behavior=False),
+    Author("subagent:planner", action=True, trained=False, behavior=False),
+    Author("judge", action=False, trained=False),
+)
+"""Registered authors: a trained and an untrained one that speak in the policy's place, and one that looks on."""
+AUTHORS = AuthorTable([*default_authors().authors, *SPEAKERS])
+
 
 def folder() -> Path:
     found = find_spec("trl")
@@ -58,7 +66,7 @@ def model(name: str) -> ModelFiles:
 @cache
 def renderer(name: str) -> Renderer:
     files = model(name)
-    return Renderer(files.codec, files.template, authors=default_authors(), stop_ids=files.stop_ids)
+    return Renderer(files.codec, files.template, authors=AUTHORS, stop_ids=files.stop_ids)
 
 
 @cache

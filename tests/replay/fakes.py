@@ -71,7 +71,7 @@ def sql(where: Location | ReplayStore, statement: str, *parameters: Any) -> list
 def tokens(ids: list[int], authors: list[str], *, version: int = 0, log_prob: float = -0.5) -> TokenSequence:
     """Sampled tokens have log-probs log_prob, 2 log_prob, ... in turn."""
     codes = np.array([AUTHORS.code(name) for name in authors], np.uint8)
-    action = AUTHORS.is_action(codes)
+    action = AUTHORS.has_behavior(codes)
     log_probs = np.where(action, log_prob * np.cumsum(action), np.nan).astype(np.float32)
     return TokenSequence(np.array(ids, np.int32), codes, log_probs, np.where(action, version, -1).astype(np.int32))
 
@@ -85,7 +85,7 @@ def described(record: TrajectoryRecord, segments: tuple[Segment, ...]) -> Trajec
     action = AUTHORS.is_action(whole.authors)
     known = whole.behavior_log_probs[action].astype(np.float64)
     known = known[~np.isnan(known)]
-    versions = whole.policy_versions[action]
+    versions = whole.policy_versions[AUTHORS.has_behavior(whole.authors)]
     return replace(
         record,
         num_tokens=len(whole),

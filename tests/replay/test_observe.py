@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from context.authors import Author, AuthorTable
 from context.masks import loss_mask, response_mask
-from context.tokens import Segment
+from context.tokens import Segment, TokenSequence
 from replay.observe import as_observed
 from tests.replay.fakes import AUTHORS, SHORT, tokens, trajectory
 
@@ -20,3 +21,14 @@ def test_observed_tokens_are_sampled_and_carry_no_loss() -> None:
     names = [AUTHORS.name(code) for code in observed.segments[0].tokens.authors.tolist()]
     assert names == ["template", "user", "llm(do_not_train)", "llm(do_not_train)", "env", "llm(do_not_train)"]
     assert [AUTHORS.name(code) for code in given.segments[0].tokens.authors.tolist()][2] == "llm"
+
+
+def test_observed_demonstration_keeps_its_response_mask_and_its_unknown_log_probs() -> None:
+    edited = Author("human_edit", action=True, trained=True, behavior=False)
+    table = AuthorTable([*AUTHORS.authors, edited])
+    code = table.code("human_edit")
+    spoken = TokenSequence.concatenate([SHORT, TokenSequence.constant([1, 2, 3], code)])
+    observed = as_observed(trajectory("a", segments=(Segment(spoken),)), table).segments[0].tokens
+    assert response_mask(observed, table).tolist() == [False, False, True, True, False, True, True, True, True]
+    assert not loss_mask(observed, table).any()
+    assert np.isnan(observed.behavior_log_probs[6:]).all()

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,26 @@ def test_token_is_refused_by_field_and_position(
     store: ReplayStore, field: str, position: int, value: float, message: str
 ) -> None:
     refuses(store, trajectory("a", segments=changed(field, position, value)), message)
+
+
+def spoken(**changes: Any) -> tuple[Segment, ...]:
+    """SHORT and three tokens of a demonstrator."""
+    said = TokenSequence.constant([1, 2, 3], AUTHORS.code("demonstration"))
+    return (Segment(TokenSequence.concatenate([SHORT, replace(said, **changes)])),)
+
+
+def test_demonstrated_tokens_are_action_tokens_that_nobody_sampled(store: ReplayStore, tmp_path: Path) -> None:
+    given = trajectory("a", segments=spoken())
+    assert (given.record.num_action_tokens, given.record.policy_version_min) == (3 + 3, 0)
+    other = new_store(tmp_path / "replay.sqlite")
+    other.append([task()], [group()], [given])
+    (stored,) = other.read(["a"])
+    assert stored.segments[0].tokens.equals(given.segments[0].tokens)
+    zeros, versions = np.zeros(3, np.float32), np.zeros(3, np.int32)
+    message = r"behavior_log_probs\[6\] must be NaN where no behavior policy is known, got 0.0"
+    refuses(store, trajectory("b", segments=spoken(behavior_log_probs=zeros)), message)
+    message = r"policy_versions\[6\] must be >= 0 for a sampled token and -1 for others, got 0"
+    refuses(store, trajectory("b", segments=spoken(policy_versions=versions)), message)
 
 
 def test_trajectory_without_tokens_is_refused(store: ReplayStore) -> None:
