@@ -60,7 +60,7 @@ def read(text: str, stopped: bool, read_calls: Callable[[str], Said]) -> Reply:
     if not is_unicode(text):  # neither a database nor a tokenizer can hold it
         whole = _message(_LONE_SURROGATE.sub("\ufffd", text))
         return Reply("malformed", whole, "the reply is not valid text") if stopped else Reply("truncated", whole, None)
-    thinking, rest, closed = split_thinking(text)
+    thinking, rest, closed = (None, text, True) if _only_mentions(text, read_calls) else split_thinking(text)
     if not stopped:
         return Reply("truncated", _message(rest, thinking), None)
     if not closed:
@@ -71,6 +71,18 @@ def read(text: str, stopped: bool, read_calls: Callable[[str], Said]) -> Reply:
         return Reply("malformed", _message(rest, thinking), str(problem))
     thoughts = thinking if said.thoughts is None else "\n".join(filter(None, (thinking, said.thoughts)))
     return Reply("tool_calls" if said.calls else "final", _message(said.content, thoughts, said.calls), None)
+
+
+def _only_mentions(text: str, read_calls: Callable[[str], Said]) -> bool:
+    """Whether the tag that ends thinking stands within a call's arguments only, where it ends nothing."""
+    if _END_THINK not in text or text.lstrip().startswith(_THINK):
+        return False
+    try:
+        said = read_calls(text)
+    except Malformed:
+        return False
+    inside = any(_END_THINK in repr(dict(call.arguments)) for call in said.calls)
+    return inside and _END_THINK not in said.content + (said.thoughts or "")
 
 
 def split_thinking(text: str) -> tuple[str | None, str, bool]:

@@ -358,6 +358,16 @@ def test_thinking_is_split_off(parser, text: str, thinking: str | None, content:
     assert (reply.outcome, reply.message.reasoning, reply.message.content) == ("final", thinking, content)
 
 
+def test_end_of_thinking_within_an_argument_ends_nothing() -> None:
+    call = hermes('{"name": "write", "arguments": {"text": "a </think> b"}}')
+    for text, thinking in ((call, None), (f"<think>hm</think>{call}", "hm")):
+        reply = HERMES.parse(text, stopped=True)
+        assert (reply.outcome, reply.message.reasoning) == ("tool_calls", thinking)
+        assert reply.message.tool_calls[0].arguments == {"text": "a </think> b"}
+    reply = LLAMA.parse('{"name": "write", "parameters": {"text": "</think>"}}', stopped=True)
+    assert reply.message.tool_calls[0].arguments == {"text": "</think>"}
+
+
 def test_call_inside_thinking_is_no_call() -> None:
     call = hermes('{"name": "f", "arguments": {}}')
     assert HERMES.parse(f"<think>{call}</think>no", stopped=True).outcome == "final"
