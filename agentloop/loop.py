@@ -19,7 +19,8 @@ from agentloop.trainer import UpdateResult
 from replay.mixing import BatchPlan, group_sizes, plan_batch
 from replay.observe import as_observed
 from replay.records import FRESH, DrawRecord, IterationRecord
-from replay.store import Drawn, DrawRequest
+from replay.request import DrawRequest, Limits, Pick
+from replay.store import Drawn
 
 
 @dataclass
@@ -109,14 +110,12 @@ class Loop:
             run=self.parts.run_id,
             iteration=iteration,
             policy_version=self.parts.generator.policy_version,
-            count=0,
-            first_slot=0,
-            successful_only=replay.successful_only,
+            limits=Limits(successful_only=replay.successful_only),
         )
         fraction = self.config.replay_fraction(iteration)
-        available = self.parts.store.eligible_count(request, self.parts.sampler) if fraction > 0 else 0
+        available = self.parts.store.available(request, self.parts.sampler).rows if fraction > 0 else 0
         plan = plan_batch(self.config.batch.trajectories, fraction, available=available, mode=replay.mode)
-        return plan, replace(request, count=plan.replay, first_slot=plan.fresh)
+        return plan, replace(request, picks=(Pick(plan.replay),), first_slot=plan.fresh)
 
     def collect(self, iteration: int, plan: BatchPlan) -> Collected:
         """Act: the fresh rows of this iteration, in groups."""

@@ -21,6 +21,7 @@ from context.tokens import Segment, TokenSequence
 from replay import (
     DrawRequest,
     GroupRecord,
+    Pick,
     PolicyRecord,
     ReplayStore,
     RunRecord,
@@ -147,7 +148,7 @@ def measure(rounds: int, folder: Path) -> dict[str, list[tuple[float, float]]]:
         mine = seconds(lambda group=group, rows=rows: store.append([task], [group], rows))  # type: ignore[misc]  # bound now
         theirs = seconds(lambda rows=rows: raw.append(rows))  # type: ignore[misc]  # bound now
         times["append"].append((mine, theirs))
-        request = DrawRequest(_RUN, iteration + 1, 0, ROWS, 0, successful_only=False)
+        request = DrawRequest(_RUN, iteration + 1, 0, (Pick(ROWS),))
         mine = seconds(lambda request=request: store.draw(request, sampler))  # type: ignore[misc]  # bound now
         places = zip(random.integers(1, iteration + 1, ROWS), random.permutation(ROWS), strict=True)
         ids = [f"{born:08d}{slot:08d}" for born, slot in places]

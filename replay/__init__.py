@@ -11,11 +11,13 @@ from replay.records import (
     Trajectory,
     TrajectoryRecord,
 )
+from replay.request import Availability, DrawRequest, Limits, Pick
 from replay.sampling import Sampler, make_sampler
-from replay.store import AppendReport, Drawn, DrawRequest, ReplayStore, ResumeReport
+from replay.store import AppendReport, Drawn, ReplayStore, ResumeReport
 
 __all__ = [
     "AppendReport",
+    "Availability",
     "CorruptTrajectory",
     "DatabaseRefused",
     "DrawRecord",
@@ -24,6 +26,8 @@ __all__ = [
     "GroupRecord",
     "InvalidRecord",
     "IterationRecord",
+    "Limits",
+    "Pick",
     "PolicyRecord",
     "ReplayError",
     "ReplayStore",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from replay.records import (
     IterationRecord,
     Trajectory,
 )
+from replay.request import Availability, DrawRequest, Pick
 from replay.rows import Row, known
 from replay.sampling import Candidates, Sampler
 from replay.schema import (
@@ -42,21 +44,6 @@ from replay.validate import check_fields, refused
 from replay.write import add_metrics, insert
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class DrawRequest:
-    """What one iteration asks of the buffer."""
-
-    run: str
-    iteration: int
-    """Its own rows are never drawn, nor later ones."""
-    policy_version: int
-    """Of the policy that is about to learn; staleness is counted from it."""
-    count: int
-    first_slot: int
-    """Of the iteration's batch; drawn rows take this slot and the ones after it."""
-    successful_only: bool
 
 
 @dataclass(frozen=True)
@@ -80,23 +67,102 @@ class ResumeReport:
     """As committed with the iteration resumed from; None before the first."""
 
 
-def eligible_count(connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> int:
-    return int(np.count_nonzero(sampler.weights(_candidates(connection, request)) > 0))
+def available(connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> Availability:
+    candidates = _candidates(connection, request)
+    weights = sampler.weights(candidates)
+    complete = _complete(candidates, weights)
+    rows, groups = Counter[tuple[str, str]](), Counter[tuple[str, int]]()
+    for position in np.flatnonzero(weights).tolist():
+        task, size = candidates.tasks[position], int(candidates.group_sizes[position])
+        for name in _names(candidates, position, request.run):
+            rows[name, task] += 1
+            groups[name, size] += bool(complete[position])
+    whole = [int(size) for size in candidates.group_sizes[complete]]
+    sources = Counter[str]()
+    for (name, _), count in rows.items():
+        sources[name] += count
+    return Availability(
+        rows=int(np.count_nonzero(weights)),
+        by_source=sources,
+        by_task=Counter(candidates.tasks[weights > 0].tolist()),
+        by_source_task=rows,
+        groups={size: count // size for size, count in Counter(whole).items()},
+        by_source_groups={key: count // key[1] for key, count in groups.items() if count},
+    )
+
+
+def _names(candidates: Candidates, position: int, run: str) -> Iterator[str]:
+    """What a pick may call the row's source."""
+    yield candidates.sources[position]
+    if candidates.runs[position] != run:
+        yield candidates.runs[position]
+
+
+def _complete(candidates: Candidates, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """[N]: every member of the row's group has a weight."""
+    members = Counter(candidates.groups[weights > 0].tolist())
+    found = np.array([members[group] for group in candidates.groups], np.int64)
+    complete: npt.NDArray[np.bool_] = found == candidates.group_sizes
+    return complete
 
 
 def draw(connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> list[Drawn]:
     candidates = _candidates(connection, request)
     weights = sampler.weights(candidates)
+    drawn: list[Drawn] = []
+    for pick in request.picks:
+        mine = weights * _asked(candidates, pick)
+        take = _draw_groups if pick.unit == "group" else _draw_rows
+        for position, probability, trajectory in take(connection, candidates, mine, pick.count, sampler):
+            weights[position] = 0.0
+            slot = request.first_slot + len(drawn)
+            drawn.append(_reserved(request, slot, trajectory, probability=probability))
+    reserve(connection, [row.draw for row in drawn])
+    return drawn
+
+
+def _asked(candidates: Candidates, pick: Pick) -> npt.NDArray[np.bool_]:
+    asked = np.ones(len(candidates), np.bool_)
+    if pick.source is not None:
+        asked &= (candidates.sources == pick.source) | (candidates.runs == pick.source)
+    if pick.task is not None:
+        asked &= candidates.tasks == pick.task
+    return asked
+
+
+def _draw_rows(
+    connection: sa.Connection, candidates: Candidates, weights: npt.NDArray[np.float64], count: int, sampler: Sampler
+) -> list[tuple[int, float, Trajectory]]:
     shares = weights / weights.sum() if weights.any() else weights
     left = weights.copy()
-    drawn: list[Drawn] = []
-    while len(drawn) < request.count and left.any():
-        chosen = sampler.select(left, request.count - len(drawn))
+    drawn: list[tuple[int, float, Trajectory]] = []
+    while len(drawn) < count and left.any():
+        chosen = sampler.select(left, count - len(drawn))
         left[chosen] = 0.0
-        for position, trajectory in _load_whole(connection, candidates, chosen):
-            slot = request.first_slot + len(drawn)
-            drawn.append(_reserved(request, slot, trajectory, probability=float(shares[position])))
-    reserve(connection, [row.draw for row in drawn])
+        loaded = _load_whole(connection, candidates, chosen)
+        drawn += [(position, float(shares[position]), trajectory) for position, trajectory in loaded]
+    return drawn
+
+
+def _draw_groups(
+    connection: sa.Connection, candidates: Candidates, weights: npt.NDArray[np.float64], count: int, sampler: Sampler
+) -> list[tuple[int, float, Trajectory]]:
+    """Whole groups; one weighs the mean of its members, and a group with a corrupt member is no longer whole."""
+    weights = np.where(_complete(candidates, weights), weights, 0.0)
+    names = list(dict.fromkeys(candidates.groups[weights > 0].tolist()))
+    members = [np.flatnonzero(candidates.groups == name) for name in names]
+    left = np.array([weights[positions].mean() for positions in members])
+    shares = left / left.sum() if left.any() else left
+    drawn: list[tuple[int, float, Trajectory]] = []
+    while len(drawn) < count:
+        left[[len(positions) > count - len(drawn) for positions in members]] = 0.0
+        if not left.any():
+            break
+        (group,) = sampler.select(left, 1).tolist()
+        left[group] = 0.0
+        loaded = _load_whole(connection, candidates, members[group])
+        if len(loaded) == len(members[group]):
+            drawn += [(position, float(shares[group]), trajectory) for position, trajectory in loaded]
     return drawn
 
 
@@ -130,21 +196,28 @@ def _candidates(connection: sa.Connection, request: DrawRequest) -> Candidates:
     """In the order of (iteration, slot): ids change when a run is resumed, and selection must not."""
     others = [run for run in _comparable_runs(connection, request.run) if run != request.run]
     found = connection.execute(_candidates_query(request, others)).all()
-    ids, rates = zip(*found, strict=True) if found else ((), ())
-    return Candidates(restored_column(ids), np.array(rates, dtype=np.float64))
+    columns = list(zip(*found, strict=True)) if found else [()] * 7
+    sources, owners, of_tasks, of_groups = (np.array(restored_column(column), object) for column in columns[1:5])
+    rates, sizes = np.array(columns[5], np.float64), np.array(columns[6], np.int64)
+    return Candidates(restored_column(columns[0]), rates, sources, owners, of_tasks, of_groups, sizes)
 
 
 def _candidates_query(request: DrawRequest, others: Sequence[str]) -> sa.Select[Any]:
     rows = trajectories.c
     earlier = (rows.run == request.run) & (rows.iteration < request.iteration)
-    query = (
-        # Ids as the database has them: a row at a time, ExactText takes longer than the query.
-        sa.select(sa.type_coerce(rows.id, sa.Text), groups.c.success_rate)
+    texts = (rows.id, rows.source, rows.run, rows.task, rows.group)
+    columns: list[sa.ColumnElement[Any]] = [sa.type_coerce(text, sa.Text) for text in texts]
+    query: sa.Select[Any] = (
+        # Texts as the database has them: a row at a time, ExactText takes longer than the query.
+        sa.select(*columns, groups.c.success_rate, groups.c.size)
         .join_from(trajectories, groups, rows.group == groups.c.id)
         .where(rows.state == ELIGIBLE, earlier | rows.run.in_(others))
         .order_by(rows.iteration, rows.slot, rows.run, rows.id)
     )
-    return query.where(rows.success) if request.successful_only else query
+    limits = request.limits
+    if limits.sources is not None:
+        query = query.where(rows.source.in_(limits.sources) | rows.run.in_(limits.sources))
+    return query.where(rows.success) if limits.successful_only else query
 
 
 def _comparable_runs(connection: sa.Connection, run: str) -> list[str]:

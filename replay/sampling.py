@@ -18,6 +18,11 @@ class Candidates:
     ids: list[str]
     group_success_rate: npt.NDArray[np.float64]
     """Share of successful members of the row's group, at birth."""
+    sources: npt.NDArray[np.object_]
+    runs: npt.NDArray[np.object_]
+    tasks: npt.NDArray[np.object_]
+    groups: npt.NDArray[np.object_]
+    group_sizes: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from context.authors import AuthorTable
 from replay import draws, read, write
 from replay.databases import Database, Location, create_database, open_database
-from replay.draws import Drawn, DrawRequest, ResumeReport
+from replay.draws import Drawn, ResumeReport
 from replay.errors import ReplayError
 from replay.records import (
     DrawRecord,
@@ -25,11 +25,12 @@ from replay.records import (
     TaskRecord,
     Trajectory,
 )
+from replay.request import Availability, DrawRequest, Limits, Pick
 from replay.sampling import Sampler
 from replay.schema import runs
 from replay.write import AppendReport
 
-__all__ = ["AppendReport", "DrawRequest", "Drawn", "ReplayStore", "ResumeReport"]
+__all__ = ["AppendReport", "Availability", "DrawRequest", "Drawn", "Limits", "Pick", "ReplayStore", "ResumeReport"]
 
 
 class ReplayStore:
@@ -104,14 +105,14 @@ class ReplayStore:
             self._database.write(lambda connection: read.quarantine(connection, loaded.corrupt), idempotent=True)
         return loaded.in_order(ids)
 
-    def eligible_count(self, request: DrawRequest, sampler: Sampler) -> int:
-        """How many rows a draw could take; those of weight 0 are none."""
-        return self._database.read(lambda connection: draws.eligible_count(connection, request, sampler))
+    def available(self, request: DrawRequest, sampler: Sampler) -> Availability:
+        """What a draw could take; `request.picks` play no part."""
+        return self._database.read(lambda connection: draws.available(connection, request, sampler))
 
     def draw(self, request: DrawRequest, sampler: Sampler) -> list[Drawn]:
-        """Select and reserve; fewer than asked if there are not enough. Advances the sampler's random state.
+        """Select and reserve, in the order of the picks; fewer than asked if there are not enough.
 
-        A corrupt row is quarantined, logged and replaced by another draw.
+        Advances the sampler's random state. A corrupt row is quarantined, logged and replaced by another draw.
         """
         # A reservation lost with the machine is one that resume would have released.
         with self._database.writing(durable=False) as connection:

@@ -16,7 +16,6 @@ from context.messages import Message, ToolCall
 from context.tokens import Segment, TokenSequence
 from replay import ReplayStore
 from replay.databases import Location
-from replay.draws import DrawRequest
 from replay.records import (
     FRESH,
     DrawRecord,
@@ -28,6 +27,7 @@ from replay.records import (
     Trajectory,
     TrajectoryRecord,
 )
+from replay.request import DrawRequest, Limits, Pick
 from replay.sampling import Sampler
 
 AUTHORS = default_authors()
@@ -200,7 +200,8 @@ class Born:
 
 
 def request(iteration: int, count: int, *, successful_only: bool = False, run: str = RUN) -> DrawRequest:
-    return DrawRequest(run, iteration, iteration - 1, count, first_slot=8, successful_only=successful_only)
+    limits = Limits(successful_only=successful_only)
+    return DrawRequest(run, iteration, iteration - 1, (Pick(count),), first_slot=8, limits=limits)
 
 
 def iterate(store: ReplayStore, iteration: int, sampler: Sampler, *, count: int = 2, attempt: int = 0) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from replay import InvalidRecord, ReplayStore
+from replay import Drawn, InvalidRecord, Pick, ReplayStore
 from replay.databases import Location
 from replay.records import FRESH, DrawRecord
 from replay.sampling import make_sampler
@@ -60,7 +60,7 @@ def test_rows_of_the_drawing_iteration_and_later_ones_are_never_drawn(store: Rep
     for iteration in (1, 2, 3):
         Born(iteration).append_to(store)
     sampler = make_sampler("uniform", 0)
-    assert store.eligible_count(request(1, 1), sampler) == 0
+    assert store.available(request(1, 1), sampler).rows == 0
     assert store.draw(request(1, 5), sampler) == []
     assert {row.trajectory.record.iteration for row in store.draw(request(2, 99), sampler)} == {1}
 
@@ -69,7 +69,7 @@ def test_draw_gives_every_row_once_and_fewer_than_asked_when_there_are_no_more(s
     born = Born(1, rates=(0.25, 1.0)).append_to(store)
     drawn = store.draw(request(2, 99), make_sampler("success", 0))
     assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in born.trajectories[:4])
-    assert store.eligible_count(request(2, 99), make_sampler("success", 0)) == 4
+    assert store.available(request(2, 99), make_sampler("success", 0)).rows == 4
 
 
 def test_any_text_is_an_id_that_is_drawn(store: ReplayStore) -> None:
@@ -82,7 +82,7 @@ def test_any_text_is_an_id_that_is_drawn(store: ReplayStore) -> None:
 def test_draw_of_successes_only(store: ReplayStore) -> None:
     Born(1, rates=(0.5, 0.25)).append_to(store)
     wanted = request(2, 99, successful_only=True)
-    assert store.eligible_count(wanted, make_sampler("uniform", 0)) == 3
+    assert store.available(wanted, make_sampler("uniform", 0)).rows == 3
     assert all(row.trajectory.record.success for row in store.draw(wanted, make_sampler("uniform", 0)))
 
 
@@ -103,7 +103,7 @@ def test_draws_do_not_depend_on_the_hash_seed(store: ReplayStore, location: Loca
     Born(1, rates=(0.5, 0.25)).append_to(store)
     program = (
         "import sys; from replay import *; s = ReplayStore.open(sys.argv[1]);"
-        "d = s.draw(DrawRequest('run-1', 2, 1, 4, 8, False), make_sampler('success', 3));"
+        "d = s.draw(DrawRequest('run-1', 2, 1, (Pick(4),), 8), make_sampler('success', 3));"
         "print([x.trajectory.id for x in d]); s.resume('run-1', 1)"
     )
     outputs = {
@@ -250,7 +250,7 @@ def test_rows_of_another_run_with_the_same_tokens_have_no_staleness(store: Repla
 
 def test_rows_of_another_tokenizer_are_never_drawn(store: ReplayStore) -> None:
     other_run(store, tokenizer="another")
-    assert store.eligible_count(request(1, 99), make_sampler("uniform", 0)) == 0
+    assert store.available(request(1, 99), make_sampler("uniform", 0)).rows == 0
 
 
 def test_resume_leaves_other_runs_alone(store: ReplayStore) -> None:
@@ -271,3 +271,48 @@ def test_rows_of_equal_weight_are_drawn_alike_and_others_in_proportion(store: Re
     # Weights 4 : 2 : 1 by group; 13.82 is the 99.9 % quantile of chi-square with two degrees of freedom.
     expected = [140 * share / 7 for share in (4, 2, 1)]
     assert sum((counts[i] - e) ** 2 / e for i, e in enumerate(expected)) < 13.82
+
+
+def picked(store: ReplayStore, *picks: Pick) -> list[Drawn]:
+    return store.draw(replace(request(9, 0), picks=picks), make_sampler("uniform", 5))
+
+
+def test_picks_are_served_in_order_and_no_row_twice(store: ReplayStore) -> None:
+    store.append([task("task-2")], [], [])
+    Born(1, rates=(0.5,)).append_to(store)
+    taught = [trajectory(f"b{slot}", group="g2", task="task-2", slot=slot, source="teacher") for slot in (10, 11)]
+    store.append([], [group("g2", task="task-2", size=2)], taught)
+    drawn = picked(store, Pick(1, source="teacher"), Pick(2, task="task-1"), Pick(9, source="teacher"), Pick(9))
+    # One of the two teacher's rows, two of the other task, the teacher's last one, then the two that are left.
+    places = [(row.trajectory.record.source, row.trajectory.record.task) for row in drawn]
+    teacher, own = ("teacher", "task-2"), ("self", "task-1")
+    assert places == [teacher, own, own, teacher, own, own]
+    assert len({row.trajectory.id for row in drawn}) == 6
+    assert [row.draw.slot for row in drawn] == [8, 9, 10, 11, 12, 13]
+
+
+def test_group_picks_give_whole_groups_and_never_a_part(store: ReplayStore) -> None:
+    Born(1, rates=(0.5, 0.25, 1.0), size=4).append_to(store)
+    gone = store.read([row.trajectory.id for row in picked(store, Pick(99))])
+    gone_id = next(row.id for row in gone if row.record.group == "run-1-1-0-2")
+    store.resume(RUN, 1)
+    sql(store, "update trajectories set state = 'evicted' where id = ?", gone_id)
+    drawn = picked(store, Pick(7, unit="group"), Pick(99, unit="group"))
+    # Seven rows hold one group of four; the second pick takes the other; the third group has lost a member.
+    groups = [row.trajectory.record.group for row in drawn]
+    assert sorted(groups) == ["run-1-1-0-0"] * 4 + ["run-1-1-0-1"] * 4
+    assert len(set(groups[:4])) == 1
+    assert {row.draw.probability for row in drawn} == {0.5, 1.0}
+
+
+def test_availability_counts_rows_and_complete_groups_by_source_and_task(store: ReplayStore) -> None:
+    Born(1, rates=(0.5, 0.25), size=4).append_to(store)
+    sql(store, "update trajectories set source = 'teacher' where group_id = 'run-1-1-0-1'")
+    found = store.available(request(9, 0), make_sampler("uniform", 0))
+    assert (found.rows, found.by_task, found.groups) == (8, {"task-1": 8}, {4: 2})
+    assert found.by_source == {"self": 4, "teacher": 4}
+    assert found.by_source_task == {("self", "task-1"): 4, ("teacher", "task-1"): 4}
+    assert found.by_source_groups == {("self", 4): 1, ("teacher", 4): 1}
+    # Half of the first group and a quarter of the second.
+    found = store.available(request(9, 0, successful_only=True), make_sampler("uniform", 0))
+    assert (found.rows, found.by_source, found.groups) == (3, {"self": 2, "teacher": 1}, {})

@@ -12,7 +12,9 @@ CHI_SQUARE = {3: 16.27, 9: 27.88}
 
 
 def candidates(rates: list[float]) -> Candidates:
-    return Candidates([f"t{i}" for i in range(len(rates))], np.array(rates))
+    texts = np.array([""] * len(rates), object)
+    ids = [f"t{i}" for i in range(len(rates))]
+    return Candidates(ids, np.array(rates), texts, texts, texts, texts, np.ones(len(rates), np.int64))
 
 
 def frequencies(name: str, rates: list[float], rounds: int) -> np.ndarray:

@@ -202,7 +202,7 @@ def test_bit_flip_in_a_blob_quarantines_the_row(store: ReplayStore, field: str) 
         store.read(["b", "a"])
     rows = sql(store, "select id, state, state_reason is null from trajectories order by id")
     assert rows == [("a", "quarantined", 0), ("b", "eligible", 1)]
-    assert store.eligible_count(request(2, 1), make_sampler("uniform", 0)) == 1
+    assert store.available(request(2, 1), make_sampler("uniform", 0)).rows == 1
     assert [row.id for row in store.read(["b"])] == ["b"]
 
 
@@ -259,7 +259,7 @@ def test_row_without_a_trained_token_is_untrainable(store: ReplayStore) -> None:
     store.append([task()], [group()], [trajectory("a", segments=(sampled,)), trajectory("b", segments=(unsampled,))])
     assert [row.record.state for row in store.read(["a", "b"])] == ["untrainable", "untrainable"]
     assert np.isnan(store.read(["b"])[0].record.mean_behavior_log_prob)
-    assert store.eligible_count(request(2, 1), make_sampler("uniform", 0)) == 0
+    assert store.available(request(2, 1), make_sampler("uniform", 0)).rows == 0
 
 
 def test_metrics_given_again_take_the_new_value(store: ReplayStore) -> None:
