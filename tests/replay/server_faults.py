@@ -1,0 +1,86 @@
+"""What happens to servers and to the way to them: backends killed, a crash and restart, a reply that never comes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psycopg
+
+from tests.replay.postgres_servers import LocalServer
+
+
+def kill_backend(server: LocalServer, database: str, chance: random.Random) -> bool:
+    """kill -9 of one process that serves `database`: the server then restarts them all. False: there was none."""
+    with suppress(psycopg.OperationalError, ProcessLookupError, IndexError):
+        os.kill(chance.choice(server.backends(database)), signal.SIGKILL)
+        return True
+    return False
+
+
+def crash_again_and_again(server: LocalServer, working: Callable[[], bool], *, crashes: int, pause: float) -> None:
+    """`pg_ctl stop -m immediate` and start, while writers work."""
+    for _ in range(crashes):
+        time.sleep(pause)
+        assert working(), "the writers ended before the last crash"
+        server.crash()
+        server.start()
+
+
+class LosesReplies:
+    """A way to the server that cuts the connection after COMMIT went in and before its answer came out.
+
+    The first `losses` commits that arrive while it is armed are lost like that; everything else passes.
+    """
+
+    def __init__(self, server: Path, folder: Path) -> None:
+        self._server = server
+        self.folder = folder
+        self.losses = 0
+        self.lost = 0
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(folder / server.name))
+        self._listening.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listening.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(str(self._server))
+        silent = threading.Event()
+        threading.Thread(target=self._answer, args=(server, client, silent), daemon=True).start()
+        with suppress(OSError):
+            while asked := client.recv(1 << 16):
+                if b"COMMIT\x00" in asked and self.lost < self.losses:
+                    self.lost += 1
+                    silent.set()
+                server.sendall(asked)
+        for end in (client, server):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _answer(self, server: socket.socket, client: socket.socket, silent: threading.Event) -> None:
+        with suppress(OSError):
+            while answer := server.recv(1 << 16):
+                if silent.is_set():
+                    # The server has committed and answered; nobody will ever hear of it.
+                    break
+                client.sendall(answer)
+        for end in (client, server):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
