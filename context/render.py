@@ -12,7 +12,7 @@ import numpy.typing as npt
 from context.authors import TEMPLATE, AuthorTable
 from context.codec import TokenCodec
 from context.messages import Message, to_template
-from context.probe import Event, changes, mark, rewrites_history
+from context.probe import Event, Thinking, changes, mark, rewrites_history
 from context.slots import REPLY, Piece, Row, Slots, openings, outline, read_along
 from context.spoken import Around, cut_pieces, turn_span
 from context.template import ChatTemplate, RenderError
@@ -63,7 +63,7 @@ class Renderer:
         self._template_ids: dict[str, list[int]] = {}
         self._content_ids: dict[str, npt.NDArray[np.int32]] = {}
         self._content_chars = 0
-        self._rewrites: dict[tuple[Event, bool, bool], bool] = {}
+        self._rewrites: dict[tuple[Event, Thinking, bool], bool] = {}
 
     def initial(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> TokenSequence:
         """The whole first prompt, with the generation prompt."""
@@ -109,13 +109,17 @@ class Renderer:
         The whole conversation is rendered only for templates that are known to do so after such an event.
         """
         event: Event = "user" if any(message.role == "user" for message in messages) else "tool_results"
-        case = (event, any(message.reasoning is not None for message in shown), bool(tools))
-        if case not in self._rewrites:
-            self._rewrites[case] = rewrites_history(self._template, event=event, reasoning=case[1], tools=case[2])
-        if not self._rewrites[case]:
+        thoughts = {_thinking(message) for message in shown if message.role == shown[-1].role}
+        if not any(self._may_rewrite(event, thinking, bool(tools)) for thinking in thoughts):
             return False
         rows = [_marked_row(index, message) for index, message in enumerate([*shown, *messages])]
         return bool(changes(self._template, rows, reply=len(shown) - 1, tools=Slots().tools(tools)))
+
+    def _may_rewrite(self, event: Event, thinking: Thinking, tools: bool) -> bool:
+        case = (event, thinking, tools)
+        if case not in self._rewrites:
+            self._rewrites[case] = rewrites_history(self._template, event=event, thinking=thinking, tools=tools)
+        return self._rewrites[case]
 
     def _plan_spoken(
         self, neutral: str, rows: list[Row], tools: Sequence[Mapping[str, Any]], speakers: Mapping[int, str]
@@ -239,10 +243,16 @@ def _marked_row(index: int, message: Message) -> Row:
     if message.content.strip() or not message.tool_calls:
         row["content"] = mark(index)
     if message.reasoning is not None:
-        row["reasoning_content"] = mark(index, "thinking")
+        row["reasoning_content"] = "" if _thinking(message) == "empty" else mark(index, "thinking")
     for call in row.get("tool_calls", ()):
         call["function"]["arguments"] = {"reply": mark(index)}
     return row
+
+
+def _thinking(message: Message) -> Thinking:
+    if message.reasoning is None:
+        return "none"
+    return "some" if message.reasoning.strip() else "empty"
 
 
 def _remember(cache: dict[str, _Value], key: str, value: _Value) -> None:

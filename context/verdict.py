@@ -11,7 +11,7 @@ from typing import Any, Literal
 from context.authors import default_authors
 from context.messages import Message, ToolCall
 from context.model_files import ModelFiles
-from context.probe import LOOKUP, changes, conversation
+from context.probe import LOOKUP, Thinking, changes, conversation
 from context.render import Renderer
 from context.template import RenderError
 from context.tokens import TokenSequence
@@ -63,19 +63,20 @@ def in_words(state: State) -> str:
     return "append-only" if state == "append_only" else state.replace("_", " ")
 
 
-# (name, messages as `conversation` spells them, with thinking, with tools)
-_CASES: tuple[tuple[str, str, bool, bool], ...] = (
-    ("system message", "suau", False, False),
-    ("two user turns", "uauau", False, False),
-    ("thinking, two user turns", "uauau", True, False),
-    ("tools", "uau", False, True),
-    ("tool results", "ucrcr", False, True),
-    ("tool results, then a user", "ucrau", False, True),
-    ("thinking between tool results", "ucrcr", True, True),
-    ("thinking, tools, then a user", "ucrau", True, True),
-    ("parallel tool calls", "uprr", False, True),
-    ("tool result after an unreadable call", "uar", False, True),
-    ("empty reply", "ueu", False, False),
+# (name, messages as `conversation` spells them, the thinking of its replies, with tools)
+_CASES: tuple[tuple[str, str, Thinking, bool], ...] = (
+    ("system message", "suau", "none", False),
+    ("two user turns", "uauau", "none", False),
+    ("thinking, two user turns", "uauau", "some", False),
+    ("tools", "uau", "none", True),
+    ("tool results", "ucrcr", "none", True),
+    ("tool results, then a user", "ucrau", "none", True),
+    ("thinking between tool results", "ucrcr", "some", True),
+    ("empty thinking between tool results", "ucrcr", "empty", True),
+    ("thinking, tools, then a user", "ucrau", "some", True),
+    ("parallel tool calls", "uprr", "none", True),
+    ("tool result after an unreadable call", "uar", "none", True),
+    ("empty reply", "ueu", "none", False),
 )
 _WORDS = {
     "system": "You are a careful agent.",
@@ -91,14 +92,14 @@ def check_template(model: ModelFiles) -> Verdict:
     renderer = Renderer(model.codec, model.template, authors=default_authors(), stop_ids=model.stop_ids)
     cases = tuple(_case(renderer, model, *case) for case in _CASES)
     try:
-        thinking = model.template.render_rows(conversation("ua", reasoning=True), generation_prompt=False)
+        thinking = model.template.render_rows(conversation("ua", thinking="some"), generation_prompt=False)
     except RenderError:
         thinking = ""
     return Verdict(cases, shows_thinking="thinking" in thinking)
 
 
-def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, reasoning: bool, tools: bool) -> Case:
-    rows = conversation(plan, reasoning=reasoning)
+def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking: Thinking, tools: bool) -> Case:
+    rows = conversation(plan, thinking=thinking)
     messages = [_message(row) for row in rows]
     schemas = (LOOKUP,) if tools else ()
     found: dict[str, None] = {}
@@ -111,7 +112,7 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, reasoning
             parts.append(renderer.increment(messages[reply], messages[reply + 1 : end]))
             told = changes(model.template, rows[:end], reply=reply, tools=schemas)
             if told is None:  # a template that leaves calls out: they stand in the text of the reply
-                spoken = conversation(re.sub("[cp]", "a", plan), reasoning=reasoning)
+                spoken = conversation(re.sub("[cp]", "a", plan), thinking=thinking)
                 told = changes(model.template, spoken[:end], reply=reply, tools=schemas)
             found |= dict.fromkeys(told or ())
     except (RenderError, ValueError) as error:
@@ -157,7 +158,7 @@ def _message(row: dict[str, Any]) -> Message:
         tuple(_call(call) for call in row.get("tool_calls", ())),
         name=row.get("name"),
         tool_call_id=row.get("tool_call_id"),
-        reasoning=_WORDS["thinking"] if "reasoning_content" in row else None,
+        reasoning=_WORDS["thinking"] if row.get("reasoning_content") else row.get("reasoning_content"),
     )
 
 

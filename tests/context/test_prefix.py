@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from context import ContextManager, Message, Renderer, Reply, TokenCodec, choose_parser, default_authors, loss_mask
@@ -35,6 +37,15 @@ def test_template_that_drops_thinking_begins_a_new_segment() -> None:
     # Shown again: what was said, as content of the author `history`, without the thinking.
     assert texts(segments[1], renderer(QWEN3), HISTORY) == "pearlsaid"
     assert [call.sampled[0] for call in episode.calls] == [42, 40, 42]
+
+
+def test_empty_thinking_that_a_template_drops_is_a_rewrite() -> None:
+    # Qwen3's template keeps thoughts between tool results, but no empty block of them.
+    episode = started()
+    episode.play([replace(CALLING, reasoning="")] * 2, tool_role=True)
+    laws(episode, renderer(QWEN3))
+    assert [segment.reason for segment in episode.context.segments()] == ["clean", "template_rewrite"]
+    assert episode.context.rewrites == {"template_rewrite": 2}
 
 
 def test_template_that_keeps_thinking_between_tool_results_is_extended() -> None:

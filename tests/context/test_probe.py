@@ -9,7 +9,7 @@ import pytest
 
 from context import ChatTemplate, RenderError, TokenSequence
 from context.model_files import load_model_files
-from context.probe import Event, changes, conversation, rewrites_history
+from context.probe import Event, Thinking, changes, conversation, rewrites_history
 from context.verdict import Verdict, border_differences, check_template
 from tests.context.fakes import CHATML, LLAMA3, family
 from tests.context.trl_templates import model, originals
@@ -22,6 +22,8 @@ PLAIN = "{% for m in messages %}" + TURN + "{% endfor %}" + PROMPT
 def states(verdict: Verdict) -> dict[str, str]:
     return {case.name: case.state for case in verdict.cases}
 
+
+THINKING: tuple[Thinking, Thinking] = ("none", "some")
 
 # (name, after tool results, after a user), each (without thinking, with thinking)
 KNOWN = [
@@ -47,18 +49,18 @@ def test_real_templates_rewrite_history_when_their_text_shows_it(
     name: str, results: tuple[bool, bool], user: tuple[bool, bool]
 ) -> None:
     template = model(name).template
-    for reasoning in (False, True):
-        assert rewrites_history(template, event="tool_results", reasoning=reasoning) == results[reasoning]
-        assert rewrites_history(template, event="user", reasoning=reasoning) == user[reasoning]
+    for thinking in THINKING:
+        assert rewrites_history(template, event="tool_results", thinking=thinking) == results[thinking == "some"]
+        assert rewrites_history(template, event="user", thinking=thinking) == user[thinking == "some"]
 
 
 @pytest.mark.parametrize("event", ["tool_results", "user"])
 @pytest.mark.parametrize("source", [PLAIN, CHATML, LLAMA3], ids=["plain", "chatml", "llama3"])
 def test_template_that_only_appends_rewrites_nothing(source: str, event: Event) -> None:
     template = ChatTemplate(source, {"bos_token": "<s>"})
-    for reasoning in (False, True):
+    for thinking in (*THINKING, "empty"):
         for tools in (False, True):
-            assert not rewrites_history(template, event=event, reasoning=reasoning, tools=tools)
+            assert not rewrites_history(template, event=event, thinking=thinking, tools=tools)
 
 
 def test_tools_that_move_to_the_last_user_rewrite_history() -> None:
@@ -71,8 +73,8 @@ def test_tools_that_move_to_the_last_user_rewrite_history() -> None:
         + PROMPT
     )
     template = ChatTemplate(source, {})
-    assert rewrites_history(template, event="user", reasoning=False, tools=True)
-    assert not rewrites_history(template, event="user", reasoning=False, tools=False)
+    assert rewrites_history(template, event="user", thinking="none", tools=True)
+    assert not rewrites_history(template, event="user", thinking="none", tools=False)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +106,29 @@ def test_tools_that_move_to_the_last_user_rewrite_history() -> None:
     ids=["nothing", "thinking", "window", "count", "prefill", "end"],
 )
 def test_changes_name_the_message_and_what_becomes_of_it(source: str, finding: tuple[str, ...]) -> None:
-    rows = conversation("uau", reasoning=True)
+    rows = conversation("uau", thinking="some")
     assert changes(ChatTemplate(source, {}), rows, reply=1, tools=()) == finding
+
+
+@pytest.mark.parametrize(
+    ("around", "finding"),
+    [
+        ("<think>{{ m.reasoning_content }}</think>", ()),
+        ("{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}", (1,)),
+        (
+            "{% if loop.last or m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}",
+            (1,),  # as Qwen3 between tool results
+        ),
+        ("{% if loop.last %}<think></think>{% endif %}", ()),  # nothing that a reply could have said is lost
+    ],
+    ids=["kept", "never kept", "kept while last", "never shown"],
+)
+def test_empty_thinking_that_is_said_and_left_out_is_a_change(around: str, finding: tuple[int, ...]) -> None:
+    begin = "{{ '<|im_start|>' + m.role + '\n' }}"
+    thoughts = "{% if m.reasoning_content is defined %}" + around + "{% endif %}"
+    source = "{% for m in messages %}" + begin + thoughts + "{{ m.content + '<|im_end|>\n' }}{% endfor %}" + PROMPT
+    told = changes(ChatTemplate(source, {}), conversation("uau", thinking="empty"), reply=1, tools=())
+    assert told == tuple(f"message {reply} (assistant): its thinking is left out" for reply in finding)
 
 
 def test_changes_are_unknown_where_the_template_refuses_or_hides_the_reply() -> None:
@@ -125,6 +148,7 @@ def test_verdict_on_qwen3_is_that_a_user_takes_earlier_thinking_away() -> None:
         "tool results": "append_only",
         "tool results, then a user": "append_only",
         "thinking between tool results": "append_only",
+        "empty thinking between tool results": "rewrites_history",
         "thinking, tools, then a user": "rewrites_history",
         "parallel tool calls": "append_only",
         "tool result after an unreadable call": "append_only",
@@ -143,7 +167,7 @@ def test_verdict_on_qwen3_is_that_a_user_takes_earlier_thinking_away() -> None:
         ("qwen2_5", "append-only"),
         (
             "qwen3",
-            "rewrites history in 2 of 11 cases, first in 'thinking, two user turns': "
+            "rewrites history in 3 of 12 cases, first in 'thinking, two user turns': "
             "message 1 (assistant): its thinking is left out",
         ),
         (
@@ -219,7 +243,7 @@ def test_arguments_are_given_as_json_text_where_a_template_pastes_them() -> None
 
 
 def test_thinking_is_given_under_the_name_a_template_reads() -> None:
-    text = model("gptoss").template.render_rows(conversation("ua", reasoning=True), generation_prompt=False)
+    text = model("gptoss").template.render_rows(conversation("ua", thinking="some"), generation_prompt=False)
     assert "<|channel|>analysis<|message|>\uf8e0thinking1\uf8e1<|end|>" in text
 
 

@@ -143,5 +143,5 @@ def test_increment_is_the_text_of_transformers_behind_the_stop_token(name: str, 
     assert given[2].content in added
     assert whole.endswith(added)
     stops = tuple(model(name).codec.decode([token]) for token in model(name).stop_ids)
-    rewritten = rewrites_history(model(name).template, event=probed, reasoning=False, tools=True)
+    rewritten = rewrites_history(model(name).template, event=probed, thinking="none", tools=True)
     assert rewritten or whole.removesuffix(added).endswith(stops)  # what is rewritten is rendered from the start
