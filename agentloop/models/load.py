@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from agentloop.config import ModelSection
 from agentloop.errors import UserError
-from context import AuthorTable, ChatTemplate, Message, Renderer, TokenCodec
-from context.model_files import ModelFiles
+from context import AuthorTable, ChatTemplate, Renderer, TokenCodec
+from context.model_files import ModelFiles, template_stops
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LoadedModel:
     codec: TokenCodec
     template: ChatTemplate
     stop_ids: frozenset[int]
-    """Tokens that end a reply: eos and the template's end of turn."""
+    """Tokens that end a reply: eos, and what the template ends an answer or a turn of tool calls with."""
 
     @property
     def fingerprint(self) -> dict[str, str | int]:
@@ -119,16 +119,8 @@ def _stop_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, codec: TokenCodec, template: ChatTemplate
 ) -> frozenset[int]:
     listed = getattr(model.generation_config, "eos_token_id", None)
-    ids = set(listed if isinstance(listed, list) else [listed])
-    ids.add(tokenizer.eos_token_id)
-    mark = "\ue000reply\ue001"
-    text = template.render(
-        [Message("user", "x"), Message("assistant", mark, author="initialization")], generation_prompt=False
-    )
-    end_of_turn = codec.first_of(codec.added_ids, text.partition(mark)[2])
-    if end_of_turn is not None:
-        ids.add(end_of_turn[0])
-    stop_ids = frozenset(i for i in ids if isinstance(i, int))
+    known = [*(listed if isinstance(listed, list) else [listed]), tokenizer.eos_token_id]
+    stop_ids = frozenset(i for i in known if isinstance(i, int)) | template_stops(template, codec)
     if not stop_ids:
         raise UserError(
             "model.path must name an end-of-turn token, got none in its tokenizer, template or generation config."

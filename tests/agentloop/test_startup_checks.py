@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import MambaConfig, MambaForCausalLM
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from agentloop.config import ModelSection
 from agentloop.environments import load_environment
@@ -16,7 +23,9 @@ from agentloop.models.actor import Actor
 from agentloop.models.load import LoadedModel, load_model
 from agentloop.startup_checks import check_scoring, check_tools
 from context import ChatTemplate, HermesParser, Llama3JsonParser
+from context.model_files import load_model_files, train_tokenizer
 from tests.agentloop.runs import save_llama, save_qwen2
+from tests.context.trl_templates import model
 
 FACTORY = load_environment("lookup_chain", {})
 
@@ -41,6 +50,25 @@ def test_template_without_tools_is_refused(qwen2: LoadedModel) -> None:
     bare = LoadedModel(qwen2.model, qwen2.tokenizer, qwen2.codec, ChatTemplate(source, {}), qwen2.stop_ids)
     with pytest.raises(UserError, match="must have a chat template that shows tools"):
         check_tools(FACTORY, bare, HermesParser())
+
+
+def test_what_ends_a_turn_of_tool_calls_ends_a_reply(tmp_path: Path) -> None:
+    # GPT-OSS ends an answer with <|return|> and a call with <|call|>; eos is the tokenizer's.
+    source = model("gptoss").template.source
+    ends = ["<|return|>", "<|call|>", "<|end|>", "<|start|>", "<|channel|>", "<|message|>"]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=train_tokenizer(source, ["</s>", *ends]), chat_template=source, eos_token="</s>"
+    )
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+    )
+    policy = LlamaForCausalLM(config)
+    policy.generation_config = GenerationConfig(eos_token_id=None)
+    policy.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_model(ModelSection(), tmp_path)
+    assert {loaded.codec.decode([token]) for token in loaded.stop_ids} == {"</s>", "<|return|>", "<|call|>"}
+    assert loaded.stop_ids == load_model_files(tmp_path).stop_ids
 
 
 def test_model_whose_sampling_and_scoring_agree_passes(qwen2: LoadedModel) -> None:
