@@ -93,6 +93,8 @@ class ContextManager:
         self._messages: list[Message] = []
         self._view: tuple[Message, ...] = ()
         """What the next prompt shows of them."""
+        self._rendered: tuple[Sequence[Message], _Tools, TokenSequence] | None = None
+        """The last prompt that was rendered whole."""
         self._num_turns = 0
         self._last: Reply | None = None
         """The reply that waits for an observation; None while the policy is to speak."""
@@ -302,8 +304,8 @@ class ContextManager:
     ) -> None:
         """`plain` is what is trained on; the policy sees `seen`, which may hold a hint."""
         tools = self._tools if tools is None else tools
-        hinted = self._renderer.initial(seen, tools) if seen != plain else None
-        opened = OpenSegment(self._renderer.initial(plain, tools), hinted, reason=reason)
+        hinted = self._render(seen, tools) if seen != plain else None
+        opened = OpenSegment(self._render(plain, tools), hinted, reason=reason)
         self._check_strict(reason, opened.ids)
         self._segments.append(opened)
         self._current = opened
@@ -312,7 +314,13 @@ class ContextManager:
 
     def _measure(self, messages: Sequence[Message], *, tools: bool = True) -> int:
         seen = self._as_history(self._hinted(tuple(messages)))
-        return len(self._renderer.initial(seen, self._tools if tools else ()))
+        return len(self._render(seen, self._tools if tools else ()))
+
+    def _render(self, messages: Sequence[Message], tools: _Tools) -> TokenSequence:
+        """What is measured is often shown next: the last prompt is kept."""
+        if self._rendered is None or self._rendered[:2] != (messages, tools):
+            self._rendered = messages, tools, self._renderer.initial(messages, tools)
+        return self._rendered[2]
 
     def _hinted(self, view: tuple[Message, ...]) -> tuple[Message, ...]:
         if self._hint is None:

@@ -24,7 +24,10 @@ class LinearThink(Strategy):
     def arrange(self, history: History) -> Arrangement:
         if all(turn.reply.reasoning is None for turn in history.turns):
             return Append()
-        turns = [replace(turn, reply=replace(turn.reply, reasoning=None)) for turn in history.turns]
+        turns = [
+            turn if turn.reply.reasoning is None else replace(turn, reply=replace(turn.reply, reasoning=None))
+            for turn in history.turns
+        ]
         return Rewrite(shown(history.opening, turns), "strip_thinking")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -119,16 +120,24 @@ def test_rewrite_that_is_never_sampled_from_leaves_no_segment() -> None:
 
 
 class CountingCodec(TokenCodec):
-    """Counts the characters it tokenises."""
+    """Keeps what it tokenises."""
 
-    characters = 0
+    def __init__(self, tokenizer_json: str) -> None:
+        super().__init__(tokenizer_json)
+        self.contents: list[str] = []
+        self.written: list[str] = []
+        """By templates."""
+
+    @property
+    def characters(self) -> int:
+        return sum(map(len, self.contents + self.written))
 
     def encode_text(self, text: str) -> list[int]:
-        self.characters += len(text)
+        self.contents.append(text)
         return super().encode_text(text)
 
     def encode_template(self, text: str) -> list[int]:
-        self.characters += len(text)
+        self.written.append(text)
         return super().encode_template(text)
 
 
@@ -154,6 +163,39 @@ def test_long_episode_tokenises_each_character_once() -> None:
             around = codec.characters - first - observed  # what the template writes around every result
     assert codec.characters == first + observed + around
     assert len(context.segments()) == 1
+
+
+LONG_RUN = {
+    "linear_think": (LinearThink(), "strip_thinking"),
+    "sliding_window": (SlidingWindow(1500), "drop_turns"),
+    "clip_tool_results": (ClipToolResults(6000, keep_chars=4), "clip_tool_results"),
+    "self_clip": (SelfClip(1500, max_answer_tokens=20, excerpt_chars=10), "self_clip_fallback"),
+    "memory": (Memory(1500, max_summary_tokens=20), "summarise"),
+}
+
+
+@pytest.mark.parametrize("name", LONG_RUN)
+def test_strategy_that_rewrites_tokenises_no_text_twice(name: str) -> None:
+    strategy, kind = LONG_RUN[name]
+    codec, model = counted("chatml")
+    chatml = family("chatml")
+    context = ContextManager(model, choose_parser("hermes", ""), max_tokens=10**6, strategy=strategy)
+    context.begin([Message("user", "What is the code?")], ())
+    given = 0
+    for turn in range(60):
+        while context.asking:
+            ids = [*chatml.codec.encode_text(f"note {turn}"), chatml.end_id]
+            context.record_reply(ids, [-1.0] * len(ids), policy_version=0)
+        reply = f"<think>\nthought {turn}\n</think>\n\nsaid {turn}" + chatml.call
+        ids = [*chatml.codec.encode_text(reply), chatml.end_id]
+        context.record_reply(ids, [-1.0] * len(ids), policy_version=0)
+        result = f"result {turn}: " + "blah " * 120
+        assert context.observe([Message("tool", result, "env")]) is None
+        given += len(reply) + len(result)
+    assert context.rewrites[kind] >= 20
+    assert max(Counter(codec.contents).values()) == max(Counter(codec.written).values()) == 1
+    # Beside what was given: the strategy's own texts, of which only questions that list the messages are long.
+    assert codec.characters <= (1.5 if name == "self_clip" else 1.0) * given
 
 
 def test_history_that_is_shown_anew_is_not_tokenised_anew() -> None:
