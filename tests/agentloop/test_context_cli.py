@@ -60,14 +60,14 @@ def test_check_of_a_template_names_what_it_rewrites(tmp_path: Path) -> None:
     template.write_text("{{ messages | length }}{% for m in messages %}{{ m.role + m.content }}<|e|>{% endfor %}")
     result = run("check", template)
     assert result.exit_code == 0
-    assert "verdict: rewrites history; 1 of 11 cases unsupported" in result.stdout
+    assert "verdict: rewrites history; 1 of 12 cases unsupported" in result.stdout
     assert "message 0 (user): is written differently" in result.stdout
     assert "a tokenizer made for it" in result.stdout
 
 
 def test_check_as_json_holds_the_same(folder: Path) -> None:
     answer = json.loads(run("check", folder / "model", "--json").stdout)
-    assert (answer["state"], answer["shows_thinking"], len(answer["cases"])) == ("append_only", False, 11)
+    assert (answer["state"], answer["shows_thinking"], len(answer["cases"])) == ("append_only", False, 12)
     assert answer["cases"][0] == {"name": "system message", "state": "append_only", "details": [], "borders": 0}
 
 
