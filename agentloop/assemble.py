@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from agentloop.admission import make_admission, make_capacity
 from agentloop.algorithms.kl import k1, kl_penalised_rewards
 from agentloop.batch import BatchRow, build_batch
 from agentloop.checkpoint import COMPLETE, Checkpoint, write_directory
@@ -37,8 +38,10 @@ from agentloop.warm_up import Demonstrator, demonstrations, warm_up
 from context import AuthorTable
 from context.verdict import check_template
 from replay.records import Trajectory
+from replay.retention import Capacity
 from replay.sampling import Sampler, make_sampler
 from replay.store import ReplayStore
+from replay.write import Admission
 
 _CORPUS_CONVERSATIONS = 400
 _WARM_UP = "warm_up.json"
@@ -51,6 +54,8 @@ class Parts:
     config: RunConfig
     folder: RunFolder
     store: ReplayStore
+    admission: Admission
+    capacity: Capacity
     sampler: Sampler
     source: TaskSource
     actors: Actors
@@ -155,6 +160,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
     config = folder.config
     section = config.environment
     factory = load_environment(section.name, section.options, config.context.registered_authors())
+    admission = make_admission(config.replay)
     loaded = load_model(config.model, checkpoint.model if checkpoint else first)
     _keep_tokenizer(loaded, folder)
     authors = config.context.author_table()
@@ -170,6 +176,8 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
         config=config,
         folder=folder,
         store=store,
+        admission=admission,
+        capacity=make_capacity(config.replay),
         sampler=make_sampler(config.replay.sampler, derive_seed(config.run.seed, "sampler")),
         source=TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool),
         actors=make_actors(config, factory, loaded, generator),

@@ -1,14 +1,16 @@
-"""Classes people bring themselves, named `path/to/file.py:ClassName`."""
+"""Classes and functions people bring themselves, named `path/to/file.py:Name`."""
 
 from __future__ import annotations
 
 import difflib
 import hashlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
+from typing import Any
 
 from agentloop.errors import UserError, one_line
 
@@ -18,18 +20,33 @@ _LONGEST_NAME = 80
 
 def load_class(spec: str, *, what: str) -> type:
     """The class that `spec` names. Runs the file. `what` is the config path an error starts with."""
-    path_text, _, class_name = spec.rpartition(":")
-    if not path_text.endswith(".py") or not class_name.isidentifier():
-        raise UserError(f"{what} must have the form path/to/file.py:ClassName, got {spec!r}.")
+    module, path, name = _named(spec, "ClassName", what)
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        classes = [name for name, value in vars(module).items() if isinstance(value, type) and _is_of(value, module)]
+        raise UserError(f"{what} must name a class of {path}, got {name!r}. {suggest(name, classes)}")
+    return found
+
+
+def load_function(spec: str, *, what: str) -> Callable[..., Any]:
+    """The function that `spec` names, likewise."""
+    module, path, name = _named(spec, "function", what)
+    found = getattr(module, name, None)
+    if not inspect.isfunction(found):
+        functions = [name for name, value in inspect.getmembers(module, inspect.isfunction) if _is_of(value, module)]
+        raise UserError(f"{what} must name a function of {path}, got {name!r}. {suggest(name, functions)}")
+    return found
+
+
+def _named(spec: str, kind: str, what: str) -> tuple[ModuleType, str, str]:
+    """The module, run, its path as it was written, and the name within it."""
+    path_text, _, name = spec.rpartition(":")
+    if not path_text.endswith(".py") or not name.isidentifier():
+        raise UserError(f"{what} must have the form path/to/file.py:{kind}, got {spec!r}.")
     path = Path(path_text).expanduser()
     if not path.is_file():
         raise UserError(f"{what} must name a file that exists, got {path_text!r}. Looked for {path.absolute()}.")
-    module = _run_file(path.resolve(), what=what)
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        classes = [name for name, value in vars(module).items() if _is_defined_in(value, module)]
-        raise UserError(f"{what} must name a class of {path_text}, got {class_name!r}. {suggest(class_name, classes)}")
-    return found
+    return _run_file(path.resolve(), what=what), path_text, name
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -61,5 +78,5 @@ def _run_file(path: Path, *, what: str) -> ModuleType:
     return module
 
 
-def _is_defined_in(value: object, module: ModuleType) -> bool:
-    return isinstance(value, type) and value.__module__ == module.__name__
+def _is_of(value: type | FunctionType, module: ModuleType) -> bool:
+    return value.__module__ == module.__name__

@@ -182,6 +182,16 @@ class BatchSection(Section):
     )
 
 
+class CapacitySection(Section):
+    """What a run keeps of the rows it collected; over a limit the oldest lose their content."""
+
+    rows: Positive | None = Field(None, description="Most rows.")
+    bytes: Positive | None = Field(None, description="Most bytes of their tokens and messages, compressed.")
+    age: Positive | None = Field(None, description="Most iterations since a row was collected.")
+    staleness: Positive | None = Field(None, description="Most publishes since a row's oldest token was sampled.")
+    per_task: Positive | None = Field(None, description="Most rows of one task.")
+
+
 class ReplaySection(Section):
     fraction: Fraction = Field(0.0, description="Share of the batch's trajectories drawn from the buffer.")
     final_fraction: Fraction | None = Field(
@@ -202,6 +212,20 @@ class ReplaySection(Section):
     )
     baseline: Literal["stored"] = Field(
         "stored", description="Advantage of a replayed row: the one of the group it was born in."
+    )
+    capacity: CapacitySection = Field(
+        default_factory=CapacitySection,
+        description="What the buffer has room for; null everywhere: it keeps everything. See docs/replay-commands.md.",
+    )
+    dedupe: bool = Field(
+        False,
+        description="Store a row without its tokens where an eligible one of its task has the same tokens; its group "
+        "is then not drawn whole.",
+    )
+    redact: str | None = Field(
+        None,
+        description="`path/to/file.py:function` that is given a trajectory's messages and returns those to store; a "
+        "row whose messages it changes is stored without its tokens.",
     )
     weight: NonNegative = Field(
         1.0, description="Weight of the replay stream's loss; needs `loss.normalise: per_stream` unless 1."

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentloop.assemble import Parts
 from agentloop.batch import BatchRow
-from agentloop.checkpoint import prune, save_checkpoint
+from agentloop.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.collect import Birth, Collected, collect
 from agentloop.errors import TrainingStopped
 from agentloop.evaluate import evaluate
@@ -20,7 +20,7 @@ from replay.mixing import BatchPlan, group_sizes, plan_batch
 from replay.observe import as_observed
 from replay.records import FRESH, DrawRecord, IterationRecord
 from replay.request import DrawRequest, Limits, Pick
-from replay.store import Drawn
+from replay.store import AppendReport, Drawn
 
 
 @dataclass
@@ -88,16 +88,17 @@ class Loop:
         plan, request = self.plan(iteration)
         fresh = self.collect(iteration, plan)
         clock.lap("collect")
-        self.append(fresh)
+        appended = self.append(fresh)
         batch = self.draw(plan, request, fresh)
         clock.lap("draw")
         result, observed = self.update(iteration, batch)
         metrics = self.commit(iteration, batch, result, observed)
         clock.lap("update")
         self.publish(iteration)
+        kept = self.keep(iteration, appended)
         clock.lap("publish")
         self.state.training_seconds += clock.total
-        later = clock.metrics(tokens=_tokens(batch))
+        later = kept | clock.metrics(tokens=_tokens(batch))
         if self._evaluation_due(iteration):
             later |= self.evaluate()
         self.parts.store.add_metrics(self.parts.run_id, iteration, later)
@@ -134,9 +135,10 @@ class Loop:
             progress=lambda done, total: self.parts.display.phase("collect", done, total),
         )
 
-    def append(self, fresh: Collected) -> None:
+    def append(self, fresh: Collected) -> AppendReport:
         """Remember: visible whole or not at all."""
-        self.parts.store.append(fresh.tasks, fresh.groups, fresh.trajectories)
+        admission = self.parts.admission
+        return self.parts.store.append(fresh.tasks, fresh.groups, fresh.trajectories, admission=admission)
 
     def draw(self, plan: BatchPlan, request: DrawRequest, fresh: Collected) -> Composition:
         """Reserve this iteration's slots, fresh ones first."""
@@ -202,6 +204,14 @@ class Loop:
     def publish(self, version: int) -> None:
         self.parts.publisher.publish(version, self.config.checkpoint)
 
+    def keep(self, iteration: int, appended: AppendReport) -> dict[str, float]:
+        """Let go of what the buffer has no room for."""
+        version = self.parts.generator.policy_version
+        counts = self.parts.store.evict(
+            self.parts.run_id, iteration, policy_version=version, capacity=self.parts.capacity
+        )
+        return counts | {"buffer/same_tokens": appended.same_tokens, "buffer/redacted": appended.redacted}
+
     def evaluate(self) -> dict[str, float]:
         """Held-out success, remembered for the target and the closing line."""
         result = evaluate(
@@ -232,6 +242,8 @@ class Loop:
         folder = self.parts.folder.checkpoints
         save_checkpoint(folder / f"{self.state.iteration:06d}", self.parts.publisher.save_model, tensors, state)
         prune(folder, keep=self.config.checkpoint.keep)
+        # No resume goes back before the oldest checkpoint: what was evicted up to it is not needed again.
+        self.parts.store.purge(self.parts.run_id, int(complete_checkpoints(folder)[0].name))
         self._saved = self.state.iteration
 
     def _evaluation_due(self, iteration: int) -> bool:

@@ -23,6 +23,17 @@ class CorruptTrajectory(ReplayError):
         self.reason = reason
 
 
+class ContentGone(ReplayError):
+    """A stored row whose tokens were evicted, forgotten or never kept; its numbers are still there."""
+
+    def __init__(self, trajectory: str, reason: str | None) -> None:
+        super().__init__(
+            f"trajectory {trajectory} must still have its tokens, got an evicted one ({reason or 'no reason told'}). "
+            "See its numbers: agentloop replay lineage ID"
+        )
+        self.trajectory = trajectory
+
+
 class DatabaseRefused(ReplayError):
     """Missing, foreign, of another version, or not accessible; it has not been changed."""
 

@@ -12,8 +12,8 @@ from context.messages import Message
 from context.tokens import Segment
 from replay.blobs import BlobError, content_hash
 from replay.change import set_state
-from replay.errors import CorruptTrajectory, ReplayError
-from replay.records import QUARANTINED, Trajectory, TrajectoryRecord
+from replay.errors import ContentGone, CorruptTrajectory, ReplayError
+from replay.records import EVICTED, QUARANTINED, Trajectory, TrajectoryRecord
 from replay.rows import RECORD_COLUMNS, SEGMENT_COLUMNS, chunked, message_of, record_of, segment_of
 from replay.schema import messages, segments, trajectories
 
@@ -25,10 +25,14 @@ class Loaded:
     whole: dict[str, Trajectory] = field(default_factory=dict)
     corrupt: dict[str, str] = field(default_factory=dict)
     """Reason by id."""
+    gone: dict[str, str | None] = field(default_factory=dict)
+    """Reason by id, of evicted rows without their tokens."""
 
     def in_order(self, ids: Sequence[str]) -> list[Trajectory]:
-        """All of them; raises for the first that is corrupt or unknown."""
+        """All of them; raises for the first that is corrupt, evicted or unknown."""
         for id in ids:
+            if id in self.gone:
+                raise ContentGone(id, self.gone[id])
             if id in self.corrupt:
                 raise CorruptTrajectory(id, self.corrupt[id])
             if id not in self.whole:
@@ -56,13 +60,16 @@ def _talks(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Mess
 def _load_chunk(
     connection: sa.Connection, ids: Sequence[str], talks: Mapping[str, Sequence[Message]], loaded: Loaded
 ) -> None:
-    found = connection.execute(sa.select(*RECORD_COLUMNS).where(trajectories.c.id.in_(ids)))
-    records = [record_of(row) for row in found]
+    query = sa.select(*RECORD_COLUMNS, trajectories.c.state_reason).where(trajectories.c.id.in_(ids))
+    records = [(record_of(row), reason) for *row, reason in connection.execute(query)]
     blobs = defaultdict(list)
-    query = sa.select(segments.c.trajectory, *SEGMENT_COLUMNS).where(segments.c.trajectory.in_(ids))
-    for id, *row in connection.execute(query.order_by(segments.c.trajectory, segments.c.position)):
+    parts_of = sa.select(segments.c.trajectory, *SEGMENT_COLUMNS).where(segments.c.trajectory.in_(ids))
+    for id, *row in connection.execute(parts_of.order_by(segments.c.trajectory, segments.c.position)):
         blobs[id].append(row)
-    for record in records:
+    for record, reason in records:
+        if record.state == EVICTED and record.id not in blobs:
+            loaded.gone[record.id] = reason
+            continue
         try:
             parts = _verified(record, [segment_of(row) for row in blobs[record.id]])
             loaded.whole[record.id] = Trajectory(record, parts, tuple(talks.get(record.id, ())))

@@ -14,7 +14,12 @@ UNTRAINABLE = "untrainable"
 ORPHANED = "orphaned"
 QUARANTINED = "quarantined"
 EVICTED = "evicted"
+"""Its content is gone, or about to go; what is told of it in numbers stays."""
 STATES = (ELIGIBLE, UNTRAINABLE, ORPHANED, QUARANTINED, EVICTED)
+
+DUPLICATE = "duplicate of "
+REDACTED = "redacted"
+"""How the reasons of rows begin that were evicted on their way in."""
 
 RESERVED = "reserved"
 COMMITTED = "committed"

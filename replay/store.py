@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from replay import draws, read, write
+from replay import draws, read, retention, write
 from replay.databases import Database, Location, create_database, open_database
 from replay.draws import Drawn, ResumeReport
 from replay.errors import ReplayError
@@ -26,11 +26,23 @@ from replay.records import (
     Trajectory,
 )
 from replay.request import Availability, DrawRequest, Limits, Pick
+from replay.retention import Capacity
 from replay.sampling import Sampler
 from replay.schema import runs
-from replay.write import AppendReport
+from replay.write import OPEN, Admission, AppendReport
 
-__all__ = ["AppendReport", "Availability", "DrawRequest", "Drawn", "Limits", "Pick", "ReplayStore", "ResumeReport"]
+__all__ = [
+    "Admission",
+    "AppendReport",
+    "Availability",
+    "Capacity",
+    "DrawRequest",
+    "Drawn",
+    "Limits",
+    "Pick",
+    "ReplayStore",
+    "ResumeReport",
+]
 
 
 class ReplayStore:
@@ -84,7 +96,12 @@ class ReplayStore:
         return RunRecord(**values)
 
     def append(
-        self, tasks: Sequence[TaskRecord], groups: Sequence[GroupRecord], trajectories: Sequence[Trajectory]
+        self,
+        tasks: Sequence[TaskRecord],
+        groups: Sequence[GroupRecord],
+        trajectories: Sequence[Trajectory],
+        *,
+        admission: Admission = OPEN,
     ) -> AppendReport:
         """Store whole trajectories with their groups and tasks.
 
@@ -92,8 +109,10 @@ class ReplayStore:
         Raises InvalidRecord naming the field; then nothing has been stored.
         """
         tables = {run: self._author_table(run) for run in {t.record.run for t in trajectories}}
-        prepared = write.prepare(tasks, groups, trajectories, tables)
-        return self._database.write(lambda connection: write.append(connection, prepared), idempotent=True)
+        prepared = write.prepare(tasks, groups, trajectories, tables, redact=admission.redact)
+        return self._database.write(
+            lambda connection: write.append(connection, prepared, dedupe=admission.dedupe), idempotent=True
+        )
 
     def read(self, ids: Sequence[str]) -> list[Trajectory]:
         """Whole trajectories in the order asked.
@@ -140,7 +159,25 @@ class ReplayStore:
     def resume(self, run: str, iteration: int) -> ResumeReport:
         """Back to the state the run had after committing `iteration`, whatever a crash left behind."""
         with self._database.writing() as connection:
+            retention.restore(connection, run, iteration)
             return draws.resume(connection, run, iteration)
+
+    def evict(self, run: str, iteration: int, *, policy_version: int, capacity: Capacity) -> dict[str, float]:
+        """What `run` has no room for after `iteration` is never drawn again; metrics of what is kept and what is not.
+
+        Its content is there until `purge`, for a resume from an earlier iteration to take it back.
+        """
+
+        def work(connection: sa.Connection) -> dict[str, float]:
+            over = retention.over_capacity(connection, run, iteration, policy_version=policy_version, capacity=capacity)
+            evicted = retention.evict(connection, over, iteration=iteration)
+            return retention.buffer_metrics(connection, run) | retention.eviction_metrics(evicted)
+
+        return self._database.write(work, idempotent=True) if capacity else self._database.read(work)
+
+    def purge(self, run: str, iteration: int) -> int:
+        """The content of rows evicted up to `iteration`, which no resume will go back before, is removed."""
+        return self._database.write(lambda connection: retention.purge(connection, run, iteration), idempotent=True)
 
     def size(self, connection: sa.Connection) -> int:
         """Bytes of the database on disk."""

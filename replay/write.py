@@ -11,11 +11,21 @@ from typing import Any
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from context.messages import canonical_json
+from context.messages import Message, canonical_json
 from replay.blobs import token_hash
 from replay.change import next_number
 from replay.errors import InvalidRecord
-from replay.records import GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory
+from replay.records import (
+    DUPLICATE,
+    ELIGIBLE,
+    EVICTED,
+    REDACTED,
+    GroupRecord,
+    PolicyRecord,
+    RunRecord,
+    TaskRecord,
+    Trajectory,
+)
 from replay.rows import (
     BLOBS,
     GROUP_COLUMNS,
@@ -45,6 +55,27 @@ from replay.validate import Validated, check_fields, check_groups, refused, vali
 _BindColumn = Callable[[Sequence[Any]], Sequence[Any]]
 
 
+Redactor = Callable[[tuple[Message, ...]], Sequence[Message] | None]
+"""The messages to store instead of those given; None: none of them."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What rows have to go through on their way in. What it turns away is stored in numbers only, as `evicted`.
+
+    A row turned away still feeds the update of the iteration that collected it, and its group keeps its statistics.
+    """
+
+    dedupe: bool = False
+    """Not the tokens and messages of a row that says, token by token, what an eligible one of its task says."""
+    redact: Redactor | None = None
+    """Changes messages before they are stored. Tokens can't be changed and still be what the policy sampled: a row
+    whose messages were changed is stored without its tokens."""
+
+
+OPEN = Admission()
+
+
 @dataclass(frozen=True)
 class AppendReport:
     inserted: int
@@ -52,6 +83,10 @@ class AppendReport:
     """Trajectories that were stored already, with the same content."""
     clipped: int
     """Log-probs of the inserted rows that rounding had put above 0, stored as 0."""
+    same_tokens: int = 0
+    """Inserted rows whose tokens an eligible row of the task had already: stored as numbers."""
+    redacted: int = 0
+    """Inserted rows whose messages were changed: stored without their tokens."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +103,8 @@ class Prepared:
     clipped: dict[str, int]
     repeated: int
     """Trajectories given more than once."""
+    withheld: dict[str, Row]
+    """State and reason of rows whose tokens must not be stored."""
 
 
 def prepare(
@@ -75,9 +112,11 @@ def prepare(
     group_records: Sequence[GroupRecord],
     rows: Sequence[Trajectory],
     authors: Mapping[str, AuthorTable],
+    *,
+    redact: Redactor | None = None,
 ) -> Prepared:
-    """Everything that needs no database lock: check, hash, compress."""
-    prepared = Prepared({}, {}, {}, {}, {}, {}, {}, repeated=0)
+    """Everything that needs no database lock: check, redact, hash, compress."""
+    prepared = Prepared({}, {}, {}, {}, {}, {}, {}, repeated=0, withheld={})
     check_fields(task_records, "task", "hash")
     for task in task_records:
         _add_same(prepared.tasks, task.hash, {**vars(task), "payload": _json(task)}, "task")
@@ -89,8 +128,13 @@ def prepare(
         repeated += trajectory.id in prepared.trajectories
         record = {**record_row(trajectory.record), "content_hash": found.content_hash, "state": found.state}
         _add_same(prepared.trajectories, trajectory.id, record, "trajectory")
+        said = trajectory.messages if redact is None else tuple(redact(trajectory.messages) or ())
+        if said != trajectory.messages:
+            # With the rest of a text known, a hash gives away what was taken out of it.
+            prepared.withheld[trajectory.id] = {"state": EVICTED, "state_reason": REDACTED, "token_hash": None}
+            prepared.trajectories[trajectory.id]["content_hash"] = ""
         prepared.segments[trajectory.id] = list(segment_rows(trajectory.id, found.segments))
-        prepared.messages[trajectory.id] = list(message_rows(trajectory))
+        prepared.messages[trajectory.id] = list(message_rows(replace(trajectory, messages=said)))
         prepared.derived[trajectory.id] = _derived(prepared, trajectory.id, found)
         prepared.clipped[trajectory.id] = found.clipped
     return replace(prepared, repeated=repeated)
@@ -127,20 +171,46 @@ def _taken(kind: str, key: str, stored: Mapping[str, Any], given: Row) -> Invali
     return refused(name, f"be the stored {stored[name]!r} of the same id", given[name], f"{kind} {key}")
 
 
-def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
+def append(connection: sa.Connection, prepared: Prepared, *, dedupe: bool = False) -> AppendReport:
     _insert_missing(connection, tasks, [*tasks.c], prepared.tasks, key="hash")
     _insert_missing(connection, groups, GROUP_COLUMNS, prepared.groups, key="id")
     _check_groups(connection, prepared)
     stamp = {"created_at": now(), "changed": next_number(connection, "changed")}
-    extra = {id: {**row, **stamp} for id, row in prepared.derived.items()}
+    withheld = prepared.withheld | (_same_tokens(connection, prepared) if dedupe else {})
+    extra = {id: {**row, **stamp, **withheld.get(id, {})} for id, row in prepared.derived.items()}
     new = _insert_missing(connection, trajectories, RECORD_COLUMNS, prepared.trajectories, key="id", extra=extra)
-    insert(connection, segments, [row for id in new for row in prepared.segments[id]])
-    insert(connection, messages, [row for id in new for row in prepared.messages[id]])
+    reasons = {id: withheld[id]["state_reason"] for id in new if id in withheld}
+    same = {id for id, reason in reasons.items() if reason != REDACTED}
+    insert(connection, segments, [row for id in new if id not in reasons for row in prepared.segments[id]])
+    insert(connection, messages, [row for id in new if id not in same for row in prepared.messages[id]])
     return AppendReport(
         inserted=len(new),
         duplicates=len(prepared.trajectories) - len(new) + prepared.repeated,
         clipped=sum(prepared.clipped[id] for id in new),
+        same_tokens=len(same),
+        redacted=len(reasons) - len(same),
     )
+
+
+def _same_tokens(connection: sa.Connection, prepared: Prepared) -> dict[str, Row]:
+    """State and reason of rows that repeat one of their run and task; the first one stays."""
+    hashes = list(dict.fromkeys(row["token_hash"] for row in prepared.derived.values()))
+    rows = trajectories.c
+    first: dict[tuple[str, str, str], str] = {}
+    for chunk in chunked(hashes):
+        query = sa.select(rows.run, rows.task, rows.token_hash, rows.id).where(rows.token_hash.in_(chunk))
+        for run, task, tokens, id in connection.execute(
+            query.where(rows.state == ELIGIBLE).order_by(rows.iteration, rows.slot, rows.id)
+        ):
+            first.setdefault((run, task, tokens), id)
+    withheld = {}
+    for id, row in prepared.trajectories.items():
+        if row["state"] != ELIGIBLE or id in prepared.withheld:
+            continue
+        key = (row["run"], row["task"], prepared.derived[id]["token_hash"])
+        if first.setdefault(key, id) != id:
+            withheld[id] = {"state": EVICTED, "state_reason": f"{DUPLICATE}{first[key]}"}
+    return withheld
 
 
 def _insert_missing(

@@ -1,0 +1,228 @@
+"""What is kept: rows over the buffer's limits lose their content; their numbers, groups and draws stay.
+
+A row is evicted in two steps. At the end of an iteration its state becomes `evicted`: no later draw takes it. Its
+tokens and messages go once every checkpoint that a resume could start from is newer: until then a resume gives the
+row back its state, so that a resumed run draws what the uninterrupted one did. No clock is asked, and no row order of
+the database: the oldest go first, by (iteration, slot).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import sqlalchemy as sa
+
+from replay.change import set_state
+from replay.records import ELIGIBLE, EVICTED, ORPHANED, RESERVED
+from replay.rows import BLOBS, chunked
+from replay.schema import draws, messages, segments, token_scores, trajectories
+
+_EVICTED_AT = re.compile(r"at iteration ([0-9]+), was ([a-z]+)$")
+
+_PAGE = 1000
+
+_rows = trajectories.c
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Limits of what one run keeps of its own rows; None: no limit. Rows of other runs and imported ones stay."""
+
+    rows: int | None = None
+    bytes: int | None = None
+    """Of their content in the database, compressed."""
+    age: int | None = None
+    """Iterations since the one that collected the row."""
+    staleness: int | None = None
+    """Publishes since its oldest sampled token."""
+    per_task: int | None = None
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, field.name) is not None for field in fields(self))
+
+
+@dataclass(frozen=True)
+class Evicted:
+    rows: int
+    bytes: int
+    by_rule: dict[str, int]
+    """Rows by the limit they were over."""
+    ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Row:
+    id: str
+    task: str
+    state: str
+    bytes: int
+
+
+def over_capacity(
+    connection: sa.Connection, run: str, iteration: int, *, policy_version: int, capacity: Capacity
+) -> dict[str, list[_Row]]:
+    """Rows to evict after `iteration`, by rule. Reserved rows and those of the iteration itself are never among them.
+
+    Orphaned rows go first and count for nothing: no uninterrupted run has any. Of the others those that can't be drawn
+    go before those that can, and the oldest first.
+    """
+    if not capacity:
+        return {}
+    may_go = sa.and_(_kept(run), _rows.iteration < iteration, ~_is_reserved())
+    found: dict[str, list[_Row]] = {"orphaned": _listed(connection, _kept(run, orphaned=True), ~_is_reserved())}
+    gone: set[str] = set()
+
+    def add(rule: str, rows: Iterable[_Row]) -> None:
+        found[rule] = [row for row in rows if row.id not in gone]
+        gone.update(row.id for row in found[rule])
+
+    if capacity.age is not None:
+        add("age", _listed(connection, may_go, _rows.iteration < iteration - capacity.age))
+    if capacity.staleness is not None:
+        add("staleness", _listed(connection, may_go, _rows.policy_version_min < policy_version - capacity.staleness))
+    if capacity.per_task is not None:
+        add("per_task", _over_per_task(connection, run, may_go, capacity.per_task, gone))
+    if capacity.rows is not None:
+        count = connection.scalar(sa.select(sa.func.count()).where(_kept(run))) or 0
+        add("rows", _oldest(connection, may_go, gone, rows=count - len(gone) - capacity.rows))
+    if capacity.bytes is not None:
+        freed = sum(row.bytes for rows in found.values() for row in rows) - sum(row.bytes for row in found["orphaned"])
+        total = connection.scalar(sa.select(sa.func.sum(_size())).where(_kept(run))) or 0
+        add("bytes", _oldest(connection, may_go, gone, bytes=int(total) - freed - capacity.bytes))
+    return {rule: rows for rule, rows in found.items() if rows}
+
+
+def evict(connection: sa.Connection, over: dict[str, list[_Row]], *, iteration: int) -> Evicted:
+    """The first step: state and reason. The content stays until `purge`."""
+    for rule, rows in over.items():
+        for state in dict.fromkeys(row.state for row in rows):
+            reason = f"capacity.{rule} at iteration {iteration}, was {state}"
+            set_state(connection, [row.id for row in rows if row.state == state], EVICTED, reason)
+    every = [row for rows in over.values() for row in rows]
+    by_rule = {rule: len(rows) for rule, rows in over.items()}
+    return Evicted(len(every), sum(row.bytes for row in every), by_rule, tuple(row.id for row in every))
+
+
+def purge(connection: sa.Connection, run: str, iteration: int) -> int:
+    """The second step, for rows evicted up to `iteration`: their content goes. How many rows that were."""
+    ids = [id for id, at, _ in _evicted_with_content(connection, run) if at <= iteration]
+    remove_content(connection, ids)
+    return len(ids)
+
+
+def restore(connection: sa.Connection, run: str, iteration: int) -> int:
+    """Rows evicted after `iteration` get their state back; what is collected after it is the resume's to orphan."""
+    back = [(id, state) for id, at, state in _evicted_with_content(connection, run) if at > iteration]
+    for state in dict.fromkeys(state for _, state in back):
+        set_state(connection, [id for id, was in back if was == state], state)
+    return len(back)
+
+
+def remove_content(connection: sa.Connection, ids: Sequence[str]) -> None:
+    """Tokens, messages and scores. What is told of the trajectory in numbers stays."""
+    for chunk in chunked(ids):
+        for table in (segments, messages, token_scores):
+            connection.execute(table.delete().where(table.c.trajectory.in_(chunk)))
+
+
+def pruned(connection: sa.Connection, run: str | None, rows: sa.ColumnElement[bool]) -> list[_Row]:
+    """Rows of `run`, or of any, that a person wants gone; not those of an update under way."""
+    mine = [] if run is None else [_rows.run == run]
+    return _listed(connection, *mine, _rows.state != EVICTED, ~_is_reserved(), rows)
+
+
+def buffer_metrics(connection: sa.Connection, run: str) -> dict[str, float]:
+    """What one run keeps of its own rows."""
+    drawable = sa.func.count().filter(_rows.state == ELIGIBLE)
+    query = sa.select(sa.func.count(), drawable, sa.func.coalesce(sa.func.sum(_size()), 0)).where(_kept(run))
+    rows, eligible, size = connection.execute(query).one()
+    return {"buffer/rows": float(rows), "buffer/eligible": float(eligible), "buffer/bytes": float(size)}
+
+
+def eviction_metrics(evicted: Evicted) -> dict[str, float]:
+    metrics = {"buffer/evicted": float(evicted.rows), "buffer/evicted_bytes": float(evicted.bytes)}
+    return metrics | {f"buffer/evicted_{rule}": float(count) for rule, count in evicted.by_rule.items()}
+
+
+def _kept(run: str, *, orphaned: bool = False) -> sa.ColumnElement[bool]:
+    state = _rows.state == ORPHANED if orphaned else _rows.state.not_in([EVICTED, ORPHANED])
+    return sa.and_(_rows.run == run, state)
+
+
+def _is_reserved() -> sa.ColumnElement[bool]:
+    return sa.exists().where(draws.c.trajectory == _rows.id, draws.c.state == RESERVED).correlate(trajectories)
+
+
+def _size() -> sa.ColumnElement[Any]:
+    """Rows from before sizes were stored are measured."""
+    blobs = sum((sa.func.length(segments.c[name]) for name in BLOBS), start=sa.literal(0))
+    measured = sa.select(sa.func.sum(blobs)).where(segments.c.trajectory == _rows.id).correlate(trajectories)
+    return sa.cast(sa.func.coalesce(_rows.num_bytes, measured.scalar_subquery(), 0), sa.BigInteger)
+
+
+_ORDER = (_rows.iteration, _rows.slot, _rows.id)
+
+
+def _listed(
+    connection: sa.Connection,
+    *conditions: sa.ColumnElement[bool],
+    page: tuple[int, int | None] = (0, None),
+    drawable_last: bool = False,
+) -> list[_Row]:
+    """`page`: how many rows to pass over, and how many to list."""
+    query = sa.select(_rows.id, _rows.task, _rows.state, _size()).where(*conditions)
+    order = [sa.case((_rows.state == ELIGIBLE, 1), else_=0)] if drawable_last else []
+    query = query.order_by(*order, *_ORDER).offset(page[0]).limit(page[1])
+    return [_Row(*row) for row in connection.execute(query)]
+
+
+def _over_per_task(
+    connection: sa.Connection, run: str, may_go: sa.ColumnElement[bool], limit: int, gone: set[str]
+) -> list[_Row]:
+    counted = sa.select(_rows.task, sa.func.count()).where(_kept(run)).group_by(_rows.task)
+    counts = {row[0]: row[1] for row in connection.execute(counted.having(sa.func.count() > limit))}
+    if not counts:
+        return []
+    crowded = sa.select(_rows.task).where(_kept(run)).group_by(_rows.task).having(sa.func.count() > limit)
+    rows = _listed(connection, may_go, _rows.task.in_(crowded), drawable_last=True)
+    left = Counter(counts) - Counter(row.task for row in rows if row.id in gone)
+    over = []
+    for row in rows:
+        if row.id not in gone and left[row.task] > limit:
+            left[row.task] -= 1
+            over.append(row)
+    return over
+
+
+def _oldest(
+    connection: sa.Connection, may_go: sa.ColumnElement[bool], gone: set[str], *, rows: int = 0, bytes: int = 0
+) -> list[_Row]:
+    """The first rows, until at least so many rows and so many bytes are freed."""
+    taken: list[_Row] = []
+    freed = seen = 0
+    while len(taken) < rows or freed < bytes:
+        page = _listed(connection, may_go, page=(seen, rows + len(gone) + _PAGE), drawable_last=True)
+        for row in page:
+            if row.id not in gone and (len(taken) < rows or freed < bytes):
+                taken.append(row)
+                freed += row.bytes
+        if not page:
+            break
+        seen += len(page)
+    return taken
+
+
+def _evicted_with_content(connection: sa.Connection, run: str) -> list[tuple[str, int, str]]:
+    """(id, iteration of its eviction, state before)"""
+    with_content = sa.exists().where(segments.c.trajectory == _rows.id).correlate(trajectories)
+    query = sa.select(_rows.id, _rows.state_reason).where(_rows.run == run, _rows.state == EVICTED, with_content)
+    found = []
+    for id, reason in connection.execute(query.order_by(*_ORDER)):
+        match = _EVICTED_AT.search(reason or "")
+        if match:
+            found.append((id, int(match[1]), match[2]))
+    return found
