@@ -145,7 +145,7 @@ def buffer_metrics(connection: sa.Connection, run: str) -> dict[str, float]:
 
 def eviction_metrics(evicted: Evicted) -> dict[str, float]:
     metrics = {"buffer/evicted": float(evicted.rows), "buffer/evicted_bytes": float(evicted.bytes)}
-    return metrics | {f"buffer/evicted_{rule}": float(count) for rule, count in evicted.by_rule.items()}
+    return metrics | {f"buffer/evicted_by_{rule}": float(count) for rule, count in evicted.by_rule.items()}
 
 
 def _kept(run: str, *, orphaned: bool = False) -> sa.ColumnElement[bool]:

@@ -175,7 +175,7 @@ def append(connection: sa.Connection, prepared: Prepared, *, dedupe: bool = Fals
     _insert_missing(connection, tasks, [*tasks.c], prepared.tasks, key="hash")
     _insert_missing(connection, groups, GROUP_COLUMNS, prepared.groups, key="id")
     _check_groups(connection, prepared)
-    stamp = {"created_at": now(), "changed": next_number(connection, "changed")}
+    stamp = {"created_at": now(), "changed": next_number(connection, "changed"), "state_reason": None}
     withheld = prepared.withheld | (_same_tokens(connection, prepared) if dedupe else {})
     extra = {id: {**row, **stamp, **withheld.get(id, {})} for id, row in prepared.derived.items()}
     new = _insert_missing(connection, trajectories, RECORD_COLUMNS, prepared.trajectories, key="id", extra=extra)
