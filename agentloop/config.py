@@ -7,22 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from agentloop.config_section import Fraction, NonNegative, Positive, PositiveFloat, Section
 from agentloop.context_parts import author_table, check_parser_name, make_strategy
+from agentloop.mixing_config import EssSection, ScheduleSection, StartSection, check_mixing, mix_rule
 from context import Author, AuthorTable
 from context.control import TrainingControl
-
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Positive = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-
-
-class Section(BaseModel):
-    """A frozen part of the configuration."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+from replay.mix_rule import MixRule
+from replay.schedules import progress_at
 
 
 class RunSection(Section):
@@ -194,21 +187,44 @@ class CapacitySection(Section):
 
 class ReplaySection(Section):
     fraction: Fraction = Field(0.0, description="Share of the batch's trajectories drawn from the buffer.")
-    final_fraction: Fraction | None = Field(
-        None, description="Share at the end of the run (linear schedule); null: as `fraction`."
+    schedule: ScheduleSection = Field(
+        default_factory=ScheduleSection, description="How the fraction runs over the run."
     )
+    start: StartSection = Field(
+        default_factory=StartSection, description="No replay before all of this holds; from then on it is not asked."
+    )
+    controller: Literal["none", "ess"] = Field(
+        "none", description="ess: less replay while an age bucket of it has too low an effective sample size."
+    )
+    ess: EssSection = Field(default_factory=EssSection, description="How the controller `ess` acts.")
     mode: Literal["train", "observe"] = Field(
         "train",
         description="train: replayed tokens carry loss; observe: they come on top and are only measured.",
     )
-    unit: Literal["any"] = Field("any", description="What is drawn: `any` single trajectory.")
+    unit: Literal["any", "trajectory", "task", "group"] = Field(
+        "any",
+        description="any: single trajectories; trajectory: members of every group, of its task; task: of some groups; "
+        "group: whole stored groups; see docs/mixing.md.",
+    )
+    task_members: Positive | None = Field(None, description="Replayed members of a mixed group (unit task).")
+    sources: dict[str, Fraction] = Field(
+        default_factory=dict,
+        description="Shares of the replayed rows by source, summing to 1, e.g. {self: 0.7, teacher: 0.3}; {}: as the "
+        "sampler takes them.",
+    )
     sampler: Literal["uniform", "success"] = Field(
         "success",
         description="uniform: all eligible rows alike; success: weight 1 - success rate of the row's group.",
     )
     successful_only: bool = Field(True, description="Draw successful trajectories only.")
-    shortfall: Literal["fresh"] = Field(
-        "fresh", description="What fills the batch when the buffer can't: fresh trajectories."
+    shortfall: Literal["fresh", "shrink", "error"] = Field(
+        "fresh",
+        description="What the buffer can't give: fresh, is collected; shrink, is left out; error, the run stops.",
+    )
+    complete_zero_variance: bool = Field(
+        False,
+        description="A fresh group of equal rewards is given a stored member of its task with another reward, out of "
+        "the replayed part.",
     )
     baseline: Literal["stored"] = Field(
         "stored", description="Advantage of a replayed row: the one of the group it was born in."
@@ -354,6 +370,7 @@ class RunConfig(Section):
                 f"replay.weight must be 1 when loss.normalise is joint, got {self.replay.weight}. "
                 "Set loss.normalise: per_stream."
             )
+        check_mixing(self)
         self._log_probs_are_there()
         if self.batch.group_size > self.batch.trajectories:
             raise ValueError(
@@ -374,7 +391,7 @@ class RunConfig(Section):
         hinted = "context.strategy is hint" if self.context.strategy == "hint" else None
         why = hinted or (f"context.authors has a trained author, {trained!r}" if trained else None)
         for name, section in (("fresh", self.loss.fresh), ("replay", self.loss.replay)):
-            needed = name == "fresh" or self.replay.fraction > 0 or bool(self.replay.final_fraction)
+            needed = name == "fresh" or self.mix_rule().fraction.highest > 0
             if why and needed and section.anchor == "behavior":
                 raise ValueError(
                     f"loss.{name}.anchor must be old when {why}, whose log-probs count as missing, "
@@ -387,8 +404,9 @@ class RunConfig(Section):
                 f"got {self.kl.reward_coef}. Use kl.loss_coef."
             )
 
+    def mix_rule(self) -> MixRule:
+        return mix_rule(self)
+
     def replay_fraction(self, iteration: int) -> float:
-        """The configured share at 1-based `iteration`: constant, or linear from `fraction` to `final_fraction`."""
-        final = self.replay.fraction if self.replay.final_fraction is None else self.replay.final_fraction
-        progress = (iteration - 1) / max(1, self.run.iterations - 1)
-        return self.replay.fraction + (final - self.replay.fraction) * min(1.0, progress)
+        """The configured share at 1-based `iteration`, along its schedule."""
+        return self.mix_rule().fraction.at(iteration, progress_at(iteration, self.run.iterations))

@@ -107,4 +107,4 @@ def _array_rule(schema: dict[str, Any]) -> str:
         return f"a list of {len(parts)}: {', '.join(parts)}"
     rule = _rule(schema["items"])
     plural = {"a mapping": "mappings", "a whole number": "whole numbers", "text": "texts"}
-    return f"a list of {plural.get(rule, rule)}"
+    return f"a list of {plural.get(rule, rule.replace('a list', 'lists', 1))}"

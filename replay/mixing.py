@@ -1,65 +1,106 @@
-"""How many rows of each stream go into a batch: exact, and the same for every caller."""
+"""What a batch is made of: one explicit, deterministic function of the rule, the tasks at hand and the buffer's stock.
+
+Nothing here is random and nothing is read: the same calls in the same order give the same batches, on any machine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import Literal
+from typing import Any
+
+from replay.apportion import Remainders
+from replay.composition import compose
+from replay.errors import ReplayError
+from replay.mix_rule import SAME_TASK, BatchPlan, MixRule, StartRule
+from replay.request import Availability
+
+__all__ = ["BatchPlan", "MixRule", "Mixer", "ReplayStarved", "StartRule"]
 
 
-@dataclass(frozen=True)
-class BatchPlan:
-    """The composition of one iteration's batch, in trajectories."""
+class ReplayStarved(ReplayError):
+    """The buffer can't give what the rule asks for, and the rule says to stop then."""
 
-    planned_fresh: int
-    """What `fraction` asks for; `fresh` differs when the buffer can't give its part."""
-    planned_replay: int
-    fresh: int
-    """To be collected."""
-    replay: int
-    """To be drawn."""
-    fraction: float
-    """Configured for this iteration."""
+
+class Mixer:
+    """Applies one rule, iteration after iteration. Its state belongs in the checkpoint."""
+
+    def __init__(self, rule: MixRule) -> None:
+        self.rule = rule
+        self.started = False
+        self.success_reached = False
+        self.factor = 1.0
+        """Of the controller; the configured fraction is multiplied by it."""
+        self.starved_iterations = 0
+        self._remainders = Remainders()
 
     @property
-    def shortfall(self) -> int:
-        """Planned rows the buffer can't give."""
-        return self.planned_replay - self.replay
+    def num_tasks(self) -> int:
+        """How many upcoming tasks `plan` must be told; 0 for units that don't look at them."""
+        return self.rule.num_groups if self.rule.unit in SAME_TASK else 0
 
+    def plan(self, *, iteration: int, progress: float, available: Availability, tasks: Sequence[str] = ()) -> BatchPlan:
+        """The batch of 1-based `iteration`; once per iteration, in order.
 
-def apportion(total: int, shares: Sequence[float | Fraction]) -> list[int]:
-    """`total` in whole parts proportional to `shares`, which sum to exactly `total` (Hamilton's largest remainder).
+        `tasks` are the hashes of the next `num_tasks` tasks. Remainders of all roundings are carried to the next
+        iteration, so that sums over iterations follow the declared shares. What the buffer lacks is not carried: a
+        starved run would end in a flood of replay.
 
-    Each part is within one of its exact quota; of equal remainders the first is rounded up. Shares need not sum to 1.
-    """
-    exact = [Fraction(share) for share in shares]
-    if total < 0 or not exact or min(exact) < 0 or not any(exact):
-        raise ValueError(f"shares must be >= 0 with a positive sum and total >= 0, got {list(shares)} of {total}.")
-    quotas = [total * share / sum(exact) for share in exact]
-    parts = [int(quota) for quota in quotas]
-    by_remainder = sorted(range(len(parts)), key=lambda i: (parts[i] - quotas[i], i))
-    for i in by_remainder[: total - sum(parts)]:
-        parts[i] += 1
-    return parts
+        Raises ReplayStarved under `shortfall: error`.
+        """
+        if len(tasks) != self.num_tasks:
+            raise ValueError(f"tasks must be the next {self.num_tasks}, got {len(tasks)}.")
+        configured = self.rule.fraction.at(iteration, progress)
+        self.started = self.started or self._starts(iteration, progress, available)
+        share = Fraction(configured) * Fraction(self.factor) if self.started else Fraction(0)
+        plan = replace(compose(self.rule, share, available, tasks, self._remainders), fraction=configured)
+        self.starved_iterations += plan.shortfall > 0
+        if plan.shortfall and self.rule.shortfall == "error":
+            raise ReplayStarved(
+                f"replay.fraction must be what the buffer can give when replay.shortfall is error, got {plan.replay} "
+                f"of {plan.planned_replay} rows in iteration {iteration}. Begin later (replay.start.buffer), lower "
+                "replay.fraction, loosen the replay limits, or set replay.shortfall: fresh."
+            )
+        return plan
 
+    def observe(self, *, success_rate: float | None, ess_by_age: Mapping[str, float]) -> None:
+        """What an iteration showed: success of its fresh episodes (None: there were none), ESS of its replay."""
+        wanted = self.rule.start.success_rate
+        if wanted is not None and success_rate is not None and success_rate >= wanted:
+            self.success_reached = True
+        if self.rule.controller is not None:
+            self.factor = self.rule.controller.next_factor(self.factor, ess_by_age)
 
-def plan_batch(trajectories: int, fraction: float, *, available: int, mode: Literal["train", "observe"]) -> BatchPlan:
-    """Split a batch between the streams.
+    def state(self) -> dict[str, Any]:
+        """JSON-able and exact."""
+        return {
+            "unit": self.rule.unit,
+            "started": self.started,
+            "success_reached": self.success_reached,
+            "factor": self.factor,
+            "starved_iterations": self.starved_iterations,
+            "remainders": self._remainders.state(),
+        }
 
-    train: both streams together are `trajectories`; what the buffer can't give is collected fresh.
-    observe: replayed rows come on top of a full fresh batch; what the buffer can't give stays away.
-    """
-    if not 0.0 <= fraction <= 1.0:
-        raise ValueError(f"replay.fraction must be between 0 and 1, got {fraction}.")
-    fresh, replay = apportion(trajectories, [1 - Fraction(fraction), Fraction(fraction)])
-    drawn = min(replay, available)
-    if mode == "observe":
-        return BatchPlan(trajectories, replay, trajectories, drawn, fraction)
-    return BatchPlan(fresh, replay, trajectories - drawn, drawn, fraction)
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError for the state of another unit, whose remainders are of something else."""
+        if state["unit"] != self.rule.unit:
+            raise ValueError(
+                f"replay.unit must be the one the state was saved by ({state['unit']}), got {self.rule.unit}. "
+                f"Set replay.unit: {state['unit']}, or start a new run."
+            )
+        self.started = bool(state["started"])
+        self.success_reached = bool(state["success_reached"])
+        self.factor = float(state["factor"])
+        self.starved_iterations = int(state["starved_iterations"])
+        self._remainders.load_state(state["remainders"])
 
-
-def group_sizes(fresh: int, group_size: int) -> list[int]:
-    """Sizes of the ceil(fresh / group_size) groups of `fresh` trajectories: as even as possible, larger first."""
-    count = -(-fresh // group_size)
-    return [fresh // count + (i < fresh % count) for i in range(count)]
+    def _starts(self, iteration: int, progress: float, available: Availability) -> bool:
+        start = self.rule.start
+        return (
+            iteration >= start.iteration
+            and progress >= start.progress
+            and (start.success_rate is None or self.success_reached)
+            and available.rows >= start.buffer
+        )

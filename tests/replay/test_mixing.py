@@ -1,92 +1,308 @@
 from __future__ import annotations
 
+import itertools
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from replay.mixing import apportion, group_sizes, plan_batch
+from replay.controller import EssRule
+from replay.mixing import BatchPlan, Mixer, MixRule, ReplayStarved, StartRule
+from replay.request import Availability, Pick
+from replay.schedules import Schedule, progress_at
+
+GROUP = 4
+BATCH = 24
+POOL = [f"task-{number}" for number in range(9)]
+PLENTY = Availability(
+    rows=10_000,
+    by_source={"self": 5_000, "teacher": 5_000},
+    by_task=dict.fromkeys(POOL, 1_000),
+    by_source_task={(source, task): 500 for source in ("self", "teacher") for task in POOL},
+    groups={GROUP: 1_000},
+    by_source_groups={("self", GROUP): 500, ("teacher", GROUP): 500},
+)
+NOTHING = Availability()
+SCHEDULES = {
+    "constant": lambda first: Schedule(first),
+    "linear": lambda first: Schedule(first, "linear", final=0.0),
+    "cosine": lambda first: Schedule(first, "cosine", final=first / 2, over="iterations", begin=10, end=90),
+    "step": lambda first: Schedule(first, "step", steps=((0.25, first / 3), (0.75, first))),
+}
+
+
+def rule_of(unit: str, fraction: float | Schedule, **more: object) -> MixRule:
+    schedule = fraction if isinstance(fraction, Schedule) else Schedule(fraction)
+    return MixRule(BATCH, GROUP, schedule, unit=unit, task_members=GROUP, **more)  # type: ignore[arg-type]
+
+
+def plans(
+    mixer: Mixer, count: int, available: Availability = PLENTY, *, first: int = 1, of: int = 100
+) -> list[BatchPlan]:
+    """Consecutive iterations of a run of `of`, tasks taken from the pool one after another."""
+    tasks = itertools.islice(itertools.cycle(POOL), (first - 1) * mixer.num_tasks, None)
+    return [
+        mixer.plan(
+            iteration=iteration,
+            progress=progress_at(iteration, of),
+            available=available,
+            tasks=list(itertools.islice(tasks, mixer.num_tasks)),
+        )
+        for iteration in range(first, first + count)
+    ]
+
+
+def sizes_by_slot(plan: BatchPlan, tasks: Sequence[str]) -> list[int]:
+    """Fresh and replayed members of each slot of a same-task unit."""
+    fresh, replayed = dict(plan.groups), Counter[str]()
+    for pick in plan.picks:
+        assert pick.task is not None
+        replayed[pick.task] += pick.count
+    assert len(set(tasks)) == len(tasks)
+    return [fresh.get(slot, 0) + replayed[task] for slot, task in enumerate(tasks)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("shortfall", ["fresh", "shrink", "error"])
+@pytest.mark.parametrize("unit", ["any", "trajectory", "task", "group"])
+@pytest.mark.parametrize("fraction", [0.0, 1 / 3, 0.5, 0.9])
+def test_composition_is_the_declared_rule_over_100_iterations(
+    fraction: float, unit: str, shortfall: str, schedule: str
+) -> None:
+    rule = rule_of(unit, SCHEDULES[schedule](fraction), shortfall=shortfall)
+    declared, given = Fraction(0), 0
+    grain = GROUP if unit in ("task", "group") else 1
+    for iteration, plan in enumerate(plans(Mixer(rule), 100), start=1):
+        declared += BATCH * Fraction(rule.fraction.at(iteration, progress_at(iteration, 100)))
+        given += plan.replay
+        assert plan.replay == plan.planned_replay
+        assert plan.fresh == plan.planned_fresh == BATCH - plan.replay
+        assert abs(given - declared) <= Fraction(grain, 2)  # at every iteration, so at the last
 
 
 @pytest.mark.parametrize(
-    ("total", "shares", "parts"),
+    ("fraction", "unit", "counts"),
     [
-        (128, [0.75, 0.25], [96, 32]),
-        (10, [1 / 3, 1 / 3, 1 / 3], [4, 3, 3]),
-        (7, [0.5, 0.5], [4, 3]),
-        (10, [0.7, 0.3], [7, 3]),
-        (5, [2, 1], [3, 2]),  # quotas 3.33 and 1.67
-        (0, [1.0], [0]),
-        (3, [0.0, 1.0], [0, 3]),
+        (1 / 3, "any", [8] * 6),  # 24 / 3
+        (0.9, "any", [22, 21, 22, 21, 22, 22]),  # 21.6 a time: 21.6, 43.2, 64.8, 86.4, 108, 129.6
+        (0.9, "group", [20, 24, 20, 24, 20, 20]),  # 5.4 groups of 4 a time: 5.4, 10.8, 16.2, 21.6, 27, 32.4
     ],
 )
-def test_apportion_rounds_by_largest_remainder(total: int, shares: list[float], parts: list[int]) -> None:
-    assert apportion(total, shares) == parts
+def test_remainders_are_carried_from_iteration_to_iteration(fraction: float, unit: str, counts: list[int]) -> None:
+    assert [plan.replay for plan in plans(Mixer(rule_of(unit, fraction)), 6)] == counts
 
 
-@given(st.integers(0, 500), st.lists(st.floats(0, 10), min_size=1, max_size=6).filter(any))
-def test_apportion_sums_exactly_and_stays_within_one_of_each_quota(total: int, shares: list[float]) -> None:
-    parts = apportion(total, shares)
-    exact = [Fraction(share) for share in shares]
-    assert sum(parts) == total
-    assert all(abs(part - total * share / sum(exact)) < 1 for part, share in zip(parts, exact, strict=True))
-
-
-@pytest.mark.parametrize("shares", [[], [0.0, 0.0], [-0.5, 1.5]])
-def test_apportion_refuses_shares_that_are_none(shares: list[float]) -> None:
-    with pytest.raises(ValueError, match="shares must be >= 0"):
-        apportion(4, shares)
-
-
+@pytest.mark.parametrize("unit", ["any", "group"])
 @pytest.mark.parametrize(
-    ("trajectories", "fraction", "fresh", "replay"),
-    [
-        (128, 0.0, 128, 0),
-        (128, 1 / 3, 85, 43),  # 42.67 is rounded up
-        (128, 0.25, 96, 32),
-        (128, 0.5, 64, 64),
-        (128, 0.9, 13, 115),  # 115.2
-        (128, 1.0, 0, 128),
-        (10, 0.3, 7, 3),
-        (3, 0.5, 2, 1),  # a tie goes to the fresh stream
-    ],
+    ("shortfall", "mode", "fresh"),
+    [("fresh", "train", 24 - 4), ("shrink", "train", 12), ("fresh", "observe", 24), ("shrink", "observe", 24)],
 )
-def test_plan_splits_the_batch_exactly(trajectories: int, fraction: float, fresh: int, replay: int) -> None:
-    plan = plan_batch(trajectories, fraction, available=1000, mode="train")
-    assert (plan.planned_fresh, plan.planned_replay) == (fresh, replay)
-    assert (plan.fresh, plan.replay, plan.shortfall) == (fresh, replay, 0)
+def test_what_the_buffer_lacks_follows_the_shortfall_rule(unit: str, shortfall: str, mode: str, fresh: int) -> None:
+    mixer = Mixer(rule_of(unit, 0.5, shortfall=shortfall, mode=mode))
+    (plan,) = plans(mixer, 1, Availability(rows=4, groups={4: 1}))
+    assert (plan.planned_replay, plan.replay, plan.shortfall) == (12, 4, 8)
+    assert plan.fresh == fresh
+    assert mixer.starved_iterations == 1
 
 
-def test_plan_fills_with_fresh_ones_what_the_buffer_lacks() -> None:
-    plan = plan_batch(128, 0.25, available=10, mode="train")
-    assert (plan.planned_fresh, plan.planned_replay) == (96, 32)
-    assert (plan.fresh, plan.replay, plan.shortfall) == (118, 10, 22)
+@pytest.mark.parametrize("unit", ["any", "trajectory", "task", "group"])
+def test_shortfall_error_stops_and_names_the_remedy(unit: str) -> None:
+    with pytest.raises(
+        ReplayStarved, match=r"got 0 of 12 rows in iteration 1.*replay\.start\.buffer.*shortfall: fresh"
+    ):
+        plans(Mixer(rule_of(unit, 0.5, shortfall="error")), 1, NOTHING)
 
 
-def test_plan_puts_observed_rows_on_top_of_a_full_fresh_batch() -> None:
-    plan = plan_batch(128, 0.25, available=10, mode="observe")
-    assert (plan.fresh, plan.replay, plan.shortfall) == (128, 10, 22)
-    assert (plan.planned_fresh, plan.planned_replay) == (128, 32)
+@pytest.mark.parametrize("unit", ["any", "trajectory", "task", "group"])
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_shrinking_never_leaves_a_batch_or_a_task_with_nothing(unit: str, fraction: float) -> None:
+    mixer = Mixer(rule_of(unit, fraction, shortfall="shrink"))
+    (plan,) = plans(mixer, 1, NOTHING)
+    if unit in ("trajectory", "task"):
+        assert [slot for slot, _ in plan.groups] == list(range(6))
+    assert plan.fresh > 0
+    assert plan.fresh == (24 if fraction == 1.0 or unit == "task" else 12)  # mixed groups of `task` are replayed whole
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 1.5, float("nan")])
-def test_plan_refuses_a_fraction_that_is_none(fraction: float) -> None:
-    with pytest.raises(ValueError, match="replay.fraction must be between 0 and 1"):
-        plan_batch(8, fraction, available=0, mode="train")
+def test_a_shortage_is_not_made_up_for_later() -> None:
+    mixer = Mixer(rule_of("any", 0.5))
+    assert [plan.replay for plan in plans(mixer, 5, NOTHING)] == [0] * 5
+    assert [plan.replay for plan in plans(mixer, 2, PLENTY, first=6)] == [12, 12]
+    assert mixer.starved_iterations == 5
 
 
-@pytest.mark.parametrize(
-    ("fresh", "size", "sizes"),
-    [
-        (96, 8, [8] * 12),
-        (85, 8, [8] * 8 + [7] * 3),
-        (9, 8, [5, 4]),
-        (8, 8, [8]),
-        (1, 8, [1]),
-        (0, 8, []),
-        (13, 1, [1] * 13),
-    ],
-)
-def test_group_sizes_are_as_even_as_possible(fresh: int, size: int, sizes: list[int]) -> None:
-    assert group_sizes(fresh, size) == sizes
+@pytest.mark.parametrize("shortfall", ["fresh", "shrink"])
+@pytest.mark.parametrize("fraction", [1 / 3, 0.5, 0.9])
+def test_unit_trajectory_replays_as_many_members_of_every_group(fraction: float, shortfall: str) -> None:
+    mixer = Mixer(rule_of("trajectory", fraction, shortfall=shortfall))
+    for iteration, plan in enumerate(plans(mixer, 30)):
+        tasks = [POOL[(iteration * 6 + slot) % 9] for slot in range(6)]
+        replayed = Counter({pick.task: pick.count for pick in plan.picks})
+        assert sizes_by_slot(plan, tasks) == [GROUP] * 6
+        assert max(replayed[task] for task in tasks) - min(replayed[task] for task in tasks) <= 1
+        assert plan.num_tasks == 6
+
+
+def test_unit_trajectory_takes_what_a_task_has_and_collects_the_rest() -> None:
+    mixer = Mixer(rule_of("trajectory", 0.5))  # 2 of every 4
+    stored = {"task-0": 1, "task-1": 9, "task-2": 2}
+    (plan,) = plans(mixer, 1, Availability(rows=12, by_task=stored))
+    assert plan.picks == (Pick(1, task="task-0"), Pick(2, task="task-1"), Pick(2, task="task-2"))
+    assert plan.groups == ((0, 3), (1, 2), (2, 2), (3, 4), (4, 4), (5, 4))
+    assert (plan.planned_replay, plan.replay, plan.starved_groups) == (12, 5, 4)
+
+
+def test_unit_trajectory_gives_the_odd_members_to_tasks_that_have_them() -> None:
+    mixer = Mixer(rule_of("trajectory", 1 / 12))  # 2 of 24: none of most groups
+    (plan,) = plans(mixer, 1, Availability(rows=9, by_task={"task-3": 1, "task-5": 8}))
+    assert plan.picks == (Pick(1, task="task-3"), Pick(1, task="task-5"))
+
+
+@pytest.mark.parametrize("fraction", [0.25, 1 / 3, 0.5])
+def test_unit_task_replays_the_stated_members_of_some_groups_and_none_of_the_others(fraction: float) -> None:
+    rule = MixRule(BATCH, GROUP, Schedule(fraction), unit="task", task_members=3)
+    mixed = 0
+    for iteration, plan in enumerate(plans(Mixer(rule), 30), start=1):
+        assert all(pick.count == 3 for pick in plan.picks)
+        assert Counter(size for _, size in plan.groups) == Counter({1: len(plan.picks), 4: 6 - len(plan.picks)})
+        mixed += len(plan.picks)
+        assert abs(3 * mixed - iteration * 24 * fraction) <= 1.5
+
+
+def test_unit_task_mixes_the_groups_whose_task_is_stored() -> None:
+    mixer = Mixer(rule_of("task", 1 / 3))  # 2 of 6 groups, replayed whole
+    (plan,) = plans(mixer, 1, Availability(rows=99, by_task={"task-1": 3, "task-2": 4, "task-4": 50}))
+    assert plan.picks == (Pick(4, task="task-2"), Pick(4, task="task-4"))
+    assert plan.groups == ((0, 4), (1, 4), (3, 4), (5, 4))
+    assert plan.num_tasks == 6  # the two that are replayed whole are gone through as well
+
+
+@pytest.mark.parametrize("unit", ["trajectory", "task"])
+def test_a_task_that_fills_two_slots_keeps_two_well_formed_groups(unit: str) -> None:
+    mixer = Mixer(rule_of(unit, 0.5))
+    plan = mixer.plan(
+        iteration=1,
+        progress=0.0,
+        available=Availability(rows=5, by_task={"twin": 5}),
+        tasks=["twin", "a", "twin", "b", "c", "d"],
+    )
+    replayed = [pick.count for pick in plan.picks]
+    assert {pick.task for pick in plan.picks} == {"twin"}
+    assert sum(replayed) <= 5  # none is drawn twice
+    fresh = dict(plan.groups)
+    assert fresh.get(0, 0) + fresh.get(2, 0) + sum(replayed) == 2 * GROUP
+    assert [fresh[slot] for slot in (1, 3, 4, 5)] == [GROUP] * 4
+
+
+def test_unit_group_draws_whole_groups_of_the_batch_size() -> None:
+    (plan,) = plans(Mixer(rule_of("group", 0.5)), 1, Availability(rows=99, groups={3: 20, 4: 2}))
+    assert plan.picks == (Pick(8, unit="group"),)
+    assert plan.groups == ((0, 4), (1, 4), (2, 4), (3, 4))
+
+
+@pytest.mark.parametrize("unit", ["any", "trajectory", "task", "group"])
+def test_sources_share_the_replayed_rows_as_declared(unit: str) -> None:
+    mixer = Mixer(rule_of(unit, 0.5, sources={"self": 0.7, "teacher": 0.3}))
+    drawn = Counter[str]()
+    for iteration, plan in enumerate(plans(mixer, 100), start=1):
+        drawn.update({str(pick.source): 0 for pick in plan.picks})
+        for pick in plan.picks:
+            drawn[str(pick.source)] += pick.count
+        assert plan.replay == plan.planned_replay == sum(plan.planned_sources.values())
+        if unit in ("any", "trajectory"):
+            assert abs(drawn["teacher"] - 0.3 * 12 * iteration) <= 1
+    assert abs(drawn["teacher"] - 360) <= (4 if unit == "group" else 1)  # 0.3 of 1,200 rows
+
+
+def test_a_source_that_is_empty_is_not_filled_by_the_other() -> None:
+    mixer = Mixer(rule_of("any", 0.5, sources={"self": 0.75, "teacher": 0.25}))
+    (plan,) = plans(mixer, 1, Availability(rows=50, by_source={"self": 50}))
+    assert plan.picks == (Pick(9, "self"),)
+    assert (plan.planned_sources, plan.fresh, plan.shortfall) == ({"self": 9, "teacher": 3}, 15, 3)
+
+
+def replayed(mixer: Mixer, count: int, **more: object) -> list[int]:
+    return [plan.replay for plan in plans(mixer, count, **more)]  # type: ignore[arg-type]
+
+
+def test_replay_starts_at_an_iteration_or_a_share_of_the_run() -> None:
+    assert replayed(Mixer(rule_of("any", 0.5, start=StartRule(iteration=3))), 4) == [0, 0, 12, 12]
+    assert replayed(Mixer(rule_of("any", 0.5, start=StartRule(progress=0.5))), 4, of=5) == [0, 0, 12, 12]
+
+
+def test_replay_starts_with_enough_in_the_buffer_and_goes_on_when_it_falls() -> None:
+    mixer = Mixer(rule_of("any", 0.5, start=StartRule(buffer=20)))
+    assert replayed(mixer, 1, available=Availability(rows=19)) == [0]
+    assert replayed(mixer, 1, available=Availability(rows=20)) == [12]
+    assert replayed(mixer, 1, available=Availability(rows=6)) == [6]
+
+
+def test_success_rate_latches_once_reached() -> None:
+    mixer = Mixer(rule_of("any", 0.5, start=StartRule(success_rate=0.3, iteration=3)))
+    drawn = []
+    for iteration, success in enumerate([0.2, 0.3, 0.1, None], start=1):
+        drawn += replayed(mixer, 1, first=iteration)
+        mixer.observe(success_rate=success, ess_by_age={})
+    assert drawn == [0, 0, 12, 12]
+
+
+RULE = EssRule(floor=0.5, lower_by=0.5, raise_by=2.0, least=0.1)
+
+
+def test_controller_lowers_the_fraction_under_the_floor_and_raises_it_back() -> None:
+    mixer = Mixer(rule_of("any", 0.5, controller=RULE))
+    series: list[Mapping[str, float]] = [
+        {"1": 0.9, "2-3": 0.49},  # one old bucket is enough
+        {"1": 0.9, "2-3": 0.2},
+        {"1": 0.4},
+        {"1": 0.3},
+        {"1": 0.5},  # at the floor is not under it
+        {},  # nothing measured
+        {"1": 1.0},
+        {"1": 1.0},
+        {"1": 1.0},
+    ]
+    factors, drawn = [], []
+    for iteration, ess in enumerate(series, start=1):
+        drawn += replayed(mixer, 1, first=iteration)
+        mixer.observe(success_rate=0.5, ess_by_age=ess)
+        factors.append(mixer.factor)
+    assert factors == [0.5, 0.25, 0.125, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    # 12 x 1, .5, .25, .125, .1, .2, .4, .8, 1: 12, 6, 3, 1.5, 1.2, 2.4, 4.8, 9.6, 12; the sums rounded, ties down
+    assert drawn == [12, 6, 3, 1, 2, 2, 5, 10, 12]
+
+
+def test_a_resumed_mixer_goes_on_like_the_unbroken_one() -> None:
+    def observed(mixer: Mixer, first: int, count: int) -> list[BatchPlan]:
+        made = []
+        for iteration in range(first, first + count):
+            made += plans(mixer, 1, first=iteration)
+            mixer.observe(success_rate=iteration / 40, ess_by_age={"1": 0.4 if iteration % 5 == 0 else 0.9})
+        return made
+
+    for unit in ("any", "trajectory", "task", "group"):
+        rule = rule_of(
+            unit,
+            SCHEDULES["cosine"](0.9),
+            sources={"self": 0.7, "teacher": 0.3},
+            start=StartRule(success_rate=0.1, iteration=3),
+            controller=EssRule(floor=0.5, lower_by=0.7, raise_by=1.1, least=0.1),
+        )
+        unbroken, broken = Mixer(rule), Mixer(rule)
+        whole = observed(unbroken, 1, 40)
+        begun = observed(broken, 1, 17)
+        resumed = Mixer(rule)
+        resumed.load_state(json.loads(json.dumps(broken.state())))
+        assert begun + observed(resumed, 18, 23) == whole
+
+
+def test_state_of_another_unit_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"replay\.unit must be the one the state was saved by \(any\), got group"):
+        Mixer(rule_of("group", 0.5)).load_state(Mixer(rule_of("any", 0.5)).state())
+
+
+def test_plan_refuses_tasks_that_are_not_the_next_ones() -> None:
+    with pytest.raises(ValueError, match="tasks must be the next 6, got 1"):
+        Mixer(rule_of("trajectory", 0.5)).plan(iteration=1, progress=0.0, available=PLENTY, tasks=["one"])
