@@ -25,6 +25,8 @@ class BatchRow:
     stream: Literal["fresh", "replay"]
     advantage: float
     """Of the whole trajectory; reward units."""
+    staleness: int | None = None
+    """Of a replayed row, in publishes; None: unknown."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from agentloop.mini_batches import plan_mini_batches
 from agentloop.models.actor import Actor
 from agentloop.optimizer import PolicyOptimizer, learning_rate
 from agentloop.scoring import ScoredBatch, score
-from agentloop.update_stats import RowStats, UpdateTotals, drift_metrics, row_stats
+from agentloop.update_stats import RowStats, UpdateTotals, age_bucket, drift_metrics, row_stats
 from context.authors import AuthorTable
 from replay.records import FRESH, REPLAY
 
@@ -77,8 +77,8 @@ class Trainer:
         own denominator, mean over optimizer steps; without replay, KL and entropy term it is the optimised
         loss. Clip fractions are over all trained tokens of the stream; `ratio_*` and `approx_kl`, the mean of
         (r - 1) - log r against the anchor, over those that had a gradient pass. Before the first step:
-        `drift_*` and `ess` over action tokens, and `actor/entropy`, the mean over the fresh rows' action
-        tokens. `grad_norm` is before clipping.
+        `drift_*` and `ess` (of the replay stream also by age) over action tokens, and `actor/entropy`, the mean
+        over the fresh rows' action tokens. `grad_norm` is before clipping.
 
         Raises TrainingStopped for a NaN or infinite loss or gradient if `optimizer.on_bad_gradient` is stop,
         and ValueError, before anything has changed, for a trained token without the behavior log-prob its
@@ -102,7 +102,7 @@ class Trainer:
                 )
                 self._step(scored.rows(chosen.nonzero()[:, 0]), totals, log, iteration=iteration)
         drift = scored.drift()
-        metrics |= drift_metrics(drift, totals.replayed) | totals.metrics() | log.metrics()
+        metrics |= drift_metrics(drift, totals.replayed, _ages(rows)) | totals.metrics() | log.metrics()
         metrics["actor/learning_rate"] = rate
         return UpdateResult(metrics, row_stats(drift, totals, batch.trajectory_ids), log.steps)
 
@@ -117,7 +117,7 @@ class Trainer:
         drift = scored.drift()
         totals = UpdateTotals(scored.batch.replayed)
         totals.observe(drift)
-        metrics = drift_metrics(drift, totals.replayed) | totals.metrics()
+        metrics = drift_metrics(drift, totals.replayed, _ages(rows)) | totals.metrics()
         return UpdateResult(metrics, row_stats(drift, totals, scored.batch.trajectory_ids), 0)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -179,3 +179,8 @@ class Trainer:
             return
         log.gradient_norms.append(norm)
         self._optimizer.step(norm)
+
+
+def _ages(rows: Sequence[BatchRow]) -> list[str | None]:
+    """The age bucket of each replayed row."""
+    return [age_bucket(row.staleness) if row.stream == REPLAY else None for row in rows]

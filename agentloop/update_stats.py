@@ -12,6 +12,8 @@ from agentloop.algorithms.diagnostics import Drift, effective_sample_size, sum_b
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
 from replay.records import FRESH, REPLAY
 
+ESS_BY_AGE = "actor/replay/ess/age_"
+"""Begins the names of the ESS metrics of the replay stream's age buckets."""
 _STREAMS = ((FRESH, False), (REPLAY, True))
 """Name, and whether its rows are replayed."""
 
@@ -111,8 +113,12 @@ class UpdateTotals:
         return metrics
 
 
-def drift_metrics(drift: Drift, replayed: Tensor) -> dict[str, float]:
-    """Drift and effective sample size of each stream, over trajectories with known behavior log-probs."""
+def drift_metrics(drift: Drift, replayed: Tensor, ages: Sequence[str | None]) -> dict[str, float]:
+    """Drift and effective sample size of each stream, over trajectories with known behavior log-probs.
+
+    `ages` names the age bucket of each trajectory; every bucket that replayed ones are in has an ESS of its own: the
+    oldest rows go bad first, which a mean over all ages hides.
+    """
     metrics: dict[str, float] = {}
     for stream, flag in _STREAMS:
         rows = (replayed == flag) & (drift.tokens > 0)
@@ -120,7 +126,21 @@ def drift_metrics(drift: Drift, replayed: Tensor) -> dict[str, float]:
             metrics[f"actor/{stream}/drift_mean"] = float(drift.sum[rows].sum() / drift.tokens[rows].sum())
             metrics[f"actor/{stream}/drift_max"] = float(drift.max[rows].max())
             metrics[f"actor/{stream}/ess"] = effective_sample_size(drift.weight[rows])
+    old = (replayed & (drift.tokens > 0)).tolist()
+    for age in sorted({age for age, counts in zip(ages, old, strict=True) if counts and age is not None}):
+        rows = torch.tensor([counts and own == age for own, counts in zip(ages, old, strict=True)])
+        metrics[f"{ESS_BY_AGE}{age}"] = effective_sample_size(drift.weight[rows.to(drift.weight.device)])
     return metrics
+
+
+def age_bucket(staleness: int | None) -> str:
+    """Buckets that double: 0, 1, 2-3, 4-7, 8-15, ...; `unknown` for rows of other runs."""
+    if staleness is None:
+        return "unknown"
+    if staleness < 2:
+        return str(staleness)
+    first = 1 << (staleness.bit_length() - 1)
+    return f"{first}-{2 * first - 1}"
 
 
 def row_stats(drift: Drift, totals: UpdateTotals, trajectory_ids: Sequence[str]) -> dict[str, RowStats]:
