@@ -37,6 +37,7 @@ from agentloop.trainer import Trainer
 from agentloop.warm_up import Demonstrator, demonstrations, warm_up
 from context import AuthorTable
 from context.verdict import check_template
+from replay.mixing import Mixer
 from replay.records import Trajectory
 from replay.retention import Capacity
 from replay.sampling import Sampler, make_sampler
@@ -57,6 +58,7 @@ class Parts:
     admission: Admission
     capacity: Capacity
     sampler: Sampler
+    mixer: Mixer
     source: TaskSource
     actors: Actors
     generator: LocalGenerator
@@ -179,6 +181,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
         admission=admission,
         capacity=make_capacity(config.replay),
         sampler=make_sampler(config.replay.sampler, derive_seed(config.run.seed, "sampler")),
+        mixer=Mixer(config.mix_rule()),
         source=TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool),
         actors=make_actors(config, factory, loaded, generator),
         generator=generator,

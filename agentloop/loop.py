@@ -8,19 +8,28 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from agentloop.assemble import Parts
-from agentloop.batch import BatchRow
 from agentloop.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.collect import Birth, Collected, collect
+from agentloop.composing import (
+    Composition,
+    Planned,
+    completed_advantages,
+    draw_request,
+    fresh_records,
+    plan_iteration,
+)
 from agentloop.errors import TrainingStopped
 from agentloop.evaluate import evaluate
 from agentloop.seeds import derive_seed
 from agentloop.signals import StopRequest
+from agentloop.task_line import TaskLine
 from agentloop.trainer import UpdateResult
-from replay.mixing import BatchPlan, group_sizes, plan_batch
+from agentloop.update_stats import ESS_BY_AGE
+from replay.mixing import ReplayStarved
 from replay.observe import as_observed
-from replay.records import FRESH, DrawRecord, IterationRecord
-from replay.request import DrawRequest, Limits, Pick
-from replay.store import AppendReport, Drawn
+from replay.records import IterationRecord
+from replay.request import Availability
+from replay.store import AppendReport
 
 
 @dataclass
@@ -29,8 +38,7 @@ class LoopState:
 
     iteration: int = 0
     """Iterations committed."""
-    next_task: int = 0
-    """Index of the next training task."""
+    tasks: TaskLine = field(default_factory=TaskLine)
     attempt: int = 0
     """Part of the ids of what is collected: a resumed run must not reuse those of its orphans."""
     evaluations: list[tuple[int, float]] = field(default_factory=list)
@@ -43,17 +51,7 @@ class LoopState:
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> LoopState:
         evaluations = [(int(i), float(s)) for i, s in values["evaluations"]]
-        return cls(**{**values, "evaluations": evaluations})
-
-
-@dataclass(frozen=True)
-class Composition:
-    """What went into one iteration's batch."""
-
-    plan: BatchPlan
-    fresh: Collected
-    fresh_draws: list[DrawRecord]
-    drawn: list[Drawn]
+        return cls(**{**values, "evaluations": evaluations, "tasks": TaskLine(**values["tasks"])})
 
 
 class Loop:
@@ -85,11 +83,11 @@ class Loop:
     def iterate(self, iteration: int) -> None:
         """One composed batch: collect, append, draw, update, publish, log."""
         clock = _Clock()
-        plan, request = self.plan(iteration)
-        fresh = self.collect(iteration, plan)
+        planned = self.plan(iteration)
+        fresh = self.collect(iteration, planned)
         clock.lap("collect")
         appended = self.append(fresh)
-        batch = self.draw(plan, request, fresh)
+        batch = self.draw(planned, fresh)
         clock.lap("draw")
         result, observed = self.update(iteration, batch)
         metrics = self.commit(iteration, batch, result, observed)
@@ -104,25 +102,33 @@ class Loop:
         self.parts.store.add_metrics(self.parts.run_id, iteration, later)
         self.log(iteration, metrics | later)
 
-    def plan(self, iteration: int) -> tuple[BatchPlan, DrawRequest]:
-        """How many rows of each stream, given what the buffer can give."""
-        replay = self.config.replay
-        request = DrawRequest(
-            run=self.parts.run_id,
-            iteration=iteration,
-            policy_version=self.parts.generator.policy_version,
-            limits=Limits(successful_only=replay.successful_only),
+    def plan(self, iteration: int) -> Planned:
+        """What the batch is made of, given what the buffer can give."""
+        parts = self.parts
+        request = draw_request(
+            self.config, run=parts.run_id, iteration=iteration, policy_version=parts.generator.policy_version
         )
-        fraction = self.config.replay_fraction(iteration)
-        available = self.parts.store.available(request, self.parts.sampler).rows if fraction > 0 else 0
-        plan = plan_batch(self.config.batch.trajectories, fraction, available=available, mode=replay.mode)
-        return plan, replace(request, picks=(Pick(plan.replay),), first_slot=plan.fresh)
+        replays = self.config.mix_rule().fraction.highest > 0
+        available = parts.store.available(request, parts.sampler) if replays else Availability()
+        try:
+            plan, tasks = plan_iteration(
+                parts.mixer,
+                self.config,
+                self.state.tasks,
+                iteration=iteration,
+                available=available,
+                task_hash=self._task_hash,
+            )
+        except ReplayStarved as error:
+            raise TrainingStopped(str(error)) from error
+        return Planned(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
 
-    def collect(self, iteration: int, plan: BatchPlan) -> Collected:
+    def _task_hash(self, index: int) -> str:
+        return self.parts.actors.factory.task_hash(self.parts.source.train(index))
+
+    def collect(self, iteration: int, planned: Planned) -> Collected:
         """Act: the fresh rows of this iteration, in groups."""
-        sizes = group_sizes(plan.fresh, self.config.batch.group_size)
-        groups = [(self.parts.source.train(self.state.next_task + i), size) for i, size in enumerate(sizes)]
-        self.state.next_task += len(sizes)
+        groups = [(self.parts.source.train(planned.tasks[slot]), size) for slot, size in planned.plan.groups]
         seed = derive_seed(self.config.run.seed, "collect", iteration)
         self.parts.generator.begin(seed=seed, temperature=self.config.rollout.temperature)
         birth = Birth(self.parts.run_id, iteration, self.state.attempt)
@@ -140,29 +146,23 @@ class Loop:
         admission = self.parts.admission
         return self.parts.store.append(fresh.tasks, fresh.groups, fresh.trajectories, admission=admission)
 
-    def draw(self, plan: BatchPlan, request: DrawRequest, fresh: Collected) -> Composition:
+    def draw(self, planned: Planned, fresh: Collected) -> Composition:
         """Reserve this iteration's slots, fresh ones first."""
-        fresh_draws = [
-            DrawRecord(
-                run=self.parts.run_id,
-                iteration=request.iteration,
-                slot=slot,
-                trajectory=trajectory.id,
-                stream=FRESH,
-                probability=None,
-                staleness=request.policy_version - trajectory.record.policy_version_min,
-            )
-            for slot, trajectory in enumerate(fresh.trajectories)
-        ]
-        self.parts.store.reserve_fresh(fresh_draws)
-        drawn = self.parts.store.draw(request, self.parts.sampler) if plan.replay else []
-        return Composition(plan, fresh, fresh_draws, drawn)
+        store, request = self.parts.store, replace(planned.request, picks=planned.picks(fresh, self.config))
+        fresh_draws = fresh_records(request.run, request.iteration, request.policy_version, fresh.trajectories)
+        store.reserve_fresh(fresh_draws)
+        drawn = store.draw(request, self.parts.sampler) if request.picks else []
+        completed: dict[str, float] = {}
+        if self.config.replay.complete_zero_variance:
+            completed = completed_advantages(fresh, drawn, normalise_std=self.config.advantage.normalise_std)
+        batch = Composition(planned, fresh, fresh_draws, drawn, completed)
+        self.state.tasks.advance(planned.tasks, without_member=batch.without_member(self._task_hash))
+        return batch
 
     def update(self, iteration: int, batch: Composition) -> tuple[UpdateResult, UpdateResult | None]:
         """Learn from both streams. Observed rows are scored apart, before the update and without a trace in it."""
         self.parts.display.phase("update", 0, 1)
-        fresh = [BatchRow(t, "fresh", t.record.advantage) for t in batch.fresh.trajectories]
-        replayed = [BatchRow(d.trajectory, "replay", d.trajectory.record.advantage) for d in batch.drawn]
+        fresh, replayed = batch.rows()
         observed = None
         if self.config.replay.mode == "observe":
             rows = [replace(row, trajectory=as_observed(row.trajectory, self.parts.authors)) for row in replayed]
@@ -176,11 +176,15 @@ class Loop:
         self, iteration: int, batch: Composition, result: UpdateResult, observed: UpdateResult | None
     ) -> dict[str, float]:
         """The draws with what the update did to them, the iteration and its metrics, in one transaction."""
-        metrics = _metrics(batch, result, observed, trajectories=self.config.batch.trajectories)
+        metrics = {
+            **batch.fresh.metrics(),
+            **result.metrics,
+            **(observed.metrics if observed else {}),
+            **batch.metrics(self.config, self.parts.mixer),
+        }
         statistics = {**result.rows, **(observed.rows if observed else {})}
         draws = [*batch.fresh_draws, *(drawn.draw for drawn in batch.drawn)]
-        advantages = {t.id: t.record.advantage for t in batch.fresh.trajectories}
-        advantages |= {d.trajectory.id: d.trajectory.record.advantage for d in batch.drawn}
+        advantages = {row.trajectory.id: row.advantage for rows in batch.rows() for row in rows}
         committed = [
             replace(draw, advantage=advantages[draw.trajectory], **asdict(statistics[draw.trajectory]))
             for draw in draws
@@ -189,15 +193,17 @@ class Loop:
             run=self.parts.run_id,
             iteration=iteration,
             policy_version=self.parts.generator.policy_version,
-            planned_fresh=batch.plan.planned_fresh,
-            planned_replay=batch.plan.planned_replay,
+            planned_fresh=batch.planned.plan.planned_fresh,
+            planned_replay=batch.planned.plan.planned_replay,
             fresh=len(batch.fresh.trajectories),
             replay=len(batch.drawn),
-            fraction=batch.plan.fraction,
+            fraction=batch.planned.plan.fraction,
             optimizer_steps=result.optimizer_steps,
             metrics=metrics,
         )
         self.parts.store.commit(record, committed, sampler_state=self.parts.sampler.state())
+        ess = {name: value for name, value in metrics.items() if name.startswith(ESS_BY_AGE)}
+        self.parts.mixer.observe(success_rate=metrics.get("rollout/success"), ess_by_age=ess)
         self.state.iteration = iteration
         return metrics
 
@@ -238,6 +244,7 @@ class Loop:
             "loop": self.state.to_values(),
             "trainer": values,
             "sampler": self.parts.sampler.state(),
+            "mixer": self.parts.mixer.state(),
         }
         folder = self.parts.folder.checkpoints
         save_checkpoint(folder / f"{self.state.iteration:06d}", self.parts.publisher.save_model, tensors, state)
@@ -254,29 +261,6 @@ class Loop:
         target = self.config.run.stop_at_success
         last_two = [success for _, success in self.state.evaluations[-2:]]
         return target is not None and len(last_two) == 2 and min(last_two) >= target
-
-
-def _metrics(
-    batch: Composition, result: UpdateResult, observed: UpdateResult | None, *, trajectories: int
-) -> dict[str, float]:
-    """Everything measured in this iteration but its times."""
-    stale = [d.draw.staleness for d in batch.drawn if d.draw.staleness is not None]
-    metrics = {
-        **batch.fresh.metrics(),
-        **result.metrics,
-        **(observed.metrics if observed else {}),
-        "batch/planned_fresh": batch.plan.planned_fresh,
-        "batch/planned_replay": batch.plan.planned_replay,
-        "batch/fresh": len(batch.fresh.trajectories),
-        "batch/replay": len(batch.drawn),
-        "batch/fraction": batch.plan.fraction,
-        "batch/achieved_fraction": len(batch.drawn) / trajectories,
-        "batch/shortfall": batch.plan.planned_replay - len(batch.drawn),
-        "batch/fresh_shortfall": batch.plan.fresh - len(batch.fresh.trajectories),
-    }
-    if stale:
-        metrics |= {"replay/staleness_mean": sum(stale) / len(stale), "replay/staleness_max": max(stale)}
-    return {name: float(value) for name, value in metrics.items()}
 
 
 def _tokens(batch: Composition) -> int:

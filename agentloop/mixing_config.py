@@ -44,7 +44,9 @@ class ScheduleSection(Section):
             raise ValueError(
                 "replay.schedule.steps must hold a pair when shape is step, got []. Set [[0.5, 0.1]], say."
             )
-        unused = {"steps": self.steps} if sloping else {"final": self.final, "begin": self.begin, "end": self.end}
+        unused: dict[str, object] = (
+            {"steps": self.steps} if sloping else {"final": self.final, "begin": self.begin, "end": self.end}
+        )
         if self.shape == "constant":
             unused["steps"] = self.steps
         for name, value in unused.items():

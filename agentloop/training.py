@@ -114,6 +114,7 @@ def _restore(parts: Parts, checkpoint: Checkpoint) -> LoopState:
     tensors = {name: t for name, t in checkpoint.tensors.items() if not name.startswith("random.")}
     parts.trainer.load_state(tensors, checkpoint.values["trainer"])
     parts.sampler.load_state(checkpoint.values["sampler"])
+    parts.mixer.load_state(checkpoint.values["mixer"])
     return LoopState.from_values(checkpoint.values["loop"])
 
 

@@ -88,6 +88,9 @@ def available(connection: sa.Connection, request: DrawRequest, sampler: Sampler)
         by_source_task=rows,
         groups={size: count // size for size, count in Counter(whole).items()},
         by_source_groups={key: count // key[1] for key, count in groups.items() if count},
+        by_task_reward=Counter(
+            zip(candidates.tasks[weights > 0].tolist(), candidates.rewards[weights > 0].tolist(), strict=True)
+        ),
     )
 
 
@@ -127,6 +130,10 @@ def _asked(candidates: Candidates, pick: Pick) -> npt.NDArray[np.bool_]:
         asked &= (candidates.sources == pick.source) | (candidates.runs == pick.source)
     if pick.task is not None:
         asked &= candidates.tasks == pick.task
+    if pick.size is not None:
+        asked &= candidates.group_sizes == pick.size
+    if pick.reward_other_than is not None:
+        asked &= candidates.rewards != pick.reward_other_than
     return asked
 
 
@@ -196,10 +203,11 @@ def _candidates(connection: sa.Connection, request: DrawRequest) -> Candidates:
     """In the order of (iteration, slot): ids change when a run is resumed, and selection must not."""
     others = [run for run in _comparable_runs(connection, request.run) if run != request.run]
     found = connection.execute(_candidates_query(request, others)).all()
-    columns = list(zip(*found, strict=True)) if found else [()] * 7
+    columns = list(zip(*found, strict=True)) if found else [()] * 8
     sources, owners, of_tasks, of_groups = (np.array(restored_column(column), object) for column in columns[1:5])
     rates, sizes = np.array(columns[5], np.float64), np.array(columns[6], np.int64)
-    return Candidates(restored_column(columns[0]), rates, sources, owners, of_tasks, of_groups, sizes)
+    rewards = np.array(columns[7], np.float64)
+    return Candidates(restored_column(columns[0]), rates, sources, owners, of_tasks, of_groups, sizes, rewards)
 
 
 def _candidates_query(request: DrawRequest, others: Sequence[str]) -> sa.Select[Any]:
@@ -209,7 +217,7 @@ def _candidates_query(request: DrawRequest, others: Sequence[str]) -> sa.Select[
     columns: list[sa.ColumnElement[Any]] = [sa.type_coerce(text, sa.Text) for text in texts]
     query: sa.Select[Any] = (
         # Texts as the database has them: a row at a time, ExactText takes longer than the query.
-        sa.select(*columns, groups.c.success_rate, groups.c.size)
+        sa.select(*columns, groups.c.success_rate, groups.c.size, rows.reward)
         .join_from(trajectories, groups, rows.group == groups.c.id)
         .where(rows.state == ELIGIBLE, earlier | rows.run.in_(others))
         .order_by(rows.iteration, rows.slot, rows.run, rows.id)

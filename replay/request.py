@@ -27,6 +27,10 @@ class Pick:
     """Its hash; None: any."""
     unit: Literal["trajectory", "group"] = "trajectory"
     """group: whole stored groups only, of at most `count` rows together."""
+    size: int | None = None
+    """Members of the groups the rows were born in; None: any."""
+    reward_other_than: float | None = None
+    """Only rows with another reward; None: any."""
 
 
 @dataclass(frozen=True)
@@ -63,3 +67,4 @@ class Availability:
     """Number of complete groups, by size: those of which every member could be drawn."""
     by_source_groups: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """The same by source."""
+    by_task_reward: Mapping[tuple[str, float], int] = field(default_factory=dict)

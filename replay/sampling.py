@@ -23,6 +23,7 @@ class Candidates:
     tasks: npt.NDArray[np.object_]
     groups: npt.NDArray[np.object_]
     group_sizes: npt.NDArray[np.int64]
+    rewards: npt.NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -112,7 +112,10 @@ def test_context_that_can_not_be_made_is_refused_at_its_line(
     [
         ({"loss": {"fresh": {"anchor": "behavior"}}}, "loss.fresh.anchor must be old when context.strategy is hint"),
         ({"replay": {"fraction": 0.5}}, "loss.replay.anchor must be old when context.strategy is hint"),
-        ({"replay": {"final_fraction": 0.5}}, "loss.replay.anchor must be old when context.strategy is hint"),
+        (
+            {"replay": {"schedule": {"shape": "linear", "final": 0.5}}},
+            "loss.replay.anchor must be old when context.strategy is hint",
+        ),
         ({"kl": {"reward_coef": 0.1}}, "kl.reward_coef must be 0 when context.strategy is hint"),
     ],
 )

@@ -23,7 +23,7 @@ from agentloop.models.actor import Actor
 from agentloop.run_folder import latest_run_folder, open_run_folder
 from agentloop.training import TrainResult, train
 from context import default_authors
-from replay.mixing import group_sizes, plan_batch
+from replay.apportion import group_sizes
 from replay.store import ReplayStore
 from tests.agentloop.runs import SilentDisplay, rows, save_llama, save_qwen2, small_config
 
@@ -59,14 +59,11 @@ def untimed(iterations: list[dict[str, float]]) -> list[dict[str, float]]:
 def test_run_composition_is_what_the_rule_gives(finished: tuple[TrainResult, RunConfig, SilentDisplay]) -> None:
     result, config, _ = finished
     database = result.folder / "replay.sqlite"
-    stored = 0
-    for iteration in (1, 2, 3):
-        plan = plan_batch(16, config.replay_fraction(iteration), available=stored, mode="train")
+    for iteration, (fresh, replayed) in enumerate([(16, 0), (12, 4), (12, 4)], start=1):
         counts = dict(rows(database, f"select stream, count(*) from draws where iteration = {iteration} group by 1"))
-        assert counts == {name: n for name, n in (("fresh", plan.fresh), ("replay", plan.replay)) if n}
+        assert counts == {name: n for name, n in (("fresh", fresh), ("replay", replayed)) if n}
         sizes = rows(database, f"select size from groups where iteration = {iteration} order by size desc")
-        assert [size for (size,) in sizes] == group_sizes(plan.fresh, 4)
-        stored += plan.fresh
+        assert [size for (size,) in sizes] == group_sizes(fresh, 4)
     # 16, then a quarter of 16 replayed
     assert rows(database, "select fresh, replay from iterations order by iteration") == [(16, 0), (12, 4), (12, 4)]
 
@@ -123,7 +120,7 @@ def test_run_metrics_in_the_database_are_those_people_saw(
     seen = dict(enumerate(display.iterations, start=1))
     assert {i: stored[i] for i in (1, 2, 3)} == seen
     assert display.iterations[1]["batch/achieved_fraction"] == 0.25
-    assert display.iterations[0]["batch/shortfall"] == 4
+    assert display.iterations[0]["replay/starved_rows"] == 4
 
 
 def test_same_seed_gives_identical_draws_metrics_and_weights(

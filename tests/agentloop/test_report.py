@@ -44,7 +44,7 @@ TWO_STREAMS = {
 CONFIG = RunConfig.model_validate(
     {
         "run": {"seed": 7, "iterations": 60, "stop_at_success": 0.95},
-        "replay": {"fraction": 0.25, "final_fraction": 0.0},
+        "replay": {"fraction": 0.25, "schedule": {"shape": "linear", "final": 0.0}},
     }
 )
 
@@ -107,9 +107,15 @@ def test_report_heads_with_success_duration_and_rows() -> None:
 @pytest.mark.parametrize(
     ("replay", "told"),
     [
-        ({"fraction": 0.25, "final_fraction": 0.0}, "replay 25 % falling to 0 %, success sampler"),
+        (
+            {"fraction": 0.25, "schedule": {"shape": "linear", "final": 0.0}},
+            "replay 25 % falling to 0 %, success sampler",
+        ),
         ({"fraction": 0.25}, "replay 25 %, success sampler"),
-        ({"fraction": 0.0, "final_fraction": 0.5}, "replay 0 % rising to 50 %, success sampler"),
+        (
+            {"fraction": 0.0, "schedule": {"shape": "linear", "final": 0.5}},
+            "replay 0 % rising to 50 %, success sampler",
+        ),
         ({"fraction": 0.5, "mode": "observe"}, "replay 50 %, success sampler, observed only"),
         ({"fraction": 0.0}, "no replay"),
     ],

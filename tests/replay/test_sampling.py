@@ -14,7 +14,9 @@ CHI_SQUARE = {3: 16.27, 9: 27.88}
 def candidates(rates: list[float]) -> Candidates:
     texts = np.array([""] * len(rates), object)
     ids = [f"t{i}" for i in range(len(rates))]
-    return Candidates(ids, np.array(rates), texts, texts, texts, texts, np.ones(len(rates), np.int64))
+    return Candidates(
+        ids, np.array(rates), texts, texts, texts, texts, np.ones(len(rates), np.int64), np.ones(len(rates))
+    )
 
 
 def frequencies(name: str, rates: list[float], rounds: int) -> np.ndarray:
