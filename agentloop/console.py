@@ -75,9 +75,9 @@ def describe_iteration(number: int, total: int, metrics: Mapping[str, float], le
     parts = [f"iteration {number}/{total}"]
     if "rollout/success" in metrics:  # absent when the whole batch came from the buffer
         parts.append(f"success {percent(metrics['rollout/success'])}")
-    parts += [
-        f"fresh {metrics['batch/fresh']:.0f} + replay {metrics['batch/replay']:.0f}",
-    ]
+    replayed, ruled = metrics["batch/replay"], metrics["batch/planned_replay"]
+    of_ruled = f" of {ruled:.0f}" if replayed < ruled else ""  # the buffer could not give the rest
+    parts.append(f"fresh {metrics['batch/fresh']:.0f} + replay {replayed:.0f}{of_ruled}")
     if metrics.get("rollout/engine_failures"):
         parts.append(f"{metrics['rollout/engine_failures']:.0f} lost to the engine")
     if "actor/replay/ess" in metrics:

@@ -78,7 +78,8 @@ def _setting(config: RunConfig) -> str:
     told = drawn.join(number(share, percent=True) for share in shares)
     parts = [config.environment.name, f"seed {config.run.seed}"]
     use = ", observed only" if replay.mode == "observe" else ""
-    parts.append(f"replay {told}, {replay.sampler} sampler{use}" if any(shares) else "no replay")
+    unit = "" if replay.unit == "any" else f", unit {replay.unit}"
+    parts.append(f"replay {told}{unit}, {replay.sampler} sampler{use}" if any(shares) else "no replay")
     if target is not None:
         parts.append(f"ends at {number(target, percent=True)} held-out success twice in a row")
     return " \u00b7 ".join(parts).replace(" %", "\u00a0%")

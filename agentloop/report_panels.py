@@ -64,7 +64,7 @@ def panel_groups(metrics: Metrics, config: RunConfig | None) -> tuple[PanelGroup
         ),
         PanelGroup(
             "What went into it?",
-            (_composition(metrics), _stop_reasons(metrics), _timings(metrics), _speed(metrics)),
+            (_composition(metrics), _mixing_ratio(metrics), _stop_reasons(metrics), _timings(metrics), _speed(metrics)),
         ),
     )
 
@@ -208,14 +208,28 @@ def _staleness(metrics: Metrics) -> Panel:
 def _composition(metrics: Metrics) -> Panel:
     return Panel(
         "Batch composition",
-        "Bars: what went in. Line: fresh as configured; blue above it stands in for replay the buffer could not give.",
+        "Bars: what went in. Line: fresh as ruled; blue above it stands in for replay the buffer could not give.",
         (
             Curve("fresh", finite(metrics, "batch/fresh"), "fresh"),
             Curve("replay", finite(metrics, "batch/replay"), "replay"),
         ),
         Axis("trajectories", from_zero=True),
         kind="bars",
-        steps=Curve("fresh as configured", finite(metrics, "batch/planned_fresh"), "ink"),
+        steps=Curve("fresh as ruled", finite(metrics, "batch/planned_fresh"), "ink"),
+    )
+
+
+def _mixing_ratio(metrics: Metrics) -> Panel:
+    return Panel(
+        "Mixing ratio",
+        "Replay's share of the batch. Ruled under configured: not begun yet, or held back by the controller; achieved "
+        "under ruled: the buffer had no more.",
+        (
+            Curve("achieved", finite(metrics, "batch/achieved_fraction"), "replay", marker="square"),
+            Curve("ruled", finite(metrics, "batch/ruled_fraction"), "ink", dashed=True),
+            Curve("configured", finite(metrics, "batch/fraction"), "s2", dashed=True),
+        ),
+        Axis("share of trajectories", percent=True, from_zero=True, least_span=0.05),
     )
 
 

@@ -70,7 +70,7 @@ def _whole_groups(
     _, ruled = remainders.split("replay", rule.num_groups, [1 - share, share])
     sources = _by_source(rule, ruled, remainders)
     given = {source: stock.take_groups(count, source, size) for source, count in sources.items()}
-    picks = _picks(Pick(count * size, source, unit="group") for source, count in given.items())
+    picks = _picks(Pick(count * size, source, unit="group", size=size) for source, count in given.items())
     sizes = group_sizes(_fresh_part(rule, rule.trajectories, ruled * size, picks), size)
     planned = {source: count * size for source, count in sources.items()}
     starved = ruled - sum(given.values())

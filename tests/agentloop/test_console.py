@@ -7,7 +7,13 @@ from rich.console import Console
 
 from agentloop.console import LiveDisplay, PlainDisplay, percent, time_left
 
-FIGURES = {"rollout/success": 0.172, "batch/fresh": 96.0, "batch/replay": 32.0, "speed/tokens_per_second": 12_345.6}
+FIGURES = {
+    "rollout/success": 0.172,
+    "batch/fresh": 96.0,
+    "batch/replay": 32.0,
+    "batch/planned_replay": 32.0,
+    "speed/tokens_per_second": 12_345.6,
+}
 
 
 class Clock:
@@ -65,6 +71,12 @@ def test_plain_display_gives_an_iteration_one_line() -> None:
         "iteration 1/12  success 17.2 %  fresh 96 + replay 32  replay ESS 0.88  12,346 tokens/s  left <= 0:55",
         "iteration 2/12  success 17.2 %  fresh 96 + replay 32  replay ESS 0.88  12,346 tokens/s  left <= 0:50",
     ]
+
+
+def test_replay_that_the_buffer_could_not_give_is_told() -> None:
+    display, written, _ = plain()
+    display.iteration(1, 2, {**FIGURES, "batch/fresh": 118.0, "batch/replay": 10.0})
+    assert "fresh 118 + replay 10 of 32  " in written.getvalue()
 
 
 def test_time_left_of_a_resumed_run_counts_its_own_iterations_only() -> None:

@@ -57,7 +57,7 @@ def untimed(iterations: list[dict[str, float]]) -> list[dict[str, float]]:
 
 
 def test_run_composition_is_what_the_rule_gives(finished: tuple[TrainResult, RunConfig, SilentDisplay]) -> None:
-    result, config, _ = finished
+    result, _, _ = finished
     database = result.folder / "replay.sqlite"
     for iteration, (fresh, replayed) in enumerate([(16, 0), (12, 4), (12, 4)], start=1):
         counts = dict(rows(database, f"select stream, count(*) from draws where iteration = {iteration} group by 1"))

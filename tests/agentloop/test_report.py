@@ -31,6 +31,8 @@ TWO_STREAMS = {
     "replay/staleness_max": [(2, 1.0), (3, 2.0)],
     "batch/planned_fresh": [(1, 96.0), (2, 96.0), (3, 96.0)],
     "batch/planned_replay": [(1, 32.0), (2, 32.0), (3, 32.0)],
+    **{f"batch/{name}_fraction": [(1, 0.0), (2, 0.25), (3, 0.25)] for name in ("ruled", "achieved")},
+    "batch/fraction": [(1, 0.25), (2, 0.25), (3, 0.25)],
     "batch/fresh": [(1, 128.0), (2, 96.0), (3, 96.0)],
     "batch/replay": [(1, 0.0), (2, 32.0), (3, 32.0)],
     "rollout/stop/answered": [(1, 0.75), (2, 1.0), (3, 1.0)],
@@ -117,6 +119,7 @@ def test_report_heads_with_success_duration_and_rows() -> None:
             "replay 0 % rising to 50 %, success sampler",
         ),
         ({"fraction": 0.5, "mode": "observe"}, "replay 50 %, success sampler, observed only"),
+        ({"fraction": 0.5, "unit": "group", "successful_only": False}, "replay 50 %, unit group, success sampler"),
         ({"fraction": 0.0}, "no replay"),
     ],
 )

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -6,6 +7,7 @@ import torch
 
 from agentloop.batch import BatchRow
 from agentloop.errors import TrainingStopped
+from agentloop.update_stats import ESS_BY_AGE, age_bucket
 from tests.agentloop.training_examples import (
     mixed_rows,
     row,
@@ -178,7 +180,7 @@ def test_metrics_of_a_stream_without_rows_are_absent() -> None:
         "actor/skipped_bad_gradient",
     }
     assert set(fresh) == {f"actor/fresh/{name}" for name in names} | shared | {"actor/entropy"}
-    assert set(replay) == {f"actor/replay/{name}" for name in names} | shared
+    assert set(replay) == {f"actor/replay/{name}" for name in {*names, "ess/age_unknown"}} | shared
 
 
 def test_row_statistics_are_those_of_the_trajectory() -> None:
@@ -225,7 +227,8 @@ def test_observed_rows_have_drift_and_no_loss() -> None:
     learner = trainer(tiny_actor(), run_config(**CONFIG))
     observed = learner.observe([row("a", segment("uudd", [-1.0, -2.0]), stream="replay", advantage=1.0)])
     assert observed.optimizer_steps == 0
-    assert set(observed.metrics) == {f"actor/replay/{name}" for name in ("drift_mean", "drift_max", "ess", "approx_kl")}
+    names = ("drift_mean", "drift_max", "ess", "ess/age_unknown", "approx_kl")
+    assert set(observed.metrics) == {f"actor/replay/{name}" for name in names}
     stats = observed.rows["a"]
     assert stats.clip_fraction is None
     assert stats.approx_kl == pytest.approx(observed.metrics["actor/replay/approx_kl"])
@@ -239,3 +242,25 @@ def test_update_clears_gradients_left_by_others() -> None:
     for policy in (actor, other):
         trainer(policy, run_config(**CONFIG)).update(mixed_rows(), iteration=1)
     assert torch.equal(weights_of(actor), weights_of(other))
+
+
+def test_replay_stream_has_an_ess_for_each_age() -> None:
+    """Old rows that are all wrong must not hide behind young ones that are right."""
+    actor = tiny_actor()
+    young = [row(f"y{i}", segment("ull", seed=i), stream="replay") for i in range(3)]
+    mended = [replace(item, staleness=age) for item, age in zip(sampled_by(actor, young), (1, 2, 3), strict=True)]
+    off = [row(f"o{i}", segment("ull", [level, level]), stream="replay") for i, level in enumerate((-1.0, -9.0))]
+    old = [replace(item, staleness=5) for item in off]
+    metrics = trainer(actor, run_config(**CONFIG)).observe([*mended, *old]).metrics
+    ess = {name.removeprefix(ESS_BY_AGE): value for name, value in metrics.items() if name.startswith(ESS_BY_AGE)}
+    assert ess.keys() == {"1", "2-3", "4-7"}
+    assert (ess["1"], ess["2-3"]) == pytest.approx((1.0, 1.0), abs=1e-4)
+    assert ess["4-7"] == pytest.approx(0.5, abs=0.01)  # one of the two weighs exp(8) times the other
+
+
+@pytest.mark.parametrize(
+    ("staleness", "bucket"),
+    [(None, "unknown"), (0, "0"), (1, "1"), (2, "2-3"), (3, "2-3"), (4, "4-7"), (15, "8-15"), (16, "16-31")],
+)
+def test_age_buckets_double(staleness: int | None, bucket: str) -> None:
+    assert age_bucket(staleness) == bucket

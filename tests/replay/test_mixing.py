@@ -198,7 +198,7 @@ def test_a_task_that_fills_two_slots_keeps_two_well_formed_groups(unit: str) -> 
 
 def test_unit_group_draws_whole_groups_of_the_batch_size() -> None:
     (plan,) = plans(Mixer(rule_of("group", 0.5)), 1, Availability(rows=99, groups={3: 20, 4: 2}))
-    assert plan.picks == (Pick(8, unit="group"),)
+    assert plan.picks == (Pick(8, unit="group", size=4),)
     assert plan.groups == ((0, 4), (1, 4), (2, 4), (3, 4))
 
 

@@ -1,0 +1,180 @@
+"""Whole runs of each unit: what is in the database is what the rule says."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.errors import TrainingStopped
+from agentloop.training import TrainResult, train
+from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
+
+# A row for each trajectory of each batch, with its stream.
+BATCHES = """select d.iteration, d.stream, t.task, t.group_id, t.iteration
+             from draws d join trajectories t on t.id = d.trajectory order by d.iteration, d.slot"""
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+
+
+def pooled(folder: Path, model: Path, replay: dict[str, Any], **sections: dict[str, Any]) -> RunConfig:
+    """Four iterations of 4 tasks out of 4, 4 trajectories each; every second member replayed where possible."""
+    return small_config(
+        folder,
+        model,
+        run={"iterations": 4, **sections.pop("run", {})},
+        environment={"task_pool": 4},
+        replay={"fraction": 0.5, **replay},
+        rollout={"max_turns": 1, "max_tokens_per_turn": 12},
+        evaluation={"every": 0, "tasks": 1},
+        checkpoint={"every": 100, "keep_policies": "none"},
+        **sections,
+    )
+
+
+def batches(result: TrainResult) -> dict[int, list[tuple[Any, ...]]]:
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    for iteration, *row in rows(result.folder / "replay.sqlite", BATCHES):
+        found.setdefault(iteration, []).append(tuple(row))
+    return found
+
+
+def by_task(batch: list[tuple[Any, ...]]) -> list[tuple[int, int]]:
+    """(fresh, replayed) members of each task of a batch."""
+    streams = Counter((task, stream) for stream, task, _, _ in batch)
+    return sorted((streams[task, "fresh"], streams[task, "replay"]) for task in {task for task, _ in streams})
+
+
+def test_unit_trajectory_has_replayed_members_in_every_group(tmp_path: Path, qwen2: Path) -> None:
+    result = train(pooled(tmp_path, qwen2, {"unit": "trajectory"}), display=SilentDisplay())
+    found = batches(result)
+    assert by_task(found[1]) == [(4, 0)] * 4
+    assert all(by_task(found[iteration]) == [(2, 2)] * 4 for iteration in (2, 3, 4))
+    # A group in the database is what the policy of one iteration did: replayed members are not counted in it.
+    assert rows(result.folder / "replay.sqlite", "select distinct size from groups where iteration > 1") == [(2,)]
+
+
+def test_unit_task_has_replayed_members_in_some_groups(tmp_path: Path, qwen2: Path) -> None:
+    replay = {"unit": "task", "task_members": 3, "fraction": 0.375}  # 6 of 16: two tasks of four
+    found = batches(train(pooled(tmp_path, qwen2, replay), display=SilentDisplay()))
+    assert by_task(found[1]) == [(4, 0)] * 4
+    assert all(by_task(found[iteration]) == [(1, 3), (1, 3), (4, 0), (4, 0)] for iteration in (2, 3, 4))
+
+
+def test_unit_group_draws_groups_whole(tmp_path: Path, qwen2: Path) -> None:
+    found = batches(train(pooled(tmp_path, qwen2, {"unit": "group"}), display=SilentDisplay()))
+    for iteration in (2, 3, 4):
+        members = Counter((stream, group, born) for stream, _, group, born in found[iteration])
+        assert sorted((stream, count) for (stream, _, _), count in members.items()) == [
+            ("fresh", 4), ("fresh", 4), ("replay", 4), ("replay", 4)
+        ]  # fmt: skip
+        assert all(born < iteration for stream, _, born in members if stream == "replay")
+
+
+def test_a_task_that_is_replayed_whole_has_had_its_turn(tmp_path: Path, qwen2: Path) -> None:
+    """Two tasks of four are replayed whole, so two are collected; every task is in every epoch's batch."""
+    replay = {"unit": "task", "task_members": 4}
+    found = batches(train(pooled(tmp_path, qwen2, replay), display=SilentDisplay()))
+    for iteration in (2, 3, 4):
+        assert by_task(found[iteration]) == [(0, 4), (0, 4), (4, 0), (4, 0)]
+
+
+def test_unit_trajectory_goes_through_all_tasks_of_a_pool_that_no_batch_divides(tmp_path: Path, qwen2: Path) -> None:
+    """7 tasks, 4 at a time: tasks 0..27 are each of the 7 four times, and two slots of a batch can share one."""
+    config = pooled(tmp_path, qwen2, {"unit": "trajectory", "fraction": 0.25}, run={"iterations": 7})
+    config = config.model_copy(update={"environment": config.environment.model_copy(update={"task_pool": 7})})
+    found = batches(train(config, display=SilentDisplay()))
+    members = Counter(task for batch in found.values() for _, task, _, _ in batch)
+    assert sorted(members.values()) == [16] * 7  # four groups of 4
+
+
+def test_shrinking_leaves_out_what_the_buffer_lacks(tmp_path: Path, qwen2: Path) -> None:
+    replay = {"shortfall": "shrink", "start": {"iteration": 2}, "successful_only": True, "sampler": "success"}
+    display = SilentDisplay()
+    train(pooled(tmp_path, qwen2, replay, run={"iterations": 2}), display=display)
+    first, second = display.iterations
+    assert (first["batch/fresh"], first["replay/started"], first["batch/ruled_fraction"]) == (16, 0, 0)
+    assert (second["batch/fresh"], second["replay/started"], second["batch/ruled_fraction"]) == (8, 1, 0.5)
+    assert second["replay/starved_rows"] == 8 - second["batch/replay"]
+    assert second["batch/achieved_fraction"] == second["batch/replay"] / (8 + second["batch/replay"])
+
+
+def test_shortfall_error_ends_the_run_and_says_what_to_do(tmp_path: Path, qwen2: Path) -> None:
+    with pytest.raises(TrainingStopped, match=r"got 0 of 8 rows in iteration 1\. Begin later \(replay\."):
+        train(pooled(tmp_path, qwen2, {"shortfall": "error"}), display=SilentDisplay())
+    display = SilentDisplay()
+    train(pooled(tmp_path / "later", qwen2, {"shortfall": "error", "start": {"buffer": 20}}), display=display)
+    assert [row["batch/replay"] for row in display.iterations] == [0, 0, 8, 8]  # 16 rows after the first, 32 then
+
+
+def test_flat_groups_are_completed_from_the_buffer(tmp_path: Path, qwen2: Path) -> None:
+    replay = {"complete_zero_variance": True, "fraction": 0.25}
+    batch = {"trajectories": 16, "group_size": 2, "mini_batch": 8}  # groups of two are often flat
+    display = SilentDisplay()
+    config = pooled(tmp_path, qwen2, replay, batch=batch, run={"iterations": 6})
+    result = train(config, display=display)
+    database = result.folder / "replay.sqlite"
+    assert all(row["batch/replay"] == 4 for row in display.iterations[1:])  # no more is replayed than without
+    completed = rows(
+        database,
+        """select d.iteration, g.task, t.reward, d.advantage from draws d join trajectories t on t.id = d.trajectory
+           join groups g on g.id = t.group_id where d.stream = 'fresh' and g.reward_std = 0 and d.advantage <> 0""",
+    )
+    assert len(completed) == sum(row["batch/completed"] for row in display.iterations) > 0
+    for iteration, task, reward, advantage in completed:
+        others = rows(
+            database,
+            f"""select t.reward from draws d join trajectories t on t.id = d.trajectory where t.task = '{task}' and
+                d.stream = 'replay' and d.iteration = {iteration} and t.reward <> {reward}""",
+        )
+        assert others
+        assert (advantage > 0) == (reward > others[0][0])
+    # What a row is stored with is what it earned among its own group.
+    ((stored,),) = rows(
+        database,
+        """select count(*) from draws d join trajectories t on t.id = d.trajectory
+           where d.stream = 'fresh' and d.advantage <> t.advantage and t.advantage = 0""",
+    )
+    assert stored == len(completed)
+
+
+class _StopAfter(SilentDisplay):
+    """Sends SIGTERM to its own process after some iterations, as a scheduler would."""
+
+    def __init__(self, iterations: int) -> None:
+        super().__init__()
+        self._left = iterations
+
+    def iteration(self, number: int, total: int, metrics: Any) -> None:
+        super().iteration(number, total, metrics)
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_resumed_run_mixes_like_the_unbroken_one(tmp_path: Path, qwen2: Path) -> None:
+    replay = {
+        "unit": "trajectory",
+        "fraction": 0.3,  # 4.8 of 16: remainders matter
+        "controller": "ess",
+        "ess": {"floor": 1.0, "raise_by": 2.0},  # held back at once
+        "start": {"success_rate": 0.01},
+    }
+    whole, begun, rest = SilentDisplay(), _StopAfter(2), SilentDisplay()
+    unbroken = train(pooled(tmp_path / "a", qwen2, replay), display=whole)
+    train(pooled(tmp_path / "b", qwen2, replay), display=begun)
+    resumed = train(pooled(tmp_path / "b", qwen2, replay), resume=True, display=rest)
+    names = ("batch/ruled_fraction", "batch/replay", "replay/controller_factor", "replay/starved_iterations")
+    mixed = [[row[name] for name in names] for row in [*begun.iterations, *rest.iterations]]
+    assert mixed == [[row[name] for name in names] for row in whole.iterations]
+    query = """select d.iteration, d.slot, d.stream, t.iteration, t.slot
+               from draws d join trajectories t on t.id = d.trajectory order by 1, 2"""
+    assert rows(resumed.folder / "replay.sqlite", query) == rows(unbroken.folder / "replay.sqlite", query)
