@@ -136,9 +136,9 @@ def test_report_shows_every_panel_with_how_to_read_it() -> None:
         "Success", "Reward",
         "Policy loss", "Clip fraction", "Entropy", "Gradient norm",
         "Ratio", "Largest ratio", "Drift", "Largest drift", "Effective sample size", "Staleness of replayed rows",
-        "Batch composition", "Episodes cut short", "Seconds per iteration", "Tokens per second",
+        "Batch composition", "Mixing ratio", "Episodes cut short", "Seconds per iteration", "Tokens per second",
     ]  # fmt: skip
-    assert html.count('<p class="how">') == 16
+    assert html.count('<p class="how">') == 17
     assert html.count('<svg class="chart"') == 16
     assert "Not measured" not in html
     assert "Negative = raising rewarded actions" in panel_of(html, "Policy loss")
