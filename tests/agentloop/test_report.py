@@ -139,7 +139,7 @@ def test_report_shows_every_panel_with_how_to_read_it() -> None:
         "Batch composition", "Mixing ratio", "Episodes cut short", "Seconds per iteration", "Tokens per second",
     ]  # fmt: skip
     assert html.count('<p class="how">') == 17
-    assert html.count('<svg class="chart"') == 16
+    assert html.count('<svg class="chart"') == 17
     assert "Not measured" not in html
     assert "Negative = raising rewarded actions" in panel_of(html, "Policy loss")
     assert "persistently very negative or positive is not" in panel_of(html, "Policy loss")
