@@ -31,7 +31,6 @@ _SMOOTHING = 0.9
 _TOOLS = ToolLimits(timeout_s=10.0, max_chars=20_000)
 _ENDLESS = 1 << 30
 _MICRO_BATCH_TOKENS = 1536
-_NOTED = 3
 
 Told = Callable[[int, float], None]
 """Called with updates made and the smoothed loss."""
@@ -103,7 +102,7 @@ class Demonstrator:
                 context.observe(results)
                 results = []
             while context.question is not None and context.stopped is None:
-                self._say(context, _answer(context.question))
+                self._say(context, Message("assistant", context.question.example))
             if context.stopped is not None:
                 break
             self._say(context, message)
@@ -122,12 +121,6 @@ class Demonstrator:
         ids = codec.encode_template(text)
         end = next(i for i, token in enumerate(ids) if token in self._loaded.stop_ids)
         return ids[: end + 1]
-
-
-def _answer(question: Sequence[Message]) -> Message:
-    """Notes on what was shown: the newest of the replies' thoughts. Enough to learn what an answer looks like."""
-    said = [message.reasoning or message.content for message in question if message.role == "assistant"]
-    return Message("assistant", ", ".join(said[-_NOTED:]))
 
 
 def warm_up(

@@ -143,9 +143,9 @@ class ContextManager:
         return self._asked is not None
 
     @property
-    def question(self) -> tuple[Message, ...] | None:
-        """What is shown if the next reply answers a strategy's question; None: it is a turn of the episode."""
-        return self._asked[0].messages if self._asked else None
+    def question(self) -> Question | None:
+        """What the next reply answers if a strategy asked; None: it is a turn of the episode."""
+        return self._asked[0] if self._asked else None
 
     @property
     def messages(self) -> tuple[Message, ...]:

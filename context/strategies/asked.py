@@ -34,6 +34,7 @@ _ASK_CLIP = (
 )
 _DECISION = re.compile(r"[\s>*#\[(-]*(\d{1,6})[\s\])*:.,-]*\b(keep|remove|compress)\b[\s*:]*(.*)", re.IGNORECASE)
 _REMOVED = "[removed]"
+_NOTED = 3
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Memory(Strategy):
             asked = _asking(shown(history.opening, gone), _ASK_SUMMARY)
             if history.measure(asked, tools=False) + self.max_summary_tokens > history.max_tokens:
                 return Stop(CONTEXT_FULL)
-            return Question(asked, self.max_summary_tokens, self.train_answers)
+            return Question(asked, self.max_summary_tokens, self.train_answers, _thoughts(gone))
         messages = shown(_with_notes(initial, history.answer.text), kept)
         if history.answer.truncated or history.measure(messages) > limit:
             return Stop(SUMMARY_TOO_LONG)
@@ -76,6 +77,11 @@ class Memory(Strategy):
             if history.measure(shown(_with_notes(initial, ""), kept)) + self.max_summary_tokens <= limit:
                 return kept
         return None
+
+
+def _thoughts(turns: tuple[Turn, ...]) -> str:
+    """The newest of the replies' thoughts: enough to learn what notes look like."""
+    return ", ".join(turn.reply.reasoning or turn.reply.content for turn in turns[-_NOTED:])
 
 
 def _with_notes(opening: tuple[Message, ...], text: str) -> tuple[Message, ...]:
@@ -113,7 +119,8 @@ class SelfClip(Strategy):
         if earlier and history.answer is None:
             asked = self._question(history.opening, earlier)
             if history.measure(asked, tools=False) + self.max_answer_tokens <= history.max_tokens:
-                return Question(asked, self.max_answer_tokens, self.train_answers)
+                example = "\n".join(f"{number}. remove" for number in range(1, len(earlier) + 1))
+                return Question(asked, self.max_answer_tokens, self.train_answers, example)
         if earlier and history.answer is not None:
             decisions = _read_decisions(history.answer.text, len(earlier))
             messages = shown(history.opening, (*_decided(history.turns[:-1], decisions), history.turns[-1]))

@@ -88,6 +88,8 @@ class Question:
     messages: tuple[Message, ...]
     max_answer_tokens: int
     train_answers: bool
+    example: str
+    """An answer that would do: what a demonstration answers."""
 
 
 @dataclass(frozen=True)

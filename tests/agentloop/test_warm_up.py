@@ -17,7 +17,7 @@ from agentloop.models.tiny import build_tiny_model
 from agentloop.warm_up import Demonstrator, WarmUpResult, _hardest_of_last_reply, demonstrations, warm_up
 from context import Message, default_authors, loss_mask, response_mask
 from context.parse import choose_parser
-from context.strategies import Linear, LinearThink, Memory, Strategy
+from context.strategies import Linear, LinearThink, Memory, SelfClip, Strategy
 
 AUTHORS = default_authors()
 FACTORY = load_environment("lookup_chain", {"hops": [1, 3]})
@@ -136,6 +136,17 @@ def test_demonstration_answers_the_question_for_notes_with_what_was_thought(load
     notes = next(text for text in trained if "<think>" not in text)
     assert notes.removesuffix("<|im_end|>").split(", ")[0] in thoughts
     assert "".join(trained).count("<think>") == len(thoughts)
+
+
+def test_demonstration_decides_for_each_message_that_self_clip_lists(loaded: LoadedModel) -> None:
+    conversation = next(demonstrations(THINKING, seed=3))
+    (whole,) = demonstrator(loaded).sequences(conversation)
+    sequences = demonstrator(loaded, SelfClip(len(whole) - 60)).sequences(conversation)
+    trained = [loaded.codec.decode(t.token_ids[loss_mask(t, AUTHORS)].tolist()) for t in sequences]
+    decisions = next(text for text in trained if "<think>" not in text)
+    assert decisions.startswith("1. remove\n2. remove")
+    # Done as said: the last reply is made without the first look-up in sight.
+    assert 'key is "' not in loaded.codec.decode(sequences[-1].token_ids.tolist())
 
 
 def test_hardest_of_last_reply_skips_its_first_word() -> None:

@@ -171,6 +171,16 @@ def test_self_clip_does_as_it_is_told_or_falls_back(answer: str, kind: str, expe
     assert isinstance(arrangement, Rewrite) and arrangement.kind == kind
 
 
+def test_self_clip_does_as_its_example_says() -> None:
+    question = SelfClip(35).arrange(history(TEN * 2, TEN, TEN))
+    assert isinstance(question, Question)
+    # All that was listed: two replies and their results.
+    assert question.example == "1. remove\n2. remove\n3. remove\n4. remove"
+    arrangement = SelfClip(35).arrange(history(TEN * 2, TEN, TEN, answer=Answer(question.example, truncated=False)))
+    assert isinstance(arrangement, Rewrite) and arrangement.kind == "self_clip"
+    assert shown_results(arrangement) == [TEN]
+
+
 def test_decisions_of_a_hostile_answer_are_bounded() -> None:
     assert _read_decisions("9" * 100_000 + " keep\n" + "1 " * 50_000 + "remove", 3) == {}
 
@@ -299,7 +309,7 @@ class AskThenGoOn(Strategy):
 
     def arrange(self, history: History) -> Arrangement:
         if history.answer is None or self.again:
-            return Question((Message("user", "Sure?"),), 5, train_answers=True)
+            return Question((Message("user", "Sure?"),), 5, train_answers=True, example="Yes.")
         return Append()
 
 
