@@ -32,27 +32,27 @@ class ExactText(sa.types.TypeDecorator[str]):
     cache_ok = True
 
     def bind_processor(self, dialect: Dialect) -> Callable[[str | None], str | None]:
-        return _to_storable
+        return to_storable
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[str | None], str | None]:
-        return _from_storable
+        return from_storable
 
 
 def storable_column(values: Sequence[str | None]) -> Sequence[str | None]:
     """What ExactText binds, for many values at once."""
-    return values if is_storable("".join(filter(None, values))) else [_to_storable(value) for value in values]
+    return values if is_storable("".join(filter(None, values))) else [to_storable(value) for value in values]
 
 
 def restored_column(values: Sequence[str]) -> list[str]:
     """What ExactText returns, for many values at once."""
-    return list(values) if ESCAPE not in "".join(values) else [str(_from_storable(value)) for value in values]
+    return list(values) if ESCAPE not in "".join(values) else [str(from_storable(value)) for value in values]
 
 
-def _to_storable(value: str | None) -> str | None:
+def to_storable(value: str | None) -> str | None:
     return value if value is None or is_storable(value) else ESCAPE + json.dumps(value)
 
 
-def _from_storable(value: str | None) -> str | None:
+def from_storable(value: str | None) -> str | None:
     if value is None or not value.startswith(ESCAPE):
         return value
     return str(json.loads(value.removeprefix(ESCAPE)))

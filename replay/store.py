@@ -114,6 +114,17 @@ class ReplayStore:
             lambda connection: write.append(connection, prepared, dedupe=admission.dedupe), idempotent=True
         )
 
+    def check(
+        self,
+        tasks: Sequence[TaskRecord],
+        groups: Sequence[GroupRecord],
+        trajectories: Sequence[Trajectory],
+        authors: Mapping[str, AuthorTable],
+    ) -> None:
+        """Raises what `append` would raise, and stores nothing. `authors` are the tables of the rows' runs by id."""
+        prepared = write.prepare(tasks, groups, trajectories, authors)
+        self._database.read(lambda connection: write.check(connection, prepared))
+
     def read(self, ids: Sequence[str]) -> list[Trajectory]:
         """Whole trajectories in the order asked.
 

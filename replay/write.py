@@ -172,13 +172,14 @@ def _taken(kind: str, key: str, stored: Mapping[str, Any], given: Row) -> Invali
 
 
 def append(connection: sa.Connection, prepared: Prepared, *, dedupe: bool = False) -> AppendReport:
-    _insert_missing(connection, tasks, [*tasks.c], prepared.tasks, key="hash")
-    _insert_missing(connection, groups, GROUP_COLUMNS, prepared.groups, key="id")
-    _check_groups(connection, prepared)
+    missing = _missing_rows(connection, prepared)
+    insert(connection, tasks, [prepared.tasks[hash] for hash in missing.tasks])
+    insert(connection, groups, [prepared.groups[id] for id in missing.groups])
     stamp = {"created_at": now(), "changed": next_number(connection, "changed"), "state_reason": None}
     withheld = prepared.withheld | (_same_tokens(connection, prepared) if dedupe else {})
-    extra = {id: {**row, **stamp, **withheld.get(id, {})} for id, row in prepared.derived.items()}
-    new = _insert_missing(connection, trajectories, RECORD_COLUMNS, prepared.trajectories, key="id", extra=extra)
+    new = missing.trajectories
+    rows = [{**prepared.trajectories[id], **prepared.derived[id], **stamp, **withheld.get(id, {})} for id in new]
+    insert(connection, trajectories, rows)
     reasons = {id: withheld[id]["state_reason"] for id in new if id in withheld}
     same = {id for id, reason in reasons.items() if reason != REDACTED}
     insert(connection, segments, [row for id in new if id not in reasons for row in prepared.segments[id]])
@@ -213,25 +214,46 @@ def _same_tokens(connection: sa.Connection, prepared: Prepared) -> dict[str, Row
     return withheld
 
 
-def _insert_missing(
+def check(connection: sa.Connection, prepared: Prepared) -> None:
+    """Raises what `append` would raise."""
+    _missing_rows(connection, prepared)
+
+
+@dataclass(frozen=True)
+class _Missing:
+    """Keys of what is not stored yet."""
+
+    tasks: list[str]
+    groups: list[str]
+    trajectories: list[str]
+
+
+def _missing_rows(connection: sa.Connection, prepared: Prepared) -> _Missing:
+    missing = _Missing(
+        tasks=_missing(connection, tasks, [*tasks.c], prepared.tasks, key="hash"),
+        groups=_missing(connection, groups, GROUP_COLUMNS, prepared.groups, key="id"),
+        trajectories=_missing(connection, trajectories, RECORD_COLUMNS, prepared.trajectories, key="id"),
+    )
+    _check_groups(connection, prepared)
+    return missing
+
+
+def _missing(
     connection: sa.Connection,
     table: sa.Table,
     columns: Sequence[sa.ColumnElement[Any]],
     rows: Mapping[str, Row],
     *,
     key: str,
-    extra: Mapping[str, Row] | None = None,
 ) -> list[str]:
-    """Insert the rows that are not there; raises where another row has the key. A row's state may have moved on."""
+    """Those not stored; raises where another row has the key. A row's state may have moved on."""
     stored = _stored(connection, table, columns, list(rows), key=key)
     for id, there in stored.items():
         # A stored trajectory may have become orphaned or worse since it was appended; it is the same one.
         given = {**rows[id], **({"state": there["state"]} if "state" in there else {})}
         if there != given:
             raise _taken(table.name, id, there, given)
-    new = [id for id in rows if id not in stored]
-    insert(connection, table, [{**rows[id], **(extra[id] if extra else {})} for id in new])
-    return new
+    return [id for id in rows if id not in stored]
 
 
 def _stored(

@@ -1,0 +1,79 @@
+"""Exchanged rows as lines of JSON: shortest decimals that read back to the same float32, null for what is unknown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.exchange.files import MOST_LINE, ExchangeError, lines, packed
+from replay.exchange.plain import ARRAYS, BadRow, Bundle, PlainRow, from_plain, to_plain
+from replay.exchange.strict_json import NotStrict, loads
+
+
+def write(path: Path, target: Path, bundles: Iterable[Bundle]) -> int:
+    """The rows to `target`, packed as the ending of `path` says; how many."""
+    count = 0
+    with packed(path, target) as stream:
+        for bundle in bundles:
+            line = encode(bundle)
+            if len(line) > MOST_LINE:
+                raise ExchangeError(
+                    f"row must be at most {MOST_LINE:,} bytes as JSON, got {len(line):,} for trajectory "
+                    f"{bundle.trajectory.id}. Export Parquet, or leave it out."
+                )
+            stream.write(line + b"\n")
+            count += 1
+    return count
+
+
+def read(path: Path) -> Iterator[Bundle | BadRow]:
+    """The row of every line, or what is wrong with it; raises BadRow where no later line can be read."""
+    for line in lines(path):
+        try:
+            yield decode(line)
+        except BadRow as error:
+            yield error
+
+
+def encode(bundle: Bundle) -> bytes:
+    row = to_plain(bundle)
+    row["segments"] = [{**part, **{name: _numbers(part[name]) for name in ARRAYS}} for part in row["segments"]]
+    text = _dumps(row)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # lone surrogates have no UTF-8, and do have an escape
+        return _dumps(row, ensure_ascii=True).encode()
+
+
+def decode(line: bytes) -> Bundle:
+    try:
+        return from_plain(loads(line.decode()))
+    except UnicodeDecodeError:
+        raise BadRow("line must be UTF-8, got other bytes.") from None
+    except NotStrict as error:
+        raise BadRow(f"line must {error}.") from None
+
+
+def _dumps(row: PlainRow, *, ensure_ascii: bool = False) -> str:
+    return json.dumps(row, ensure_ascii=ensure_ascii, separators=(",", ":"), allow_nan=False)
+
+
+def _numbers(array: npt.NDArray[Any]) -> list[Any]:
+    if array.dtype != np.float32:
+        return list(array.tolist())
+    known = ~np.isnan(array)
+    shortest = iter(_shortest(array[known]))
+    return [next(shortest) if there else None for there in known.tolist()]
+
+
+def _shortest(array: npt.NDArray[np.float32]) -> list[float]:
+    """Numbers whose decimals, as Python writes them, are the shortest that read back to the same float32."""
+    numbers = array.astype(np.str_).astype(np.float64)
+    exact = numbers.astype(np.float32).view(np.uint32) == array.view(np.uint32)
+    # A decimal between two neighbours may round to the other one on its way through a double.
+    return list(np.where(exact, numbers, array.astype(np.float64)).tolist())

@@ -1,0 +1,126 @@
+"""What an export reads: rows with everything they refer to, in an order that says nothing of the database."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import sqlalchemy as sa
+
+from replay.exchange.plain import Bundle
+from replay.read import load
+from replay.records import ELIGIBLE, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory
+from replay.rows import GROUP_COLUMNS, chunked
+from replay.schema import groups, policies, restored_column, runs, tasks, trajectories
+
+_AT_ONCE = 64
+"""Whole trajectories in memory."""
+
+
+@dataclass
+class Left:
+    """What an export left out."""
+
+    states: Counter[str] = field(default_factory=Counter)
+    """Rows by state; only those that can be trained or shown are exchanged."""
+    corrupt: dict[str, str] = field(default_factory=dict)
+    """Reason by id."""
+
+
+def exportable(
+    connection: sa.Connection, left: Left, *, run: str | None, where: sa.ColumnElement[bool] | None
+) -> list[str]:
+    """Ids by run, iteration, slot and id; `left` counts the other rows asked for. None: every run, every row."""
+    columns = trajectories.c
+    # As the database has them: it orders texts its own way, and ExactText is slow a row at a time.
+    texts = [sa.type_coerce(column, sa.Text) for column in (columns.run, columns.id, columns.state)]
+    query = sa.select(*texts, columns.iteration, columns.slot)
+    if run is not None:
+        query = query.where(columns.run == run)
+    if where is not None:
+        query = query.where(where)
+    found = connection.execute(query).all()
+    if not found:
+        return []
+    names, ids, states = (restored_column(column) for column in list(zip(*found, strict=True))[:3])
+    left.states.update(state for state in states if state not in (ELIGIBLE, UNTRAINABLE))
+    kept = [
+        (name, row.iteration, row.slot, id)
+        for name, id, state, row in zip(names, ids, states, found, strict=True)
+        if state in (ELIGIBLE, UNTRAINABLE)
+    ]
+    return [id for *_, id in sorted(kept)]
+
+
+def bundles(connection: sa.Connection, ids: Sequence[str], left: Left) -> Iterator[Bundle]:
+    """The rows of these ids, in their order; one that is no longer what was written is left out by name."""
+    known: dict[str, tuple[RunRecord, dict[int, PolicyRecord]]] = {}
+    for start in range(0, len(ids), _AT_ONCE):
+        some = ids[start : start + _AT_ONCE]
+        loaded = load(connection, some)
+        left.corrupt.update(loaded.corrupt)
+        rows = [loaded.whole[id] for id in some if id in loaded.whole]
+        for run in {row.record.run for row in rows} - known.keys():
+            known[run] = _run(connection, run), known_policies(connection, run)
+        of_groups = _groups(connection, rows)
+        of_tasks = _tasks(connection, rows)
+        for row in rows:
+            run_record, published = known[row.record.run]
+            yield Bundle(
+                row, of_groups[row.record.group], of_tasks[row.record.task], run_record, _sampled_by(row, published)
+            )
+
+
+def _sampled_by(row: Trajectory, published: dict[int, PolicyRecord]) -> tuple[PolicyRecord, ...]:
+    versions = {version for part in row.segments for version in part.tokens.policy_versions.tolist()}
+    return tuple(published[version] for version in sorted(versions) if version in published)
+
+
+def known_runs(connection: sa.Connection) -> dict[str, RunRecord]:
+    columns = [runs.c[field.name] for field in fields(RunRecord)]
+    return {row.id: _run_of(row._mapping) for row in connection.execute(sa.select(*columns))}
+
+
+def _run(connection: sa.Connection, id: str) -> RunRecord:
+    columns = [runs.c[field.name] for field in fields(RunRecord)]
+    return _run_of(connection.execute(sa.select(*columns).where(runs.c.id == id)).mappings().one())
+
+
+def _run_of(row: sa.RowMapping) -> RunRecord:
+    made = row["fingerprint"]
+    return RunRecord(
+        **{**row, "config": json.loads(row["config"]), "fingerprint": None if made is None else json.loads(made)}
+    )
+
+
+def known_policies(connection: sa.Connection, run: str) -> dict[int, PolicyRecord]:
+    columns = [policies.c[field.name] for field in fields(PolicyRecord)]
+    found = connection.execute(sa.select(*columns).where(policies.c.run == run))
+    return {row.version: PolicyRecord(*row) for row in found}
+
+
+def _groups(connection: sa.Connection, rows: Sequence[Trajectory]) -> dict[str, GroupRecord]:
+    found = _selected(connection, GROUP_COLUMNS, groups.c.id, [row.record.group for row in rows])
+    return {row[0]: GroupRecord(*list(row)) for row in found}
+
+
+def _tasks(connection: sa.Connection, rows: Sequence[Trajectory]) -> dict[str, TaskRecord]:
+    columns = [tasks.c.hash, tasks.c.environment, tasks.c.payload]
+    found = _selected(connection, columns, tasks.c.hash, [row.record.task for row in rows])
+    return {row.hash: TaskRecord(row.hash, row.environment, json.loads(row.payload)) for row in found}
+
+
+def _selected(
+    connection: sa.Connection, columns: Sequence[sa.ColumnElement[Any]], key: sa.ColumnElement[str], keys: Sequence[str]
+) -> Iterator[sa.Row[Any]]:
+    for chunk in chunked(list(dict.fromkeys(keys))):
+        yield from connection.execute(sa.select(*columns).where(key.in_(chunk)))
+
+
+def stored_sources(connection: sa.Connection, ids: Sequence[str]) -> dict[str, str]:
+    """Of those ids that are stored."""
+    columns = [trajectories.c.id, trajectories.c.source]
+    return {row.id: row.source for row in _selected(connection, columns, trajectories.c.id, ids)}
