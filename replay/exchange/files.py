@@ -26,6 +26,8 @@ _RUN_CODE = (".pickle", ".pkl", ".pt", ".pth", ".bin", ".ckpt", ".joblib", ".dil
 MOST_LINE = 32 << 20
 """Bytes of one JSONL line: a trajectory of about a million tokens."""
 _AT_ONCE = 1 << 16
+_ZSTD_AT_ONCE = 128
+"""Packed bytes: four of them can stand for 128 kB."""
 _MOST_WINDOW = 8 << 20
 """Bytes a zstd frame may ask for; level 19 does, `--ultra` and `--long` ask for more."""
 _MOST_RATIO = 64
@@ -158,15 +160,31 @@ def _within(line: bytearray, longest: int) -> bytearray:
 
 
 def _pieces(raw: IO[bytes], packing: Packing) -> Iterator[bytes]:
-    stream: IO[bytes] = raw
-    if packing == "gz":
-        stream = gzip.GzipFile(fileobj=raw, mode="rb")  # type: ignore[assignment]
-    elif packing == "zst":
-        # zstandard ignores limits of size where a frame declares its own: only a stream can be stopped.
-        reader = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW)
-        stream = reader.stream_reader(raw, read_across_frames=True, closefd=False)
     try:
+        if packing == "zst":
+            yield from _unpacked_frames(raw)
+            return
+        stream = gzip.GzipFile(fileobj=raw, mode="rb") if packing == "gz" else raw
         while piece := stream.read(_AT_ONCE):
             yield piece
     except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
         raise BadRow(f"contents must unpack, got a damaged or cut file ({str(error).splitlines()[0]}).") from None
+
+
+def _unpacked_frames(raw: IO[bytes]) -> Iterator[bytes]:
+    """Frame by frame, a few bytes at a time.
+
+    zstandard ignores limits of size where a frame declares its own, and its streams end without a word where a
+    file is cut.
+    """
+    reader = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW)
+    frame = None
+    while piece := raw.read(_ZSTD_AT_ONCE):
+        while piece:
+            frame = frame or reader.decompressobj()
+            yield frame.decompress(piece)
+            piece = frame.unused_data
+            if frame.eof:
+                frame = None
+    if frame is not None:
+        raise EOFError("its last frame has no end")

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from replay.cli import app
+from replay.sampling import make_sampler
+from tests.replay.fakes import iterate, new_store, sql
+
+WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
+
+
+def ask(*arguments: str | Path) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env=WIDE)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "a").mkdir()
+    with closing(new_store(tmp_path / "a" / "replay.sqlite")) as store:
+        for iteration in (1, 2):
+            iterate(store, iteration, make_sampler("uniform", 0))
+    return tmp_path / "a"
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    (tmp_path / "b").mkdir()
+    new_store(tmp_path / "b" / "replay.sqlite", "run-2").close()
+    return tmp_path / "b"
+
+
+def test_export_and_import_say_what_they_did(run: Path, other: Path, tmp_path: Path) -> None:
+    file = tmp_path / "wins.jsonl.zst"
+    output = ask("export", run, file, "--where", "success").output
+    # 2 iterations of 2 groups of 4, half and a quarter of them successes.
+    assert output.startswith(f"6 rows in {file} (")
+    output = ask("import", file, other, "--name", "wins").output
+    assert output == f"6 rows imported from {file}, 0 were there already, 0 bad rows left out\n"
+    assert sql(other / "replay.sqlite", "select distinct source, success from trajectories") == [("wins", 1)]
+    assert ask("import", file, other).output.startswith("0 rows imported from")
+
+
+def test_export_and_import_print_json(run: Path, other: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    answer = json.loads(ask("export", run, file, "--limit", "3", "--json").output)
+    assert answer == {
+        "file": str(file),
+        "rows": 3,
+        "bytes": file.stat().st_size,
+        "left_out": {},
+        "corrupt": {},
+    }
+    answer = json.loads(ask("import", file, other, "--keep-source", "--json").output)
+    assert (answer["inserted"], answer["duplicates"], answer["bad"], answer["runs"]) == (3, 0, 0, ["run-1"])
+    assert sql(other / "replay.sqlite", "select distinct source from trajectories") == [("self",)]
+
+
+def test_export_of_a_corrupt_row_exits_1(run: Path, tmp_path: Path) -> None:
+    sql(run / "replay.sqlite", "update segments set authors = token_ids where trajectory like '%-1-1-0-0-0'")
+    result = ask("export", run, tmp_path / "rows.jsonl")
+    assert result.exit_code == 1
+    assert "15 rows in" in result.output
+    assert "corrupt, left out: 04738-run-1-1-0-0-0: authors with a wrong header" in result.output
+
+
+def test_import_names_bad_rows(run: Path, other: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    ask("export", run, file)
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], lines[1].replace('"reward":', '"rewards":'), *lines[2:]]) + "\n")
+    result = ask("import", file, other)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"agentloop: {file}:2: row must hold known columns, got 'rewards'.")
+    result = ask("import", file, other, "--skip-bad")
+    assert result.output.startswith(
+        f"15 rows imported from {file}, 0 were there already, 1 bad rows left out\n{file}:2:"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["export", "RUN", "x.pt"], "FILE must be a format that can't run code"),
+        (["export", "RUN", "x.jsonl", "--where", "nosuch=1"], "where must name a field here, got 'nosuch'"),
+        (["export", "nowhere", "x.jsonl"], "database must be an existing file"),
+        (["import", "x.jsonl", "RUN"], "FILE must be readable, got 'x.jsonl' (No such file or directory)"),
+        (["import", "x.jsonl", "RUN", "--name", "../x"], "--name must match"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_2(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = ask(*(run if word == "RUN" else word for word in arguments))
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"agentloop: {message}")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("command", ["export", "import"])
+def test_help_has_an_example(command: str) -> None:
+    result = ask(command, "--help")
+    assert result.exit_code == 0
+    assert f"Example: agentloop replay {command}" in result.output
+
+
+def test_looking_needs_no_pyarrow(run: Path) -> None:
+    program = (
+        "import sys; from replay.cli import app\n"
+        "try: app(['stats', sys.argv[1]])\n"
+        "except SystemExit: pass\n"
+        "print([name for name in ('pyarrow', 'datasets', 'pandas') if name in sys.modules])"
+    )
+    output = subprocess.check_output([sys.executable, "-c", program, str(run)], text=True)
+    assert output.strip().endswith("[]")
