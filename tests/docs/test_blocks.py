@@ -48,7 +48,12 @@ def documented(language: str) -> list[Block]:
 COMMANDS = [(block.place, command) for block in documented("sh") for command in block.commands()]
 TRAINING = [pair for pair in COMMANDS if pair[1].startswith("agentloop train") and "--resume" not in pair[1]]
 RESUMING = [pair for pair in COMMANDS if pair[1].startswith("agentloop train") and "--resume" in pair[1]]
-LOOKING = [pair for pair in COMMANDS if pair[1].startswith("agentloop ") and not pair[1].startswith("agentloop train")]
+STORING = [pair for pair in COMMANDS if pair[1].startswith("agentloop replay import")]
+LOOKING = [
+    pair
+    for pair in COMMANDS
+    if pair[1].startswith("agentloop ") and not pair[1].startswith("agentloop train") and pair not in STORING
+]
 SQL = [pair for pair in COMMANDS if pair[1].startswith("sqlite3 ")]
 
 
@@ -91,7 +96,7 @@ def test_block_is_run_or_says_why_not(block: Block) -> None:
     if block.note is not None:
         assert block.note[0] in ("not run", "file"), f"{block.place}: unknown note {block.note[0]!r}"
         return
-    run = {command for _, command in (*TRAINING, *RESUMING, *LOOKING, *SQL)}
+    run = {command for _, command in (*TRAINING, *RESUMING, *LOOKING, *STORING, *SQL)}
     if block.language == "sh":
         left = [command for command in block.commands() if command not in run]
         assert not left, f"{block.place}: no test runs {left}; put `<!-- not run: why -->` on the line before the fence"
@@ -155,6 +160,15 @@ def test_looking_command_answers(
     before = (trained / DATABASE).read_bytes()
     assert typed(made_small(command, model=model, trajectory=trajectory), trained, monkeypatch) == 0, place
     assert (trained / DATABASE).read_bytes() == before
+
+
+def test_storing_commands_store(tmp_path: Path, trained: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one document exports, it imports."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(trained, folder, symlinks=True)
+    for place, command in [pair for pair in LOOKING if pair[1].startswith("agentloop replay export")] + STORING:
+        words = [*made_small(command, model=model), *(["--force"] if " export " in command else [])]
+        assert typed(words, folder, monkeypatch) == 0, place
 
 
 @pytest.mark.parametrize(("place", "command"), SQL)
