@@ -186,6 +186,10 @@ class CapacitySection(Section):
 
 
 class ReplaySection(Section):
+    database: str | None = Field(
+        None,
+        description="Where experience is kept: postgresql+psycopg://USER@HOST/NAME; null: a file in the run folder.",
+    )
     fraction: Fraction = Field(0.0, description="Share of the batch's trajectories drawn from the buffer.")
     schedule: ScheduleSection = Field(
         default_factory=ScheduleSection, description="How the fraction runs over the run."
@@ -246,6 +250,18 @@ class ReplaySection(Section):
     weight: NonNegative = Field(
         1.0, description="Weight of the replay stream's loss; needs `loss.normalise: per_stream` unless 1."
     )
+
+    @model_validator(mode="after")
+    def _database_can_be_named(self) -> Self:
+        if self.database is not None:
+            from replay.databases.open import check_url  # here: SQLAlchemy is slow to start, and most runs name none
+            from replay.errors import DatabaseRefused
+
+            try:
+                check_url(self.database)
+            except DatabaseRefused as error:
+                raise ValueError(f"replay.{error}") from None
+        return self
 
 
 class StreamLossSection(Section):

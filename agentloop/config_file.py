@@ -113,7 +113,7 @@ def _lay_over(values: dict[str, Any], given: Mapping[str, Any], above: KeyPath, 
 
 
 def _apply(override: str, values: dict[str, Any], places: dict[KeyPath, str]) -> None:
-    source = f"override {shown(override)}"
+    source = f"override {shown(_without_password(override))}"
     dotted, equals, text = override.partition("=")
     if not equals or not dotted.strip():
         raise UserError(f"{source}: an override must be dotted.key=value, got no {'key' if equals else '='}.")
@@ -136,6 +136,10 @@ def _apply(override: str, values: dict[str, Any], places: dict[KeyPath, str]) ->
     places[path] = source
     for key in [key for key in places if key[: len(path)] == path]:
         places[key] = source
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"(?<=password=)[^&\s]*", "***", re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", text))
 
 
 def _set_below(values: dict[str, Any], path: KeyPath, value: Any, *, length: int, source: str) -> None:

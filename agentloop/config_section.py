@@ -15,4 +15,6 @@ NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 class Section(BaseModel):
     """A frozen part of the configuration."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), hide_input_in_errors=True
+    )

@@ -55,6 +55,7 @@ def checks(folder: Path = Path("runs")) -> list[Check]:
         check_torch(_version_of("torch")),
         check_transformers(_version_of("transformers")),
         check_sqlite(sqlite3.sqlite_version),
+        check_postgres(_version_of("psycopg")),
         *(check_module(name) for name in _PACKAGES),
         check_device(),
         check_disk(shutil.disk_usage(existing).free, existing),
@@ -98,8 +99,16 @@ def check_sqlite(version: str) -> Check:
         WARN,
         f"{version}, which has the WAL-reset bug",
         "Two processes that write and checkpoint at the same moment can damage a database; very rare. One run "
-        "that writes while others read is safe. For several writers use SQLite 3.51.3 (or 3.50.7, 3.44.6).",
+        "that writes while others read is safe. For several writers use PostgreSQL, or SQLite 3.51.3 (3.50.7, 3.44.6).",
     )
+
+
+def check_postgres(driver: str | None) -> Check:
+    if driver is None:
+        return Check("postgresql", OK, "no driver", "For a replay.database: pip install 'agentloop[postgres]'")
+    if _numbers(driver) < (3, 2):
+        return Check("postgresql", FAIL, f"psycopg {driver}", "pip install 'psycopg[binary]>=3.2'")
+    return Check("postgresql", OK, f"driver psycopg {driver}")
 
 
 def check_module(name: str) -> Check:
@@ -159,7 +168,10 @@ def check_file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo"))
     if kind is None:
         return Check("file system", OK, "unknown on this system", "Keep run.folder on a local disk.")
     if kind in _NETWORK:
-        advice = "SQLite can lose or damage the buffer on a network file system. Set run.folder to a local disk."
+        advice = (
+            "SQLite can lose or damage the buffer on a network file system. Set run.folder to a local disk, or "
+            "replay.database to PostgreSQL."
+        )
         return Check("file system", WARN, f"{kind}, a network file system, at {folder}", advice)
     return Check("file system", OK, f"{kind} at {folder}")
 

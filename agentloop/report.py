@@ -17,18 +17,18 @@ from replay.store import ReplayStore
 REPORT_NAME = "report.html"
 
 
-def write_report(store: ReplayStore, run_folder: Path) -> Path:
-    """Write the report of the run in `store` and return its path; an older one is replaced whole."""
+def write_report(store: ReplayStore, run_folder: Path, *, run: str | None = None) -> Path:
+    """Write the report of `run`, or of the only one in `store`, and return its path; an older one is replaced whole."""
     path = run_folder / REPORT_NAME
     beside = path.with_name(f"{REPORT_NAME}.tmp")
-    beside.write_text(render_report(report_data(store)), encoding="utf-8")
+    beside.write_text(render_report(report_data(store, run)), encoding="utf-8")
     os.replace(beside, path)
     return path
 
 
-def report_data(store: ReplayStore) -> ReportData:
+def report_data(store: ReplayStore, id: str | None = None) -> ReportData:
     """What the page needs, read from the database."""
-    run = store.run()
+    run = store.run(id)
     text, config = _config_of(run)
     return ReportData(
         name=run.name,

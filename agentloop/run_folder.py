@@ -18,6 +18,7 @@ from typing import IO, Any
 from agentloop.config import RunConfig
 from agentloop.config_file import load_plain, to_plain
 from agentloop.errors import UserError
+from replay.databases.open import DATABASE, Location
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,9 @@ class RunFolder:
     config: RunConfig
 
     @property
-    def database(self) -> Path:
-        return self.path / "replay.sqlite"
+    def database(self) -> Location:
+        """Where the experience is kept."""
+        return self.config.replay.database or self.path / DATABASE
 
     @property
     def model(self) -> Path:

@@ -18,7 +18,9 @@ from agentloop.loop import Loop, LoopState
 from agentloop.report import REPORT_NAME, write_report
 from agentloop.run_folder import RunFolder, create_run_folder, explained, latest_run_folder
 from agentloop.signals import StopRequest, polite_stop
+from replay.errors import DatabaseRefused
 from replay.records import RunRecord
+from replay.store import ReplayStore
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,13 @@ def _parts(folder: RunFolder, display: RunDisplay, checkpoint: Checkpoint | None
     """The parts of the run. A new run that can't be put together leaves no folder for --resume to stumble over."""
     try:
         settle_process(folder.config)
+        if folder.config.replay.database is not None:
+            ReplayStore.create(folder.database).close()  # Better refused now than after the warm-up.
         first = starting_model(folder, display)
         # Once more: whether the warm-up was made just now or by a start that was killed must not matter.
         settle_process(folder.config)
         return assemble(folder, display, checkpoint=checkpoint, first=first)
-    except UserError:
+    except (UserError, DatabaseRefused):
         if new and not (folder.model / COMPLETE).exists():
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
@@ -132,7 +136,7 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
 def _write_report(parts: Parts) -> Path:
     path = parts.folder.path
     with explained(path / REPORT_NAME, advice="The run itself is whole: make room and run again with --resume."):
-        return write_report(parts.store, path)
+        return write_report(parts.store, path, run=parts.run_id)
 
 
 def _first_evaluation(loop: Loop) -> None:

@@ -62,6 +62,21 @@ def parsed(location: Location) -> Path | sa.URL:
     )
 
 
+def check_url(url: str) -> None:
+    """Refuse what a configuration, which is stored and shown, should not name: passwords, and what only works here."""
+    place = parsed(url)
+    if "://" not in url or (isinstance(place, Path) and not place.is_absolute()):
+        raise DatabaseRefused(
+            f"database must be a URL with a whole path, got {url!r}. Write postgresql+psycopg://USER@HOST/NAME or "
+            "sqlite:////PATH, or leave it out."
+        )
+    if isinstance(place, sa.URL) and (place.password is not None or postgres.SECRETS & place.query.keys()):
+        raise DatabaseRefused(
+            f"database must hold no password, for configurations are stored and shown, got one in "
+            f"{postgres.shown(place)}. Put it into ~/.pgpass, or a file that PGPASSFILE names."
+        )
+
+
 @dataclass(frozen=True)
 class RunIdentity:
     """What a run folder says about its run."""

@@ -45,7 +45,7 @@ _FACTS = "select current_setting('server_encoding'), current_schema(), current_s
 _GONE = ("08", "57P01", "57P02", "57P03", "53300")
 """SQLSTATEs of a server that is going, not yet there or full: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
 _FORBIDDEN = "42501"
-_SECRETS = ("password", "sslpassword")
+SECRETS = frozenset({"password", "sslpassword"})
 
 
 class PostgresDatabase(Database):
@@ -160,7 +160,7 @@ def open_existing(url: sa.URL, *, read_only: bool) -> PostgresDatabase:
 
 def shown(url: sa.URL) -> str:
     """The URL without its password, wherever it stands."""
-    masked = {key: "***" for key in _SECRETS if key in url.query}
+    masked = {key: "***" for key in SECRETS if key in url.query}
     return url.update_query_dict(masked).render_as_string(hide_password=True)
 
 

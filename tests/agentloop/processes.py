@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import torch
 import yaml
 from safetensors.torch import load_file
@@ -22,7 +23,7 @@ from safetensors.torch import load_file
 from agentloop.checkpoint import complete_checkpoints
 from agentloop.config import RunConfig
 from agentloop.config_file import to_plain
-from tests.agentloop.runs import ROOT, rows
+from tests.agentloop.runs import ROOT, buffer_of, rows
 
 AGENTLOOP = Path(sys.executable).with_name("agentloop")
 UNTIMED = "name not like 'time/%' and name not like 'speed/%'"
@@ -128,8 +129,8 @@ class Moments:
     def number(self, query: str) -> int:
         """0 where there is nothing yet."""
         try:
-            ((value,),) = rows(self.folder / "replay.sqlite", query)
-        except sqlite3.OperationalError:
+            ((value,),) = rows(buffer_of(self.folder), query)
+        except (sqlite3.OperationalError, psycopg.OperationalError, psycopg.errors.UndefinedTable):
             return 0
         return int(value or 0)
 
@@ -188,7 +189,7 @@ def assert_same_run(broken: Path, unbroken: Path) -> None:
         "select iteration, state from sampler_state order by iteration",
         "select version, checkpoint from policies order by version",
     ):
-        assert rows(broken / "replay.sqlite", query) == rows(unbroken / "replay.sqlite", query)
+        assert rows(buffer_of(broken), query) == rows(buffer_of(unbroken), query)
     assert logged(broken) == logged(unbroken)
     assert_same_weights(broken, unbroken)
 
@@ -221,8 +222,9 @@ def logged(run: Path) -> list[dict[str, Any]]:
 
 def assert_sound(run: Path, *, iterations: int) -> None:
     """A finished run: the database is whole, nothing is left half done, no orphan was ever used."""
-    database = run / "replay.sqlite"
-    assert rows(database, "pragma integrity_check") == [("ok",)]
+    database = buffer_of(run)
+    if isinstance(database, Path):
+        assert rows(database, "pragma integrity_check") == [("ok",)]
     assert rows(database, "select distinct state from draws") == [("committed",)]
     used = "select count(*) from draws join trajectories t on t.id = draws.trajectory where t.state = 'orphaned'"
     assert rows(database, used) == [(0,)]

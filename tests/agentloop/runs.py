@@ -19,7 +19,9 @@ from transformers import (
 )
 
 from agentloop.config import RunConfig
+from replay.databases.open import Location, run_identity
 from tests.context import fakes
+from tests.replay.fakes import sql
 
 ROOT = Path(__file__).parents[2]
 PARITY = f"{Path(__file__).with_name('parity_environment.py')}:Parity"
@@ -103,7 +105,14 @@ def small_config(folder: Path, model: Path, **sections: dict[str, Any]) -> RunCo
     return RunConfig.model_validate(merged)
 
 
-def rows(database: Path, query: str) -> list[tuple[Any, ...]]:
+def buffer_of(run: Path) -> Location:
+    """Where a run folder's experience is."""
+    return run_identity(run).database or run / "replay.sqlite"
+
+
+def rows(database: Location, query: str) -> list[tuple[Any, ...]]:
     """Plain SQL, past all of our code."""
+    if not isinstance(database, Path):
+        return sql(database, query)
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         return connection.execute(query).fetchall()

@@ -121,8 +121,8 @@ def test_doctor_checks_everything_without_making_the_run_folder(tmp_path: Path) 
     assert not folder.exists()
     names = [check.name for check in found]
     assert names == [
-        "python", "torch", "transformers", "sqlite", "module agentloop", "module replay", "module context",
-        "device", "disk", "run folder", "file system",
+        "python", "torch", "transformers", "sqlite", "postgresql", "module agentloop", "module replay",
+        "module context", "device", "disk", "run folder", "file system",
     ]  # fmt: skip
     assert json.loads(json.dumps([asdict(check) for check in found]))[0]["name"] == "python"
     assert all(check.advice for check in found if check.status != "ok")

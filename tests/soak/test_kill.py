@@ -30,13 +30,14 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, floa
     return folder / "runs" / "small-001", model, training.says("held-out success") - ready
 
 
-def small_file(folder: Path, model: Path) -> Path:
+def small_file(folder: Path, model: Path, database: str | None = None) -> Path:
     config = small_config(
         folder / "runs",
         model,
         run={"iterations": ITERATIONS},
         environment={"name": PARITY},
         checkpoint={"every": EVERY},
+        replay={"database": database},
     )
     return write_config(config, folder / "small.yaml")
 
@@ -66,9 +67,33 @@ def test_runs_killed_at_random_moments_end_like_the_unbroken_one(
     print(f"{kills} kills in {runs} runs")
 
 
-def kill_until_finished(folder: Path, model: Path, *, at_most: int, pause: Callable[[], float]) -> int:
+def test_run_on_a_server_killed_at_random_moments_ends_like_the_unbroken_one_on_sqlite(
+    unbroken: tuple[Path, Path, float], tmp_path: Path, new_database: Callable[..., str]
+) -> None:
+    rng = random.Random(1)
+    whole, model, seconds = unbroken
+    kills = runs = 0
+    while kills < KILLS // 3:
+        runs += 1
+        folder = tmp_path / str(runs)
+        folder.mkdir()
+        kills += kill_until_finished(
+            folder,
+            model,
+            at_most=KILLS // 3 - kills,
+            pause=lambda: rng.uniform(0, seconds / 3),
+            database=new_database(),
+        )
+        run = folder / "runs" / "small-001"
+        assert_sound(run, iterations=ITERATIONS)
+        assert_same_run(run, whole)
+
+
+def kill_until_finished(
+    folder: Path, model: Path, *, at_most: int, pause: Callable[[], float], database: str | None = None
+) -> int:
     """Start one run again and again until it ends by itself; how often it was killed."""
-    config = small_file(folder, model)
+    config = small_file(folder, model, database)
     moments = Moments(folder / "runs" / "small-001", every=EVERY)
     kills = orphans = 0
     while True:
