@@ -18,6 +18,14 @@ from replay.rows import RECORD_COLUMNS, SEGMENT_COLUMNS, chunked, message_of, re
 from replay.schema import messages, segments, trajectories
 
 
+@dataclass(frozen=True)
+class Gone:
+    """An evicted row without its tokens."""
+
+    trajectory: Trajectory
+    reason: str | None
+
+
 @dataclass
 class Loaded:
     """What was found under some ids."""
@@ -25,14 +33,13 @@ class Loaded:
     whole: dict[str, Trajectory] = field(default_factory=dict)
     corrupt: dict[str, str] = field(default_factory=dict)
     """Reason by id."""
-    gone: dict[str, str | None] = field(default_factory=dict)
-    """Reason by id, of evicted rows without their tokens."""
+    gone: dict[str, Gone] = field(default_factory=dict)
 
     def in_order(self, ids: Sequence[str]) -> list[Trajectory]:
         """All of them; raises for the first that is corrupt, evicted or unknown."""
         for id in ids:
             if id in self.gone:
-                raise ContentGone(id, self.gone[id])
+                raise ContentGone(id, self.gone[id].reason)
             if id in self.corrupt:
                 raise CorruptTrajectory(id, self.corrupt[id])
             if id not in self.whole:
@@ -68,7 +75,7 @@ def _load_chunk(
         blobs[id].append(row)
     for record, reason in records:
         if record.state == EVICTED and record.id not in blobs:
-            loaded.gone[record.id] = reason
+            loaded.gone[record.id] = Gone(Trajectory(record, (), tuple(talks.get(record.id, ()))), reason)
             continue
         try:
             parts = _verified(record, [segment_of(row) for row in blobs[record.id]])

@@ -21,6 +21,11 @@ DUPLICATE = "duplicate of "
 REDACTED = "redacted"
 """How the reasons of rows begin that were evicted on their way in."""
 
+FORGOTTEN = "forgotten"
+"""Reason of rows whose content was removed for good."""
+FORGOTTEN_TASK = '{"forgotten":true}'
+"""Payload of a task that only such rows have."""
+
 RESERVED = "reserved"
 COMMITTED = "committed"
 

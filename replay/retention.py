@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from replay.change import set_state
 from replay.records import ELIGIBLE, EVICTED, ORPHANED, RESERVED
 from replay.rows import BLOBS, chunked
-from replay.schema import draws, messages, segments, token_scores, trajectories
+from replay.schema import draws, messages, policies, runs, segments, token_scores, trajectories
 
 _EVICTED_AT = re.compile(r"at iteration ([0-9]+), was ([a-z]+)$")
 
@@ -51,11 +51,10 @@ class Evicted:
     bytes: int
     by_rule: dict[str, int]
     """Rows by the limit they were over."""
-    ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class _Row:
+class StoredRow:
     id: str
     task: str
     state: str
@@ -64,7 +63,7 @@ class _Row:
 
 def over_capacity(
     connection: sa.Connection, run: str, iteration: int, *, policy_version: int, capacity: Capacity
-) -> dict[str, list[_Row]]:
+) -> dict[str, list[StoredRow]]:
     """Rows to evict after `iteration`, by rule. Reserved rows and those of the iteration itself are never among them.
 
     Orphaned rows go first and count for nothing: no uninterrupted run has any. Of the others those that can't be drawn
@@ -73,10 +72,10 @@ def over_capacity(
     if not capacity:
         return {}
     may_go = sa.and_(_kept(run), _rows.iteration < iteration, ~_is_reserved())
-    found: dict[str, list[_Row]] = {"orphaned": _listed(connection, _kept(run, orphaned=True), ~_is_reserved())}
+    found: dict[str, list[StoredRow]] = {"orphaned": _listed(connection, _kept(run, orphaned=True), ~_is_reserved())}
     gone: set[str] = set()
 
-    def add(rule: str, rows: Iterable[_Row]) -> None:
+    def add(rule: str, rows: Iterable[StoredRow]) -> None:
         found[rule] = [row for row in rows if row.id not in gone]
         gone.update(row.id for row in found[rule])
 
@@ -96,15 +95,13 @@ def over_capacity(
     return {rule: rows for rule, rows in found.items() if rows}
 
 
-def evict(connection: sa.Connection, over: dict[str, list[_Row]], *, iteration: int) -> Evicted:
+def evict(connection: sa.Connection, over: Mapping[str, Sequence[StoredRow]], *, iteration: int) -> Evicted:
     """The first step: state and reason. The content stays until `purge`."""
     for rule, rows in over.items():
         for state in dict.fromkeys(row.state for row in rows):
             reason = f"capacity.{rule} at iteration {iteration}, was {state}"
             set_state(connection, [row.id for row in rows if row.state == state], EVICTED, reason)
-    every = [row for rows in over.values() for row in rows]
-    by_rule = {rule: len(rows) for rule, rows in over.items()}
-    return Evicted(len(every), sum(row.bytes for row in every), by_rule, tuple(row.id for row in every))
+    return summed(over)
 
 
 def purge(connection: sa.Connection, run: str, iteration: int) -> int:
@@ -129,10 +126,39 @@ def remove_content(connection: sa.Connection, ids: Sequence[str]) -> None:
             connection.execute(table.delete().where(table.c.trajectory.in_(chunk)))
 
 
-def pruned(connection: sa.Connection, run: str | None, rows: sa.ColumnElement[bool]) -> list[_Row]:
-    """Rows of `run`, or of any, that a person wants gone; not those of an update under way."""
-    mine = [] if run is None else [_rows.run == run]
-    return _listed(connection, *mine, _rows.state != EVICTED, ~_is_reserved(), rows)
+def by_hand(
+    connection: sa.Connection, run: str | None, rows: sa.ColumnElement[bool] | None, capacity: Capacity
+) -> dict[str, list[StoredRow]]:
+    """What a person wants gone of `run`, or of every run: `rows`, or what is over a capacity after its last iteration.
+
+    Reserved rows are never among them.
+    """
+    mine = sa.true() if run is None else _rows.run == run
+    if rows is not None:
+        found = _listed(connection, mine, _rows.state != EVICTED, ~_is_reserved(), rows)
+        return {"where": found} if found else {}
+    over: dict[str, list[StoredRow]] = {}
+    known = sa.select(runs.c.id).order_by(runs.c.id)
+    for id in connection.scalars(known if run is None else known.where(runs.c.id == run)).all():
+        last = connection.scalar(sa.select(sa.func.max(_rows.iteration)).where(_kept(id)))
+        newest = connection.scalar(sa.select(sa.func.max(policies.c.version)).where(policies.c.run == id))
+        found_here = over_capacity(connection, id, last or 0, policy_version=newest or 0, capacity=capacity)
+        for rule, listed in found_here.items():
+            over.setdefault(rule, []).extend(listed)
+    return over
+
+
+def prune(connection: sa.Connection, over: Mapping[str, Sequence[StoredRow]]) -> None:
+    """Both steps of an eviction at once: no resume takes these rows back."""
+    for rule, rows in over.items():
+        ids = [row.id for row in rows]
+        remove_content(connection, ids)
+        set_state(connection, ids, EVICTED, f"pruned by {rule}")
+
+
+def summed(over: Mapping[str, Sequence[StoredRow]]) -> Evicted:
+    sizes = [row.bytes for rows in over.values() for row in rows]
+    return Evicted(len(sizes), sum(sizes), {rule: len(rows) for rule, rows in over.items()})
 
 
 def buffer_metrics(connection: sa.Connection, run: str) -> dict[str, float]:
@@ -172,17 +198,17 @@ def _listed(
     *conditions: sa.ColumnElement[bool],
     page: tuple[int, int | None] = (0, None),
     drawable_last: bool = False,
-) -> list[_Row]:
+) -> list[StoredRow]:
     """`page`: how many rows to pass over, and how many to list."""
     query = sa.select(_rows.id, _rows.task, _rows.state, _size()).where(*conditions)
     order = [sa.case((_rows.state == ELIGIBLE, 1), else_=0)] if drawable_last else []
     query = query.order_by(*order, *_ORDER).offset(page[0]).limit(page[1])
-    return [_Row(*row) for row in connection.execute(query)]
+    return [StoredRow(*row) for row in connection.execute(query)]
 
 
 def _over_per_task(
     connection: sa.Connection, run: str, may_go: sa.ColumnElement[bool], limit: int, gone: set[str]
-) -> list[_Row]:
+) -> list[StoredRow]:
     counted = sa.select(_rows.task, sa.func.count()).where(_kept(run)).group_by(_rows.task)
     counts = {row[0]: row[1] for row in connection.execute(counted.having(sa.func.count() > limit))}
     if not counts:
@@ -200,9 +226,9 @@ def _over_per_task(
 
 def _oldest(
     connection: sa.Connection, may_go: sa.ColumnElement[bool], gone: set[str], *, rows: int = 0, bytes: int = 0
-) -> list[_Row]:
+) -> list[StoredRow]:
     """The first rows, until at least so many rows and so many bytes are freed."""
-    taken: list[_Row] = []
+    taken: list[StoredRow] = []
     freed = seen = 0
     while len(taken) < rows or freed < bytes:
         page = _listed(connection, may_go, page=(seen, rows + len(gone) + _PAGE), drawable_last=True)

@@ -84,7 +84,7 @@ def summary(store: ReplayStore, run: str | None = None, *, where: str | None = N
 
     `where`: over the rows of that filter (`replay.where`), their groups, tasks and draws.
     """
-    rows = _chosen(run, where)
+    rows = chosen(run, where)
     with store.reading() as connection:
         stops = sa.select(_rows.stop_reason, sa.func.count()).where(rows).group_by(_rows.stop_reason)
         return {
@@ -101,7 +101,7 @@ def summary(store: ReplayStore, run: str | None = None, *, where: str | None = N
         }
 
 
-def _chosen(run: str | None, where: str | None) -> sa.ColumnElement[bool]:
+def chosen(run: str | None, where: str | None) -> sa.ColumnElement[bool]:
     """Rows of a run, or of all, that a filter holds for."""
     mine = sa.true() if run is None else _rows.run == run
     return mine if where is None else mine & condition(where)
@@ -113,7 +113,7 @@ _GROUP_COUNTS = (sa.func.count(sa.distinct(groups.c.task)).label("tasks"), sa.fu
 def _groups(connection: sa.Connection, run: str | None, where: str | None) -> Answer:
     query = _of(run, groups.c.run, *_GROUP_COUNTS)
     if where is not None:
-        query = query.where(groups.c.id.in_(sa.select(_rows.group).where(_chosen(run, where))))
+        query = query.where(groups.c.id.in_(sa.select(_rows.group).where(chosen(run, where))))
     return dict(connection.execute(query).mappings().one())
 
 
@@ -167,7 +167,7 @@ def trajectories(
     ]
     source = schema.trajectories.outerjoin(_uses, _rows.id == _uses.c.trajectory)
     query = sa.select(*columns).select_from(source.outerjoin(_newest, _rows.run == _newest.c.run))
-    query = query.where(_chosen(run, where))
+    query = query.where(chosen(run, where))
     if success is not None:
         query = query.where(_rows.success == success)
     order = [_SORTED_BY[sort].desc().nulls_last(), _rows.iteration.desc(), _rows.slot, _rows.run, _rows.id]
@@ -193,11 +193,13 @@ def find(store: ReplayStore, id_prefix: str) -> str:
 def trajectory(store: ReplayStore, id_prefix: str) -> Answer:
     """One trajectory whole: its record, tokens, messages, and every update that used it.
 
-    Raises CorruptTrajectory where its tokens are not what was written.
+    Without tokens where these were evicted. Raises CorruptTrajectory where they are not what was written.
     """
     id = find(store, id_prefix)
     with store.reading() as connection:
-        found = load(connection, [id]).in_order([id])[0]
+        loaded = load(connection, [id])
+        found = loaded.gone[id].trajectory if id in loaded.gone else loaded.in_order([id])[0]
+        reason = connection.scalar(sa.select(_rows.state_reason).where(_rows.id == id))
         authors = connection.scalar(sa.select(runs.c.authors).where(runs.c.id == found.record.run))
         used = (draws.c.trajectory == id) & (draws.c.state == COMMITTED)
         query = sa.select(draws).where(used).order_by(draws.c.run, draws.c.iteration, draws.c.slot)
@@ -207,6 +209,7 @@ def trajectory(store: ReplayStore, id_prefix: str) -> Answer:
     record = {name: known(value) if isinstance(value, float) else value for name, value in vars(found.record).items()}
     return {
         **record,
+        "state_reason": reason,
         "group": dict(group),
         "task": dict(task),
         "segments": _segments(found, AuthorTable.from_json(authors or "[]")),

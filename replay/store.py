@@ -12,10 +12,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from replay import draws, read, retention, write
+from replay import draws, forget, read, retention, write
 from replay.databases import Database, Location, create_database, open_database
 from replay.draws import Drawn, ResumeReport
 from replay.errors import ReplayError
+from replay.forget import Proof, Traces
 from replay.records import (
     DrawRecord,
     GroupRecord,
@@ -26,7 +27,7 @@ from replay.records import (
     Trajectory,
 )
 from replay.request import Availability, DrawRequest, Limits, Pick
-from replay.retention import Capacity
+from replay.retention import Capacity, Evicted
 from replay.sampling import Sampler
 from replay.schema import runs
 from replay.write import OPEN, Admission, AppendReport
@@ -189,6 +190,33 @@ class ReplayStore:
     def purge(self, run: str, iteration: int) -> int:
         """The content of rows evicted up to `iteration`, which no resume will go back before, is removed."""
         return self._database.write(lambda connection: retention.purge(connection, run, iteration), idempotent=True)
+
+    def prune(
+        self,
+        run: str | None = None,
+        *,
+        rows: sa.ColumnElement[bool] | None = None,
+        capacity: Capacity = Capacity(),  # noqa: B008  frozen
+        dry_run: bool,
+    ) -> Evicted:
+        """What a person wants gone is evicted, with its content, at once; or only counted."""
+
+        def work(connection: sa.Connection) -> Evicted:
+            over = retention.by_hand(connection, run, rows, capacity)
+            if not dry_run:
+                retention.prune(connection, over)
+            return retention.summed(over)
+
+        return self._database.read(work) if dry_run else self._database.write(work)
+
+    def forgettable(self, rows: sa.ColumnElement[bool]) -> Traces:
+        """What `forget` would remove."""
+        return self._database.read(lambda connection: forget.count(connection, forget.marked(connection, rows)))
+
+    def forget(self, rows: sa.ColumnElement[bool]) -> tuple[Traces, Proof]:
+        """Remove content for good, with the database written anew, and search its files for what was removed."""
+        traces = self._database.erase(lambda connection: forget.forget(connection, forget.marked(connection, rows)))
+        return traces, self._database.read(lambda connection: forget.proof(connection, traces, self.path))
 
     def size(self, connection: sa.Connection) -> int:
         """Bytes of the database on disk."""

@@ -19,6 +19,7 @@ from replay.records import (
     DUPLICATE,
     ELIGIBLE,
     EVICTED,
+    FORGOTTEN_TASK,
     REDACTED,
     GroupRecord,
     PolicyRecord,
@@ -172,9 +173,16 @@ def _taken(kind: str, key: str, stored: Mapping[str, Any], given: Row) -> Invali
 
 
 def append(connection: sa.Connection, prepared: Prepared, *, dedupe: bool = False) -> AppendReport:
+<<<<<<< HEAD
     missing = _missing_rows(connection, prepared)
     insert(connection, tasks, [prepared.tasks[hash] for hash in missing.tasks])
     insert(connection, groups, [prepared.groups[id] for id in missing.groups])
+=======
+    _remember_tasks(connection, prepared)
+    _insert_missing(connection, tasks, [*tasks.c], prepared.tasks, key="hash")
+    _insert_missing(connection, groups, GROUP_COLUMNS, prepared.groups, key="id")
+    _check_groups(connection, prepared)
+>>>>>>> 802d7f6 (replay prune, forget and migrate: told first, done with --yes, proven)
     stamp = {"created_at": now(), "changed": next_number(connection, "changed"), "state_reason": None}
     withheld = prepared.withheld | (_same_tokens(connection, prepared) if dedupe else {})
     new = missing.trajectories
@@ -191,6 +199,15 @@ def append(connection: sa.Connection, prepared: Prepared, *, dedupe: bool = Fals
         same_tokens=len(same),
         redacted=len(reasons) - len(same),
     )
+
+
+def _remember_tasks(connection: sa.Connection, prepared: Prepared) -> None:
+    """A task that was forgotten is known again when it comes again."""
+    for chunk in chunked(list(prepared.tasks)):
+        forgotten = tasks.c.hash.in_(chunk) & (tasks.c.payload == FORGOTTEN_TASK)
+        for hash in connection.scalars(sa.select(tasks.c.hash).where(forgotten)).all():
+            given = {"payload": prepared.tasks[hash]["payload"]}
+            connection.execute(tasks.update().where(tasks.c.hash == hash).values(given))
 
 
 def _same_tokens(connection: sa.Connection, prepared: Prepared) -> dict[str, Row]:

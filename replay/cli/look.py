@@ -109,7 +109,7 @@ def _listing_text(found: Sequence[dict[str, Any]]) -> str:
 _USE_COLUMNS = "iter slot stream share stale advantage drift most ess kl clipped"
 
 
-def _uses_text(uses: Sequence[dict[str, Any]]) -> str:
+def uses_text(uses: Sequence[dict[str, Any]]) -> str:
     if not uses:
         return "no update used it"
     rows = [
@@ -132,18 +132,25 @@ def _uses_text(uses: Sequence[dict[str, Any]]) -> str:
 
 
 def _print_trajectory(buffer: Opened, answer: dict[str, Any]) -> None:
-    (trajectory,) = buffer.store.read([answer["id"]])
-    authors = AuthorTable.from_json(buffer.store.run(trajectory.record.run).authors)
-    decoder = _tokenizer(buffer.folder)
     console = Console(highlight=False, soft_wrap=True)
     console.print(_facts_text(answer), markup=False)
+    if answer["segments"]:
+        _print_tokens(buffer, answer, console)
+    else:
+        console.print("its tokens are gone", markup=False)
+    console.print("every update that used it:\n" + uses_text(answer["uses"]), markup=False)
+
+
+def _print_tokens(buffer: Opened, answer: dict[str, Any], console: Console) -> None:
+    (trajectory,) = buffer.store.read([answer["id"]])
+    authors = AuthorTable.from_json(buffer.store.run(trajectory.record.run).authors)
+    decoder = tokenizer(buffer.folder)
     if decoder is None:
         console.print("token ids, for want of model/tokenizer.json in the run folder:", markup=False)
     for position, segment in enumerate(trajectory.segments):
         title = f"\nsegment {position} ({segment.reason}), log-probs in nats after every sampled token\n"
         console.print(title, markup=False)
         console.print(token_view(segment.tokens, authors, decoder, log_probs=True))
-    console.print("every update that used it:\n" + _uses_text(answer["uses"]), markup=False)
 
 
 def _facts_text(answer: dict[str, Any]) -> str:
@@ -151,7 +158,7 @@ def _facts_text(answer: dict[str, Any]) -> str:
     rate = share(group["success_rate"], 1)
     success = "success" if answer["success"] else "no success"
     lines = [
-        ("trajectory", answer["id"], answer["state"], f"source {answer['source']}"),
+        ("trajectory", answer["id"], _state_text(answer), f"source {answer['source']}"),
         (
             "born",
             f"iteration {answer['iteration']}",
@@ -183,7 +190,12 @@ def _facts_text(answer: dict[str, Any]) -> str:
     return "\n".join(f"{title:<12}" + ", ".join(facts) for title, *facts in lines)
 
 
-def _tokenizer(folder: Path | None) -> TokenCodec | None:
+def _state_text(answer: dict[str, Any]) -> str:
+    reason = f" ({answer['state_reason']})" if answer["state_reason"] else ""
+    return f"{answer['state']}{reason}"
+
+
+def tokenizer(folder: Path | None) -> TokenCodec | None:
     """The run's own tokenizer, without which tokens are shown as ids."""
     if folder is None or not (folder / "model" / "tokenizer.json").is_file():
         return None

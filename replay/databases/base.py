@@ -68,6 +68,13 @@ class Database(ABC):
         return _tried(asked, at_most=_MOST_TRIES)
 
     @abstractmethod
+    def erase(self, work: Callable[[sa.Connection], Answer]) -> Answer:
+        """`work` in one write transaction, and then the database written anew without what it deleted.
+
+        Raises ReplayError where others who use the database keep it from being written anew.
+        """
+
+    @abstractmethod
     def size(self, connection: sa.Connection) -> int:
         """Bytes on disk."""
 

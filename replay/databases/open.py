@@ -37,6 +37,12 @@ def open_database(location: Location, *, read_only: bool) -> Database:
     return postgres.open_existing(place, read_only=read_only)
 
 
+def schema_of(location: Location) -> str:
+    """The schema of an existing database, empty for one without tables; raises DatabaseRefused as opening it would."""
+    place = parsed(location)
+    return sqlite.schema_of(place) if isinstance(place, Path) else postgres.schema_of(place)
+
+
 def parsed(location: Location) -> Path | sa.URL:
     """The file behind a path or a sqlite:/// URL, or the URL of a server's database."""
     if isinstance(location, Path) or "://" not in location:

@@ -8,14 +8,14 @@ whatever the collation of the server, as SQLite and Python do.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from replay.databases.base import Database
+from replay.databases.base import Answer, Database
 from replay.databases.revision import check_revision, migrate, stored_revision
 from replay.errors import ConnectionLost, DatabaseRefused, ReplayError
 from replay.schema import REVISION, metadata
@@ -73,13 +73,21 @@ class PostgresDatabase(Database):
         with self._begun(self._snapshots, None) as connection, self._explained("What was stored is safe."):
             yield connection
 
+    def erase(self, work: Callable[[sa.Connection], Answer]) -> Answer:
+        answer = self.write(work)
+        engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        with self._explained("What was deleted is gone for every reader."), engine.connect() as connection:
+            # Constant text: the tables are this project's own.
+            connection.execute(sa.text("vacuum (full) segments, messages, token_scores, tasks, trajectories"))
+        return answer
+
     def size(self, connection: sa.Connection) -> int:
         return int(connection.scalar(sa.select(sa.func.pg_database_size(sa.func.current_database()))) or 0)
 
     def close(self) -> None:
         self._engine.dispose()
 
-    def check(self, *, migrates: bool) -> None:
+    def check(self, *, migrates: bool) -> str | None:
         """Refuse what is not ours, or can't be reached: at once, for a server that was never there won't come back."""
         try:
             with self._snapshots.connect() as connection:
@@ -100,6 +108,7 @@ class PostgresDatabase(Database):
                 f"database must have encoding UTF8, got {encoding} at {self.url}. Make one with createdb -E UTF8."
             )
         check_revision(revision, self.url, migrates=migrates)
+        return revision
 
     @contextmanager
     def _begun(self, engine: sa.Engine, opening: sa.Select[Any] | None) -> Iterator[sa.Connection]:
@@ -146,6 +155,15 @@ def create(url: sa.URL) -> PostgresDatabase:
         database.close()
         raise
     return database
+
+
+def schema_of(url: sa.URL) -> str:
+    """Of a database that is there; an empty one has none."""
+    database = PostgresDatabase(url, read_only=True)
+    try:
+        return database.check(migrates=True) or ""
+    finally:
+        database.close()
 
 
 def open_existing(url: sa.URL, *, read_only: bool) -> PostgresDatabase:

@@ -38,7 +38,7 @@ def check_revision(revision: str | None, where: str, *, migrates: bool) -> None:
         )
     if revision < REVISION and not migrates:
         raise DatabaseRefused(
-            f"database must have schema {REVISION}, got {revision} at {where}. Resume its run once to migrate it."
+            f"database must have schema {REVISION}, got {revision} at {where}. Migrate it: agentloop replay migrate"
         )
 
 

@@ -6,21 +6,24 @@ with "database is locked", which no timeout mends.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from replay.databases.base import Database
+from replay.databases.base import Answer, Database
 from replay.databases.revision import check_revision, migrate, stored_revision
 from replay.errors import DatabaseRefused, ReplayError
 from replay.schema import REVISION
+
+_log = logging.getLogger(__name__)
 
 _BUSY_MILLISECONDS = 30_000
 _BEGIN = "replay_begin"
@@ -51,6 +54,25 @@ class SqliteDatabase(Database):
         with self._explained(), self._snapshots.begin() as connection:
             yield connection
 
+    def erase(self, work: Callable[[sa.Connection], Answer]) -> Answer:
+        def overwriting(connection: sa.Connection) -> Answer:
+            connection.exec_driver_sql("PRAGMA secure_delete=ON")
+            return work(connection)
+
+        answer = self.write(overwriting)
+        with self._explained(), self._engine.connect() as connection:
+            raw = connection.connection.driver_connection
+            assert raw is not None
+            try:
+                raw.execute("VACUUM")
+                # What stood there before also stands in the log, until the log is emptied.
+                busy = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            except sqlite3.OperationalError as error:
+                raise _not_rewritten(str(error), self.path) from error
+        if busy:
+            raise _not_rewritten("readers of the log", self.path)
+        return answer
+
     def size(self, connection: sa.Connection) -> int:
         return self.path.stat().st_size
 
@@ -72,10 +94,18 @@ class SqliteDatabase(Database):
             ) from error
 
 
+def _not_rewritten(found: str, path: Path) -> ReplayError:
+    return ReplayError(
+        f"database must be in nobody's use while it is written anew, got {found} at {path}. "
+        "What was deleted is gone for every reader; stop what uses it and run this again to free its bytes."
+    )
+
+
 def create(path: Path) -> SqliteDatabase:
     # os.path answers no where pathlib raises: in a folder that can't be entered.
+    revision = None
     if os.path.isfile(path) and path.stat().st_size:
-        _check_revision(path, migrates=True)
+        revision = _check_revision(path, migrates=True)
     try:
         # Nobody else may read what agents said and saw. SQLite gives its side files the same mode.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -84,6 +114,8 @@ def create(path: Path) -> SqliteDatabase:
             f"database must be a writable file in an existing folder, got {error.strerror} at {path}. "
             "Choose another folder."
         ) from error
+    if revision is not None and revision < REVISION:
+        _back_up(path, backup_path(path, revision))
     database = SqliteDatabase(path, mode="rw")
     with database.writing() as connection:
         if stored_revision(connection) != REVISION:
@@ -91,10 +123,45 @@ def create(path: Path) -> SqliteDatabase:
     return database
 
 
-def open_existing(path: Path, *, read_only: bool) -> SqliteDatabase:
+def backup_path(path: Path, revision: str) -> Path:
+    """Where a database of that schema is kept before it is migrated."""
+    return path.with_name(f"{path.name}.schema-{revision}.backup")
+
+
+def _back_up(path: Path, target: Path) -> None:
+    """A whole copy or none; of a copy that is there already, the migration was killed and is done once more."""
+    unfinished = target.with_name(target.name + ".unfinished")
+    try:
+        unfinished.unlink(missing_ok=True)
+        os.close(os.open(unfinished, os.O_CREAT | os.O_RDWR | os.O_EXCL, 0o600))
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(unfinished)) as copy:
+            source.backup(copy)
+        with unfinished.open("rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(unfinished, target)
+    except (OSError, sqlite3.Error) as error:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise DatabaseRefused(
+            f"database must be copied before it is migrated, got {error} at {target}. Make room beside it."
+        ) from error
+    _log.warning("database %s is migrated to schema %s; it is kept as it was in %s", path, REVISION, target)
+
+
+def schema_of(path: Path) -> str:
+    """Of an existing database; raises DatabaseRefused for nothing, and what is newer or not ours."""
+    _check_exists(path)
+    return _check_revision(path, migrates=True) or ""
+
+
+def _check_exists(path: Path) -> None:
     if not os.path.isfile(path):
         found = "a folder" if os.path.isdir(path) else "nothing"
         raise DatabaseRefused(f"database must be an existing file, got {found} at {path}. Check the path.")
+
+
+def open_existing(path: Path, *, read_only: bool) -> SqliteDatabase:
+    _check_exists(path)
     _check_revision(path, migrates=False)
     return SqliteDatabase(path, mode="ro" if read_only else "rw")
 
@@ -124,7 +191,7 @@ def _engine(path: Path, mode: Mode) -> sa.Engine:
     return engine
 
 
-def _check_revision(path: Path, *, migrates: bool) -> None:
+def _check_revision(path: Path, *, migrates: bool) -> str | None:
     """Refuse what is not ours before anything could change it: even switching to WAL rewrites a file's header."""
     engine = _engine(path, "ro")
     try:
@@ -138,3 +205,4 @@ def _check_revision(path: Path, *, migrates: bool) -> None:
     finally:
         engine.dispose()
     check_revision(revision, str(path), migrates=migrates)
+    return revision

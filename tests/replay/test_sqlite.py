@@ -71,7 +71,7 @@ def test_database_of_something_else_is_refused_and_left_as_it_is(
 
 def test_older_schema_is_migrated_by_training_only(tmp_path: Path) -> None:
     path = older(tmp_path / "old.sqlite")
-    with pytest.raises(DatabaseRefused, match="must have schema 0003, got 0000 .* Resume its run once to migrate it"):
+    with pytest.raises(DatabaseRefused, match="must have schema 0003, got 0000 .* agentloop replay migrate"):
         ReplayStore.open(path, read_only=True)
 
 

@@ -1,0 +1,193 @@
+"""Removing content for good, and searching the database's own files for what was removed.
+
+Ids and numbers stay, so that lineage still tells which updates a forgotten trajectory fed: weights that learned from it
+are not changed by forgetting it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from replay.change import set_state
+from replay.records import COMMITTED, EVICTED, FORGOTTEN, FORGOTTEN_TASK
+from replay.retention import remove_content
+from replay.rows import chunked
+from replay.schema import ExactText, draws, messages, metadata, segments, tasks, trajectories
+
+_PIECE = 24
+"""Bytes (of texts: characters) of a piece that is searched for."""
+_LEAST = 8
+"""Bytes of the shortest piece: shorter texts are everywhere."""
+_MOST_PIECES = 300_000
+_WINDOW = 1 << 24
+_BLOBS = ("token_ids", "behavior_log_probs")
+_BLOB_HEAD = 16
+"""Bytes at the beginning of a blob that many have in common."""
+
+_rows = trajectories.c
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass
+class Traces:
+    """What was removed, and pieces of it by which it would be recognised."""
+
+    trajectories: int = 0
+    messages: int = 0
+    tasks: int = 0
+    updates: int = 0
+    """Committed draws of these rows."""
+    pieces: set[bytes] = field(default_factory=set)
+    complete: bool = True
+    """False: there was too much to remember pieces of everything."""
+
+    def add(self, *contents: str | bytes | None) -> None:
+        for content in contents:
+            if not content:
+                continue
+            if len(self.pieces) >= _MOST_PIECES:
+                self.complete = False
+                return
+            body = content if isinstance(content, str) else content[_BLOB_HEAD:]
+            # A page of the file may end anywhere: it can't cut all three.
+            for start in {0, max(0, len(body) // 2 - _PIECE // 2), max(0, len(body) - _PIECE)}:
+                part = body[start : start + _PIECE]
+                piece = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+                if len(piece) >= _LEAST and len(set(piece)) > 2:
+                    self.pieces.add(piece)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a search of the database's files found."""
+
+    files: tuple[str, ...]
+    """Empty for a server, whose files are its own."""
+    searched: int
+    """Pieces of removed texts and blobs."""
+    kept: int
+    """Pieces that rows which were kept also hold."""
+    left: tuple[str, ...]
+    """Files in which others were found."""
+
+
+def marked(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> list[str]:
+    """Rows the filter holds for that still have something to forget."""
+    known = sa.func.coalesce(_rows.state_reason, "") != FORGOTTEN
+    query = sa.select(_rows.id).where(known, rows).order_by(_rows.iteration, _rows.slot, _rows.id)
+    return list(connection.scalars(query))
+
+
+def count(connection: sa.Connection, ids: Sequence[str]) -> Traces:
+    """What forgetting them would remove."""
+    found = Traces(trajectories=len(ids), tasks=len(_tasks_of_none_but(connection, ids)))
+    for chunk in chunked(ids):
+        said = sa.select(sa.func.count()).where(messages.c.trajectory.in_(chunk))
+        used = sa.select(sa.func.count()).where(draws.c.trajectory.in_(chunk), draws.c.state == COMMITTED)
+        found.messages += connection.scalar(said) or 0
+        found.updates += connection.scalar(used) or 0
+    return found
+
+
+def forget(connection: sa.Connection, ids: Sequence[str]) -> Traces:
+    """Remove the content of these rows and of tasks that no other row has."""
+    traces = count(connection, ids)
+    orphaned_tasks = _tasks_of_none_but(connection, ids)
+    for chunk in chunked(ids):
+        for table, columns in ((messages, ("content", "reasoning", "tool_calls")), (segments, _BLOBS)):
+            query = sa.select(*(_stored(table.c[name]) for name in columns)).where(table.c.trajectory.in_(chunk))
+            for row in connection.execute(query):
+                traces.add(*row)
+    for chunk in chunked(orphaned_tasks):
+        for payload in connection.scalars(sa.select(_stored(tasks.c.payload)).where(tasks.c.hash.in_(chunk))):
+            traces.add(payload)
+        connection.execute(tasks.update().where(tasks.c.hash.in_(chunk)).values(payload=FORGOTTEN_TASK))
+    remove_content(connection, ids)
+    set_state(connection, ids, EVICTED, FORGOTTEN)
+    for chunk in chunked(ids):
+        # With most of a text known, its hash gives away the rest.
+        hashes = {"content_hash": "", "token_hash": None}
+        connection.execute(trajectories.update().where(_rows.id.in_(chunk)).values(hashes))
+    return traces
+
+
+def _tasks_of_none_but(connection: sa.Connection, ids: Sequence[str]) -> list[str]:
+    mine = set(ids)
+    named: set[str] = set()
+    for chunk in chunked(ids):
+        named.update(connection.scalars(sa.select(_rows.task).where(_rows.id.in_(chunk)).distinct()))
+    others: set[str] = set()
+    for chunk in chunked(sorted(named)):
+        known = sa.func.coalesce(_rows.state_reason, "") != FORGOTTEN
+        found = connection.execute(sa.select(_rows.task, _rows.id).where(_rows.task.in_(chunk), known))
+        others.update(task for task, id in found if id not in mine)
+    return sorted(named - others)
+
+
+def proof(connection: sa.Connection, traces: Traces, path: Path | None) -> Proof:
+    """Search the database's file and everything beside it that begins with its name."""
+    if path is None:
+        return Proof((), 0, 0, ())
+    files = sorted(file for file in path.parent.iterdir() if file.name.startswith(path.name) and file.is_file())
+    found = {file: set(_found(_windows(file), traces.pieces)) for file in files}
+    suspects = set().union(*found.values())
+    kept = _kept(connection, suspects) if suspects else set()
+    left = tuple(str(file) for file in files if found[file] - kept)
+    return Proof(tuple(map(str, files)), len(traces.pieces), len(kept), left)
+
+
+def _kept(connection: sa.Connection, pieces: set[bytes]) -> set[bytes]:
+    """Those that stand in a row of some table."""
+    kept: set[bytes] = set()
+    for table in metadata.sorted_tables:
+        columns = [_stored(c) for c in table.c if isinstance(c.type, (ExactText, sa.LargeBinary))]
+        for rows in connection.execute(sa.select(*columns)).partitions(1000) if columns else ():
+            values = (value for row in rows for value in row if value)
+            blob = b"\0".join(value if isinstance(value, bytes) else value.encode() for value in values)
+            kept.update(piece for piece in pieces - kept if piece in blob)
+    return kept
+
+
+def _windows(file: Path) -> Iterator[bytes]:
+    """Overlapping by more than the longest piece."""
+    overlap = b""
+    with file.open("rb") as stream:
+        while block := stream.read(_WINDOW):
+            yield overlap + block
+            overlap = (overlap + block)[-4 * _PIECE :]
+
+
+def _found(windows: Iterable[bytes], pieces: set[bytes]) -> Iterator[bytes]:
+    """Looks for the first 8 bytes of all pieces at once, at every offset, and then for the whole of a piece."""
+    by_head: dict[int, list[bytes]] = {}
+    for piece in pieces:
+        by_head.setdefault(int.from_bytes(piece[:8], "little"), []).append(piece)
+    heads = np.array(sorted(by_head), np.uint64)
+    if not len(heads):
+        return
+    likely = np.zeros(1 << 24, np.bool_)
+    likely[_folded(heads)] = True
+    for window in windows:
+        for offset in range(8):
+            words = np.frombuffer(window, "<u8", count=max(0, len(window) - offset) // 8, offset=offset)
+            candidates = np.flatnonzero(likely[_folded(words)])
+            for position in candidates[np.isin(words[candidates], heads)].tolist():
+                start = offset + 8 * position
+                yield from (p for p in by_head[int(words[position])] if window.startswith(p, start))
+
+
+def _folded(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """[N] below 2^24: Fibonacci hashing."""
+    return (words * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
+
+
+def _stored(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """A text as the database has it."""
+    return sa.type_coerce(column, sa.Text) if isinstance(column.type, ExactText) else column

@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from context.messages import Message, ToolCall
+from context.tokens import Segment
+from replay import ReplayStore, stats
+from replay.cli import app
+from replay.databases import Location
+from replay.records import TaskRecord
+from replay.sampling import make_sampler
+from replay.schema import REVISION
+from tests.replay.fakes import LLM, USER, group, iterate, new_store, request, sql, task, tokens, trajectory
+
+SECRET = "the vault opens with 31-07-19"
+LONG = "".join(f"{SECRET} number {i}. " for i in range(2000))
+"""Over many pages of the file."""
+EVICTED = "select count(*) from trajectories where state = 'evicted'"
+
+
+def ask(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result
+
+
+def filled(location: Location) -> ReplayStore:
+    store = new_store(location)
+    sampler = make_sampler("uniform", 0)
+    for iteration in (1, 2, 3):
+        iterate(store, iteration, sampler, count=2)
+    return store
+
+
+def test_prune_tells_first_and_does_it_with_yes(location: Location) -> None:
+    filled(location).close()
+    where = "iteration = 1 and not success"
+    dry = ask("prune", str(location), "--where", where)
+    assert dry.exit_code == 0
+    assert dry.output.startswith("would evict 5 rows")
+    assert dry.output.endswith("nothing was changed; add --yes to do it\n")
+    assert sql(location, EVICTED) == [(0,)]
+    done = json.loads(ask("prune", str(location), "--where", where, "--yes", "--json").output)
+    assert (done["rows"], done["by_rule"], done["done"]) == (5, {"where": 5}, True)
+    assert sql(location, "select distinct iteration, state_reason from trajectories where state = 'evicted'") == [
+        (1, "pruned by where")
+    ]
+    assert sql(location, "select count(distinct trajectory) from segments") == [(19,)]
+    assert ask("prune", str(location), "--where", where, "--yes").output == "evicted 0 rows (0.0 MB)\n"
+
+
+def test_prune_keeps_to_limits_and_never_takes_reserved_rows(location: Location) -> None:
+    store = filled(location)
+    store.draw(request(4, 3), make_sampler("uniform", 5))
+    store.close()
+    # 24 - 8 = 16 are over; 3 are reserved, of which those of iterations 1 and 2 stay.
+    ((reserved,),) = sql(
+        location,
+        "select count(*) from draws join trajectories on id = trajectory "
+        "where draws.state = 'reserved' and trajectories.iteration < 3",
+    )
+    found = json.loads(ask("prune", str(location), "--rows", "8", "--yes", "--json").output)
+    assert found["by_rule"] == {"rows": 16 - reserved}
+    assert ask("prune", str(location), "--where", "reward >= 0", "--yes").exit_code == 0
+    assert sql(location, EVICTED) == [(24 - 3,)]
+
+
+def test_prune_wants_a_filter_or_limits(tmp_path: Path) -> None:
+    filled(tmp_path / "replay.sqlite").close()
+    for words, given in (([], "neither"), (["--where", "success", "--rows", "3"], "both")):
+        result = ask("prune", str(tmp_path), *words)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert f"prune must be given --where or limits, got {given}" in result.stderr
+
+
+def secretive(location: Location) -> ReplayStore:
+    """Three rows: one with secrets in every place text can stand, one with half of them, one without."""
+    store = new_store(location)
+    shared = Message("system", "You are careful and never tell anybody anything.", author="initialization")
+    said = (
+        shared,
+        Message("user", LONG),
+        Message(
+            "assistant",
+            "",
+            author="llm",
+            reasoning=f"I recall: {SECRET}.",
+            tool_calls=(ToolCall("open", {"phrase": f"{SECRET}!"}, "1"),),
+        ),
+        Message("tool", f"NUL \x00 {SECRET}", author="env", name="open", tool_call_id="1"),
+    )
+    long = Segment(tokens([(i * 7919) % 30000 for i in range(3000)], [USER, LLM] * 1500))
+    rows = [
+        replace(trajectory("a", segments=(long,), group="g1", task="t1"), messages=said),
+        replace(trajectory("b", group="g2", task="t2"), messages=(shared, Message("user", "How is the weather?"))),
+        replace(trajectory("c", group="g2", task="t2", slot=1), messages=(shared,)),
+    ]
+    tasks = [TaskRecord("t1", "lookup_chain", {"phrase": f"of the task: {SECRET}"}), task("t2")]
+    store.append(tasks, [group("g1", task="t1"), group("g2", task="t2")], rows)
+    return store
+
+
+def holds_secret(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir() if SECRET.encode() in file.read_bytes()]
+
+
+def test_forget_leaves_no_byte_of_it_in_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    secretive(path).close()
+    ((tokens_before,),) = sql(path, "select token_ids from segments where trajectory = 'a'")
+    assert holds_secret(tmp_path) == ["replay.sqlite"]
+    dry = ask("forget", str(path), "--where", "text contains 'vault'")
+    assert dry.output.startswith("would remove the content of 1 trajectories, 4 messages, 1 tasks")
+    assert holds_secret(tmp_path) == ["replay.sqlite"]
+    done = ask("forget", str(path), "--where", "text contains 'vault'", "--yes")
+    assert done.exit_code == 0
+    assert "pieces of it: 0 found" in done.output
+    # What the other two rows also say is in the file, and is told apart.
+    assert "more pieces also stand in rows that were kept" in done.output
+    assert holds_secret(tmp_path) == []
+    assert all(tokens_before[20:44] not in file.read_bytes() for file in tmp_path.iterdir())
+    state = "select id, state, state_reason, reward, num_tokens from trajectories order by id"
+    assert sql(path, state) == [
+        ("a", "evicted", "forgotten", 1.0, 3000),
+        ("b", "eligible", None, 1.0, 6),
+        ("c", "eligible", None, 1.0, 6),
+    ]
+    assert sql(path, "select hash, payload from tasks where hash = 't1'") == [("t1", '{"forgotten":true}')]
+    assert len(ReplayStore.open(path).read(["b", "c"])) == 2
+
+
+def test_forget_works_on_a_server_and_says_what_it_cannot_search(location: Location) -> None:
+    secretive(location).close()
+    answer = json.loads(ask("forget", str(location), "--where", "id = 'a'", "--yes", "--json").output)
+    assert (answer["trajectories"], answer["messages"], answer["tasks"], answer["done"]) == (1, 4, 1, True)
+    for question in (
+        "messages where content like '%vault%'",
+        "segments where trajectory = 'a'",
+        "tasks where payload like '%vault%'",
+    ):
+        assert sql(location, f"select count(*) from {question}") == [(0,)]
+    if not isinstance(location, Path):
+        assert answer["search"]["files"] == []
+        again = ask("forget", str(location), "--where", "id = 'b'", "--yes")
+        assert "a server's files can't be searched from here" in again.output
+
+
+def test_forget_finds_the_copy_that_a_migration_kept(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    secretive(path).close()
+    copy = tmp_path / "replay.sqlite.schema-0002.backup"
+    copy.write_bytes(path.read_bytes())
+    result = ask("forget", str(path), "--where", "id = 'a'", "--yes")
+    assert result.exit_code == 1
+    assert f"found in {copy}\n" in result.output
+    copy.unlink()
+    assert ask("forget", str(path), "--where", "id = 'a'", "--yes").exit_code == 0
+
+
+def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "replay.sqlite"
+    secretive(path).close()
+    monkeypatch.setattr("replay.databases.sqlite._BUSY_MILLISECONDS", 50)
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("begin")
+        reader.execute("select count(*) from trajectories").fetchone()
+        result = ask("forget", str(path), "--where", "id = 'a'", "--yes")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "database must be in nobody's use while it is written anew" in result.stderr
+    assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
+
+
+def test_forgotten_task_is_known_again_when_it_comes_again(location: Location) -> None:
+    store = secretive(location)
+    store.close()
+    ask("forget", str(location), "--where", "task = 't1'", "--yes")
+    with closing(ReplayStore.open(location)) as store:
+        again = TaskRecord("t1", "lookup_chain", {"phrase": "new"})
+        store.append([again], [group("g3", task="t1")], [trajectory("d", group="g3", task="t1", slot=5)])
+    assert sql(location, "select payload from tasks where hash = 't1'") == [('{"phrase":"new"}',)]
+
+
+def test_task_of_a_row_that_stays_is_not_forgotten(location: Location) -> None:
+    secretive(location).close()
+    ask("forget", str(location), "--where", "id = 'b'", "--yes")
+    assert sql(location, "select count(*) from tasks where payload like '%forgotten%'") == [(0,)]
+    ask("forget", str(location), "--where", "id = 'c'", "--yes")
+    assert sql(location, "select hash from tasks where payload like '%forgotten%'") == [("t2",)]
+
+
+def test_show_tells_the_numbers_of_a_forgotten_row(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    store = filled(path)
+    id = stats.trajectories(store, sort=stats.Sort.uses)[0]["id"]
+    store.close()
+    ask("forget", str(path), "--where", f"id = '{id}'", "--yes")
+    output = ask("show", id, str(path)).output
+    assert "evicted (forgotten)" in output
+    assert "its tokens are gone" in output
+    uses = "select iteration, slot, stream from draws where trajectory = ? order by 1, 2"
+    lines = output[output.index("every update that used it") :].splitlines()[2:]
+    assert [tuple(line.split()[:3]) for line in lines] == [tuple(map(str, row)) for row in sql(path, uses, id)]
+    answer = json.loads(ask("show", id, str(path), "--json").output)
+    assert (answer["state_reason"], answer["segments"], answer["messages"]) == ("forgotten", [], [])
+
+
+def older(path: Path, revision: str) -> Path:
+    script = Path(__file__).with_name("schemas") / f"{revision}.sql"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(script.read_text(encoding="utf-8"))
+    return path
+
+
+def told(path: Path) -> Any:
+    return [sql(path, f"select * from {table} order by 1, 2, 3") for table in ("runs", "groups", "draws", "messages")]
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002"])
+def test_migrate_keeps_a_copy_and_says_so(tmp_path: Path, revision: str) -> None:
+    path = older(tmp_path / "replay.sqlite", revision)
+    before = told(path)
+    backup = tmp_path / f"replay.sqlite.schema-{revision}.backup"
+    assert ask("stats", str(path)).stderr.endswith("Migrate it: agentloop replay migrate\n")
+    result = ask("migrate", str(path))
+    assert result.stdout == f"migrated from schema {revision} to {REVISION}; it is kept as it was in {backup}\n"
+    assert told(backup) == before
+    assert backup.stat().st_mode & 0o777 == 0o600
+    assert ask("stats", str(path)).exit_code == 0
+    assert ask("migrate", str(path)).stdout == f"schema {REVISION} already; nothing was changed\n"
+    assert [file.name for file in tmp_path.iterdir() if "unfinished" in file.name] == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ("update replay_schema_version set version_num = '9999'", "written by a newer agentloop"),
+        ("drop table replay_schema_version", "must be one of agentloop's"),
+    ],
+)
+def test_migrate_refuses_what_is_newer_or_foreign_and_leaves_it(tmp_path: Path, spoil: str, message: str) -> None:
+    path = older(tmp_path / "replay.sqlite", "0002")
+    sql(path, spoil)
+    before = path.read_bytes()
+    result = ask("migrate", str(path))
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert message in result.stderr
+    assert path.read_bytes() == before
+    assert not list(tmp_path.glob("*.backup*"))
+
+
+def test_migrate_without_room_for_the_copy_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = older(tmp_path / "replay.sqlite", "0002")
+    before = path.read_bytes()
+    (tmp_path / "replay.sqlite.schema-0002.backup.unfinished").mkdir()
+    result = ask("migrate", str(path))
+    assert (result.exit_code, "database must be copied before it is migrated" in result.stderr) == (2, True)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["prune", "forget", "migrate"])
+def test_help_has_an_example(command: str) -> None:
+    assert f"Example: agentloop replay {command}" in ask(command, "--help").output
