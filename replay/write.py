@@ -173,16 +173,10 @@ def _taken(kind: str, key: str, stored: Mapping[str, Any], given: Row) -> Invali
 
 
 def append(connection: sa.Connection, prepared: Prepared, *, dedupe: bool = False) -> AppendReport:
-<<<<<<< HEAD
+    _remember_tasks(connection, prepared)
     missing = _missing_rows(connection, prepared)
     insert(connection, tasks, [prepared.tasks[hash] for hash in missing.tasks])
     insert(connection, groups, [prepared.groups[id] for id in missing.groups])
-=======
-    _remember_tasks(connection, prepared)
-    _insert_missing(connection, tasks, [*tasks.c], prepared.tasks, key="hash")
-    _insert_missing(connection, groups, GROUP_COLUMNS, prepared.groups, key="id")
-    _check_groups(connection, prepared)
->>>>>>> 802d7f6 (replay prune, forget and migrate: told first, done with --yes, proven)
     stamp = {"created_at": now(), "changed": next_number(connection, "changed"), "state_reason": None}
     withheld = prepared.withheld | (_same_tokens(connection, prepared) if dedupe else {})
     new = missing.trajectories
