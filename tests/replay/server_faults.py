@@ -1,4 +1,4 @@
-"""What happens to servers and to the way to them: backends killed, a crash and restart, a reply that never comes."""
+"""What happens to servers and to the way to them: a backend is killed, a reply never comes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import random
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,15 +21,6 @@ def kill_backend(server: LocalServer, database: str, chance: random.Random) -> b
         os.kill(chance.choice(server.backends(database)), signal.SIGKILL)
         return True
     return False
-
-
-def crash_again_and_again(server: LocalServer, working: Callable[[], bool], *, crashes: int, pause: float) -> None:
-    """`pg_ctl stop -m immediate` and start, while writers work."""
-    for _ in range(crashes):
-        time.sleep(pause)
-        assert working(), "the writers ended before the last crash"
-        server.crash()
-        server.start()
 
 
 class LosesReplies:

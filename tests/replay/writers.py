@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from replay import ReplayStore
 from replay.databases import Location
@@ -30,14 +31,20 @@ class Writer:
 
     process: FORK.Process  # type: ignore[name-defined]  # a context's own class
     _receiving: int
+    _stop: Any
 
     @classmethod
     def start(cls, location: Location, number: int, count: int) -> Writer:
         receiving, sending = os.pipe()
-        process = FORK.Process(target=_write, args=(location, number, count, sending))
+        stop = FORK.Event()
+        process = FORK.Process(target=_write, args=(location, number, count, sending, stop))
         process.start()
         os.close(sending)
-        return cls(process, receiving)
+        return cls(process, receiving, stop)
+
+    def stop(self) -> None:
+        """After the append it is at."""
+        self._stop.set()
 
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
@@ -50,9 +57,11 @@ class Writer:
         return ids
 
 
-def _write(location: Location, number: int, count: int, sending: int) -> None:
+def _write(location: Location, number: int, count: int, sending: int, stop: Any) -> None:
     store = ReplayStore.open(location)
     for i in range(count):
+        if stop.is_set():
+            break
         id = f"{number:03d}-{i:05d}"
         store.append([], [], [trajectory(id)])
         os.write(sending, f"{id}\n".encode())
