@@ -131,7 +131,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = server_names()
     servers = names if metafunc.definition.get_closest_marker("every_server") else names[:1]
-    shared = [*servers, EXTERNAL] if EXTERNAL in os.environ and servers == names else servers
+    shared = servers
+    if EXTERNAL in os.environ:
+        shared = [EXTERNAL] if names == [MISSING] else [*servers, *([EXTERNAL] if servers == names else [])]
     if "databases" in metafunc.fixturenames:
         metafunc.parametrize("databases", [SQLITE, *shared], indirect=True, scope="module")
     if "postgres" in metafunc.fixturenames:
