@@ -15,6 +15,7 @@ import typer
 
 from agentloop.context_cli import app as context_app
 from agentloop.errors import TrainingStopped, UserError
+from agentloop.mix_cli import mix
 from context import PrefixError, RenderError
 from replay.cli import app as replay_app
 from replay.errors import ReplayError
@@ -32,6 +33,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(context_app, name="context", epilog="Example: agentloop context check template.jinja")
+replay_app.command(epilog="Example: agentloop replay mix configs/quickstart.yaml --iterations 20")(mix)
 app.add_typer(replay_app, name="replay", epilog="Example: agentloop replay ls --failed")
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]

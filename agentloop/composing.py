@@ -1,4 +1,4 @@
-"""One iteration's batch: planned, then filled with what was collected and drawn. A dry run plans by the same code."""
+"""One iteration's batch: planned, then filled with what was collected and drawn."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from agentloop.algorithms.advantages import grpo_advantages
 from agentloop.batch import BatchRow
 from agentloop.collect import Collected
 from agentloop.config import RunConfig
-from agentloop.task_line import TaskLine
 from replay.completion import with_completions
 from replay.mixing import BatchPlan, Mixer
 from replay.records import FRESH, DrawRecord, GroupRecord, Trajectory
-from replay.request import Availability, DrawRequest, Limits, Pick
-from replay.schedules import progress_at
+from replay.request import Availability, DrawRequest, Pick
 from replay.store import Drawn
 
 
@@ -92,32 +90,6 @@ class Composition:
         if stale:
             metrics |= {"replay/staleness_mean": sum(stale) / len(stale), "replay/staleness_max": max(stale)}
         return {name: float(value) for name, value in metrics.items()}
-
-
-def draw_request(config: RunConfig, *, run: str, iteration: int, policy_version: int) -> DrawRequest:
-    """What `iteration` may draw at all; how much of it is for the plan to say."""
-    replay = config.replay
-    limits = Limits(successful_only=replay.successful_only, sources=tuple(replay.sources) or None)
-    return DrawRequest(run, iteration, policy_version, limits=limits)
-
-
-def plan_iteration(
-    mixer: Mixer,
-    config: RunConfig,
-    line: TaskLine,
-    *,
-    iteration: int,
-    available: Availability,
-    task_hash: Callable[[int], str],
-) -> tuple[BatchPlan, tuple[int, ...]]:
-    """The plan and the training tasks of its slots. Raises ReplayStarved."""
-    plan = mixer.plan(
-        iteration=iteration,
-        progress=progress_at(iteration, config.run.iterations),
-        available=available,
-        tasks=[task_hash(index) for index in line.upcoming(mixer.num_tasks)],
-    )
-    return plan, tuple(line.upcoming(plan.num_tasks))
 
 
 def fresh_records(run: str, iteration: int, policy_version: int, rows: Sequence[Trajectory]) -> list[DrawRecord]:

@@ -10,16 +10,10 @@ from typing import Any
 from agentloop.assemble import Parts
 from agentloop.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.collect import Birth, Collected, collect
-from agentloop.composing import (
-    Composition,
-    Planned,
-    completed_advantages,
-    draw_request,
-    fresh_records,
-    plan_iteration,
-)
+from agentloop.composing import Composition, Planned, completed_advantages, fresh_records
 from agentloop.errors import TrainingStopped
 from agentloop.evaluate import evaluate
+from agentloop.plan_batch import draw_request, plan_iteration
 from agentloop.seeds import derive_seed
 from agentloop.signals import StopRequest
 from agentloop.task_line import TaskLine

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agentloop.config import RunConfig
+from agentloop.dry_run import DryRun
 from agentloop.errors import TrainingStopped
 from agentloop.training import TrainResult, train
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
@@ -47,6 +48,16 @@ def batches(result: TrainResult) -> dict[int, list[tuple[Any, ...]]]:
     return found
 
 
+def told(config: RunConfig) -> list[tuple[int, int]]:
+    """(fresh, replayed) rows of each iteration by a dry run, every fresh row being one that can be drawn."""
+    plans = DryRun.from_nothing(config).plans(config.run.iterations, success=1.0)
+    return [(plan.fresh, plan.replay) for _, plan in plans]
+
+
+def done(result: TrainResult) -> list[tuple[int, int]]:
+    return rows(result.folder / "replay.sqlite", "select fresh, replay from iterations order by iteration")  # type: ignore[return-value]
+
+
 def by_task(batch: list[tuple[Any, ...]]) -> list[tuple[int, int]]:
     """(fresh, replayed) members of each task of a batch."""
     streams = Counter((task, stream) for stream, task, _, _ in batch)
@@ -54,7 +65,9 @@ def by_task(batch: list[tuple[Any, ...]]) -> list[tuple[int, int]]:
 
 
 def test_unit_trajectory_has_replayed_members_in_every_group(tmp_path: Path, qwen2: Path) -> None:
-    result = train(pooled(tmp_path, qwen2, {"unit": "trajectory"}), display=SilentDisplay())
+    config = pooled(tmp_path, qwen2, {"unit": "trajectory"})
+    result = train(config, display=SilentDisplay())
+    assert done(result) == told(config) == [(16, 0), (8, 8), (8, 8), (8, 8)]
     found = batches(result)
     assert by_task(found[1]) == [(4, 0)] * 4
     assert all(by_task(found[iteration]) == [(2, 2)] * 4 for iteration in (2, 3, 4))
@@ -64,13 +77,19 @@ def test_unit_trajectory_has_replayed_members_in_every_group(tmp_path: Path, qwe
 
 def test_unit_task_has_replayed_members_in_some_groups(tmp_path: Path, qwen2: Path) -> None:
     replay = {"unit": "task", "task_members": 3, "fraction": 0.375}  # 6 of 16: two tasks of four
-    found = batches(train(pooled(tmp_path, qwen2, replay), display=SilentDisplay()))
+    config = pooled(tmp_path, qwen2, replay)
+    result = train(config, display=SilentDisplay())
+    assert done(result) == told(config) == [(16, 0), (10, 6), (10, 6), (10, 6)]
+    found = batches(result)
     assert by_task(found[1]) == [(4, 0)] * 4
     assert all(by_task(found[iteration]) == [(1, 3), (1, 3), (4, 0), (4, 0)] for iteration in (2, 3, 4))
 
 
 def test_unit_group_draws_groups_whole(tmp_path: Path, qwen2: Path) -> None:
-    found = batches(train(pooled(tmp_path, qwen2, {"unit": "group"}), display=SilentDisplay()))
+    config = pooled(tmp_path, qwen2, {"unit": "group"})
+    result = train(config, display=SilentDisplay())
+    assert done(result) == told(config) == [(16, 0), (8, 8), (8, 8), (8, 8)]
+    found = batches(result)
     for iteration in (2, 3, 4):
         members = Counter((stream, group, born) for stream, _, group, born in found[iteration])
         assert sorted((stream, count) for (stream, _, _), count in members.items()) == [
@@ -91,7 +110,9 @@ def test_unit_trajectory_goes_through_all_tasks_of_a_pool_that_no_batch_divides(
     """7 tasks, 4 at a time: tasks 0..27 are each of the 7 four times, and two slots of a batch can share one."""
     config = pooled(tmp_path, qwen2, {"unit": "trajectory", "fraction": 0.25}, run={"iterations": 7})
     config = config.model_copy(update={"environment": config.environment.model_copy(update={"task_pool": 7})})
-    found = batches(train(config, display=SilentDisplay()))
+    result = train(config, display=SilentDisplay())
+    assert done(result) == told(config)
+    found = batches(result)
     members = Counter(task for batch in found.values() for _, task, _, _ in batch)
     assert sorted(members.values()) == [16] * 7  # four groups of 4
 
@@ -170,8 +191,14 @@ def test_resumed_run_mixes_like_the_unbroken_one(tmp_path: Path, qwen2: Path) ->
     }
     whole, begun, rest = SilentDisplay(), _StopAfter(2), SilentDisplay()
     unbroken = train(pooled(tmp_path / "a", qwen2, replay), display=whole)
-    train(pooled(tmp_path / "b", qwen2, replay), display=begun)
+    stopped = train(pooled(tmp_path / "b", qwen2, replay), display=begun)
+    before = (stopped.folder / "replay.sqlite").read_bytes()
+    ((iteration, plan),) = DryRun.from_run(pooled(tmp_path / "b", qwen2, replay), stopped.folder).plans(1, success=0.0)
+    assert (stopped.folder / "replay.sqlite").read_bytes() == before
     resumed = train(pooled(tmp_path / "b", qwen2, replay), resume=True, display=rest)
+    assert iteration == 3
+    assert (plan.fresh, plan.replay) == (rest.iterations[0]["batch/fresh"], rest.iterations[0]["batch/replay"])
+    assert plan.planned_replay == rest.iterations[0]["batch/planned_replay"] > 0
     names = ("batch/ruled_fraction", "batch/replay", "replay/controller_factor", "replay/starved_iterations")
     mixed = [[row[name] for name in names] for row in [*begun.iterations, *rest.iterations]]
     assert mixed == [[row[name] for name in names] for row in whole.iterations]

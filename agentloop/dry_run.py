@@ -1,0 +1,129 @@
+"""The batches a configuration would compose, without acting or learning: the mixer on a buffer, real or made up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+from agentloop.config import RunConfig
+from agentloop.environments import TaskSource, load_environment
+from agentloop.errors import UserError
+from agentloop.plan_batch import draw_request, plan_iteration
+from agentloop.seeds import derive_seed
+from agentloop.task_line import TaskLine
+from replay.apportion import Remainders
+from replay.cli.front import place
+from replay.mixing import BatchPlan, Mixer
+from replay.request import Availability
+from replay.sampling import make_sampler
+from replay.store import ReplayStore
+
+_SELF = "self"
+
+
+@dataclass
+class DryRun:
+    """Where a run stands, and what it has in its buffer."""
+
+    config: RunConfig
+    mixer: Mixer
+    line: TaskLine
+    available: Availability
+    task_hash: Callable[[int], str]
+    iteration: int = 0
+    """Iterations behind it."""
+
+    @classmethod
+    def from_nothing(cls, config: RunConfig) -> DryRun:
+        """Before the first iteration, with an empty buffer."""
+        mixer = Mixer(config.mix_rule())
+        return cls(config, mixer, TaskLine(), Availability(), _task_hashes(config, mixer))
+
+    @classmethod
+    def from_run(cls, config: RunConfig, path: Path) -> DryRun:
+        """After a run's last checkpoint, with its buffer, which is only read."""
+        # Both bring torch, which a dry run without a run starts faster without.
+        from agentloop.checkpoint import complete_checkpoints, load_checkpoint
+        from agentloop.run_folder import open_run_folder
+
+        folder = open_run_folder(path)
+        begun = cls.from_nothing(config)
+        complete = complete_checkpoints(folder.checkpoints)
+        if complete:
+            values = load_checkpoint(complete[-1]).values
+            begun.iteration = values["loop"]["iteration"]
+            begun.line = TaskLine(**values["loop"]["tasks"])
+            if folder.config.mix_rule() == config.mix_rule():
+                begun.mixer.load_state(values["mixer"])
+        request = draw_request(config, run=folder.run_id, iteration=begun.iteration + 1, policy_version=begun.iteration)
+        location, _, _ = place(str(path))
+        with closing(ReplayStore.open(location, read_only=True)) as store:
+            sampler = make_sampler(config.replay.sampler, derive_seed(config.run.seed, "sampler"))
+            begun.available = store.available(request, sampler)
+        return begun
+
+    def plans(self, count: int, *, success: float) -> Iterator[tuple[int, BatchPlan]]:
+        """(iteration, plan) of the next `count` iterations, at most those the run has left. Raises ReplayStarved.
+
+        What the iterations between would collect is made up: a `success` share of each fresh group succeeds, and
+        those rows (all of them without `replay.successful_only`) can be drawn from the next iteration on. Rows never
+        wear out, and their effective sample size stays above the controller's floor.
+        """
+        left = self.config.run.iterations - self.iteration
+        if left < 1:
+            raise UserError(
+                f"run.iterations must be above what the run has behind it ({self.iteration}), got "
+                f"{self.config.run.iterations}. Set it with --set run.iterations={self.iteration + count}."
+            )
+        successes = Remainders()
+        for _ in range(min(count, left)):
+            self.iteration += 1
+            plan, tasks = plan_iteration(
+                self.mixer,
+                self.config,
+                self.line,
+                iteration=self.iteration,
+                available=self.available,
+                task_hash=self.task_hash,
+            )
+            yield self.iteration, plan
+            self.line.advance(tasks)
+            self._store(plan, tasks, successes, success)
+            self.mixer.observe(success_rate=success if plan.fresh else None, ess_by_age={})
+
+    def _store(self, plan: BatchPlan, tasks: tuple[int, ...], successes: Remainders, success: float) -> None:
+        """The plan's fresh groups, as they are made up, into the buffer."""
+        replay, stored = self.config.replay, self.available
+        if replay.sources and _SELF not in replay.sources:
+            return
+        by_task, groups = Counter[str](), Counter[int]()
+        for slot, size in plan.groups:
+            _, rows = successes.split("success", size, [1 - Fraction(success), Fraction(success)])
+            rows = rows if replay.successful_only else size
+            # A task that is never looked at needs no name, and finding it may take an environment.
+            by_task[self.task_hash(tasks[slot]) if self.mixer.num_tasks else ""] += rows
+            groups[size] += rows == size
+        self.available = replace(
+            stored,
+            rows=stored.rows + by_task.total(),
+            by_source=Counter({_SELF: by_task.total()}) + Counter(stored.by_source),
+            by_task=by_task + Counter(stored.by_task),
+            by_source_task=Counter({(_SELF, task): rows for task, rows in by_task.items()})
+            + Counter(stored.by_source_task),
+            groups=groups + Counter(stored.groups),
+            by_source_groups=Counter({(_SELF, size): count for size, count in groups.items()})
+            + Counter(stored.by_source_groups),
+        )
+
+
+def _task_hashes(config: RunConfig, mixer: Mixer) -> Callable[[int], str]:
+    """The hash of each training task of the run; without an environment where no unit asks for it."""
+    if not mixer.num_tasks:
+        return str
+    factory = load_environment(config.environment.name, config.environment.options)
+    source = TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool)
+    return lambda index: factory.task_hash(source.train(index))
