@@ -133,7 +133,7 @@ class ReplayStore:
         """
         loaded = self._database.read(lambda connection: read.load(connection, ids))
         if loaded.corrupt and not self._database.read_only:
-            self._database.write(lambda connection: read.quarantine(connection, loaded.corrupt), idempotent=True)
+            self.quarantine(loaded.corrupt)
         return loaded.in_order(ids)
 
     def available(self, request: DrawRequest, sampler: Sampler) -> Availability:
@@ -217,6 +217,14 @@ class ReplayStore:
         """Remove content for good, with the database written anew, and search its files for what was removed."""
         traces = self._database.erase(lambda connection: forget.forget(connection, forget.marked(connection, rows)))
         return traces, self._database.read(lambda connection: forget.proof(connection, traces, self.path))
+
+    def damage(self, connection: sa.Connection) -> list[str]:
+        """What the database itself finds wrong with its file; a server looks after its own."""
+        return self._database.damage(connection)
+
+    def quarantine(self, reasons: Mapping[str, str]) -> None:
+        """Rows found to be corrupt, with the reason by id: never drawn again."""
+        self._database.write(lambda connection: read.quarantine(connection, reasons), idempotent=True)
 
     def size(self, connection: sa.Connection) -> int:
         """Bytes of the database on disk."""

@@ -74,6 +74,10 @@ class Database(ABC):
         Raises ReplayError where others who use the database keep it from being written anew.
         """
 
+    def damage(self, connection: sa.Connection) -> list[str]:
+        """What the database itself finds wrong with its pages and indexes, where it can be asked."""
+        return []
+
     @abstractmethod
     def size(self, connection: sa.Connection) -> int:
         """Bytes on disk."""

@@ -73,6 +73,10 @@ class SqliteDatabase(Database):
             raise _not_rewritten("readers of the log", self.path)
         return answer
 
+    def damage(self, connection: sa.Connection) -> list[str]:
+        found = connection.exec_driver_sql("PRAGMA quick_check(20)").scalars().all()
+        return [str(line) for line in found if line != "ok"]
+
     def size(self, connection: sa.Connection) -> int:
         return self.path.stat().st_size
 

@@ -1,0 +1,94 @@
+"""Whether everything stored is still what was written, and every name still names something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import sqlalchemy as sa
+
+from context.authors import AuthorTable
+from replay.errors import InvalidRecord
+from replay.read import load
+from replay.records import EVICTED, QUARANTINED, STATES, Trajectory
+from replay.schema import metadata, runs, trajectories
+from replay.stats import chosen
+from replay.store import ReplayStore
+from replay.validate import validate
+
+_BATCH = 64
+
+_rows = trajectories.c
+
+
+@dataclass
+class Verification:
+    """What was looked at, and what is wrong with it."""
+
+    states: dict[str, int]
+    checked: int = 0
+    """Rows whose tokens were read: neither evicted nor quarantined before."""
+    corrupt: dict[str, str] = field(default_factory=dict)
+    """Reason by id."""
+    dangling: dict[str, int] = field(default_factory=dict)
+    """Rows that name a missing one, by `table.column`."""
+    damage: list[str] = field(default_factory=list)
+    """What the database says about its own pages and indexes."""
+
+    @property
+    def corrupt_share(self) -> float:
+        return len(self.corrupt) / self.checked if self.checked else 0.0
+
+
+def verify(store: ReplayStore, run: str | None = None, *, where: str | None = None) -> Verification:
+    """Read every row: its blobs' checksums, its content hash, and its numbers against its tokens."""
+    wanted = chosen(run, where)
+    with store.reading() as connection:
+        counted = sa.select(_rows.state, sa.func.count()).where(wanted).group_by(_rows.state)
+        counts = {row[0]: int(row[1]) for row in connection.execute(counted)}
+        found = Verification({state: counts[state] for state in STATES if state in counts})
+        found.damage += store.damage(connection)
+        found.dangling |= _dangling(connection)
+        authors = {
+            row[0]: AuthorTable.from_json(row[1]) for row in connection.execute(sa.select(runs.c.id, runs.c.authors))
+        }
+        query = sa.select(_rows.id).where(wanted, _rows.state.not_in([EVICTED, QUARANTINED]))
+        ids = list(connection.scalars(query.order_by(_rows.run, _rows.iteration, _rows.slot, _rows.id)))
+        for start in range(0, len(ids), _BATCH):
+            _check(connection, ids[start : start + _BATCH], authors, found)
+    return found
+
+
+def _check(connection: sa.Connection, ids: list[str], authors: dict[str, AuthorTable], found: Verification) -> None:
+    loaded = load(connection, ids, with_messages=False)
+    found.checked += len(loaded.whole) + len(loaded.corrupt)
+    found.corrupt |= loaded.corrupt
+    for run, rows in groupby(loaded.whole.values(), key=lambda row: row.record.run):
+        found.corrupt |= dict(_wrong(list(rows), authors[run]))
+
+
+def _wrong(rows: list[Trajectory], authors: AuthorTable) -> Iterator[tuple[str, str]]:
+    """Rows that would not be let in now: all at once, and one by one only to name them."""
+    try:
+        validate(rows, authors)
+    except InvalidRecord as error:
+        if len(rows) == 1:
+            yield rows[0].id, str(error).removesuffix(" Nothing of this call was stored.")
+            return
+        for row in rows:
+            yield from _wrong([row], authors)
+
+
+def _dangling(connection: sa.Connection) -> dict[str, int]:
+    """By every reference between tables; a server keeps them itself, a file may have been written by anything."""
+    found = {}
+    for table in metadata.sorted_tables:
+        for reference in table.foreign_keys:
+            target = reference.column.table.alias()
+            there = sa.exists().where(target.c[reference.column.key] == reference.parent).correlate(table)
+            query = sa.select(sa.func.count()).select_from(table).where(reference.parent.is_not(None), ~there)
+            missing = connection.scalar(query)
+            if missing:
+                found[f"{table.name}.{reference.parent.name}"] = int(missing)
+    return found
