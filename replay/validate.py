@@ -21,7 +21,6 @@ from context.tokens import Segment, TokenSequence
 from replay.blobs import content_hash
 from replay.errors import InvalidRecord
 from replay.records import ELIGIBLE, UNTRAINABLE, GroupRecord, Trajectory, TrajectoryRecord
-from replay.schema import storable_column
 
 _ROUNDING = 1e-6
 """A log-prob this far above 0 is a rounding error of softmax; beyond it, it is no log-prob."""
@@ -74,20 +73,8 @@ def _rules(record_type: type) -> list[tuple[str, list[tuple[str, _Keeps]]]]:
             rules.append(("be finite", _is_finite_or_nan if field.name in _MAY_BE_NAN else _is_finite))
         if field.name == "id":
             rules.append(("be a text of at least one character", bool))
-        if field.name in _KEYS:
-            rules.append((f"be stored in at most {_MOST_KEY_BYTES} bytes", _fits_an_index))
         found.append((field.name, [(rule, _unless_none(keeps) if optional else keeps) for rule, keeps in rules]))
     return found
-
-
-_KEYS = frozenset({"id", "hash", "run", "group", "task", "trajectory"})
-_MOST_KEY_BYTES = 1000
-"""An index of PostgreSQL takes rows of about 2,700 bytes, and some of them hold two keys."""
-
-
-def _fits_an_index(key: str) -> bool:
-    # Most are hashes; no character takes more than twelve bytes.
-    return len(key) < 80 or len(str(*storable_column([key])).encode()) <= _MOST_KEY_BYTES
 
 
 _TYPES: dict[str, _Keeps] = {

@@ -17,7 +17,7 @@ from sqlalchemy import exc
 
 from replay.databases.base import Answer, Database
 from replay.databases.revision import check_revision, migrate, stored_revision
-from replay.errors import ConnectionLost, DatabaseRefused, ReplayError
+from replay.errors import ConnectionLost, DatabaseRefused, InvalidRecord, ReplayError
 from replay.schema import REVISION, metadata
 
 DRIVERS = ("postgresql", "postgresql+psycopg")
@@ -45,6 +45,7 @@ _FACTS = "select current_setting('server_encoding'), current_schema(), current_s
 _GONE = ("08", "57P01", "57P02", "57P03", "53300")
 """SQLSTATEs of a server that is going, not yet there or full: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
 _FORBIDDEN = "42501"
+_TOO_LARGE = "54000"
 SECRETS = frozenset({"password", "sslpassword"})
 
 
@@ -134,6 +135,11 @@ class PostgresDatabase(Database):
         try:
             yield
         except exc.DBAPIError as error:
+            if _sqlstate(error) == _TOO_LARGE:
+                raise InvalidRecord(
+                    f"ids must fit PostgreSQL's indexes, got one that does not ({_told(error)}) at {self.url}. "
+                    "Use shorter ids. Nothing of this call was stored."
+                ) from error
             lost = _is_lost(error)
             if not (lost or isinstance(error, (exc.OperationalError, exc.InternalError)) or _is_forbidden(error)):
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import sqlite3
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from replay import DatabaseRefused, ReplayError, ReplayStore, stats
+from replay import DatabaseRefused, InvalidRecord, ReplayError, ReplayStore, stats
 from replay.databases import open_database
 from replay.databases.revision import migrate
 from replay.schema import REVISION, metadata
@@ -218,6 +219,17 @@ def test_reader_without_the_right_to_write_may_look(postgres: Postgres, new_data
     finally:
         sql(url, "drop owned by looks")
         sql(url, "drop role looks")
+
+
+def test_id_that_fits_no_index_is_refused_and_nothing_is_stored(new_database: NewDatabase) -> None:
+    chance = random.Random(0)
+    long = "".join(chance.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=10_000))
+    with closing(new_store(new_database())) as store:
+        with pytest.raises(InvalidRecord, match="^ids must fit PostgreSQL's indexes, got one that does not"):
+            store.append([task(), task(long)], [group()], [trajectory("a")])
+        assert stats.summary(store)["tasks"] == 0
+        # One that compresses well does fit.
+        store.append([task("x" * 10_000)], [], [])
 
 
 def test_read_only_store_can_not_write(new_database: NewDatabase) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from context.tokens import Segment, TokenSequence
 from replay import InvalidRecord, ReplayStore
 from replay.validate import validate
-from tests.replay.fakes import AUTHORS, SHORT, group, new_store, run_record, task, trajectory
+from tests.replay.fakes import AUTHORS, SHORT, group, new_store, task, trajectory
 from tests.replay.locations import Databases
 
 NAN, INF = float("nan"), float("inf")
@@ -73,17 +73,6 @@ def refuses(store: ReplayStore, bad: Any, message: str) -> None:
 )
 def test_record_field_is_refused_by_name(store: ReplayStore, changes: dict[str, Any], message: str) -> None:
     refuses(store, trajectory("a", **changes), message)
-
-
-@pytest.mark.parametrize("long", ["x" * 1001, "ü" * 501, "\x00" * 166])
-def test_keys_fit_the_indexes_of_both_databases(store: ReplayStore, long: str) -> None:
-    # A NUL takes six bytes, behind a mark of eight and between two quotes: 165 x 6 + 10 = 1000, and one more.
-    for field in ("id", "group", "task"):
-        row = trajectory(**{"id": "a", field: long})
-        with pytest.raises(InvalidRecord, match=f"^{field} must be stored in at most 1000 bytes"):
-            store.append([task()], [group()], [row])
-    with pytest.raises(InvalidRecord, match="^id must be stored in at most 1000 bytes"):
-        store.add_run(run_record(long))
 
 
 def test_id_must_not_be_empty(store: ReplayStore) -> None:
