@@ -146,6 +146,14 @@ class Loop:
         fresh_draws = fresh_records(request.run, request.iteration, request.policy_version, fresh.trajectories)
         store.reserve_fresh(fresh_draws)
         drawn = store.draw(request, self.parts.sampler) if request.picks else []
+        if len(drawn) < request.count and self.config.replay.shortfall == "error":
+            # What could be drawn when the batch was planned was corrupt, or has been taken since.
+            raise TrainingStopped(str(ReplayStarved(len(drawn), planned.plan.planned_replay, request.iteration)))
+        if not fresh.trajectories and not drawn:
+            raise TrainingStopped(
+                f"a batch must hold a trajectory, got none in iteration {request.iteration}: all of it was to be "
+                f"replayed, and none of {request.count} rows could be read. They are quarantined now: --resume."
+            )
         completed: dict[str, float] = {}
         if self.config.replay.complete_zero_variance:
             completed = completed_advantages(fresh, drawn, normalise_std=self.config.advantage.normalise_std)

@@ -22,6 +22,13 @@ __all__ = ["BatchPlan", "MixRule", "Mixer", "ReplayStarved", "StartRule"]
 class ReplayStarved(ReplayError):
     """The buffer can't give what the rule asks for, and the rule says to stop then."""
 
+    def __init__(self, given: int, ruled: int, iteration: int) -> None:
+        super().__init__(
+            f"replay.fraction must be what the buffer can give when replay.shortfall is error, got {given} of {ruled} "
+            f"rows in iteration {iteration}. Begin later (replay.start.buffer), lower replay.fraction, loosen the "
+            "replay limits, or set replay.shortfall: fresh."
+        )
+
 
 class Mixer:
     """Applies one rule, iteration after iteration. Its state belongs in the checkpoint."""
@@ -57,11 +64,7 @@ class Mixer:
         plan = replace(compose(self.rule, share, available, tasks, self._remainders), fraction=configured)
         self.starved_iterations += plan.shortfall > 0
         if plan.shortfall and self.rule.shortfall == "error":
-            raise ReplayStarved(
-                f"replay.fraction must be what the buffer can give when replay.shortfall is error, got {plan.replay} "
-                f"of {plan.planned_replay} rows in iteration {iteration}. Begin later (replay.start.buffer), lower "
-                "replay.fraction, loosen the replay limits, or set replay.shortfall: fresh."
-            )
+            raise ReplayStarved(plan.replay, plan.planned_replay, iteration)
         return plan
 
     def observe(self, *, success_rate: float | None, ess_by_age: Mapping[str, float]) -> None:

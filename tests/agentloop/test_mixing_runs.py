@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,42 @@ def test_flat_groups_are_completed_from_the_buffer(tmp_path: Path, qwen2: Path) 
            where d.stream = 'fresh' and d.advantage <> t.advantage and t.advantage = 0""",
     )
     assert stored == len(completed)
+
+
+class _Spoiling(SilentDisplay):
+    """Spoils every stored row after the first iteration: they are counted as there, and can't be read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._database = folder / "small-001" / "replay.sqlite"
+
+    def iteration(self, number: int, total: int, metrics: Any) -> None:
+        super().iteration(number, total, metrics)
+        if number == 1:
+            with closing(sqlite3.connect(self._database)) as connection, connection:
+                connection.execute("update segments set token_ids = zeroblob(length(token_ids))")
+
+
+def test_a_task_whose_stored_members_are_corrupt_comes_first_the_next_time(tmp_path: Path, qwen2: Path) -> None:
+    replay = {"unit": "task", "task_members": 4}
+    display = _Spoiling(tmp_path)
+    found = batches(train(pooled(tmp_path, qwen2, replay, run={"iterations": 3}), display=display))
+    assert [row["batch/replay"] for row in display.iterations[:2]] == [0, 0]
+    first, second, third = ({task for _, task, _, _ in found[iteration]} for iteration in (1, 2, 3))
+    assert (len(first), len(second)) == (4, 2)  # in the second, two of the four were to be replayed whole
+    assert first - second <= third
+
+
+def test_shortfall_error_holds_for_rows_that_can_not_be_read(tmp_path: Path, qwen2: Path) -> None:
+    with pytest.raises(TrainingStopped, match=r"got 0 of 8 rows in iteration 2"):
+        train(pooled(tmp_path, qwen2, {"shortfall": "error", "start": {"iteration": 2}}), display=_Spoiling(tmp_path))
+
+
+def test_batch_that_was_to_be_all_replay_and_can_not_be_read_stops_the_run(tmp_path: Path, qwen2: Path) -> None:
+    config = pooled(tmp_path, qwen2, {"fraction": 1.0}, run={"iterations": 2})
+    with pytest.raises(TrainingStopped, match=r"got none in iteration 2.*none of 16 rows could be read.*--resume"):
+        train(config, display=_Spoiling(tmp_path))
+    assert train(config, resume=True, display=SilentDisplay()).iterations == 2
 
 
 class _StopAfter(SilentDisplay):

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replay.controller import EssRule
 from replay.mixing import BatchPlan, Mixer, MixRule, ReplayStarved, StartRule
@@ -221,6 +223,48 @@ def test_a_source_that_is_empty_is_not_filled_by_the_other() -> None:
     (plan,) = plans(mixer, 1, Availability(rows=50, by_source={"self": 50}))
     assert plan.picks == (Pick(9, "self"),)
     assert (plan.planned_sources, plan.fresh, plan.shortfall) == ({"self": 9, "teacher": 3}, 15, 3)
+
+
+stocks = st.builds(
+    lambda by_task, groups, rows: Availability(
+        rows=rows, by_task=dict(zip(POOL, by_task, strict=True)), groups={GROUP: groups, 3: 9}
+    ),
+    st.lists(st.integers(0, 6), min_size=len(POOL), max_size=len(POOL)),
+    st.integers(0, 4),
+    st.integers(0, 30),
+)
+
+
+@given(
+    st.sampled_from(["any", "trajectory", "task", "group"]),
+    st.sampled_from(["fresh", "shrink"]),
+    st.floats(0, 1),
+    st.lists(st.tuples(stocks, st.lists(st.sampled_from(POOL), min_size=6, max_size=6)), max_size=8),
+)
+def test_whatever_the_buffer_has_batches_are_well_formed(
+    unit: str, shortfall: str, fraction: float, iterations: list[tuple[Availability, list[str]]]
+) -> None:
+    mixer = Mixer(rule_of(unit, fraction, shortfall=shortfall))
+    for iteration, (stock, tasks) in enumerate(iterations, start=1):
+        plan = mixer.plan(iteration=iteration, progress=0.0, available=stock, tasks=tasks[: mixer.num_tasks])
+        assert plan.planned_fresh + plan.planned_replay == BATCH
+        assert plan.shortfall >= 0
+        total = plan.fresh + plan.replay
+        assert total == BATCH if shortfall == "fresh" else 0 < total <= BATCH
+        assert all(0 < size <= GROUP for _, size in plan.groups)
+        drawn = Counter[str | None]()
+        for pick in plan.picks:
+            drawn[pick.task] += pick.count
+        if unit in ("any", "group"):
+            assert plan.replay <= (stock.rows if unit == "any" else GROUP * stock.groups[GROUP])
+            assert [slot for slot, _ in plan.groups] == list(range(plan.num_tasks))
+            continue
+        assert all(count <= stock.by_task[task] for task, count in drawn.items() if task is not None)
+        fresh = dict(plan.groups)
+        for task in set(tasks):  # a task may fill several slots
+            slots = [slot for slot, other in enumerate(tasks) if other == task]
+            members = drawn[task] + sum(fresh.get(slot, 0) for slot in slots)
+            assert members == len(slots) * GROUP if shortfall == "fresh" else 0 < members <= len(slots) * GROUP
 
 
 def replayed(mixer: Mixer, count: int, **more: object) -> list[int]:
