@@ -117,16 +117,11 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     loaded = load_model(config.model, target)
     authors = config.context.author_table()
     parser = make_parser(config.context.parser, loaded.template.source)
+    strategy = make_strategy(config.context.strategy, config.context.options)
     result = warm_up(
         Actor(loaded.model),
-        Demonstrator(
-            loaded,
-            authors,
-            parser,
-            factory=factory,
-            strategy=make_strategy(config.context.strategy, config.context.options),
-        ),
-        demonstrations(factory, seed=seed),
+        Demonstrator(loaded, authors, parser, factory=factory, strategy=strategy),
+        demonstrations(factory, seed=seed, strategy=strategy),
         section,
         authors=authors,
         told=lambda update, loss: display.phase("warm-up", update, section.max_updates),

@@ -57,12 +57,23 @@ def demonstrate(environment: Environment, task: Task, rng: random.Random) -> tup
             messages.append(Message("tool", result.content, author="env", name=call.name, tool_call_id=call.id))
 
 
-def demonstrations(factory: EnvironmentFactory, *, seed: int) -> Iterator[tuple[Message, ...]]:
-    """Endless demonstrated conversations on new tasks."""
+def demonstrations(
+    factory: EnvironmentFactory, *, seed: int, strategy: Strategy | None = None
+) -> Iterator[tuple[Message, ...]]:
+    """Endless demonstrated conversations on new tasks.
+
+    Every second one as a `strategy` that gives hints shows it: the policy will sample in sight of them, and be trained
+    without.
+    """
     rng = random.Random(seed)
-    while True:
+    for number in itertools.count():
         environment = factory.create()
-        yield demonstrate(environment, environment.make_task(rng), rng)
+        task = environment.make_task(rng)
+        said = demonstrate(environment, task, rng)
+        if strategy is not None and number % 2:
+            opening = task.messages()
+            said = (*strategy.hinted(opening, task.hint), *said[len(opening) :])
+        yield said
 
 
 class Demonstrator:

@@ -17,7 +17,7 @@ from agentloop.models.tiny import build_tiny_model
 from agentloop.warm_up import Demonstrator, WarmUpResult, _hardest_of_last_reply, demonstrations, warm_up
 from context import Message, default_authors, loss_mask, response_mask
 from context.parse import choose_parser
-from context.strategies import Linear, LinearThink, Memory, SelfClip, Strategy
+from context.strategies import Hint, Linear, LinearThink, Memory, SelfClip, Strategy
 
 AUTHORS = default_authors()
 FACTORY = load_environment("lookup_chain", {"hops": [1, 3]})
@@ -136,6 +136,18 @@ def test_demonstration_answers_the_question_for_notes_with_what_was_thought(load
     notes = next(text for text in trained if "<think>" not in text)
     assert notes.removesuffix("<|im_end|>").split(", ")[0] in thoughts
     assert "".join(trained).count("<think>") == len(thoughts)
+
+
+def test_every_second_demonstration_shows_the_hint_that_the_policy_will_see(loaded: LoadedModel) -> None:
+    conversations = itertools.islice(demonstrations(THINKING, seed=3, strategy=Hint()), 4)
+    plain = list(itertools.islice(demonstrations(THINKING, seed=3), 4))
+    for number, conversation in enumerate(conversations):
+        (tokens,) = demonstrator(loaded, Hint()).sequences(conversation)
+        text = loaded.codec.decode(tokens.token_ids.tolist())
+        assert text.count("The trail: ") == number % 2
+        assert conversation[2:] == plain[number][2:]  # behind the system message and the question
+        trained = loaded.codec.decode(tokens.token_ids[loss_mask(tokens, AUTHORS)].tolist())
+        assert "The trail" not in trained
 
 
 def test_demonstration_decides_for_each_message_that_self_clip_lists(loaded: LoadedModel) -> None:
