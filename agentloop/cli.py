@@ -16,6 +16,7 @@ import typer
 from agentloop.context_cli import app as context_app
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.mix_cli import mix
+from agentloop.replay_cli import rescore, verify
 from context import PrefixError, RenderError
 from replay.cli import app as replay_app
 from replay.errors import ReplayError
@@ -34,6 +35,8 @@ app = typer.Typer(
 )
 app.add_typer(context_app, name="context", epilog="Example: agentloop context check template.jinja")
 replay_app.command(epilog="Example: agentloop replay mix configs/quickstart.yaml --iterations 20")(mix)
+replay_app.command(epilog="Example: agentloop replay verify runs/quickstart-001 --log-probs")(verify)
+replay_app.command(epilog="Example: agentloop replay rescore --where 'staleness > 8'")(rescore)
 app.add_typer(replay_app, name="replay", epilog="Example: agentloop replay ls --failed")
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]

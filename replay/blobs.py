@@ -59,6 +59,17 @@ def encode_tokens(tokens: TokenSequence) -> dict[str, bytes]:
     }
 
 
+def encode_log_probs(values: npt.NDArray[np.float32]) -> bytes:
+    """Log-probs of one segment that are no part of its tokens, as those that are."""
+    header = _HEADER.pack(_MAGIC, _KINDS["behavior_log_probs"], _FORMAT, len(values))
+    return header + _codec.compressor.compress(np.ascontiguousarray(values, _STORED["behavior_log_probs"]).data)
+
+
+def decode_log_probs(blob: bytes, count: int) -> npt.NDArray[np.float32]:
+    """`count` of them; raises BlobError for any other blob."""
+    return _decode("behavior_log_probs", blob, count)
+
+
 def decode_tokens(blobs: Sequence[bytes], count: int) -> TokenSequence:
     """`count` tokens from the blobs of `encode_tokens`, in its order; raises BlobError for any other blob."""
     return TokenSequence(*[_decode(name, blob, count) for name, blob in zip(_KINDS, blobs, strict=True)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -10,11 +11,12 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from replay import schema
+from replay.blobs import decode_log_probs
 from replay.errors import ReplayError
 from replay.read import load
 from replay.records import COMMITTED, REPLAY, RESERVED, STATES, Trajectory
 from replay.rows import known
-from replay.schema import draws, groups, metrics, policies, runs, tasks
+from replay.schema import draws, groups, metrics, policies, runs, tasks, token_scores
 from replay.store import ReplayStore
 from replay.where import condition
 
@@ -205,6 +207,7 @@ def trajectory(store: ReplayStore, id_prefix: str) -> Answer:
         query = sa.select(draws).where(used).order_by(draws.c.run, draws.c.iteration, draws.c.slot)
         uses = [dict(row) for row in connection.execute(query).mappings()]
         group = connection.execute(sa.select(groups).where(groups.c.id == found.record.group)).mappings().one()
+        scored = connection.execute(sa.select(token_scores).where(token_scores.c.trajectory == id)).mappings().all()
         task = connection.execute(sa.select(tasks).where(tasks.c.hash == found.record.task)).mappings().one()
     record = {name: known(value) if isinstance(value, float) else value for name, value in vars(found.record).items()}
     return {
@@ -212,16 +215,19 @@ def trajectory(store: ReplayStore, id_prefix: str) -> Answer:
         "state_reason": reason,
         "group": dict(group),
         "task": dict(task),
-        "segments": _segments(found, AuthorTable.from_json(authors or "[]")),
+        "segments": _segments(found, AuthorTable.from_json(authors or "[]"), scored),
         "messages": [_message(found, position) for position in range(len(found.messages))],
         "uses": uses,
     }
 
 
-def _segments(found: Trajectory, authors: AuthorTable) -> list[Answer]:
-    answers = []
-    for segment in found.segments:
+def _segments(found: Trajectory, authors: AuthorTable, scored: Sequence[sa.RowMapping]) -> list[Answer]:
+    answers: list[Answer] = []
+    scores = {row["position"]: row for row in scored}
+    for position, segment in enumerate(found.segments):
         tokens = segment.tokens
+        score = scores.get(position)
+        current = None if score is None else decode_log_probs(score["log_probs"], len(tokens)).tolist()
         answers.append(
             {
                 "reason": segment.reason,
@@ -230,6 +236,10 @@ def _segments(found: Trajectory, authors: AuthorTable) -> list[Answer]:
                 "loss_mask": authors.is_trained(tokens.authors).tolist(),
                 "behavior_log_probs": [known(value) for value in tokens.behavior_log_probs.tolist()],
                 "policy_versions": tokens.policy_versions.tolist(),
+                "current_log_probs": None if current is None else [known(value) for value in current],
+                "scored_by": None
+                if score is None
+                else {"run": score["run"], "policy_version": score["policy_version"]},
             }
         )
     return answers

@@ -9,6 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
@@ -167,6 +169,13 @@ class ReplayStore:
     def add_metrics(self, run: str, iteration: int, metrics: Mapping[str, float]) -> None:
         """Measured outside an update, such as an evaluation; a name given again takes the new value."""
         self._database.write(lambda connection: write.add_metrics(connection, run, iteration, metrics), idempotent=True)
+
+    def add_scores(self, run: str, version: int, scores: Mapping[tuple[str, int], npt.NDArray[np.float32]]) -> None:
+        """Log-probs of stored segments, by (trajectory, position), under policy `version` of `run`.
+
+        [T] float32 nats, NaN where no token was sampled. They take the place of earlier ones.
+        """
+        self._database.write(lambda connection: write.add_scores(connection, run, version, scores), idempotent=True)
 
     def resume(self, run: str, iteration: int) -> ResumeReport:
         """Back to the state the run had after committing `iteration`, whatever a crash left behind."""

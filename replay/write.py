@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from context.messages import Message, canonical_json
-from replay.blobs import token_hash
+from replay.blobs import encode_log_probs, token_hash
 from replay.change import next_number
 from replay.errors import InvalidRecord
 from replay.records import (
@@ -49,6 +51,7 @@ from replay.schema import (
     segments,
     storable_column,
     tasks,
+    token_scores,
     trajectories,
 )
 from replay.validate import Validated, check_fields, check_groups, refused, validate
@@ -352,6 +355,20 @@ def add_policy(connection: sa.Connection, policy: PolicyRecord) -> None:
     same = (policies.c.run == policy.run) & (policies.c.version == policy.version)
     connection.execute(policies.delete().where(same))
     connection.execute(policies.insert().values({**vars(policy), "created_at": now()}))
+
+
+def add_scores(
+    connection: sa.Connection, run: str, version: int, scores: Mapping[tuple[str, int], npt.NDArray[np.float32]]
+) -> None:
+    """In place of earlier scores of these trajectories."""
+    for chunk in chunked(sorted({trajectory for trajectory, _ in scores})):
+        connection.execute(token_scores.delete().where(token_scores.c.trajectory.in_(chunk)))
+    place = {"run": run, "policy_version": version}
+    rows = [
+        {"trajectory": trajectory, "position": position, **place, "log_probs": encode_log_probs(values)}
+        for (trajectory, position), values in scores.items()
+    ]
+    insert(connection, token_scores, rows)
 
 
 def add_metrics(connection: sa.Connection, run: str, iteration: int, values: Mapping[str, float]) -> None:

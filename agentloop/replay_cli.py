@@ -1,0 +1,142 @@
+"""`agentloop replay verify | rescore`: the commands that may ask a model.
+
+What needs torch is imported when a model is asked, so that all other commands answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from replay import verify as questions
+from replay.cli.front import AsJson, Opened, Run, Where, fail, opened
+from replay.cli.text import number, table
+from replay.verify import Verification
+
+if TYPE_CHECKING:
+    from agentloop.replay_models import Drifted, LogProbCheck
+    from agentloop.run_folder import RunFolder
+
+Model = Annotated[
+    Path | None,
+    typer.Option("--model", metavar="PATH", help="Weights to ask, such as RUN/policies/000012; see also --policy."),
+]
+Policy = Annotated[int | None, typer.Option("--policy", help="The policy version that they are.")]
+
+
+def verify(
+    run: Run = None,
+    where: Where = None,
+    limit: Annotated[float, typer.Option(min=0, max=1, help="Share of corrupt rows from which it fails.")] = 0.01,
+    log_probs: Annotated[
+        bool, typer.Option("--log-probs", help="Also recompute behavior log-probs with every policy still there.")
+    ] = False,
+    model: Model = None,
+    policy: Policy = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest difference of a recomputed log-prob, in nats.")
+    ] = 0.01,
+    yes: Annotated[bool, typer.Option("--yes", help="Quarantine the corrupt rows.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read every row and check it against its hashes and numbers; with a model, its log-probs too.
+
+    Exit code 1 if more than --limit of the rows are corrupt, if a name points to nothing, or if a recomputed log-prob
+    is further off than --tolerance.
+    """
+    with opened(run, read_only=not yes) as buffer:
+        found = questions.verify(buffer.store, buffer.run, where=where)
+        if yes and found.corrupt:
+            buffer.store.quarantine(found.corrupt)
+        check = None
+        if log_probs or model is not None or policy is not None:
+            check = _check_log_probs(buffer, where, found, model=model, policy=policy)
+    failed = found.corrupt_share > limit or bool(found.dangling or found.damage)
+    failed = failed or (check is not None and check.worst > tolerance)
+    if as_json:
+        models = None if check is None else {"policies": [vars(p) for p in check.policies], "gone": check.gone}
+        share = {"corrupt_share": found.corrupt_share, "quarantined": yes, "failed": failed}
+        print(json.dumps({**vars(found), **share, "log_probs": models}, indent=1))
+    else:
+        print(_verification_text(found, done=yes))
+        if check is not None:
+            print(_check_text(check))
+    raise typer.Exit(1 if failed else 0)
+
+
+def _check_log_probs(
+    buffer: Opened, where: str | None, found: Verification, *, model: Path | None, policy: int | None
+) -> LogProbCheck:
+    from agentloop.replay_models import check_log_probs, named_weights, weights_of_run
+
+    folder = _run_folder(buffer)
+    weights = weights_of_run(folder)
+    if model is not None or policy is not None:
+        weights = dict([named_weights(folder, model, policy)])
+    return check_log_probs(buffer.store, folder, weights, where=where, skip=found.corrupt)
+
+
+def rescore(
+    run: Run = None,
+    where: Where = None,
+    model: Model = None,
+    policy: Policy = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most trajectories scored.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score stored trajectories with a policy, the newest one unless told: how far it has drifted from them.
+
+    Its log-probs are stored beside the old ones, and shown by `replay show --json`.
+    """
+    with opened(run, read_only=False) as buffer:
+        from agentloop import replay_models
+
+        folder = _run_folder(buffer)
+        version, weights = replay_models.named_weights(folder, model, policy)
+        drifted = replay_models.rescore(buffer.store, folder, version, weights, where=where, limit=limit)
+    print(json.dumps(vars(drifted)) if as_json else _drift_text(drifted))
+
+
+def _run_folder(buffer: Opened) -> RunFolder:
+    from agentloop.run_folder import open_run_folder
+
+    if buffer.folder is None:
+        fail("RUN must be a run folder where a model is asked, for its configuration is there, got a database's URL.")
+    return open_run_folder(buffer.folder)
+
+
+def _verification_text(found: Verification, *, done: bool) -> str:
+    states = ", ".join(f"{state} {count:,}" for state, count in found.states.items()) or "no rows"
+    lines = [f"rows          {states}", f"read          {found.checked:,}, of which {len(found.corrupt):,} corrupt"]
+    lines += [f"  {id}: {reason}" for id, reason in found.corrupt.items()]
+    if found.corrupt:
+        lines.append("quarantined" if done else "nothing was changed; add --yes to quarantine them")
+    lines += [f"{count:,} rows of {name} name what is not there" for name, count in found.dangling.items()]
+    lines += [f"the database says: {line}" for line in found.damage]
+    return "\n".join(lines)
+
+
+def _check_text(check: LogProbCheck) -> str:
+    rows = [
+        [str(p.version), str(p.trajectories), str(p.tokens), f"{p.worst:.2e}", f"{p.mean:.2e}", p.model]
+        for p in check.policies
+    ]
+    titles = ["policy", "trajectories", "tokens", "worst", "mean", "weights"]
+    lines = [table(titles, rows)] if rows else ["no stored token was sampled by a policy whose weights are there"]
+    if check.gone:
+        gone = ", ".join(map(str, check.gone))
+        lines.append(f"policies whose weights are gone: {gone} (checkpoint.keep_policies keeps more)")
+    return "\n".join(lines)
+
+
+def _drift_text(drifted: Drifted) -> str:
+    facts: dict[str, Any] = {
+        "scored": f"{drifted.trajectories:,} trajectories, {drifted.tokens:,} tokens, by policy {drifted.version}",
+        "drift": f"{number(drifted.drift_mean, 4)} on average, {number(drifted.drift_max, 3)} at most",
+        "kl": f"{number(drifted.approx_kl, 5)} nats per token",
+        "ess": number(drifted.ess, 4),
+    }
+    return "\n".join(f"{name:<8}{value}" for name, value in facts.items())

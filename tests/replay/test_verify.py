@@ -1,0 +1,120 @@
+"""Every row is read, and what is wrong is named: faults F12 and dangling names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import sqlalchemy as sa
+
+from replay import ReplayStore
+from replay.databases import Location
+from replay.rows import BLOBS
+from replay.sampling import make_sampler
+from replay.schema import segments
+from replay.verify import verify
+from tests.replay.fakes import Born, iterate, new_store, sql
+
+
+def filled(location: Location, iterations: int = 3) -> ReplayStore:
+    store = new_store(location)
+    for iteration in range(1, iterations + 1):
+        iterate(store, iteration, make_sampler("uniform", 0), count=2)
+    return store
+
+
+def lose_tokens(store: ReplayStore) -> None:
+    one = "select id from trajectories where iteration = 2 and slot = 0"
+    sql(store, f"delete from segments where trajectory in ({one})")
+
+
+def test_whole_buffer_is_found_whole(location: Location) -> None:
+    found = verify(filled(location))
+    assert (found.states, found.checked, found.corrupt, found.dangling, found.damage) == (
+        {"eligible": 24},
+        24,
+        {},
+        {},
+        [],
+    )
+
+
+def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+    """One bit of each of 1,000 rows, in any of its blobs; a flip that leaves the content what it was does no harm."""
+    store = new_store(tmp_path / "replay.sqlite")
+    for iteration in range(1, 11):
+        Born(iteration, rates=(0.5,) * 10, size=10).append_to(store)
+    random = np.random.default_rng(0)
+    with store._database.writing() as connection:
+        rows = connection.execute(sa.select(segments.c.trajectory, *(segments.c[name] for name in BLOBS))).all()
+        for trajectory, *blobs in rows:
+            column = int(random.integers(len(BLOBS)))
+            blob = bytearray(blobs[column])
+            bit = int(random.integers(len(blob) * 8))
+            blob[bit // 8] ^= 1 << bit % 8
+            here = segments.c.trajectory == trajectory
+            connection.execute(segments.update().where(here).values({BLOBS[column]: bytes(blob)}))
+    found = verify(store)
+    assert found.checked == 1000
+    assert found.corrupt_share > 0.99
+    harmless = [id for (id,) in sql(store, "select id from trajectories") if id not in found.corrupt]
+    for row in store.read(harmless):
+        assert row.segments[0].tokens.token_ids.tolist() == [5, 6, 7, 8, 9, 10]
+
+
+def test_numbers_that_are_not_those_of_the_tokens_are_named(location: Location) -> None:
+    store = filled(location)
+    sql(store, "update trajectories set num_action_tokens = 99 where iteration = 2 and slot = 3")
+    sql(store, "update trajectories set mean_behavior_log_prob = -9 where iteration = 1 and slot = 0")
+    found = verify(store)
+    places = {sql(store, "select iteration, slot from trajectories where id = ?", id)[0] for id in found.corrupt}
+    assert places == {(1, 0), (2, 3)}
+    assert any("num_action_tokens must" in reason for reason in found.corrupt.values())
+
+
+def test_rows_without_content_are_counted_and_not_read(location: Location) -> None:
+    store = filled(location)
+    sql(store, "update trajectories set state = 'quarantined' where iteration = 1 and slot < 2")
+    sql(store, "delete from messages")
+    sql(
+        store, "delete from segments where trajectory in (select id from trajectories where iteration = 2 and slot = 0)"
+    )
+    sql(store, "update trajectories set state = 'evicted' where iteration = 2 and slot = 0")
+    found = verify(store)
+    assert (found.states, found.checked, found.corrupt) == ({"eligible": 21, "quarantined": 2, "evicted": 1}, 21, {})
+
+
+def test_row_whose_tokens_are_gone_without_eviction_is_corrupt(location: Location) -> None:
+    store = filled(location)
+    sql(
+        store, "delete from segments where trajectory in (select id from trajectories where iteration = 2 and slot = 0)"
+    )
+    assert list(verify(store).corrupt.values()) == ["tokens of another content hash"]
+
+
+def test_filter_narrows_what_is_read(location: Location) -> None:
+    store = filled(location)
+    sql(store, "update trajectories set num_tokens = 99 where iteration = 2")
+    assert verify(store, where="iteration = 1").corrupt == {}
+    assert len(verify(store, where="iteration = 2 and success").corrupt) == 3
+
+
+def test_names_of_missing_rows_are_counted(tmp_path: Path) -> None:
+    store = filled(tmp_path / "replay.sqlite")
+    sql(store, "delete from trajectories where iteration = 1 and slot = 0")
+    ((drawn,),) = sql(store, "select count(*) from draws where trajectory not in (select id from trajectories)")
+    # Five messages and one segment; plain sqlite3 looks after no names.
+    assert verify(store).dangling == {"draws.trajectory": drawn, "messages.trajectory": 5, "segments.trajectory": 1}
+
+
+def test_damaged_file_says_so(tmp_path: Path) -> None:
+    store = filled(tmp_path / "replay.sqlite")
+    store.close()
+    ((root,),) = sql(store, "select rootpage from sqlite_master where name = 'trajectories_by_task'")
+    ((size,),) = sql(store, "pragma page_size")
+    with (tmp_path / "replay.sqlite").open("r+b") as file:
+        file.seek((root - 1) * size + 3)
+        file.write(b"\x00\x00")
+    with_damage = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
+    assert verify(with_damage).damage
+    with_damage.close()
