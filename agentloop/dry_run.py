@@ -36,6 +36,8 @@ class DryRun:
     task_hash: Callable[[int], str]
     iteration: int = 0
     """Iterations behind it."""
+    same_rule: bool = True
+    """Whether the run it goes on from declares the same composition; else no remainders are taken over from it."""
 
     @classmethod
     def from_nothing(cls, config: RunConfig) -> DryRun:
@@ -57,7 +59,8 @@ class DryRun:
             values = load_checkpoint(complete[-1]).values
             begun.iteration = values["loop"]["iteration"]
             begun.line = TaskLine(**values["loop"]["tasks"])
-            if folder.config.mix_rule() == config.mix_rule():
+            begun.same_rule = folder.config.mix_rule() == config.mix_rule()
+            if begun.same_rule:
                 begun.mixer.load_state(values["mixer"])
         request = draw_request(config, run=folder.run_id, iteration=begun.iteration + 1, policy_version=begun.iteration)
         location, _, _ = place(str(path))

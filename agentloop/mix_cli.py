@@ -53,8 +53,11 @@ def mix(
         stopped = str(error)
     if as_json:
         batches = [_as_json(iteration, plan) for iteration, plan in plans.items()]
-        print(json.dumps({"batches": batches, "success": success, "stopped": stopped}, indent=1))
+        answer = {"batches": batches, "success": success, "same_rule": forecast.same_rule, "stopped": stopped}
+        print(json.dumps(answer, indent=1))
     else:
+        if not forecast.same_rule:
+            print(f"{run} mixes by another rule: this one begins here, without its remainders and what had started it")
         print(_as_text(plans, settings))
         if stopped is not None:
             print(f"stopped: {stopped}")

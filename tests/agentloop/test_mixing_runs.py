@@ -233,6 +233,7 @@ def test_resumed_run_mixes_like_the_unbroken_one(tmp_path: Path, qwen2: Path) ->
     before = (stopped.folder / "replay.sqlite").read_bytes()
     ((iteration, plan),) = DryRun.from_run(pooled(tmp_path / "b", qwen2, replay), stopped.folder).plans(1, success=0.0)
     assert (stopped.folder / "replay.sqlite").read_bytes() == before
+    assert not DryRun.from_run(pooled(tmp_path / "b", qwen2, {"fraction": 0.7}), stopped.folder).same_rule
     resumed = train(pooled(tmp_path / "b", qwen2, replay), resume=True, display=rest)
     assert iteration == 3
     assert (plan.fresh, plan.replay) == (rest.iterations[0]["batch/fresh"], rest.iterations[0]["batch/replay"])
