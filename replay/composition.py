@@ -20,26 +20,33 @@ class Stock:
     """What is left of the buffer while one batch is planned; nothing is given twice."""
 
     available: Availability
-    taken: Counter[tuple[str | None, str]] = field(default_factory=Counter)
-    """Rows given, by source and task."""
+    taken: Counter[str | None] = field(default_factory=Counter)
+    """Rows given, by task; None: of any task."""
+    taken_from: Counter[tuple[str, str | None]] = field(default_factory=Counter)
+    """The same by source."""
 
-    def take_rows(self, wanted: int, source: str | None) -> int:
-        """For units that don't look at tasks."""
-        return min(wanted, self.available.rows if source is None else self.available.by_source.get(source, 0))
+    def rows(self, source: str | None, task: str | None = None) -> int:
+        """Left of a task, or of any. A row that two sources' names fit, or that a cap keeps back, is there once."""
+        stored = self.available
+        left = (stored.rows if task is None else stored.by_task.get(task, 0)) - self.taken[task]
+        if source is None:
+            return left
+        own = stored.by_source.get(source, 0) if task is None else stored.by_source_task.get((source, task), 0)
+        return min(left, own - self.taken_from[source, task])
+
+    def take_rows(self, wanted: int, source: str | None, task: str | None = None) -> int:
+        given = min(wanted, self.rows(source, task))
+        self.taken[task] += given
+        if source is not None:
+            self.taken_from[source, task] += given
+        return given
 
     def take_groups(self, wanted: int, source: str | None, size: int) -> int:
         stored = self.available
-        has = stored.groups.get(size, 0) if source is None else stored.by_source_groups.get((source, size), 0)
-        return min(wanted, has)
-
-    def of_task(self, task: str, source: str | None) -> int:
-        stored = self.available
-        has = stored.by_task.get(task, 0) if source is None else stored.by_source_task.get((source, task), 0)
-        return has - self.taken[source, task]
-
-    def take_of_task(self, wanted: int, task: str, source: str | None) -> int:
-        given = min(wanted, self.of_task(task, source))
-        self.taken[source, task] += given
+        left = stored.groups.get(size, 0) - self.taken[None]
+        own = left if source is None else stored.by_source_groups.get((source, size), 0)
+        given = min(wanted, left, own)
+        self.taken[None] += given
         return given
 
 
@@ -129,7 +136,7 @@ def _same_task(
     for slot, (task, wanted) in enumerate(zip(tasks, members, strict=True)):
         sources = _by_source(rule, wanted, remainders)
         planned.update(sources)
-        given = {source: stock.take_of_task(count, task, source) for source, count in sources.items()}
+        given = {source: stock.take_rows(count, source, task) for source, count in sources.items()}
         mine = _picks(Pick(count, source, task) for source, count in given.items())
         picks += mine
         starved += sum(given.values()) < wanted
@@ -140,7 +147,7 @@ def _same_task(
 
 
 def _stored(rule: MixRule, task: str, stock: Stock) -> int:
-    return sum(stock.of_task(task, source) for source in rule.sources or [_ALL])
+    return sum(stock.rows(source, task) for source in rule.sources or [_ALL])
 
 
 def _by_source(rule: MixRule, total: int, remainders: Remainders) -> dict[str | None, int]:

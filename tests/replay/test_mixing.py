@@ -218,6 +218,17 @@ def test_sources_share_the_replayed_rows_as_declared(unit: str) -> None:
     assert abs(drawn["teacher"] - 360) <= (4 if unit == "group" else 1)  # 0.3 of 1,200 rows
 
 
+def test_a_row_that_two_sources_fit_is_planned_once() -> None:
+    mixer = Mixer(rule_of("any", 0.5, sources={"self": 0.5, "earlier-run": 0.5}))
+    (plan,) = plans(mixer, 1, Availability(rows=9, by_source={"self": 9, "earlier-run": 9}))
+    assert plan.picks == (Pick(6, "self"), Pick(3, "earlier-run"))
+    mixer = Mixer(rule_of("trajectory", 0.5, sources={"self": 0.5, "earlier-run": 0.5}))
+    both = {("self", "task-0"): 1, ("earlier-run", "task-0"): 1}
+    (plan,) = plans(mixer, 1, Availability(rows=1, by_task={"task-0": 1}, by_source_task=both))
+    assert plan.picks == (Pick(1, "self", "task-0"),)
+    assert dict(plan.groups)[0] == GROUP - 1
+
+
 def test_a_source_that_is_empty_is_not_filled_by_the_other() -> None:
     mixer = Mixer(rule_of("any", 0.5, sources={"self": 0.75, "teacher": 0.25}))
     (plan,) = plans(mixer, 1, Availability(rows=50, by_source={"self": 50}))
