@@ -40,7 +40,7 @@ from context.verdict import check_template
 from replay.mixing import Mixer
 from replay.records import Trajectory
 from replay.retention import Capacity
-from replay.sampling import Sampler, make_sampler
+from replay.sampling import Sampler
 from replay.store import ReplayStore
 from replay.write import Admission
 
@@ -175,7 +175,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
         store=store,
         admission=admission,
         capacity=make_capacity(config.replay),
-        sampler=make_sampler(config.replay.sampler, derive_seed(config.run.seed, "sampler")),
+        sampler=config.replay.make_sampler(derive_seed(config.run.seed, "sampler")),
         mixer=Mixer(config.mix_rule()),
         source=TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool),
         actors=make_actors(config, factory, loaded, generator),

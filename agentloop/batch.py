@@ -27,6 +27,8 @@ class BatchRow:
     """Of the whole trajectory; reward units."""
     staleness: int | None = None
     """Of a replayed row, in publishes; None: unknown."""
+    weight: float = 1.0
+    """Of the row's loss: what its sampler corrects for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +49,8 @@ class Batch:
     """[B, T] float32: the trajectory's advantage on its trained tokens, else 0."""
     replay_mask: Tensor
     """[B] bool: drawn from the buffer."""
+    loss_weights: Tensor
+    """[B] float32: what the loss of the row's tokens is multiplied by; denominators don't know of it."""
     temperature: Tensor
     """[B] float32: what the row was sampled at."""
     trajectory: Tensor
@@ -111,6 +115,7 @@ def build_batch(rows: Sequence[BatchRow], authors: AuthorTable) -> Batch:
         behavior_log_probs=_padded([tokens.behavior_log_probs for _, tokens in segments], np.nan, np.float32),
         advantages=torch.where(padded["loss_mask"], advantages[:, None], 0.0),
         replay_mask=torch.tensor([row.stream == REPLAY for row in owners]),
+        loss_weights=torch.tensor([row.weight for row in owners], dtype=torch.float32),
         temperature=torch.tensor([row.trajectory.record.temperature for row in owners], dtype=torch.float32),
         trajectory=torch.tensor([index for index, _ in segments]),
         trajectory_ids=tuple(row.trajectory.id for row in rows),

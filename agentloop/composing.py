@@ -50,7 +50,8 @@ class Composition:
         """The fresh ones, and the replayed ones with the advantage of the group they were born in."""
         fresh = [BatchRow(t, "fresh", self.completed.get(t.id, t.record.advantage)) for t in self.fresh.trajectories]
         replayed = [
-            BatchRow(d.trajectory, "replay", d.trajectory.record.advantage, d.draw.staleness) for d in self.drawn
+            BatchRow(d.trajectory, "replay", d.trajectory.record.advantage, d.draw.staleness, d.weight)
+            for d in self.drawn
         ]
         return fresh, replayed
 
@@ -78,6 +79,8 @@ class Composition:
             "replay/starved_groups": plan.starved_groups,
             "replay/starved_iterations": mixer.starved_iterations,
             "replay/started": mixer.started,
+            "replay/unknown_priority": self.planned.available.unknown_priority,
+            "replay/incomparable": sum(self.planned.available.incomparable.values()),
         }
         if mixer.rule.controller is not None:
             metrics["replay/controller_factor"] = mixer.factor

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from agentloop.config_section import Fraction, NonNegative, Positive, PositiveFloat, Section
 from agentloop.context_parts import author_table, check_parser_name, make_strategy
 from agentloop.mixing_config import EssSection, ScheduleSection, StartSection, check_mixing, mix_rule
+from agentloop.sampling_config import SamplingSection
 from context import Author, AuthorTable
 from context.control import TrainingControl
 from replay.mix_rule import MixRule
@@ -185,7 +186,7 @@ class CapacitySection(Section):
     per_task: Positive | None = Field(None, description="Most rows of one task.")
 
 
-class ReplaySection(Section):
+class ReplaySection(SamplingSection):
     database: str | None = Field(
         None,
         description="Where experience is kept: postgresql+psycopg://USER@HOST/NAME; null: a file in the run folder.",
@@ -216,11 +217,6 @@ class ReplaySection(Section):
         description="Shares of the replayed rows by source, summing to 1, e.g. {self: 0.7, teacher: 0.3}; {}: as the "
         "sampler takes them.",
     )
-    sampler: Literal["uniform", "success"] = Field(
-        "success",
-        description="uniform: all eligible rows alike; success: weight 1 - success rate of the row's group.",
-    )
-    successful_only: bool = Field(True, description="Draw successful trajectories only.")
     shortfall: Literal["fresh", "shrink", "error"] = Field(
         "fresh",
         description="What the buffer can't give: fresh, is collected; shrink, is left out; error, the run stops.",
@@ -387,6 +383,7 @@ class RunConfig(Section):
                 "Set loss.normalise: per_stream."
             )
         check_mixing(self)
+        self.replay.check_groups(self.replay.unit)
         self._log_probs_are_there()
         if self.batch.group_size > self.batch.trajectories:
             raise ValueError(

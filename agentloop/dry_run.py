@@ -19,7 +19,6 @@ from replay.apportion import Remainders
 from replay.cli.front import place
 from replay.mixing import BatchPlan, Mixer
 from replay.request import Availability
-from replay.sampling import make_sampler
 from replay.store import ReplayStore
 
 _SELF = "self"
@@ -65,7 +64,7 @@ class DryRun:
         request = draw_request(config, run=folder.run_id, iteration=begun.iteration + 1, policy_version=begun.iteration)
         location, _, _ = place(str(path))
         with closing(ReplayStore.open(location, read_only=True)) as store:
-            sampler = make_sampler(config.replay.sampler, derive_seed(config.run.seed, "sampler"))
+            sampler = config.replay.make_sampler(derive_seed(config.run.seed, "sampler"))
             begun.available = store.available(request, sampler)
         return begun
 

@@ -32,8 +32,9 @@ def accumulate_gradients(actor: Actor, mini: ScoredBatch, config: RunConfig, *, 
     """Add the gradient of the mini-batch's loss to the actor's parameters, and count its tokens in `totals`.
 
     The loss is the sum of (policy loss + kl.loss_coef x k3 - loss.entropy_coef x entropy) x weight over
-    trained tokens. The weights are those of the whole step, so cutting it into passes changes speed and
-    memory only. Rows that can't contribute are left out of the passes and stay in every denominator.
+    trained tokens; a token's weight is its share in the whole step, so that cutting it into passes changes
+    speed and memory only, times its row's `loss_weights`. Rows that can't contribute are left out of the
+    passes and stay in every denominator.
     """
     batch = mini.batch
     totals.begin_step(batch.loss_mask, batch.trajectory)
@@ -61,7 +62,7 @@ def accumulate_gradients(actor: Actor, mini: ScoredBatch, config: RunConfig, *, 
 
 
 def _weights(batch: Batch, config: RunConfig, *, normalise: Normalise, replay_weight: float) -> Tensor:
-    return token_weights(
+    weights = token_weights(
         batch.loss_mask,
         batch.trajectory,
         replay_mask=batch.replay_mask,
@@ -70,6 +71,7 @@ def _weights(batch: Batch, config: RunConfig, *, normalise: Normalise, replay_we
         normalise=normalise,
         replay_weight=replay_weight,
     )
+    return weights * batch.loss_weights[:, None]
 
 
 def _contributing(batch: Batch, config: RunConfig) -> Tensor:

@@ -145,7 +145,8 @@ class Loop:
         store, request = self.parts.store, replace(planned.request, picks=planned.picks(fresh, self.config))
         fresh_draws = fresh_records(request.run, request.iteration, request.policy_version, fresh.trajectories)
         store.reserve_fresh(fresh_draws)
-        drawn = store.draw(request, self.parts.sampler) if request.picks else []
+        measure = self.parts.trainer.mean_entropies
+        drawn = store.draw(request, self.parts.sampler, measure=measure) if request.picks else []
         if len(drawn) < request.count and self.config.replay.shortfall == "error":
             # What could be drawn when the batch was planned was corrupt, or has been taken since.
             raise TrainingStopped(str(ReplayStarved(len(drawn), planned.plan.planned_replay, request.iteration)))

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from agentloop.config import RunConfig
 from agentloop.task_line import TaskLine
 from replay.mixing import BatchPlan, Mixer
-from replay.request import Availability, DrawRequest, Limits
+from replay.request import Availability, DrawRequest
 from replay.schedules import progress_at
 
 
 def draw_request(config: RunConfig, *, run: str, iteration: int, policy_version: int) -> DrawRequest:
     """What `iteration` may draw at all; how much of it is for the plan to say."""
-    replay = config.replay
-    limits = Limits(successful_only=replay.successful_only, sources=tuple(replay.sources) or None)
+    limits = config.replay.limits(tuple(config.replay.sources) or None)
     return DrawRequest(run, iteration, policy_version, limits=limits)
 
 

@@ -20,7 +20,7 @@ from agentloop.optimizer import PolicyOptimizer, learning_rate
 from agentloop.scoring import ScoredBatch, score
 from agentloop.update_stats import RowStats, UpdateTotals, age_bucket, drift_metrics, row_stats
 from context.authors import AuthorTable
-from replay.records import FRESH, REPLAY
+from replay.records import FRESH, REPLAY, Trajectory
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,16 @@ class Trainer:
         totals.observe(drift)
         metrics = drift_metrics(drift, totals.replayed, _ages(rows)) | totals.metrics()
         return UpdateResult(metrics, row_stats(drift, totals, scored.batch.trajectory_ids), 0)
+
+    def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        """Nats per action token of the current policy; NaN where there is none."""
+        batch = build_batch([BatchRow(t, "replay", 0.0) for t in trajectories], self._authors).to(self._actor.device)
+        _, entropies = score(self._actor, batch, max_tokens=self._config.batch.micro_batch_tokens)
+        sums = entropies.new_zeros((2, len(trajectories)))
+        sums[0].index_add_(0, batch.trajectory, torch.where(batch.response_mask, entropies, 0.0).sum(dim=1))
+        sums[1].index_add_(0, batch.trajectory, batch.response_mask.sum(dim=1).to(sums.dtype))
+        means: list[float] = (sums[0] / sums[1]).tolist()
+        return means
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The optimizer's tensors (live, not copies) and JSON-able values that say what they belong to."""

@@ -12,7 +12,7 @@ from replay.records import (
     TrajectoryRecord,
 )
 from replay.request import Availability, DrawRequest, Limits, Pick
-from replay.sampling import Sampler, make_sampler
+from replay.sampling import Rows, Sampler, make_sampler
 from replay.store import AppendReport, Drawn, ReplayStore, ResumeReport
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "ReplayError",
     "ReplayStore",
     "ResumeReport",
+    "Rows",
     "RunRecord",
     "Sampler",
     "TaskRecord",

@@ -14,19 +14,24 @@ import sqlalchemy as sa
 from replay.rows import chunked
 from replay.schema import buffer_state, trajectories
 
-Counter = Literal["changed", "draws"]
+Counter = Literal["changed", "draws", "rollbacks"]
+"""rollbacks: how often draws have been taken back; there is no row before the first."""
 
 
 def next_number(connection: sa.Connection, counter: Counter) -> int:
     """One more than ever before; the counter's row stays locked until the transaction ends."""
     mine = buffer_state.c.name == counter
     raised = buffer_state.update().where(mine).values(value=buffer_state.c.value + 1)
-    return int(connection.execute(raised.returning(buffer_state.c.value)).scalar_one())
+    value = connection.execute(raised.returning(buffer_state.c.value)).scalar_one_or_none()
+    if value is None:
+        value = 1
+        connection.execute(buffer_state.insert().values(name=counter, value=value))
+    return int(value)
 
 
 def last_number(connection: sa.Connection, counter: Counter) -> int:
     query = sa.select(buffer_state.c.value).where(buffer_state.c.name == counter)
-    return int(connection.execute(query).scalar_one())
+    return int(connection.scalar(query) or 0)
 
 
 def set_state(connection: sa.Connection, ids: Sequence[str], state: str, reason: str | None = None) -> None:

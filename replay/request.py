@@ -14,6 +14,31 @@ class Limits:
     successful_only: bool = False
     sources: tuple[str, ...] | None = None
     """None: of every source."""
+    max_staleness: int | None = None
+    """None: however old."""
+    unknown_staleness: Literal["allow", "refuse"] = "allow"
+    """Of rows of other runs."""
+    max_uses: int | None = None
+    """Draws of one row over all runs, committed or reserved; None: any number."""
+    cooldown: int = 0
+    """Iterations of the drawing run that a row rests after it was drawn."""
+    per_task: int | None = None
+    """Most rows of one task in one draw."""
+    per_group: int | None = None
+    """Most rows of one group in one draw."""
+    retire_solved: float | None = None
+    """Rows of a task rest while the drawing run's newest group of it has at least this success rate; None: never."""
+    allow_mismatch: tuple[str, ...] = ()
+    """Of `comparable.MISMATCHES`: differences to the drawing run that are no reason to leave a row out."""
+
+    @property
+    def counts_uses(self) -> bool:
+        return self.max_uses is not None or self.cooldown > 0
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether a row of an earlier iteration that may be drawn may be drawn ever after."""
+        return not self.counts_uses and self.max_staleness is None and self.retire_solved is None
 
 
 @dataclass(frozen=True)
@@ -56,7 +81,10 @@ class DrawRequest:
 
 @dataclass(frozen=True)
 class Availability:
-    """What a draw could take under its limits; rows the sampler gives no weight are none."""
+    """What a draw could take under its limits; rows the sampler gives no weight are none.
+
+    `rows` keeps to the caps per task and group; the other counts are before them.
+    """
 
     rows: int = 0
     by_source: Mapping[str, int] = field(default_factory=dict)
@@ -68,3 +96,7 @@ class Availability:
     by_source_groups: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """The same by source."""
     by_task_reward: Mapping[tuple[str, float], int] = field(default_factory=dict)
+    unknown_priority: int = 0
+    """Rows that could be drawn if their priority were known."""
+    incomparable: Mapping[str, int] = field(default_factory=dict)
+    """Rows left out because they differ from the drawing run, by what differs."""

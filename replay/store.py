@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ import sqlalchemy as sa
 from context.authors import AuthorTable
 from replay import draws, forget, read, retention, write
 from replay.databases import Database, Location, create_database, open_database
-from replay.draws import Drawn, ResumeReport
+from replay.drawing import Candidates, Drawing, Drawn, Measure
+from replay.draws import ResumeReport
 from replay.errors import ReplayError
 from replay.forget import Proof, Traces
 from replay.records import (
@@ -30,7 +32,7 @@ from replay.records import (
 )
 from replay.request import Availability, DrawRequest, Limits, Pick
 from replay.retention import Capacity, Evicted
-from replay.sampling import Sampler
+from replay.sampling import RankedSampler, Sampler
 from replay.schema import runs
 from replay.write import OPEN, Admission, AppendReport
 
@@ -54,6 +56,8 @@ class ReplayStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._authors: dict[str, AuthorTable] = {}
+        self._drawings: dict[str, Drawing] = {}
+        self._lock = Lock()
 
     @classmethod
     def create(cls, location: Location) -> ReplayStore:
@@ -140,16 +144,48 @@ class ReplayStore:
 
     def available(self, request: DrawRequest, sampler: Sampler) -> Availability:
         """What a draw could take; `request.picks` play no part."""
-        return self._database.read(lambda connection: draws.available(connection, request, sampler))
+        with self._drawing(request.run) as drawing:
+            return self._database.read(lambda connection: drawing.available(connection, request, sampler))
 
-    def draw(self, request: DrawRequest, sampler: Sampler) -> list[Drawn]:
+    def draw(self, request: DrawRequest, sampler: Sampler, *, measure: Measure | None = None) -> list[Drawn]:
         """Select and reserve, in the order of the picks; fewer than asked if there are not enough.
 
         Advances the sampler's random state. A corrupt row is quarantined, logged and replaced by another draw.
+        `measure` is needed by a sampler that chooses by the current policy; it is called outside any transaction.
+        Raises ReplayError for a source that is asked for by name and can't be compared with the run's own rows.
         """
-        # A reservation lost with the machine is one that resume would have released.
-        with self._database.writing(durable=False) as connection:
-            return draws.draw(connection, request, sampler)
+        with self._drawing(request.run) as drawing:
+            candidates = self._measured(drawing, request, sampler, measure)
+            if drawing.is_new:
+                # Every row is read: writers need not wait for it.
+                self._database.read(lambda connection: drawing.refresh(connection, request.limits))
+            # A reservation lost with the machine is one that resume would have released.
+            with self._database.writing(durable=False) as connection:
+                return drawing.draw(connection, request, sampler, candidates)
+
+    def _measured(
+        self, drawing: Drawing, request: DrawRequest, sampler: Sampler, measure: Measure | None
+    ) -> Candidates | None:
+        if not (isinstance(sampler, RankedSampler) and sampler.measured):
+            return None
+        if measure is None:
+            raise ValueError(f"measure must be given for sampler {sampler.title} by the current policy, got None.")
+        with self._database.reading() as connection:
+            ids, whole, corrupt = drawing.measured(connection, request, sampler)
+        values = measure(list(whole.values())) if whole else []
+        scores = {id: sampler.sign * value for id, value in zip(whole, values, strict=True)}
+        return Candidates(ids, scores, corrupt)
+
+    @contextmanager
+    def _drawing(self, run: str) -> Iterator[Drawing]:
+        """What the run draws from. After an error it is read anew: it may have seen what was rolled back."""
+        with self._lock:
+            drawing = self._drawings.setdefault(run, Drawing(run))
+            try:
+                yield drawing
+            except BaseException:
+                del self._drawings[run]
+                raise
 
     def reserve_fresh(self, records: Sequence[DrawRecord]) -> None:
         """The slots of the iteration's own rows."""

@@ -43,7 +43,7 @@ def written_formula(actor: Actor, scored: ScoredBatch, config: RunConfig) -> tup
                 d = scored.ref_log_probs[i, t] - chosen
                 token = token + config.kl.loss_coef * (d.exp() - d - 1)
             token = token + loss.entropy_coef * (log_p.exp() * log_p).sum()
-            per_stream[replayed].setdefault(int(batch.trajectory[i]), []).append(token)
+            per_stream[replayed].setdefault(int(batch.trajectory[i]), []).append(token * batch.loss_weights[i])
     if loss.normalise == "joint":
         total = aggregated({**per_stream[False], **per_stream[True]}, config)
     else:
@@ -77,7 +77,9 @@ def test_loss_and_gradient_equal_the_written_formula(mode: str, normalise: str, 
         batch={"micro_batch_tokens": 40},
     )
     actor, old, ref = (tiny_actor(seed=seed) for seed in range(3))
-    scored = scored_rows(actor, mixed_rows(), old=old, ref=ref if regularised else None)
+    # What a sampler corrects for: another weight for each replayed row.
+    rows = [replace(row, weight=1 / (2 + i)) if row.stream == "replay" else row for i, row in enumerate(mixed_rows())]
+    scored = scored_rows(actor, rows, old=old, ref=ref if regularised else None)
     expected_loss, expected = written_formula(actor, scored, config)
     loss, gradient, _ = gradients(actor, scored, config)
     assert loss == pytest.approx(expected_loss, rel=1e-12)

@@ -68,6 +68,13 @@ def sql(where: Location | ReplayStore, statement: str, *parameters: Any) -> list
         return answer.fetchall() if answer.description else []
 
 
+def set_state(store: ReplayStore, id: str, state: str) -> None:
+    """As another process would."""
+    sql(store, "update buffer_state set value = value + 1 where name = 'changed'")
+    newest = "(select value from buffer_state where name = 'changed')"
+    sql(store, f"update trajectories set state = ?, changed = {newest} where id = ?", state, id)
+
+
 def tokens(ids: list[int], authors: list[str], *, version: int = 0, log_prob: float = -0.5) -> TokenSequence:
     """Sampled tokens have log-probs log_prob, 2 log_prob, ... in turn."""
     codes = np.array([AUTHORS.code(name) for name in authors], np.uint8)

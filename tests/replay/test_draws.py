@@ -24,6 +24,7 @@ from tests.replay.fakes import (
     policy,
     request,
     run_record,
+    set_state,
     sql,
     task,
     trajectory,
@@ -296,7 +297,7 @@ def test_group_picks_give_whole_groups_and_never_a_part(store: ReplayStore) -> N
     gone = store.read([row.trajectory.id for row in picked(store, Pick(99))])
     gone_id = next(row.id for row in gone if row.record.group == "run-1-1-0-2")
     store.resume(RUN, 1)
-    sql(store, "update trajectories set state = 'evicted' where id = ?", gone_id)
+    set_state(store, gone_id, "evicted")
     drawn = picked(store, Pick(7, unit="group"), Pick(99, unit="group"))
     # Seven rows hold one group of four; the second pick takes the other; the third group has lost a member.
     groups = [row.trajectory.record.group for row in drawn]

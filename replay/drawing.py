@@ -1,0 +1,212 @@
+"""One run's draws: what is there, what is chosen, what is taken out and reserved."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from replay.availability import count_available
+from replay.comparable import bits, names_of
+from replay.draws import reserve
+from replay.errors import ReplayError
+from replay.index import EligibleIndex
+from replay.pool import Buffer, Pool, of_source
+from replay.read import load, quarantine
+from replay.records import REPLAY, DrawRecord, Trajectory
+from replay.request import Availability, DrawRequest, Limits, Pick
+from replay.retired import RetiredTasks
+from replay.sampling import Moment, RankedSampler, Sampler
+from replay.selection import Chosen, Selection
+from replay.uses import UseCounts
+
+_log = logging.getLogger(__name__)
+
+_MOST_POOLS = 8
+
+Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
+"""Mean entropies of the policy that is about to learn, nats per action token, one per trajectory."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    draw: DrawRecord
+    trajectory: Trajectory
+    """Without its messages, which training does not read."""
+    weight: float = 1.0
+    """Of its loss: the sampler's correction for what it prefers, at most 1."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a ranked sampler chooses from once it is measured: ids and scores, pick by pick."""
+
+    ids: list[list[str]]
+    scores: Mapping[str, float]
+    corrupt: Mapping[str, str]
+
+
+class Drawing:
+    """What one run draws from, kept between its draws."""
+
+    def __init__(self, run: str) -> None:
+        self._buffer = Buffer(EligibleIndex(run), UseCounts(run), RetiredTasks(run))
+        self._pools: dict[tuple[Sampler, Limits, str | None], Pool] = {}
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the first refresh, which reads every row, is still to come."""
+        return not self._buffer.index.is_filled
+
+    def refresh(self, connection: sa.Connection, limits: Limits) -> None:
+        """Everything that has changed in the database since."""
+        self._buffer.index.refresh(connection)
+        if limits.counts_uses:
+            self._buffer.uses.refresh(connection)
+        if limits.retire_solved is not None:
+            self._buffer.retired.refresh(connection)
+
+    def available(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> Availability:
+        self.refresh(connection, request.limits)
+        self._refuse_incomparable(request)
+        pool = self._followed(request, sampler, [None])[None]
+        return count_available(pool, request.limits)
+
+    def draw(
+        self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
+    ) -> list[Drawn]:
+        self.refresh(connection, request.limits)
+        selection = self._selection(request, sampler)
+        if candidates is not None and candidates.corrupt:
+            _quarantined(connection, candidates.corrupt)
+        drawn: list[tuple[Chosen, Trajectory]] = []
+        chosen = [
+            self._best(selection, pick, candidates, at) if candidates else selection.choose(pick)
+            for at, pick in enumerate(request.picks)
+        ]
+        loaded = self._load(connection, [row for rows in chosen for row in rows])
+        for pick, rows in zip(request.picks, chosen, strict=True):
+            drawn += self._replaced(connection, selection, pick, rows, loaded)
+        largest = max((row.correction for row, _ in drawn), default=1.0)
+        found = [
+            Drawn(self._record(request, slot, row, trajectory), trajectory, row.correction / largest)
+            for slot, (row, trajectory) in enumerate(drawn, start=request.first_slot)
+        ]
+        reserve(connection, [row.draw for row in found])
+        return found
+
+    def measured(
+        self, connection: sa.Connection, request: DrawRequest, sampler: RankedSampler
+    ) -> tuple[list[list[str]], dict[str, Trajectory], dict[str, str]]:
+        """The candidates of each pick by id, those that could be read, and why others could not."""
+        self.refresh(connection, request.limits)
+        selection = self._selection(request, sampler)
+        ids = [
+            [self._buffer.index.ids[position] for position in selection.candidates(pick, sampler.pool).tolist()]
+            for pick in request.picks
+        ]
+        loaded = load(connection, list(dict.fromkeys(id for each in ids for id in each)), with_messages=False)
+        return ids, loaded.whole, loaded.corrupt
+
+    def _selection(self, request: DrawRequest, sampler: Sampler) -> Selection:
+        pools = self._followed(request, sampler, [pick.source for pick in request.picks] or [None])
+        self._refuse_incomparable(request)
+        return Selection(pools, sampler, request.limits, _moment(request))
+
+    def _followed(
+        self, request: DrawRequest, sampler: Sampler, sources: Sequence[str | None]
+    ) -> dict[str | None, Pool]:
+        # Caps hold within one draw; they change no row's weight.
+        limits = replace(request.limits, per_task=None, per_group=None)
+        pools: dict[str | None, Pool] = {}
+        for source in dict.fromkeys(sources):
+            key = (sampler, limits, source)
+            # The one that was used last stands last.
+            pool = self._pools.pop(key, None) or Pool(self._buffer, sampler, limits, source)
+            pool.follow(_moment(request))
+            pools[source] = self._pools[key] = pool
+        for key in list(self._pools)[: -max(_MOST_POOLS, len(pools))]:
+            del self._pools[key]
+        return pools
+
+    def _refuse_incomparable(self, request: DrawRequest) -> None:
+        """A source that is asked for by name must have rows to give, or the reason why not is told.
+
+        `self` is the drawing run too, which will have some.
+        """
+        index, limits = self._buffer.index, request.limits
+        asked = {pick.source for pick in request.picks if pick.source is not None} | set(limits.sources or ())
+        for source in sorted(asked - {"self"}):
+            found = index.mismatches(slice(None))[of_source(index, (source,), slice(None))]
+            found &= ~bits(limits.allow_mismatch)
+            if len(found) and found.all():
+                names = names_of(int(np.bitwise_or.reduce(found)))
+                raise ReplayError(
+                    f"source {source!r} must hold rows that can be compared with those of run {request.run}, got rows "
+                    f"of another {', '.join(names)}. Leave the source out, or name what may differ in "
+                    f"replay.allow_mismatch: [{', '.join(names)}]."
+                )
+
+    def _best(self, selection: Selection, pick: Pick, candidates: Candidates, at: int) -> list[Chosen]:
+        """Of candidates measured before: some may have gone since."""
+        found = [(self._buffer.index.position(id), candidates.scores.get(id, np.nan)) for id in candidates.ids[at]]
+        there = [(position, score) for position, score in found if position is not None]
+        positions: npt.NDArray[np.intp] = np.array([position for position, _ in there], np.intp)
+        return selection.best(positions, np.array([score for _, score in there]), pick)
+
+    def _load(self, connection: sa.Connection, rows: Sequence[Chosen]) -> dict[int, Trajectory]:
+        """Those that can be read, by position. Corrupt ones are quarantined."""
+        ids = {self._buffer.index.ids[row.position]: row.position for row in rows}
+        loaded = load(connection, list(ids), with_messages=False)
+        _quarantined(connection, loaded.corrupt)
+        return {ids[id]: trajectory for id, trajectory in loaded.whole.items()}
+
+    def _replaced(
+        self,
+        connection: sa.Connection,
+        selection: Selection,
+        pick: Pick,
+        rows: list[Chosen],
+        loaded: dict[int, Trajectory],
+    ) -> list[tuple[Chosen, Trajectory]]:
+        """The rows of a pick with others in place of those that can't be read; a group that lacks one goes whole."""
+        kept: list[tuple[Chosen, Trajectory]] = []
+        while rows:
+            good = [row for row in rows if row.position in loaded]
+            if pick.unit == "group" and len(good) < len(rows):
+                groups = self._buffer.index.columns["group"]
+                broken = {int(groups[row.position]) for row in rows if row.position not in loaded}
+                good = [row for row in good if int(groups[row.position]) not in broken]
+            kept += [(row, loaded[row.position]) for row in good]
+            if len(good) == len(rows):
+                break
+            selection.release({row.position for row in rows} - {row.position for row in good})
+            rows = selection.choose(replace(pick, count=pick.count - len(kept)))
+            loaded = self._load(connection, rows)
+        return kept
+
+    def _record(self, request: DrawRequest, slot: int, row: Chosen, trajectory: Trajectory) -> DrawRecord:
+        own = trajectory.record.run == request.run
+        return DrawRecord(
+            run=request.run,
+            iteration=request.iteration,
+            slot=slot,
+            trajectory=trajectory.id,
+            stream=REPLAY,
+            probability=row.probability,
+            staleness=request.policy_version - trajectory.record.policy_version_min if own else None,
+        )
+
+
+def _moment(request: DrawRequest) -> Moment:
+    return Moment(request.iteration, request.policy_version)
+
+
+def _quarantined(connection: sa.Connection, corrupt: Mapping[str, str]) -> None:
+    quarantine(connection, corrupt)
+    for id, reason in corrupt.items():
+        _log.warning("trajectory %s quarantined: %s", id, reason)

@@ -1,0 +1,237 @@
+"""The rows a run may draw, in memory: columns that follow the database a change at a time."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from replay.change import last_number
+from replay.comparable import run_mismatches, sampling_mismatch
+from replay.growing import Growing
+from replay.records import ELIGIBLE
+from replay.schema import groups, restored_column, trajectories
+
+Column = npt.NDArray[Any]
+
+_BATCH = 20_000
+_rows = trajectories.c
+
+# Texts as the database has them: a row at a time, ExactText takes longer than the query.
+_TEXTS = (_rows.id, _rows.run, _rows.source, _rows.task, _rows.group)
+_NUMBERS: dict[str, tuple[sa.ColumnElement[Any], type]] = {
+    "iteration": (_rows.iteration, np.int64),
+    "slot": (_rows.slot, np.int64),
+    "success": (_rows.success, np.bool_),
+    "reward": (_rows.reward, np.float64),
+    "advantage": (_rows.advantage, np.float64),
+    "policy_version": (_rows.policy_version_min, np.int64),
+    "num_action_tokens": (_rows.num_action_tokens, np.int64),
+    "mean_entropy": (_rows.mean_entropy, np.float64),
+    "group_size": (groups.c.size, np.int64),
+    "group_success_rate": (groups.c.success_rate, np.float64),
+    "group_reward_std": (groups.c.reward_std, np.float64),
+    "mismatch": (sampling_mismatch(_rows), np.int64),
+}
+_CODES = ("run", "source", "task", "group")
+
+
+class Codes:
+    """Small numbers in place of texts, in the order they came."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._codes: dict[str, int] = {}
+
+    def of(self, names: Iterable[str]) -> list[int]:
+        codes = self._codes
+        found = []
+        for name in names:
+            code = codes.get(name)
+            if code is None:
+                code = codes[name] = len(codes)
+                self.names.append(name)
+            found.append(code)
+        return found
+
+    def get(self, name: str) -> int:
+        """-1 for a name that no row has."""
+        return self._codes.get(name, -1)
+
+
+class EligibleIndex:
+    """Every eligible row of the database, as the run that draws sees it.
+
+    Rows stand in an order that depends on their content alone: those of other runs first, by run; within a run by
+    iteration, slot and id. So what the drawing run collects is added at the end, and row order, clocks and the
+    history of refreshes leave no trace in a draw.
+    """
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.ids: list[str] = []
+        self.layout = 0
+        """Grows when rows have moved, or facts about them have changed; rows added at the end change nothing."""
+        self.codes = {name: Codes() for name in _CODES}
+        self._columns = {name: Growing(np.empty(0, kind)) for name, (_, kind) in _NUMBERS.items()}
+        self._columns |= {name: Growing(np.empty(0, np.int64)) for name in _CODES}
+        self._columns["own"] = Growing(np.empty(0, np.bool_))
+        self._last = 0
+        self._run_mismatch: dict[str, int] = {}
+        self._of_run = np.zeros(0, np.int64)
+        self._positions: dict[str, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether it was refreshed before: the first time takes all rows."""
+        return self._last > 0
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """By name, [N] each; to be read only."""
+        return {name: column.values for name, column in self._columns.items()}
+
+    def position(self, id: str) -> int | None:
+        """None: no eligible row has the id."""
+        if self._positions is None:
+            self._positions = {name: position for position, name in enumerate(self.ids)}
+        return self._positions.get(id)
+
+    def refresh(self, connection: sa.Connection) -> bool:
+        """Everything that has changed since the last time; whether anything had."""
+        first = self._last == 0
+        # Numbers handed out in order, under a lock: one that is seen has no smaller one still to come.
+        newest = last_number(connection, "changed") if first else self._last
+        come, gone = _Batch(), []
+        for rows in _changed(connection, since=self._last, first=first):
+            newest = max(newest, int(max(rows[-2])))
+            gone += come.add(rows)
+        if not come.ids and not gone and not first:
+            return False
+        self._remove(gone + ([] if first else come.ids))
+        self._insert(come)
+        self._last = newest
+        self._mark_mismatches(connection)
+        return True
+
+    def _remove(self, ids: Sequence[str]) -> None:
+        there = [position for position in map(self.position, ids) if position is not None]
+        if not there:
+            return
+        kept = np.ones(len(self), np.bool_)
+        kept[there] = False
+        self._columns = {name: Growing(column[kept]) for name, column in self.columns.items()}
+        self.ids = [id for id, keep in zip(self.ids, kept.tolist(), strict=True) if keep]
+        self._moved()
+
+    def _insert(self, come: _Batch) -> None:
+        if not come.ids:
+            return
+        new = {name: np.concatenate(parts) for name, parts in come.numbers.items()}
+        new |= {name: np.array(self.codes[name].of(come.texts[name]), np.int64) for name in _CODES}
+        new["own"] = np.array([run == self.run for run in come.texts["run"]], np.bool_)
+        order = self._order(come, new)
+        ids = [come.ids[position] for position in order]
+        new = {name: column[order] for name, column in new.items()}
+        keys = [self._key(ids[i], new, i) for i in range(len(ids))]
+        if not self.ids or self._key_at(len(self) - 1) < keys[0]:
+            self._append(ids, new)
+            return
+        at = [bisect.bisect(range(len(self)), key, key=self._key_at) for key in keys]
+        self._columns = {name: Growing(np.insert(old, at, new[name])) for name, old in self.columns.items()}
+        merged, start = [], 0
+        for position, id in zip(at, ids, strict=True):
+            merged += self.ids[start:position]
+            merged.append(id)
+            start = position
+        self.ids = merged + self.ids[start:]
+        self._moved()
+
+    def _append(self, ids: list[str], new: Mapping[str, Column]) -> None:
+        for name, column in self._columns.items():
+            column.extend(new[name])
+        if self._positions is not None:
+            self._positions.update(zip(ids, range(len(self), len(self) + len(ids)), strict=True))
+        self.ids += ids
+
+    def _order(self, come: _Batch, new: Mapping[str, Column]) -> list[int]:
+        """Of rows among themselves."""
+        runs = come.texts["run"]
+        ranks = {run: rank for rank, run in enumerate(sorted(set(runs), key=lambda run: (run == self.run, run)))}
+        by_run = np.array([ranks[run] for run in runs], np.int64)
+        order: list[int] = np.lexsort((new["slot"], new["iteration"], by_run)).tolist()
+        # Rows of one place, such as imported ones, are told apart by their ids; sorting is stable and nearly done.
+        place = list(zip(by_run.tolist(), new["iteration"].tolist(), new["slot"].tolist(), strict=True))
+        if len(set(place)) < len(place):
+            order.sort(key=lambda i: (place[i], come.ids[i]))
+        return order
+
+    def _key(self, id: str, columns: Mapping[str, Column], at: int) -> tuple[Any, ...]:
+        run = self.codes["run"].names[int(columns["run"][at])]
+        return run == self.run, run, int(columns["iteration"][at]), int(columns["slot"][at]), id
+
+    def _key_at(self, position: int) -> tuple[Any, ...]:
+        return self._key(self.ids[position], self.columns, position)
+
+    def _mark_mismatches(self, connection: sa.Connection) -> None:
+        """What makes rows of whole runs incomparable; runs are few, and known before their rows."""
+        found = run_mismatches(connection, self.run)
+        shared = [name for name in found if name in self._run_mismatch]
+        if any(found[name] != self._run_mismatch[name] for name in shared):
+            self.layout += 1
+        self._run_mismatch = found
+        self._of_run = np.array([found[name] for name in self.codes["run"].names], np.int64)
+
+    def mismatches(self, rows: slice) -> npt.NDArray[np.int64]:
+        """Bits by `comparable.MISMATCHES`: what keeps rows from being compared with the run's own."""
+        columns = self.columns
+        bits: npt.NDArray[np.int64] = columns["mismatch"][rows] | self._of_run[columns["run"][rows]]
+        return bits
+
+    def _moved(self) -> None:
+        self.layout += 1
+        self._positions = None
+
+
+class _Batch:
+    """Rows on their way into the index."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.texts: dict[str, list[str]] = {name: [] for name in _CODES}
+        self.numbers: dict[str, list[Column]] = {name: [] for name in _NUMBERS}
+
+    def add(self, columns: Sequence[Sequence[Any]]) -> list[str]:
+        """The ids of those that are not eligible and so were not added."""
+        texts = [restored_column(column) for column in columns[: len(_TEXTS)]]
+        states = columns[-1]
+        good = [state == ELIGIBLE for state in states]
+        whole = all(good)
+        for name, column in zip(("id", *_CODES), texts, strict=True):
+            kept = column if whole else [value for value, keep in zip(column, good, strict=True) if keep]
+            (self.ids if name == "id" else self.texts[name]).extend(kept)
+        for (name, (_, kind)), values in zip(_NUMBERS.items(), columns[len(_TEXTS) : -2], strict=True):
+            array: Column = np.array(values, kind)
+            self.numbers[name].append(array if whole else array[good])
+        return [] if whole else [id for id, keep in zip(texts[0], good, strict=True) if not keep]
+
+
+def _changed(connection: sa.Connection, *, since: int, first: bool) -> Iterable[list[Sequence[Any]]]:
+    """Columns of the rows with a greater number, in parts; the first time only those that count."""
+    texts: list[sa.ColumnElement[Any]] = [sa.type_coerce(text, sa.Text) for text in _TEXTS]
+    numbers = [column for column, _ in _NUMBERS.values()]
+    query = (
+        sa.select(*texts, *numbers, _rows.changed, sa.type_coerce(_rows.state, sa.Text))
+        .join_from(trajectories, groups, _rows.group == groups.c.id)
+        .where(_rows.state == ELIGIBLE if first else _rows.changed > since)
+    )
+    result = connection.execute(query.execution_options(yield_per=_BATCH))
+    for part in result.partitions():
+        yield list(zip(*part, strict=True))

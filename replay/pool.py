@@ -1,0 +1,137 @@
+"""What every row weighs for one sampler under some limits: a sum tree that follows the index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.comparable import bits
+from replay.growing import Growing
+from replay.index import EligibleIndex
+from replay.request import Limits
+from replay.retired import RetiredTasks
+from replay.sampling import Moment, Rows, Sampler
+from replay.sum_tree import SumTree
+from replay.uses import UseCounts
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """What one run knows of the rows it may draw."""
+
+    index: EligibleIndex
+    uses: UseCounts
+    retired: RetiredTasks
+
+
+def allowed(buffer: Buffer, limits: Limits, now: Moment, rows: slice) -> Mask:
+    """Which of the rows the limits let a draw take."""
+    index = buffer.index
+    columns = {name: column[rows] for name, column in index.columns.items()}
+    own = known = columns["own"]
+    mask: Mask = (index.mismatches(rows) & ~bits(limits.allow_mismatch)) == 0
+    mask &= ~own | (columns["iteration"] < now.iteration)
+    if limits.successful_only:
+        mask &= columns["success"]
+    if limits.sources is not None:
+        mask &= of_source(index, limits.sources, rows)
+    if limits.unknown_staleness == "refuse":
+        mask &= known
+    if limits.max_staleness is not None:
+        mask &= ~known | (now.policy_version - columns["policy_version"] <= limits.max_staleness)
+    if limits.retire_solved is not None:
+        mask &= ~np.isin(columns["task"], buffer.retired.codes(index, limits.retire_solved))
+    if limits.counts_uses:
+        uses, newest = buffer.uses.columns(index)
+        if limits.max_uses is not None:
+            mask &= uses[rows] < limits.max_uses
+        if limits.cooldown > 0:
+            mask &= (newest[rows] == 0) | (newest[rows] < now.iteration - limits.cooldown)
+    return mask
+
+
+def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice) -> Mask:
+    """Rows whose source, or whose run if it is another one, has one of the names."""
+    columns = index.columns
+    found: Mask = np.isin(columns["source"][rows], [index.codes["source"].get(name) for name in names])
+    runs = [index.codes["run"].get(name) for name in names if name != index.run]
+    return found | np.isin(columns["run"][rows], runs)
+
+
+class Pool:
+    """The weights of one sampler under one set of limits, row by row, up to date with the index."""
+
+    def __init__(self, buffer: Buffer, sampler: Sampler, limits: Limits, source: str | None) -> None:
+        self._limits = limits
+        self._buffer = buffer
+        self.index = buffer.index
+        self._sampler = sampler
+        self._source = source
+        self.tree = SumTree()
+        """Weight of each row; 0 where the limits forbid it."""
+        self._mask = Growing(np.zeros(0, np.bool_))
+        self._unknown = Growing(np.zeros(0, np.bool_))
+        self._weights = Growing(np.zeros(0))
+        self._layout = -1
+        self._reference: object = None
+        self._settled = 0
+        self._iteration = 0
+
+    @property
+    def mask(self) -> Mask:
+        """[N]: what the limits allow, whatever it weighs."""
+        return self._mask.values
+
+    @property
+    def unknown(self) -> Mask:
+        """[N]: the sampler does not know what the row weighs; of allowed rows only, if it is not row-wise."""
+        return self._unknown.values
+
+    def follow(self, now: Moment) -> None:
+        """Weights as of this moment; only what has come or changed is weighed, where limits and sampler allow it."""
+        index, reference = self._buffer.index, self._sampler.reference(now)
+        if self._layout != index.layout or self._reference != reference or now.iteration < self._iteration:
+            self._settled, self._layout, self._reference = 0, index.layout, reference
+            self._weights.cut(0)
+            self._unknown.cut(0)
+            self.tree = SumTree()
+        if not self._limits.is_fixed:
+            self._settled = 0
+        first, rest = self._settled, slice(self._settled, len(index))
+        new = allowed(self._buffer, self._limits, now, rest)
+        if self._source is not None:
+            new &= of_source(index, (self._source,), rest)
+        self._mask.cut(first)
+        self._mask.extend(new)
+        self._weigh(now)
+        self._update(first if self._sampler.row_wise else 0)
+        later = np.flatnonzero(index.columns["own"][rest] & (index.columns["iteration"][rest] >= now.iteration))
+        # Rows of iterations to come are not drawn yet: they are looked at again.
+        self._settled = first + int(later[0]) if len(later) else len(index)
+        self._iteration = now.iteration
+
+    def _weigh(self, now: Moment) -> None:
+        columns, size = self._buffer.index.columns, len(self._mask)
+        if self._sampler.row_wise:
+            weights, unknown = self._sampler.weigh(Rows(columns, slice(len(self._weights), size), now))
+        else:
+            there = np.flatnonzero(self.mask)
+            weights, unknown = np.zeros(size), np.zeros(size, np.bool_)
+            weights[there], unknown[there] = self._sampler.weigh(Rows(columns, there, now))
+            self._weights.cut(0)
+            self._unknown.cut(0)
+        self._weights.extend(weights)
+        self._unknown.extend(unknown)
+
+    def _update(self, first: int) -> None:
+        self.tree.extend(len(self._mask))
+        wanted = np.where(self.mask[first:], self._weights.values[first:], 0.0)
+        differ = np.flatnonzero(wanted != self.tree.weights[first:])
+        if 4 * len(differ) > len(self._mask):
+            self.tree.fill(np.concatenate([self.tree.weights[:first], wanted]))
+        else:
+            self.tree.put(differ + first, wanted[differ])
