@@ -1,6 +1,6 @@
 """Experience at rest: what agents did, token by token, and which update learned from it."""
 
-from replay.errors import CorruptTrajectory, DatabaseRefused, InvalidRecord, ReplayError
+from replay.errors import ConnectionLost, CorruptTrajectory, DatabaseRefused, InvalidRecord, ReplayError
 from replay.records import (
     DrawRecord,
     GroupRecord,
@@ -18,6 +18,7 @@ from replay.store import AppendReport, Drawn, ReplayStore, ResumeReport
 __all__ = [
     "AppendReport",
     "Availability",
+    "ConnectionLost",
     "CorruptTrajectory",
     "DatabaseRefused",
     "DrawRecord",

@@ -44,6 +44,8 @@ _BEGIN = {
 _FACTS = "select current_setting('server_encoding'), current_schema(), current_setting('search_path')"
 _GONE = ("08", "57P01", "57P02", "57P03", "53300")
 """SQLSTATEs of a server that is going, not yet there or full: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
+_NOTHING = "Nothing of the transaction was stored; what was stored before is safe."
+_UNKNOWN = "Whether the transaction was stored is not known; what was stored before is safe."
 _FORBIDDEN = "42501"
 _TOO_LARGE = "54000"
 SECRETS = frozenset({"password", "sslpassword"})
@@ -64,9 +66,9 @@ class PostgresDatabase(Database):
     @contextmanager
     def writing(self, *, durable: bool = True) -> Iterator[sa.Connection]:
         with self._begun(self._writers, _BEGIN[durable]) as connection:
-            with self._explained("Nothing of the transaction was stored; what was stored before is safe."):
+            with self._explained(_NOTHING):
                 yield connection
-            with self._explained("Whether the transaction was stored is not known; what was stored before is safe."):
+            with self._explained(_NOTHING, if_lost=_UNKNOWN):
                 connection.commit()
 
     @contextmanager
@@ -130,8 +132,11 @@ class PostgresDatabase(Database):
         return _opened(engine, opening)
 
     @contextmanager
-    def _explained(self, outcome: str, *, final: bool = False) -> Iterator[None]:
-        """The machine's failures in one line; statements that are wrong in themselves stay what they are."""
+    def _explained(self, outcome: str, *, if_lost: str = "", final: bool = False) -> Iterator[None]:
+        """The machine's failures in one line; statements that are wrong in themselves stay what they are.
+
+        `if_lost`: the outcome where the connection was lost. Final: nobody tries again.
+        """
         try:
             yield
         except exc.DBAPIError as error:
@@ -145,7 +150,8 @@ class PostgresDatabase(Database):
                 raise
             kind = ConnectionLost if lost and not final else ReplayError
             raise kind(
-                f"database must be intact and accessible, got {_told(error)!r} at {self.url}. {outcome}"
+                f"database must be intact and accessible, got {_told(error)!r} at {self.url}. "
+                f"{(lost and if_lost) or outcome}"
             ) from error
 
 
