@@ -56,7 +56,7 @@ def _buffers_text(answer: dict[str, Any]) -> str:
 
 def _trajectories_text(buffer: Opened, answer: dict[str, Any]) -> str:
     records = [[name, *(_plain(value) for value in answer["records"][name])] for name in answer["different"]]
-    lines = [table(["what differs", "A", "B"], records)]
+    lines = [table(["what differs", "A", "B"], records) if records else "the same record"]
     for segment in answer["segments"]:
         lines += ["", f"segment {segment['position']}: {' and '.join(f'{n:,}' for n in segment['tokens'])} tokens"]
         gap = segment["log_prob_gap"]

@@ -199,6 +199,13 @@ def test_diff_of_equal_tokens_says_so(location: Location) -> None:
     )
 
 
+def test_diff_of_one_with_itself_finds_nothing(location: Location) -> None:
+    pair(location, trajectory("bb", slot=1)).close()
+    output = ask("diff", "aa", "aa", str(location)).output
+    assert output.startswith("the same record")
+    assert "the first 6 are the same, log-probs at most 0.0000 nats apart" in output
+
+
 def test_diff_of_two_runs_tells_numbers_and_configuration(tmp_path: Path) -> None:
     for name, seed in (("one", 0), ("two", 7)):
         store = ReplayStore.create(tmp_path / name)

@@ -5,6 +5,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -321,3 +322,9 @@ def test_bytes_are_those_of_the_stored_row(store: ReplayStore) -> None:
         sizes = connection.execute(sa.select(trajectories.c.id, trajectories.c.num_bytes)).all()
     least = min(size for _, size in sizes)
     assert set(found(store, f"bytes <= {least}")) == {id for id, size in sizes if size == least}
+
+
+def test_every_field_is_documented_with_its_kind() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "replay-commands.md").read_text(encoding="utf-8")
+    documented = dict(re.findall(r"^\| `(\w+)` \| ([^|;]+?)(?:; may be unknown)? \|", text, re.MULTILINE))
+    assert documented == {name: field.kind.value for name, field in FIELDS.items()}
