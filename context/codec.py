@@ -12,6 +12,12 @@ from tokenizers import Tokenizer
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _SENTENCEPIECE_SPACE = "\u2581"
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(0x100 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)
+}
+"""How byte-level tokenizers (GPT-2 and its heirs) spell bytes that are no printable character."""
 
 
 class TokenCodec:
@@ -30,6 +36,7 @@ class TokenCodec:
         self.added_ids = frozenset(int(row["id"]) for row in control)
         """Ids that only a template or the policy may write."""
         self.added_tokens = tuple(str(row["content"]) for row in control)
+        self._byte_level = '"ByteLevel"' in json.dumps(description.get("decoder"))
         self._template = Tokenizer.from_str(json.dumps(description))
         self._text = _without_control_tokens(description, self.added_ids)
         self.vocab_size: int = self._template.get_vocab_size()
@@ -48,6 +55,34 @@ class TokenCodec:
     def encode_template(self, text: str) -> list[int]:
         """Trusted template text: control tokens are recognised."""
         return _encode(self._template, text)
+
+    def encode_reply(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
+        """Template text (True) and contents (False) as the one text that a policy would have written.
+
+        Only in template text are control tokens recognised; what stands between two of them is encoded as a whole.
+        """
+        ids: list[int] = []
+        plain = ""
+        for text, trusted in parts:
+            start = 0
+            encoding = self._template.encode(text, add_special_tokens=False) if trusted else None
+            for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True) if encoding else ():
+                if token in self.added_ids:
+                    ids += [*self.encode_text(plain + text[start:begin]), token]
+                    plain, start = "", end
+            plain += text[start:]
+        return ids + self.encode_text(plain)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds to a text, which need not be whole characters."""
+        written = str(self._template.id_to_token(token))
+        if token in self.added_ids:
+            return written.encode()
+        if self._byte_level:
+            return bytes(_BYTE_OF[character] for character in written)
+        if match := _BYTE_TOKEN.fullmatch(written):
+            return bytes([int(match[1], 16)])
+        return written.replace(_SENTENCEPIECE_SPACE, " ").encode()
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text for people and parsers, control tokens visible. Unknown ids are left out."""

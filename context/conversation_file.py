@@ -26,10 +26,11 @@ def read_conversation(path: Path) -> tuple[list[Message], list[dict[str, Any]]]:
         raise RenderError(
             f'FILE must hold a list of messages, or {{"messages": [...], "tools": [...]}}, got {str(path)!r}.'
         )
-    return [_message(index, row) for index, row in enumerate(rows)], tools
+    return [read_message(index, row) for index, row in enumerate(rows)], tools
 
 
-def _message(index: int, row: Any) -> Message:
+def read_message(index: int, row: Any) -> Message:
+    """A message in OpenAI's form; raises RenderError for what is none."""
     where = f"messages[{index}]"
     if not isinstance(row, Mapping) or not isinstance(row.get("role"), str):
         raise RenderError(f"{where} must be an object with a role, got {str(row)[:80]}.")

@@ -95,6 +95,34 @@ class Renderer:
             (),
         )
 
+    def reply(self, message: Message) -> list[int]:
+        """The tokens of a reply as the template writes it, its stop token last: what a policy says to say this.
+
+        For replies that nobody sampled here: a teacher's, a demonstrator's. Contents become no control token.
+        """
+        asked = Message("user", "x")
+        slots = Slots()
+        rows = slots.messages([asked, message])
+        pieces = outline(self._template.render_rows(rows, generation_prompt=False), slots.required)
+        real = self._template.render_rows([to_template(asked), to_template(message)], generation_prompt=False)
+        texts = read_along(real, pieces, slots.texts, 0)
+        prompt = self._template.render_rows([to_template(asked)], generation_prompt=True)
+        if not real.startswith(prompt):
+            raise RenderError(
+                "chat template must begin a reply as it does when it asks for one, got one that does not. "
+                "Use another template."
+            )
+        parts, skipped = [], len(prompt)
+        for piece, text in zip(pieces, texts, strict=True):
+            parts.append((text[skipped:], isinstance(piece, str)))
+            skipped = max(0, skipped - len(text))
+        ids = self.codec.encode_reply(parts)
+        stops = self.stop_ids & self.codec.added_ids or self.stop_ids
+        end = next((place for place, token in enumerate(ids) if token in stops), None)
+        if end is None:
+            raise RenderError("chat template must end a reply with a stop token, got one that does not.")
+        return ids[: end + 1]
+
     def count(self, message: Message) -> int:
         """Tokens of a message's contents; what the template writes around them is not counted."""
         slots = Slots()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,19 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from replay.cli.front import AsJson, Run, Where, app, opened
+from replay.cli.front import AsJson, Run, Where, app, fail, opened
+from replay.databases.open import run_identity
 from replay.exchange import ExportReport, ImportReport, export_file, import_file
+from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
 from replay.where import condition
+
+
+class Format(StrEnum):
+    """Of a file to import."""
+
+    agentloop = "agentloop"
+    openai_chat = "openai-chat"
+
 
 _ENDINGS = ".jsonl, .jsonl.gz, .jsonl.zst or .parquet"
 
@@ -56,28 +67,55 @@ def export(
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help=f"An exported file; ends in {_ENDINGS}.")],
     run: Run = None,
-    name: Annotated[str, typer.Option(help="What the set is called: the source of its rows.")] = "import",
+    form: Annotated[
+        Format, typer.Option("--format", help="What FILE holds: exported rows, or one conversation a line.")
+    ] = Format.agentloop,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What the set is called: the source of its rows. [import, or teacher for conversations]"),
+    ] = None,
     keep_source: Annotated[
         bool, typer.Option("--keep-source", help="Let every row keep the source it was exported with.")
     ] = False,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Count bad rows and leave them out; without it, one is enough to stop.")
     ] = False,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Conversations: tokenizer and chat template; the run's own when left out."),
+    ] = None,
+    reward: Annotated[float | None, typer.Option(help="Conversations: of rows that name none.")] = None,
+    advantage: Annotated[
+        float | None, typer.Option(help="Conversations: of every row; from the rewards of its group when left out.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Store the rows of a file. Rows that are stored already stay as they are, so a file can be imported again.
 
-    Every row is checked before the first is stored.
+    Every row is checked before the first is stored. With --format openai-chat, each line is a conversation
+    ({"messages": [...], "tools": [...], "reward": 1.0}) and becomes the tokens that RUN's policy would have said.
     """
-    with opened(run, read_only=False) as buffer, _progress() as told:
-        report = import_file(
-            buffer.store,
-            file,
-            name=None if keep_source else name,
-            skip_bad=skip_bad,
-            told=lambda phase, done: told(phase, done, None),
-        )
-    print(json.dumps(asdict(report)) if as_json else _import_text(report, file))
+    if form is not Format.openai_chat and (model, reward, advantage) != (None, None, None):
+        fail("--model, --reward and --advantage must come with --format openai-chat, got another format.")
+    if form is Format.openai_chat and keep_source:
+        fail("--keep-source must come with exported rows, got conversations, which have no source.")
+    report: ImportReport
+    with opened(run, read_only=False) as buffer, _progress() as tell:
+
+        def told(phase: str, done: int) -> None:
+            tell(phase, done, None)
+
+        if form is Format.openai_chat:
+            own = None if buffer.folder is None else buffer.folder / "model"
+            learner = buffer.run or (None if buffer.folder is None else run_identity(buffer.folder).id)
+            teaching = teaching_of(buffer.store, learner, own, model=model, reward=reward, advantage=advantage)
+            taught = import_chat(buffer.store, file, teaching, name=name or SOURCE, skip_bad=skip_bad, told=told)
+            report, text = taught, _taught_text(taught, file)
+        else:
+            source = None if keep_source else name or "import"
+            report = import_file(buffer.store, file, name=source, skip_bad=skip_bad, told=told)
+            text = _import_text(report, file)
+    print(json.dumps(asdict(report)) if as_json else text)
 
 
 def _export_text(report: ExportReport, file: Path, size: int) -> str:
@@ -96,6 +134,23 @@ def _import_text(report: ImportReport, file: Path) -> str:
     if report.clipped:
         lines.append(f"log-probs just above 0 stored as 0: {report.clipped:,}")
     lines += report.problems
+    return "\n".join(lines)
+
+
+def _taught_text(report: TeacherReport, file: Path) -> str:
+    lines = [
+        _import_text(report, file),
+        f"{report.groups:,} groups; {report.replies:,} replies, {report.replies_with_log_probs:,} with log-probs",
+    ]
+    lines += [f"log-probs not taken from {count:,} replies: {why}" for why, count in report.log_probs_refused.items()]
+    lines += report.refused_at
+    if report.without_signal:
+        lines.append(
+            f"{report.without_signal:,} rows have advantage 0 (groups of one or of equal rewards) and teach nothing; "
+            "give them one with --advantage"
+        )
+    if report.ignored:
+        lines.append("fields not looked at: " + ", ".join(sorted(report.ignored)[:20]))
     return "\n".join(lines)
 
 

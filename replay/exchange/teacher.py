@@ -1,0 +1,380 @@
+"""Other people's conversations as trajectories: rendered to the tokens that the run's own policy would have said.
+
+Replies are written by author `demonstration`, which is trained and has no log-probs. Where the file tells a
+log-prob for each token, and its tokens are ours one by one, the reply is `llm`'s, with these log-probs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from context.authors import AuthorTable
+from context.control import TrainingControl
+from context.manager import ContextManager
+from context.messages import Message, content_hash
+from context.model_files import ModelFiles, load_model_files
+from context.parse import Reply
+from context.render import Renderer
+from context.template import RenderError
+from context.tokens import Segment, TokenSequence
+from replay.exchange import jsonl
+from replay.exchange.files import ExchangeError, lines, opened
+from replay.exchange.loading import ImportReport, Placed, Told, import_rows
+from replay.exchange.openai_chat import Conversation, Said, read_line
+from replay.exchange.plain import BadRow, Bundle
+from replay.exchange.source import known_policies, known_runs
+from replay.records import GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay.store import ReplayStore
+
+SOURCE = "teacher"
+ENVIRONMENT = "openai-chat"
+_MOST_NAMED = 20
+_ENDLESS = 1 << 30
+_STD_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """What a file's rows are made with."""
+
+    run: RunRecord
+    """Whose policy is to learn from them."""
+    policy: PolicyRecord
+    """One of that run's: tokenizer and template."""
+    model: ModelFiles
+    reward: float | None = None
+    """Of rows that name none."""
+    advantage: float | None = None
+    """Of every row; None: that of its group."""
+
+
+@dataclass
+class TeacherReport(ImportReport):
+    replies: int = 0
+    replies_with_log_probs: int = 0
+    log_probs_refused: dict[str, int] = field(default_factory=dict)
+    """Replies whose log-probs in the file could not be taken, by reason."""
+    refused_at: list[str] = field(default_factory=list)
+    """The first of them, `FILE:LINE: reason`."""
+    groups: int = 0
+    without_signal: int = 0
+    """Rows of advantage 0: nothing is learned from them by a loss that weighs by advantage."""
+    ignored: dict[str, int] = field(default_factory=dict)
+    """Fields of the file that were not looked at, by name."""
+
+
+def teaching_of(
+    store: ReplayStore,
+    run: str | None,
+    own: Path | None,
+    *,
+    model: Path | None = None,
+    reward: float | None = None,
+    advantage: float | None = None,
+) -> Teaching:
+    """For the run of that id, or the only one that is no set of conversations itself.
+
+    `own` is the folder of the run's tokenizer and template, and `model` another one, which has to hold the same.
+    """
+    with store.reading() as connection:
+        known = known_runs(connection)
+        learners = [id for id, record in known.items() if ENVIRONMENT not in str(record.config.get("import"))]
+        learner = known.get(run or learners[0]) if run or len(learners) == 1 else None
+        if learner is None:
+            raise ExchangeError(
+                f"RUN must name one run, got {run or 'a file'} of {len(learners)} runs. Give the run folder."
+            )
+        published = known_policies(connection, learner.id)
+    if not published:
+        raise ExchangeError(f"run {learner.id} must have published a policy, got none. Start it first.")
+    policy = published[max(published)]
+    folder = model or own
+    if folder is None or not folder.is_dir():
+        raise ExchangeError(
+            f"--model must be the folder of the run's tokenizer and chat template, got {str(folder)!r}. Name it."
+        )
+    files = load_model_files(folder)
+    if own is not None and own.is_dir():
+        mine = load_model_files(own)
+        same = (mine.codec.hash, mine.template.hash) == (files.codec.hash, files.template.hash)
+    else:  # other writers spell the same tokenizer in other ways: its text proves nothing
+        sizes = {files.codec.vocab_size, (learner.fingerprint or {}).get("vocab_size", files.codec.vocab_size)}
+        same = files.template.hash == policy.template_hash and len(sizes) == 1
+    if not same:
+        raise ExchangeError(
+            f"--model must hold the tokenizer and chat template of run {learner.id}, got others in {str(folder)!r}. "
+            "Leave --model out to take the run's own."
+        )
+    return Teaching(learner, policy, files, reward, advantage)
+
+
+def import_chat(
+    store: ReplayStore,
+    path: Path,
+    teaching: Teaching,
+    *,
+    name: str = SOURCE,
+    skip_bad: bool = False,
+    told: Told = lambda phase, done: None,
+) -> TeacherReport:
+    """Store a file of conversations as rows of a run of their own, comparable with that of `teaching`.
+
+    Rows with the same first user message are a group. The file and what its rows are made with decide all ids: the
+    same import again stores nothing, and a changed file is another set.
+    """
+    report = TeacherReport()
+    chat = _ChatFile(path, teaching, name, report)
+    with tempfile.TemporaryFile() as spool:
+        chat.render_to(spool, told)
+        if report.bad and not skip_bad:
+            more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
+            raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
+        stored = import_rows(store, lambda: chat.placed(spool), source=name, told=told)
+    for part in ("rows", "inserted", "duplicates", "clipped", "runs"):
+        setattr(report, part, getattr(stored, part))
+    return report
+
+
+class _ChatFile:
+    """Two passes: conversations to tokens, each by itself; then groups, which need all their members."""
+
+    def __init__(self, path: Path, teaching: Teaching, name: str, report: TeacherReport) -> None:
+        self._path = path
+        self._teaching = teaching
+        self._report = report
+        self._run = _run_of_set(path, teaching, name)
+        self._authors = AuthorTable.from_json(teaching.run.authors)
+        model = teaching.model
+        self._renderer = Renderer(model.codec, model.template, authors=self._authors, stop_ids=model.stop_ids)
+        self._members: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+        """Reward and success by task."""
+        self._groups: dict[str, tuple[GroupRecord, list[float]]] = {}
+        self._lines: list[int] = []
+        """Of the rows in the spool."""
+
+    def render_to(self, spool: IO[bytes], told: Told) -> None:
+        ignored: Counter[str] = Counter()
+        refused: Counter[str] = Counter()
+        number = 0
+        try:
+            for number, line in enumerate(lines(self._path), 1):
+                try:
+                    bundle = self._rendered(read_line(line, ignored), number, refused)
+                except (BadRow, RenderError, ValueError) as error:
+                    self._bad(number, str(error))
+                    continue
+                spool.write(jsonl.encode(bundle) + b"\n")
+                record = bundle.trajectory.record
+                self._members[record.task].append((record.reward, record.success))
+                self._lines.append(number)
+                told("check", number)
+        except BadRow as error:
+            self._bad(number + 1, str(error))
+        self._report.ignored, self._report.log_probs_refused = dict(ignored), dict(refused)
+
+    def _bad(self, number: int, problem: str) -> None:
+        self._report.bad += 1
+        if len(self._report.problems) < _MOST_NAMED:
+            self._report.problems.append(f"{self._path}:{number}: {problem}")
+
+    def placed(self, spool: IO[bytes]) -> Iterator[Placed]:
+        """The rows with their groups."""
+        spool.seek(0)
+        seen: Counter[str] = Counter()
+        self._report.without_signal = 0
+        self._report.groups = len(self._members)
+        for number, line in zip(self._lines, spool, strict=True):
+            bundle = jsonl.decode(line)
+            task = bundle.task.hash
+            member, seen[task] = seen[task], seen[task] + 1
+            group, advantages = self._group(bundle.group)
+            self._report.without_signal += advantages[member] == 0.0
+            record = replace(bundle.trajectory.record, member=member, advantage=advantages[member])
+            whole = replace(bundle, trajectory=replace(bundle.trajectory, record=record), group=group)
+            yield f"{self._path}:{number}", whole
+
+    def _group(self, group: GroupRecord) -> tuple[GroupRecord, list[float]]:
+        """With all members, and the advantage of each."""
+        if group.id not in self._groups:
+            rewards = [reward for reward, _ in self._members[group.task]]
+            whole = replace(
+                group,
+                size=len(rewards),
+                reward_mean=statistics.fmean(rewards),
+                reward_std=statistics.pstdev(rewards),
+                success_rate=statistics.fmean(success for _, success in self._members[group.task]),
+            )
+            given = self._teaching.advantage
+            normalise = self._setting("advantage", "normalise_std", True)
+            advantages = group_advantages(rewards, normalise_std=normalise) if given is None else [given] * len(rewards)
+            self._groups[group.id] = whole, advantages
+        return self._groups[group.id]
+
+    def _rendered(self, conversation: Conversation, number: int, refused: Counter[str]) -> Bundle:
+        reward = self._teaching.reward if conversation.reward is None else conversation.reward
+        if reward is None:
+            raise BadRow("row must hold a reward, got none. Write one, or give all such rows one with --reward.")
+        segments, messages = self._said(conversation, number, refused)
+        task = content_hash({"environment": ENVIRONMENT, "prompt": conversation.task})
+        threshold = self._setting("rollout", "success_reward", 1.0)
+        success = reward >= threshold if conversation.success is None else conversation.success
+        record = TrajectoryRecord(
+            id=_identify(self._run.id, number),
+            run=self._run.id,
+            group=_identify(self._run.id, task),
+            task=task,
+            iteration=0,
+            slot=number - 1,
+            member=0,
+            attempt=0,
+            source=SOURCE,
+            reward=reward,
+            success=success,
+            advantage=0.0,
+            stop_reason="tool_calls" if conversation.turns[-1][0].message.tool_calls else "answered",
+            error_kind=None,
+            num_turns=len(conversation.turns),
+            num_tool_calls=sum(len(said.message.tool_calls) for said, _ in conversation.turns),
+            **_summary(segments, self._authors),
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+            logprobs_mode="full",
+            mean_entropy=None,
+            environment=ENVIRONMENT,
+            environment_version="1",
+        )
+        return Bundle(
+            Trajectory(record, segments, messages),
+            GroupRecord(record.group, self._run.id, task, 0, 1, reward, 0.0, float(success)),
+            TaskRecord(task, ENVIRONMENT, {"prompt": conversation.task}),
+            self._run,
+            (replace(self._teaching.policy, run=self._run.id, version=0, checkpoint=None),),
+        )
+
+    def _said(
+        self, conversation: Conversation, number: int, refused: Counter[str]
+    ) -> tuple[tuple[Segment, ...], tuple[Message, ...]]:
+        given = _Given()
+        untrained = tuple(turn for turn, (said, _) in enumerate(conversation.turns) if not said.trained)
+        context = ContextManager(
+            self._renderer,
+            given,
+            max_tokens=self._setting("context", "max_tokens", _ENDLESS),
+            control=TrainingControl(discard_turns=untrained),
+        )
+        context.begin(conversation.opening, conversation.tools)
+        for said, answers in conversation.turns:
+            given.message = said.message
+            ids = self._renderer.reply(said.message)
+            if len(ids) > context.room:
+                raise BadRow("conversation must fit context.max_tokens, got one that is longer.")
+            context.record_reply(ids, self._log_probs(said, ids, number, refused), policy_version=0)
+            if answers and (problem := context.observe(answers)) is not None:
+                raise BadRow(f"conversation must fit the run's context and template, got {problem}.")
+        return context.segments(), context.messages
+
+    def _log_probs(self, said: Said, ids: Sequence[int], number: int, refused: Counter[str]) -> list[float]:
+        self._report.replies += 1
+        unknown = [math.nan] * len(ids)
+        if said.log_probs is None:
+            return unknown
+        reason = self._mismatch(said, ids)
+        if reason is None:
+            self._report.replies_with_log_probs += 1
+            return [entry.log_prob for entry in said.log_probs]
+        refused[reason] += 1
+        if len(self._report.refused_at) < _MOST_NAMED:
+            self._report.refused_at.append(f"{self._path}:{number}: {reason}")
+        return unknown
+
+    def _mismatch(self, said: Said, ids: Sequence[int]) -> str | None:
+        """Why a reply's log-probs are not those of our tokens."""
+        entries = said.log_probs or ()
+        codec = self._renderer.codec
+        for token, entry in zip(ids, entries, strict=False):
+            if entry.token != f"token_id:{token}" and entry.raw != codec.token_bytes(token):
+                return "the file's tokens are others than the model's"
+        if len(entries) == len(ids) - 1:
+            return "the file has no log-prob for the token that ends the reply"
+        if len(entries) != len(ids):
+            return "the file has another number of tokens"
+        if not all(-math.inf < entry.log_prob <= 0 for entry in entries):
+            return "a log-prob is above 0 or infinite"
+        return None
+
+    def _setting(self, section: str, name: str, default: Any) -> Any:
+        """Of the run that is to learn."""
+        values = self._teaching.run.config.get(section)
+        return values.get(name, default) if isinstance(values, dict) else default
+
+
+class _Given:
+    """A parser for replies that are known before they become tokens."""
+
+    message: Message
+
+    def parse(self, text: str, *, stopped: bool) -> Reply:
+        return Reply("tool_calls" if self.message.tool_calls else "final", self.message, None)
+
+
+def _summary(segments: Sequence[Segment], authors: AuthorTable) -> dict[str, Any]:
+    whole = TokenSequence.concatenate(segment.tokens for segment in segments)
+    action = authors.is_action(whole.authors)
+    known = whole.behavior_log_probs[~np.isnan(whole.behavior_log_probs)]
+    return {
+        "num_tokens": len(whole),
+        "num_action_tokens": int(action.sum()),
+        "policy_version_min": 0,
+        "policy_version_max": 0,
+        "mean_behavior_log_prob": float(known.mean(dtype=np.float64)) if len(known) else math.nan,
+        "min_behavior_log_prob": float(known.min()) if len(known) else math.nan,
+    }
+
+
+def group_advantages(rewards: Sequence[float], *, normalise_std: bool) -> list[float]:
+    """Group-relative advantages (GRPO, Shao et al. 2024, arXiv 2402.03300), as the loop gives them to its own groups.
+
+    (r - mean) / (std + 1e-6) with the sample standard deviation; without `normalise_std` only r - mean. A group of
+    one and a group of equal rewards get exactly 0.
+    """
+    if max(rewards) == min(rewards):
+        return [0.0] * len(rewards)
+    mean = math.fsum(rewards) / len(rewards)
+    centred = [reward - mean for reward in rewards]
+    if not normalise_std:
+        return centred
+    std = math.sqrt(math.fsum(c * c for c in centred) / (len(rewards) - 1))
+    return [c / (std + _STD_EPSILON) for c in centred]
+
+
+def _run_of_set(path: Path, teaching: Teaching, name: str) -> RunRecord:
+    """A set is a run of its own: staleness and resuming are about a run's own rows."""
+    digest = hashlib.sha256()
+    with opened(path) as raw:
+        while piece := raw.read(1 << 20):
+            digest.update(piece)
+    made = {
+        "format": ENVIRONMENT,
+        "name": name,
+        "sha256": digest.hexdigest(),
+        "reward": teaching.reward,
+        "advantage": teaching.advantage,
+        "learner": teaching.run.id,
+    }
+    id = content_hash(made)[:32]
+    return replace(teaching.run, id=id, name=name, config={"import": made})
+
+
+def _identify(*place: str | int) -> str:
+    return hashlib.sha256("/".join(map(str, place)).encode()).hexdigest()[:32]
