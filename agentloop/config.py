@@ -5,6 +5,7 @@ Reading a file (line numbers, nearest keys, overrides) is `config_file`'s job; t
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -186,6 +187,19 @@ class CapacitySection(Section):
     per_task: Positive | None = Field(None, description="Most rows of one task.")
 
 
+_SOURCE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def _check_url(where: str, url: str) -> None:
+    from replay.databases.open import check_url  # here: SQLAlchemy is slow to start, and most runs name none
+    from replay.errors import DatabaseRefused
+
+    try:
+        check_url(url)
+    except DatabaseRefused as error:
+        raise ValueError(f"{where}.{error}") from None
+
+
 class ReplaySection(SamplingSection):
     database: str | None = Field(
         None,
@@ -216,6 +230,11 @@ class ReplaySection(SamplingSection):
         default_factory=dict,
         description="Shares of the replayed rows by source, summing to 1, e.g. {self: 0.7, teacher: 0.3}; {}: as the "
         "sampler takes them.",
+    )
+    attach: dict[str, str] = Field(
+        default_factory=dict,
+        description="Other buffers to draw from, by the source their rows get, e.g. {wins: runs/quickstart-001}: run "
+        "folder, file or URL. Copied when the run begins.",
     )
     shortfall: Literal["fresh", "shrink", "error"] = Field(
         "fresh",
@@ -250,13 +269,15 @@ class ReplaySection(SamplingSection):
     @model_validator(mode="after")
     def _database_can_be_named(self) -> Self:
         if self.database is not None:
-            from replay.databases.open import check_url  # here: SQLAlchemy is slow to start, and most runs name none
-            from replay.errors import DatabaseRefused
-
-            try:
-                check_url(self.database)
-            except DatabaseRefused as error:
-                raise ValueError(f"replay.{error}") from None
+            _check_url("replay", self.database)
+        for name, place in self.attach.items():
+            if not _SOURCE.fullmatch(name) or name in ("self", "gateway"):
+                raise ValueError(
+                    f"replay.attach must name sources in {_SOURCE.pattern}, not self or gateway, got {name!r}. "
+                    "Choose another name."
+                )
+            if "://" in place:
+                _check_url(f"replay.attach.{name}", place)
         return self
 
 

@@ -11,6 +11,10 @@ class UserError(Exception):
     """What a person can put right, in one line: the rule, what was found, what to do. No traceback."""
 
 
+class UnknownAnchor(UserError, ValueError):
+    """A token is to be trained against a log-prob that nobody knows."""
+
+
 _MOST_CHARACTERS = 300
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from agentloop.batch import Batch, BatchRow, build_batch
 from agentloop.config import RunConfig
-from agentloop.errors import TrainingStopped
+from agentloop.errors import TrainingStopped, UnknownAnchor
 from agentloop.gradients import accumulate_gradients
 from agentloop.mini_batches import plan_mini_batches
 from agentloop.models.actor import Actor
@@ -81,7 +81,7 @@ class Trainer:
         over the fresh rows' action tokens. `grad_norm` is before clipping.
 
         Raises TrainingStopped for a NaN or infinite loss or gradient if `optimizer.on_bad_gradient` is stop,
-        and ValueError, before anything has changed, for a trained token without the behavior log-prob its
+        and UnknownAnchor, before anything has changed, for a trained token without the behavior log-prob its
         anchor needs.
         """
         batch = build_batch(rows, self._authors)
@@ -158,7 +158,7 @@ class Trainer:
             stream, section = (REPLAY, loss.replay) if batch.replay_mask[row] else (FRESH, loss.fresh)
             if section.anchor == "behavior":
                 name = batch.trajectory_ids[int(batch.trajectory[row])]
-                raise ValueError(
+                raise UnknownAnchor(
                     f"behavior_log_probs of trajectory {name} must be known for every trained token when "
                     f"loss.{stream}.anchor is behavior, got {int(unknown[row])} unknown. "
                     f"Set loss.{stream}.anchor: old, or do not train on it."

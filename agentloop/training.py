@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agentloop import __version__
 from agentloop.assemble import Parts, assemble, settle_process, starting_model, warm_up_metrics
+from agentloop.attached import attach_buffers
 from agentloop.checkpoint import COMPLETE, Checkpoint, complete_checkpoints, load_checkpoint, restore_random
 from agentloop.config import RunConfig
 from agentloop.config_file import to_plain
@@ -19,6 +20,7 @@ from agentloop.report import REPORT_NAME, write_report
 from agentloop.run_folder import RunFolder, create_run_folder, explained, latest_run_folder
 from agentloop.signals import StopRequest, polite_stop
 from replay.errors import DatabaseRefused
+from replay.exchange.attach import check_attachable
 from replay.records import RunRecord
 from replay.store import ReplayStore
 
@@ -62,6 +64,8 @@ def _parts(folder: RunFolder, display: RunDisplay, checkpoint: Checkpoint | None
         settle_process(folder.config)
         if folder.config.replay.database is not None:
             ReplayStore.create(folder.database).close()  # Better refused now than after the warm-up.
+        for place in folder.config.replay.attach.values():
+            check_attachable(place)
         first = starting_model(folder, display)
         # Once more: whether the warm-up was made just now or by a start that was killed must not matter.
         settle_process(folder.config)
@@ -106,6 +110,7 @@ def _begin(parts: Parts, checkpoint: Checkpoint | None) -> LoopState:
     else:
         parts.display.note(f"run folder: {folder.path}")
         parts.publisher.publish(0, folder.config.checkpoint)
+        attach_buffers(parts)
     return state
 
 

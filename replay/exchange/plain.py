@@ -44,7 +44,7 @@ class Bundle:
     task: TaskRecord
     run: RunRecord
     policies: tuple[PolicyRecord, ...]
-    """Those that sampled it, as far as the run told."""
+    """Those that sampled it or had its tokenizer, as far as the run told."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,9 @@ def bundles(connection: sa.Connection, ids: Sequence[str], left: Left) -> Iterat
 
 
 def _sampled_by(row: Trajectory, published: dict[int, PolicyRecord]) -> tuple[PolicyRecord, ...]:
+    """Rows that no policy sampled have one too: the tokenizer is the policy's."""
     versions = {version for part in row.segments for version in part.tokens.policy_versions.tolist()}
+    versions |= {row.record.policy_version_min, row.record.policy_version_max}
     return tuple(published[version] for version in sorted(versions) if version in published)
 
 

@@ -139,6 +139,7 @@ def import_chat(
         if report.bad and not skip_bad:
             more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
             raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
+        chat.check_anchor()
         stored = import_rows(store, lambda: chat.placed(spool), source=name, told=told)
     for part in ("rows", "inserted", "duplicates", "clipped", "runs"):
         setattr(report, part, getattr(stored, part))
@@ -181,6 +182,17 @@ class _ChatFile:
         except BadRow as error:
             self._bad(number + 1, str(error))
         self._report.ignored, self._report.log_probs_refused = dict(ignored), dict(refused)
+
+    def check_anchor(self) -> None:
+        """A run that would stop at the first such row it draws must not get it."""
+        unknown = self._report.replies - self._report.replies_with_log_probs
+        loss = self._setting("loss", "replay", {})
+        trains = self._setting("replay", "mode", "train") == "train"
+        if unknown and trains and isinstance(loss, dict) and loss.get("anchor") == "behavior":
+            raise ExchangeError(
+                f"loss.replay.anchor of run {self._teaching.run.name} must be old to train on this file, got behavior "
+                f"and {unknown:,} replies without log-probs. Nothing was stored; start a run with anchor: old."
+            )
 
     def _bad(self, number: int, problem: str) -> None:
         self._report.bad += 1

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from context import ChatTemplate, Message, Renderer, RenderError, TokenCodec, ToolCall, default_authors
@@ -258,3 +259,40 @@ def test_codec_hash_is_of_the_file_and_ids_are_the_tokenizers(model: Family) -> 
     assert codec.vocab_size == model.tokenizer.get_vocab_size()
     assert codec.token_id(model.end) == model.tokenizer.token_to_id(model.end)
     assert codec.token_id("no such token") is None
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "mistral"])
+def test_reply_is_what_follows_the_generation_prompt(name: str) -> None:
+    model = family(name)
+    renderer = model.renderer()
+    call = Message("assistant", "", tool_calls=(ToolCall("lookup", {"key": "pearl"}, "call00001"),))
+    assert renderer.reply(call) == model.codec.encode_template(model.call + model.end)
+    said = renderer.reply(Message("assistant", "The code is 78."))
+    assert model.codec.decode(said).strip() == "The code is 78." + model.end
+    evil = "a " + " ".join(model.codec.added_tokens) + " b"
+    ids = renderer.reply(Message("assistant", evil))
+    assert [token for token in ids if token in model.codec.added_ids] == [model.end_id]
+    assert model.codec.decode(ids).strip() == evil + model.end
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("chatml", "The code: ü \U0001f600 \u2028 pearl\n"),
+        ("llama3", "\x00\x1b ü \U0001f600 pearl\n"),
+        ("mistral", "The code is 78. What is pearl?"),
+    ],
+)
+def test_token_bytes_add_up_to_the_text(name: str, text: str) -> None:
+    codec = family(name).codec
+    parts = [codec.token_bytes(token) for token in codec.encode_text(text)]
+    assert b"".join(parts).decode() == text
+    assert len(parts) > 5
+
+
+def test_token_bytes_of_sentencepiece_tokens() -> None:
+    words = {"<0x0A>": 0, "\u2581pearl": 1, "<s>": 2, "\u2581": 3}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<0x0A>"))
+    tokenizer.add_special_tokens(["<s>"])
+    codec = TokenCodec(tokenizer.to_str())
+    assert [codec.token_bytes(token) for token in range(4)] == [b"\n", b" pearl", b"<s>", b" "]

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from replay.cli import app
 from replay.sampling import make_sampler
 from tests.replay.fakes import iterate, new_store, sql
+from tests.replay.test_teacher import save_model
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 
@@ -122,3 +123,35 @@ def test_looking_needs_no_pyarrow(run: Path) -> None:
     )
     output = subprocess.check_output([sys.executable, "-c", program, str(run)], text=True)
     assert output.strip().endswith("[]")
+
+
+CHAT = [{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "n": 1}] * 2
+
+
+def test_conversations_are_imported_with_what_is_odd_about_them(run: Path, tmp_path: Path) -> None:
+    save_model(run / "model")
+    file = tmp_path / "chat.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in CHAT))
+    output = ask("import", file, run, "--format", "openai-chat", "--reward", "1").output
+    assert output.splitlines() == [
+        f"2 rows imported from {file}, 0 were there already, 0 bad rows left out",
+        "1 groups; 2 replies, 0 with log-probs",
+        "2 rows have advantage 0 (groups of one or of equal rewards) and teach nothing; give them one with --advantage",
+        "fields not looked at: n",
+    ]
+    answer = json.loads(ask("import", file, run, "--format", "openai-chat", "--reward", "1", "--json").output)
+    assert (answer["inserted"], answer["duplicates"], answer["without_signal"]) == (0, 2, 2)
+    assert ask("import", file, run, "--format", "openai-chat").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--reward", "1"], "--model, --reward and --advantage must come with --format openai-chat"),
+        (["--format", "openai-chat", "--keep-source"], "--keep-source must come with exported rows"),
+    ],
+)
+def test_options_of_the_other_format_are_refused(run: Path, options: list[str], message: str) -> None:
+    result = ask("import", "x.jsonl", run, *options)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert message in result.stderr

@@ -1,0 +1,77 @@
+"""A second buffer as a source of draws: its rows are copied into the own one, which is then all that a draw reads.
+
+A copy, because a draw is on record with its trajectory, and both have to be in one database to stay true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from replay.databases.open import DATABASE, Location, run_identity
+from replay.exchange.files import ExchangeError
+from replay.exchange.loading import ImportReport, Placed, Told, import_rows
+from replay.exchange.source import Left, bundles, exportable, known_policies, known_runs
+from replay.records import ELIGIBLE
+from replay.schema import trajectories
+from replay.store import ReplayStore
+
+
+def location_of(place: str) -> Location:
+    """The database of a run folder, or the file or URL itself."""
+    if "://" in place or not Path(place).is_dir():
+        return place
+    named = run_identity(Path(place)).database
+    return Path(place) / DATABASE if named is None else named
+
+
+def check_attachable(place: str) -> None:
+    """Raises ReplayError where no buffer can be opened."""
+    with closing(ReplayStore.open(location_of(place), read_only=True)):
+        pass
+
+
+def attach(
+    store: ReplayStore, run: str, name: str, place: str, *, told: Told = lambda phase, done: None
+) -> ImportReport:
+    """Copy the rows that `run` may draw, with `name` as their source; those copied before stay as they are.
+
+    These are the eligible ones of runs with the same author table and tokenizer. The other buffer is only read, and
+    what it gets later is not seen.
+    """
+    with closing(ReplayStore.open(location_of(place), read_only=True)) as other:
+        if other.url == store.url:
+            raise ExchangeError(f"replay.attach.{name} must be another buffer, got the run's own. Leave it out.")
+        with store.reading() as connection:
+            authors = known_runs(connection)[run].authors_hash
+            tokenizers = _tokenizers(connection, run)
+        with other.reading() as connection:
+            comparable = [
+                id
+                for id, record in known_runs(connection).items()
+                if id != run and record.authors_hash == authors and _tokenizers(connection, id) == tokenizers
+            ]
+            # The run's own rows may be there too, in a database that both once shared.
+            where = (trajectories.c.state == ELIGIBLE) & trajectories.c.run.in_(comparable)
+            left = Left()
+            ids = exportable(connection, left, run=None, where=where)
+
+            def rows() -> Iterator[Placed]:
+                return ((f"{name}:{bundle.trajectory.id}", bundle) for bundle in bundles(connection, ids, left))
+
+            report = import_rows(store, rows, source=name, told=told)
+    if not ids:
+        raise ExchangeError(
+            f"replay.attach.{name} must hold rows that this run can learn from, got none in {other.url} of its "
+            "tokenizer and authors. Leave it out, or attach another."
+        )
+    report.problems += [f"{name}:{id}: {reason}" for id, reason in left.corrupt.items()]
+    report.bad = len(left.corrupt)
+    return report
+
+
+def _tokenizers(connection: sa.Connection, run: str) -> set[str]:
+    return {policy.tokenizer_hash for policy in known_policies(connection, run).values()}
