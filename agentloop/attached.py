@@ -13,8 +13,11 @@ def attach_buffers(parts: Parts) -> None:
 
     A resume copies nothing: the run goes on with the rows it had.
     """
-    for name, place in parts.config.replay.attach.items():
-        report = attach(parts.store, parts.run_id, name, place, told=partial(_tell, parts, name))
+    replay = parts.config.replay
+    for name, place in replay.attach.items():
+        told = partial(_tell, parts, name)
+        allowed = replay.allow_mismatch
+        report = attach(parts.store, parts.run_id, name, place, allow_mismatch=allowed, told=told)
         for problem in report.problems:
             parts.display.note(f"replay.attach: left out {problem}")
         parts.display.note(f"attached {place} as {name}: {report.rows:,} rows, {report.inserted:,} of them copied now")

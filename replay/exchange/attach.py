@@ -5,12 +5,15 @@ A copy, because a draw is on record with its trajectory, and both have to be in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
+from replay.comparable import RUN_FIELDS
 from replay.databases.open import DATABASE, Location, run_identity
 from replay.exchange.files import ExchangeError
 from replay.exchange.loading import ImportReport, Placed, Told, import_rows
@@ -35,25 +38,27 @@ def check_attachable(place: str) -> None:
 
 
 def attach(
-    store: ReplayStore, run: str, name: str, place: str, *, told: Told = lambda phase, done: None
+    store: ReplayStore,
+    run: str,
+    name: str,
+    place: str,
+    *,
+    allow_mismatch: Sequence[str] = (),
+    told: Told = lambda phase, done: None,
 ) -> ImportReport:
     """Copy the rows that `run` may draw, with `name` as their source; those copied before stay as they are.
 
-    These are the eligible ones of runs with the same author table and tokenizer. The other buffer is only read, and
-    what it gets later is not seen.
+    These are the eligible ones of runs with the same authors, tokenizer, template and model family, but for what
+    `allow_mismatch` names. The other buffer is only read, and what it gets later is not seen.
     """
     with closing(ReplayStore.open(location_of(place), read_only=True)) as other:
         if other.url == store.url:
             raise ExchangeError(f"replay.attach.{name} must be another buffer, got the run's own. Leave it out.")
         with store.reading() as connection:
-            authors = known_runs(connection)[run].authors_hash
-            tokenizers = _tokenizers(connection, run)
+            mine = _meaning(connection, run)
         with other.reading() as connection:
-            comparable = [
-                id
-                for id, record in known_runs(connection).items()
-                if id != run and record.authors_hash == authors and _tokenizers(connection, id) == tokenizers
-            ]
+            others = [id for id in known_runs(connection) if id != run]
+            comparable = [id for id in others if _same(_meaning(connection, id), mine, allow_mismatch)]
             # The run's own rows may be there too, in a database that both once shared.
             where = (trajectories.c.state == ELIGIBLE) & trajectories.c.run.in_(comparable)
             left = Left()
@@ -73,5 +78,26 @@ def attach(
     return report
 
 
-def _tokenizers(connection: sa.Connection, run: str) -> set[str]:
-    return {policy.tokenizer_hash for policy in known_policies(connection, run).values()}
+@dataclass(frozen=True)
+class _Meaning:
+    """Of a run's tokens."""
+
+    authors: str
+    fingerprint: Mapping[str, Any] | None
+    tokenizers: frozenset[str]
+    """Of its policies, for runs from before there were fingerprints."""
+
+
+def _meaning(connection: sa.Connection, run: str) -> _Meaning:
+    record = known_runs(connection)[run]
+    published = known_policies(connection, run).values()
+    return _Meaning(record.authors_hash, record.fingerprint, frozenset(row.tokenizer_hash for row in published))
+
+
+def _same(one: _Meaning, other: _Meaning, allowed: Sequence[str]) -> bool:
+    """As `replay.comparable` has it within one database."""
+    if one.authors != other.authors:
+        return False
+    if one.fingerprint is None or other.fingerprint is None:
+        return "tokenizer" in allowed or one.tokenizers == other.tokenizers
+    return all(name in allowed or one.fingerprint.get(name) == other.fingerprint.get(name) for name in RUN_FIELDS)
