@@ -125,6 +125,12 @@ def check_mixing(config: RunConfig) -> None:
             f"batch.trajectories must be a multiple of batch.group_size ({config.batch.group_size}) when replay.unit "
             f"is {replay.unit}, got {config.batch.trajectories}. Change one of them, or set replay.unit: any."
         )
+    for name, most in (("per_task", replay.per_task), ("per_group", replay.per_group)):
+        if replay.unit == "group" and most is not None and most < config.batch.group_size:
+            raise ValueError(
+                f"replay.{name} must be at least batch.group_size ({config.batch.group_size}) when replay.unit is "
+                f"group, whose groups are drawn whole, got {most}. Raise it, or leave it out."
+            )
     if replay.unit == "group" and replay.successful_only:
         raise ValueError(
             "replay.successful_only must be false when replay.unit is group, whose members are drawn whole, got true. "

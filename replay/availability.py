@@ -27,16 +27,16 @@ def count_available(pool: Pool, limits: Limits) -> Availability:
     by_source_groups: Counter[tuple[str, int]] = Counter()
     tasks = index.codes["task"].names
     for name, rows in _by_source(index, there):
-        counts = np.bincount(index.columns["task"][rows])
+        counts = _within_caps(index, rows, limits)
         by_source_task.update({(name, tasks[code]): int(counts[code]) for code in np.flatnonzero(counts).tolist()})
     for name, rows in _by_source(index, first):
         by_source_groups.update((name, size) for size in index.columns["group_size"][rows].tolist())
     by_source: Counter[str] = Counter()
     for (name, _), count in by_source_task.items():
         by_source[name] += count
-    counts = np.bincount(index.columns["task"][there])
+    counts = _within_caps(index, there, limits)
     return Availability(
-        rows=_within_caps(index, there, limits),
+        rows=int(counts.sum()),
         by_source=dict(by_source),
         by_task={tasks[code]: int(counts[code]) for code in np.flatnonzero(counts).tolist()},
         by_source_task=dict(by_source_task),
@@ -69,14 +69,16 @@ def _by_task_reward(index: EligibleIndex, rows: Positions) -> dict[tuple[str, fl
     return {(names[pair // len(values)], float(values[pair % len(values)])): count for pair, count in found}
 
 
-def _within_caps(index: EligibleIndex, rows: Positions, limits: Limits) -> int:
-    if limits.per_task is None and limits.per_group is None:
-        return len(rows)
-    _, first, counts = np.unique(index.columns["group"][rows], return_index=True, return_counts=True)
-    if limits.per_group is not None:
-        counts = np.minimum(counts, limits.per_group)
-    per_task = np.bincount(index.columns["task"][rows[first]], weights=counts)
-    return int((per_task if limits.per_task is None else np.minimum(per_task, limits.per_task)).sum())
+def _within_caps(index: EligibleIndex, rows: Positions, limits: Limits) -> npt.NDArray[np.int64]:
+    """How many of the rows one draw could take, by task code."""
+    counts: npt.NDArray[np.int64]
+    if limits.per_group is None:
+        counts = np.bincount(index.columns["task"][rows])
+    else:
+        _, first, members = np.unique(index.columns["group"][rows], return_index=True, return_counts=True)
+        within = np.minimum(members, limits.per_group)
+        counts = np.bincount(index.columns["task"][rows[first]], weights=within).astype(np.int64)
+    return counts if limits.per_task is None else np.minimum(counts, limits.per_task)
 
 
 def _incomparable(index: EligibleIndex, limits: Limits) -> dict[str, int]:

@@ -83,7 +83,7 @@ class DrawRequest:
 class Availability:
     """What a draw could take under its limits; rows the sampler gives no weight are none.
 
-    `rows` keeps to the caps per task and group; the other counts are before them.
+    Numbers of rows keep to the caps per task and group, each as if nothing else were drawn; groups and rewards don't.
     """
 
     rows: int = 0

@@ -71,6 +71,11 @@ def test_schedule_with_an_option_missing_or_unused_is_refused(schedule: dict[str
         ),
         ({"unit": "task", "task_members": 4}, {"pool": "unlimited"}, r"environment\.task_pool must be a number"),
         ({"complete_zero_variance": True}, {"pool": "unlimited"}, r"environment\.task_pool must be a number when"),
+        (
+            {"unit": "group", "successful_only": False, "per_task": 7},
+            {},
+            r"replay\.per_task must be at least batch\.group_size \(8\) when replay\.unit is group",
+        ),
         ({"unit": "group"}, {}, r"replay\.successful_only must be false when replay\.unit is group"),
         (
             {"unit": "trajectory"},

@@ -77,6 +77,14 @@ def test_unit_trajectory_has_replayed_members_in_every_group(tmp_path: Path, qwe
     assert rows(result.folder / "replay.sqlite", "select distinct size from groups where iteration > 1") == [(2,)]
 
 
+def test_groups_keep_their_size_where_a_cap_keeps_members_back(tmp_path: Path, qwen2: Path) -> None:
+    display = SilentDisplay()
+    config = pooled(tmp_path, qwen2, {"unit": "trajectory", "per_task": 1}, run={"iterations": 2})
+    found = batches(train(config, display=display))
+    assert by_task(found[2]) == [(3, 1)] * 4
+    assert (display.iterations[1]["replay/starved_rows"], display.iterations[1]["replay/starved_groups"]) == (4, 4)
+
+
 def test_unit_task_has_replayed_members_in_some_groups(tmp_path: Path, qwen2: Path) -> None:
     replay = {"unit": "task", "task_members": 3, "fraction": 0.375}  # 6 of 16: two tasks of four
     config = pooled(tmp_path, qwen2, replay)
