@@ -11,6 +11,7 @@ from typing import Literal
 
 import sqlalchemy as sa
 
+from replay.prepared import execute
 from replay.rows import chunked
 from replay.schema import buffer_state, trajectories
 
@@ -18,11 +19,14 @@ Counter = Literal["changed", "draws", "rollbacks"]
 """rollbacks: how often draws have been taken back; there is no row before the first."""
 
 
+_COUNTER = buffer_state.c.name == sa.bindparam("counter")
+_RAISE = buffer_state.update().where(_COUNTER).values(value=buffer_state.c.value + 1).returning(buffer_state.c.value)
+_LAST = sa.select(buffer_state.c.value).where(_COUNTER)
+
+
 def next_number(connection: sa.Connection, counter: Counter) -> int:
     """One more than ever before; the counter's row stays locked until the transaction ends."""
-    mine = buffer_state.c.name == counter
-    raised = buffer_state.update().where(mine).values(value=buffer_state.c.value + 1)
-    value = connection.execute(raised.returning(buffer_state.c.value)).scalar_one_or_none()
+    value = execute(connection, _RAISE, counter=counter).scalar_one_or_none()
     if value is None:
         value = 1
         connection.execute(buffer_state.insert().values(name=counter, value=value))
@@ -30,8 +34,7 @@ def next_number(connection: sa.Connection, counter: Counter) -> int:
 
 
 def last_number(connection: sa.Connection, counter: Counter) -> int:
-    query = sa.select(buffer_state.c.value).where(buffer_state.c.name == counter)
-    return int(connection.scalar(query) or 0)
+    return int(execute(connection, _LAST, counter=counter).scalar() or 0)
 
 
 def set_state(connection: sa.Connection, ids: Sequence[str], state: str, reason: str | None = None) -> None:

@@ -19,6 +19,10 @@ AUTHORS = 1 << len(MISMATCHES)
 """The author codes of the run's tokens mean something else: never allowed."""
 
 
+_RUNS = sa.select(runs.c.id, runs.c.authors_hash, runs.c.fingerprint)
+_TOKENIZERS = sa.select(policies.c.run, policies.c.tokenizer_hash).distinct()
+
+
 def bits(names: tuple[str, ...]) -> int:
     return sum(1 << MISMATCHES.index(name) for name in names)
 
@@ -46,7 +50,7 @@ def run_mismatches(connection: sa.Connection, mine: str) -> dict[str, int]:
 
     A run from before there were fingerprints is compared by its author table and its policies' tokenizers.
     """
-    stored = connection.execute(sa.select(runs.c.id, runs.c.authors_hash, runs.c.fingerprint)).all()
+    stored = connection.execute(_RUNS).all()
     facts = {id: (authors, json.loads(text) if text else None) for id, authors, text in stored}
     if mine not in facts:
         return dict.fromkeys(facts, AUTHORS)
@@ -65,6 +69,6 @@ def run_mismatches(connection: sa.Connection, mine: str) -> dict[str, int]:
 
 def _tokenizers(connection: sa.Connection) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for run, tokenizer in connection.execute(sa.select(policies.c.run, policies.c.tokenizer_hash).distinct()):
+    for run, tokenizer in connection.execute(_TOKENIZERS):
         found.setdefault(run, set()).add(tokenizer)
     return found

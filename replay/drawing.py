@@ -109,7 +109,8 @@ class Drawing:
             [self._buffer.index.ids[position] for position in selection.candidates(pick, sampler.pool).tolist()]
             for pick in request.picks
         ]
-        loaded = load(connection, list(dict.fromkeys(id for each in ids for id in each)), with_messages=False)
+        together = list(dict.fromkeys(id for each in ids for id in each))
+        loaded = load(connection, together, with_messages=False, by_hash=False)
         return ids, loaded.whole, loaded.corrupt
 
     def _selection(self, request: DrawRequest, sampler: Sampler) -> Selection:
@@ -161,7 +162,7 @@ class Drawing:
     def _load(self, connection: sa.Connection, rows: Sequence[Chosen]) -> dict[int, Trajectory]:
         """Those that can be read, by position. Corrupt ones are quarantined."""
         ids = {self._buffer.index.ids[row.position]: row.position for row in rows}
-        loaded = load(connection, list(ids), with_messages=False)
+        loaded = load(connection, list(ids), with_messages=False, by_hash=False)
         _quarantined(connection, loaded.corrupt)
         return {ids[id]: trajectory for id, trajectory in loaded.whole.items()}
 

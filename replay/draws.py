@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.change import next_number
+from replay.prepared import execute
 from replay.records import (
     COMMITTED,
     ELIGIBLE,
@@ -49,11 +50,16 @@ class ResumeReport:
     """As committed with the iteration resumed from; None before the first."""
 
 
+_SLOTS = sa.select(draws.c.slot).where(
+    draws.c.run == sa.bindparam("run"), draws.c.iteration == sa.bindparam("iteration")
+)
+
+
 def reserve(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
     if not records:
         return
     check_fields(records, "iteration", "iteration")
-    taken = set(connection.scalars(_of(records[0].run, records[0].iteration, draws.c.slot)))
+    taken = set(execute(connection, _SLOTS, run=records[0].run, iteration=records[0].iteration).scalars())
     for record in records:
         if record.slot in taken:
             where = f"iteration {record.iteration}"

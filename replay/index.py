@@ -223,15 +223,22 @@ class _Batch:
         return [] if whole else [id for id, keep in zip(texts[0], good, strict=True) if not keep]
 
 
+_QUERY = (
+    sa.select(
+        *(sa.type_coerce(text, sa.Text) for text in _TEXTS),
+        *(column for column, _ in _NUMBERS.values()),
+        _rows.changed,
+        sa.type_coerce(_rows.state, sa.Text),
+    )
+    .join_from(trajectories, groups, _rows.group == groups.c.id)
+    .execution_options(yield_per=_BATCH)
+)
+_ALL = _QUERY.where(_rows.state == ELIGIBLE)
+_SINCE = _QUERY.where(_rows.changed > sa.bindparam("since"))
+
+
 def _changed(connection: sa.Connection, *, since: int, first: bool) -> Iterable[list[Sequence[Any]]]:
     """Columns of the rows with a greater number, in parts; the first time only those that count."""
-    texts: list[sa.ColumnElement[Any]] = [sa.type_coerce(text, sa.Text) for text in _TEXTS]
-    numbers = [column for column, _ in _NUMBERS.values()]
-    query = (
-        sa.select(*texts, *numbers, _rows.changed, sa.type_coerce(_rows.state, sa.Text))
-        .join_from(trajectories, groups, _rows.group == groups.c.id)
-        .where(_rows.state == ELIGIBLE if first else _rows.changed > since)
-    )
-    result = connection.execute(query.execution_options(yield_per=_BATCH))
+    result = connection.execute(_ALL) if first else connection.execute(_SINCE, {"since": since})
     for part in result.partitions():
         yield list(zip(*part, strict=True))

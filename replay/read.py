@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import sqlalchemy as sa
 
 from context.messages import Message
-from context.tokens import Segment
+from context.tokens import BehaviorContext, Segment
 from replay.blobs import BlobError, content_hash
 from replay.change import set_state
 from replay.errors import ContentGone, CorruptTrajectory, ReplayError
+from replay.prepared import rows_by_key
 from replay.records import EVICTED, QUARANTINED, Trajectory, TrajectoryRecord
 from replay.rows import RECORD_COLUMNS, SEGMENT_COLUMNS, chunked, message_of, record_of, segment_of
 from replay.schema import messages, segments, trajectories
+
+_RECORDS = (*RECORD_COLUMNS, trajectories.c.state_reason)
+_SEGMENTS = (segments.c.trajectory, *SEGMENT_COLUMNS)
+_SEGMENT_ORDER = (segments.c.trajectory, segments.c.position)
+_CONTEXTS = get_args(BehaviorContext)
 
 
 @dataclass(frozen=True)
@@ -47,12 +54,17 @@ class Loaded:
         return [self.whole[id] for id in ids]
 
 
-def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool = True) -> Loaded:
-    """Read and verify; corrupt rows are named, not returned. Messages are for people: training reads none."""
+def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool = True, by_hash: bool = True) -> Loaded:
+    """Read and verify; corrupt rows are named, not returned. Messages are for people: training reads none.
+
+    by_hash: the sha256 over all tokens must be that of the record. Without it every array is still checked, by the
+    checksum of its frame, its header and its length, which no changed bit gets past; what the hash alone would tell is
+    whole arrays that belong to another row.
+    """
     loaded = Loaded()
     for chunk in chunked(list(dict.fromkeys(ids))):
         talks = _talks(connection, chunk) if with_messages else {}
-        _load_chunk(connection, chunk, talks, loaded)
+        _load_chunk(connection, chunk, talks, loaded, verify=_by_hash if by_hash else _by_length)
     return loaded
 
 
@@ -65,29 +77,42 @@ def _talks(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Mess
 
 
 def _load_chunk(
-    connection: sa.Connection, ids: Sequence[str], talks: Mapping[str, Sequence[Message]], loaded: Loaded
+    connection: sa.Connection,
+    ids: Sequence[str],
+    talks: Mapping[str, Sequence[Message]],
+    loaded: Loaded,
+    *,
+    verify: Callable[[TrajectoryRecord, Sequence[Segment]], None],
 ) -> None:
-    query = sa.select(*RECORD_COLUMNS, trajectories.c.state_reason).where(trajectories.c.id.in_(ids))
-    records = [(record_of(row), reason) for *row, reason in connection.execute(query)]
+    found = rows_by_key(connection, _RECORDS, ids, key=trajectories.c.id)
+    records = [(record_of(row), reason) for *row, reason in found]
     blobs = defaultdict(list)
-    parts_of = sa.select(segments.c.trajectory, *SEGMENT_COLUMNS).where(segments.c.trajectory.in_(ids))
-    for id, *row in connection.execute(parts_of.order_by(segments.c.trajectory, segments.c.position)):
+    parts_of = rows_by_key(connection, _SEGMENTS, ids, key=segments.c.trajectory, order_by=_SEGMENT_ORDER)
+    for id, *row in parts_of:
         blobs[id].append(row)
     for record, reason in records:
         if record.state == EVICTED and record.id not in blobs:
             loaded.gone[record.id] = Gone(Trajectory(record, (), tuple(talks.get(record.id, ()))), reason)
             continue
         try:
-            parts = _verified(record, [segment_of(row) for row in blobs[record.id]])
+            parts = tuple(segment_of(row) for row in blobs[record.id])
+            verify(record, parts)
             loaded.whole[record.id] = Trajectory(record, parts, tuple(talks.get(record.id, ())))
         except BlobError as error:
             loaded.corrupt[record.id] = str(error)
 
 
-def _verified(record: TrajectoryRecord, parts: Sequence[Segment]) -> tuple[Segment, ...]:
+def _by_hash(record: TrajectoryRecord, parts: Sequence[Segment]) -> None:
     if content_hash(parts) != record.content_hash:
         raise BlobError("tokens of another content hash")
-    return tuple(parts)
+
+
+def _by_length(record: TrajectoryRecord, parts: Sequence[Segment]) -> None:
+    if sum(len(part.tokens) for part in parts) != record.num_tokens:
+        raise BlobError("another number of tokens than were written")
+    for part in parts:
+        if part.behavior_context not in _CONTEXTS:
+            raise BlobError(f"an unknown behavior context {part.behavior_context!r}")
 
 
 def quarantine(connection: sa.Connection, reasons: Mapping[str, str]) -> None:
