@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import TypeVar
 
 from agentloop.config import RunConfig
 from agentloop.environments import TaskSource, load_environment
@@ -22,6 +23,7 @@ from replay.request import Availability
 from replay.store import ReplayStore
 
 _SELF = "self"
+_Name = TypeVar("_Name")
 
 
 @dataclass
@@ -73,7 +75,7 @@ class DryRun:
 
         What the iterations between would collect is made up: a `success` share of each fresh group succeeds, and
         those rows (all of them without `replay.successful_only`) can be drawn from the next iteration on. Rows never
-        wear out, and their effective sample size stays above the controller's floor.
+        grow too old or wear out, and their effective sample size stays above the controller's floor.
         """
         left = self.config.run.iterations - self.iteration
         if left < 1:
@@ -106,25 +108,30 @@ class DryRun:
         for slot, size in plan.groups:
             _, rows = successes.split("success", size, [1 - Fraction(success), Fraction(success)])
             rows = rows if replay.successful_only else size
-            # A task that is never looked at needs no name, and finding it may take an environment.
-            by_task[self.task_hash(tasks[slot]) if self.mixer.num_tasks else ""] += rows
+            by_task[self.task_hash(tasks[slot])] += min(rows, replay.per_group or rows)
             groups[size] += rows == size
+        own = Counter({(_SELF, task): rows for task, rows in by_task.items()})
+        all_of_task = _capped(by_task + Counter(stored.by_task), replay.per_task)
+        of_source = _capped(own + Counter(stored.by_source_task), replay.per_task)
         self.available = replace(
             stored,
-            rows=stored.rows + by_task.total(),
-            by_source=Counter({_SELF: by_task.total()}) + Counter(stored.by_source),
-            by_task=by_task + Counter(stored.by_task),
-            by_source_task=Counter({(_SELF, task): rows for task, rows in by_task.items()})
-            + Counter(stored.by_source_task),
+            rows=sum(all_of_task.values()),
+            by_source={**stored.by_source, _SELF: sum(n for (source, _), n in of_source.items() if source == _SELF)},
+            by_task=all_of_task,
+            by_source_task=of_source,
             groups=groups + Counter(stored.groups),
             by_source_groups=Counter({(_SELF, size): count for size, count in groups.items()})
             + Counter(stored.by_source_groups),
         )
 
 
+def _capped(counts: Counter[_Name], most: int | None) -> dict[_Name, int]:
+    return {name: count if most is None else min(count, most) for name, count in counts.items()}
+
+
 def _task_hashes(config: RunConfig, mixer: Mixer) -> Callable[[int], str]:
-    """The hash of each training task of the run; without an environment where no unit asks for it."""
-    if not mixer.num_tasks:
+    """The hash of each training task of the run; its index where nothing asks for more, which needs no environment."""
+    if not mixer.num_tasks and config.replay.per_task is None:
         return str
     factory = load_environment(config.environment.name, config.environment.options)
     source = TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool)

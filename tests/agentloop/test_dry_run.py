@@ -56,6 +56,15 @@ def test_dry_run_knows_which_task_comes_when(config: Path) -> None:
     assert len({task for task, _ in picked[1]}) == 3
 
 
+def test_dry_run_keeps_to_the_caps(config: Path) -> None:
+    # Three tasks in the pool, so at most 3 x 1 of the 6 rows
+    found = batches(config, "--success", "1.0", "--set", "replay.per_task=1")
+    assert [batch["replay"] for batch in found] == [0, 3, 3, 3, 3, 3]
+    # One row of each of the three groups collected first; then of the three (of three members) collected next
+    found = batches(config, "--success", "1.0", "--set", "replay.per_group=1")
+    assert [batch["replay"] for batch in found[:3]] == [0, 3, 6]
+
+
 def test_dry_run_as_text_sums_up(config: Path) -> None:
     result = mix(config, "--success", "1.0", "--iterations", "4")
     assert result.exit_code == 0
