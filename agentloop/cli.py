@@ -167,6 +167,10 @@ def main() -> None:
     except (UserError, ReplayError, RenderError, PrefixError) as error:
         print(f"agentloop: {error}", file=sys.stderr)
         sys.exit(2)
+    except MemoryError as error:
+        found = str(error) or "none left"
+        print(f"agentloop: memory must suffice, got {found}. Stop other programs or do less at once.", file=sys.stderr)
+        sys.exit(2)
     except TrainingStopped as error:
         print(f"agentloop: training stopped: {error}", file=sys.stderr)
         sys.exit(1)

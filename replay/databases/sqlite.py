@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from replay.databases.base import Answer, Database
+from replay.databases.network import network_file_system
 from replay.databases.revision import check_revision, migrate, stored_revision
 from replay.errors import DatabaseRefused, ReplayError
 from replay.schema import REVISION
@@ -91,11 +92,35 @@ class SqliteDatabase(Database):
         except exc.DatabaseError as error:
             if type(error) not in (exc.OperationalError, exc.DatabaseError):
                 raise
-            free = shutil.disk_usage(self.path.parent).free
             raise ReplayError(
-                f"database must be intact and accessible, got {str(error.orig)!r} at {self.path} ({free} bytes free). "
-                "Nothing of the transaction was stored; what was stored before is safe."
+                f"database must be intact and accessible, got {str(error.orig)!r} at {self.path}{_room(self.path)}. "
+                f"Nothing of the transaction was stored; what was stored before is safe. {_remedy(error)}"
             ) from error
+
+
+_REMEDIES = {
+    sqlite3.SQLITE_FULL: "Make room on its disk and run this again; a run goes on with --resume.",
+    sqlite3.SQLITE_IOERR: "Look for a failing disk, or a limit on the size of files (ulimit -f).",
+    sqlite3.SQLITE_CORRUPT: "Put a copy in its place, or export what can still be read: agentloop replay export",
+    sqlite3.SQLITE_NOTADB: "Put a copy in its place.",
+    sqlite3.SQLITE_READONLY: "Become a user who may write it and in its folder; to look, copy it elsewhere.",
+    sqlite3.SQLITE_BUSY: "Stop what has been writing to it all this time.",
+    sqlite3.SQLITE_CANTOPEN: "Check its folder, who may write there, and the limit on open files (ulimit -n).",
+}
+
+
+def _remedy(error: exc.DatabaseError) -> str:
+    code = getattr(error.orig, "sqlite_errorcode", 0)
+    # The low byte is the kind of the error, the rest says where it happened.
+    return _REMEDIES.get(code & 0xFF, "Check the file and its folder.")
+
+
+def _room(path: Path) -> str:
+    try:
+        return f" ({shutil.disk_usage(path.parent).free} bytes free)"
+    except OSError:
+        # The folder has gone, or can't be entered any more.
+        return ""
 
 
 def _not_rewritten(found: str, path: Path) -> ReplayError:
@@ -108,6 +133,7 @@ def _not_rewritten(found: str, path: Path) -> ReplayError:
 def create(path: Path) -> SqliteDatabase:
     # os.path answers no where pathlib raises: in a folder that can't be entered.
     revision = None
+    _check_local(path)
     if os.path.isfile(path) and path.stat().st_size:
         revision = _check_revision(path, migrates=True)
     try:
@@ -121,9 +147,13 @@ def create(path: Path) -> SqliteDatabase:
     if revision is not None and revision < REVISION:
         _back_up(path, backup_path(path, revision))
     database = SqliteDatabase(path, mode="rw")
-    with database.writing() as connection:
-        if stored_revision(connection) != REVISION:
-            migrate(connection)
+    try:
+        with database.writing() as connection:
+            if stored_revision(connection) != REVISION:
+                migrate(connection)
+    except BaseException:
+        database.close()
+        raise
     return database
 
 
@@ -164,8 +194,20 @@ def _check_exists(path: Path) -> None:
         raise DatabaseRefused(f"database must be an existing file, got {found} at {path}. Check the path.")
 
 
+def _check_local(path: Path) -> None:
+    """A write-ahead log needs memory that all its users share: over a network, writers would damage the file."""
+    found = network_file_system(path.absolute().parent)
+    if found is not None:
+        raise DatabaseRefused(
+            f"database must be on a local disk to be written to, got {found} at {path}. Keep it on a PostgreSQL server "
+            "(replay.database: postgresql+psycopg://USER@HOST/NAME), or run.folder on a local disk."
+        )
+
+
 def open_existing(path: Path, *, read_only: bool) -> SqliteDatabase:
     _check_exists(path)
+    if not read_only:
+        _check_local(path)
     _check_revision(path, migrates=False)
     return SqliteDatabase(path, mode="ro" if read_only else "rw")
 
@@ -201,10 +243,9 @@ def _check_revision(path: Path, *, migrates: bool) -> str | None:
     try:
         with engine.begin() as connection:
             revision = stored_revision(connection)
-    except exc.DBAPIError as error:
+    except exc.DatabaseError as error:
         raise DatabaseRefused(
-            f"database must be a readable SQLite file, got {str(error.orig)!r} at {path}. "
-            "Check the path and its folder."
+            f"database must be a readable SQLite file, got {str(error.orig)!r} at {path}. {_remedy(error)}"
         ) from error
     finally:
         engine.dispose()

@@ -409,3 +409,15 @@ def test_mistake_in_an_argument_is_one_line(
 @pytest.mark.parametrize("words", [["evaluate"], ["replay", "stats"], ["replay", "ls"]], ids=" ".join)
 def test_no_run_to_look_at_is_one_line(words: list[str | Path], shell: Shell, tmp_path: Path) -> None:
     assert shell.refusal(words, tmp_path).startswith("RUN must be given when there is no run under ")
+
+
+def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def starved() -> None:
+        raise MemoryError("Unable to allocate 7.45 GiB")
+
+    monkeypatch.setattr("agentloop.cli.app", starved)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    told = "agentloop: memory must suffice, got Unable to allocate 7.45 GiB. Stop other programs or do less at once.\n"
+    assert capsys.readouterr().err == told

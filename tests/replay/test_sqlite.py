@@ -210,21 +210,6 @@ def test_read_only_store_sees_what_a_writer_has_not_checkpointed(tmp_path: Path)
     assert reader.read(["a"])[0].id == "a"
 
 
-def test_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
-    store = new_store(tmp_path / "replay.sqlite")
-    store.append([task()], [group()], [trajectory("a")])
-    store.close()
-    store = ReplayStore.open(tmp_path / "replay.sqlite")
-    with store.reading() as connection:
-        # SQLite answers this limit as it answers a full disk. It belongs to the pooled connection the append will use.
-        connection.exec_driver_sql(f"pragma max_page_count={connection.exec_driver_sql('pragma page_count').scalar()}")
-    rows = [trajectory(f"b{i}", slot=i) for i in range(200)]
-    with pytest.raises(ReplayError, match=r"got 'database or disk is full' at .*replay.sqlite \(\d+ bytes free\)"):
-        store.append([], [], rows)
-    assert [row.id for row in store.read(["a"])] == ["a"]
-    assert sql(store.path, "select count(*) from trajectories") == [(1,)]
-
-
 def test_truncated_file_is_an_error_by_name(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     store = new_store(path)

@@ -1,0 +1,32 @@
+"""Whether a file would stand on another machine's disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_NETWORK = (
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "coda", "ncpfs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs"),
+    *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone"),
+)
+
+
+def network_file_system(folder: Path) -> str | None:
+    """The type of the network file system the folder stands on; None: a local one, or none that can be told.
+
+    Told by Linux's list of mounts: other systems don't have one that needs no privileges.
+    """
+    try:
+        device = os.stat(folder).st_dev
+        lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:
+        # ID PARENT MAJOR:MINOR ROOT POINT OPTIONS TAGS... - TYPE SOURCE OPTIONS
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2:3] == [number]:
+            name = kind.split(" ")[0]
+            return name if name in _NETWORK else None
+    return None
