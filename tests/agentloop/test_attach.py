@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,8 @@ def short(folder: Path, model: Path, **sections: dict[str, Any]) -> RunConfig:
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     """A run of one iteration, 16 trajectories."""
-    return train(short(tmp_path_factory.mktemp("first"), model), display=SilentDisplay()).folder
+    old = {"replay": {"anchor": "old"}}
+    return train(short(tmp_path_factory.mktemp("first"), model, loss=old), display=SilentDisplay()).folder
 
 
 def test_rows_of_an_attached_buffer_are_drawn_and_their_lineage_holds(first: Path, tmp_path: Path, model: Path) -> None:
@@ -58,8 +61,8 @@ def test_rows_of_an_attached_buffer_are_drawn_and_their_lineage_holds(first: Pat
 def test_an_export_of_one_run_is_drawn_by_another(first: Path, tmp_path: Path, model: Path) -> None:
     with closing(ReplayStore.open(first / "replay.sqlite", read_only=True)) as store:
         export_file(store, tmp_path / "rows.parquet")
-    second = train(short(tmp_path / "second", model), display=SilentDisplay()).folder
-    with closing(ReplayStore.open(second / "replay.sqlite")) as store:
+    second = tmp_path / "second.sqlite"
+    with closing(ReplayStore.create(second)) as store:
         assert import_file(store, tmp_path / "rows.parquet", name="earlier").inserted == 16
     replay = {
         "fraction": 0.5,
@@ -70,7 +73,7 @@ def test_an_export_of_one_run_is_drawn_by_another(first: Path, tmp_path: Path, m
     }
     third = train(short(tmp_path / "third", model, replay=replay), display=SilentDisplay()).folder
     assert rows(third / "replay.sqlite", DRAWN.format("both")) == [(8,)]
-    assert rows(third / "replay.sqlite", "select count(distinct run) from trajectories") == [(3,)]
+    assert rows(third / "replay.sqlite", "select count(distinct run) from trajectories") == [(2,)]
 
 
 @pytest.mark.parametrize(
@@ -104,41 +107,40 @@ CHAT = [
 ]
 
 
-def taught(folder: Path) -> Path:
-    """Conversations in the run's buffer; and a buffer that holds nothing else."""
+@pytest.fixture(scope="module")
+def taught(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A buffer of two conversations made for that run."""
+    folder = tmp_path_factory.mktemp("taught")
+    shutil.copy(first / "replay.sqlite", folder)
     path = folder / "chat.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in CHAT))
     with closing(ReplayStore.open(folder / "replay.sqlite")) as store:
-        assert import_chat(store, path, teaching_of(store, None, folder / "model")).inserted == 2
+        teaching = teaching_of(store, None, first / "model")
+        by_behavior = {**teaching.run.config, "loss": {"replay": {"anchor": "behavior"}}}
+        refused = replace(teaching, run=replace(teaching.run, config=by_behavior))
+        with pytest.raises(ExchangeError, match=r"loss.replay.anchor of run .* must be old .* 2 replies without"):
+            import_chat(store, path, refused)
+        assert rows(folder / "replay.sqlite", "select count(*) from trajectories") == [(16,)]
+        assert import_chat(store, path, teaching).inserted == 2
         export_file(store, folder / "taught.jsonl", where=condition("source='teacher'"))
     with closing(ReplayStore.create(folder / "taught.sqlite")) as store:
         import_file(store, folder / "taught.jsonl", name=None)
     return folder / "taught.sqlite"
 
 
-def test_conversations_are_trained_on_with_anchor_old(tmp_path: Path, model: Path) -> None:
-    old = {"replay": {"anchor": "old"}}
-    first = train(short(tmp_path / "a", model, loss=old), display=SilentDisplay()).folder
-    attach = {"teacher": str(taught(first))}
+def test_conversations_are_trained_on_with_anchor_old(taught: Path, tmp_path: Path, model: Path) -> None:
+    attach = {"teacher": str(taught)}
     replay = {"fraction": 0.125, "sampler": "uniform", "successful_only": False, "attach": attach}
-    display = SilentDisplay()
-    second = train(short(tmp_path / "b", model, loss=old, replay=replay), display=display).folder
-    assert rows(second / "replay.sqlite", DRAWN.format("teacher")) == [(2,)]
-    assert rows(second / "replay.sqlite", "select count(*) from iterations where optimizer_steps > 0") == [(1,)]
+    config = short(tmp_path, model, loss={"replay": {"anchor": "old"}}, replay=replay)
+    database = train(config, display=SilentDisplay()).folder / "replay.sqlite"
+    assert rows(database, DRAWN.format("teacher")) == [(2,)]
+    assert rows(database, "select count(*) from iterations where optimizer_steps > 0") == [(1,)]
 
 
-def test_conversations_without_log_probs_are_refused_by_anchor_behavior(tmp_path: Path, model: Path) -> None:
-    folder = train(short(tmp_path / "a", model), display=SilentDisplay()).folder
-    with pytest.raises(ExchangeError, match=r"loss.replay.anchor of run .* must be old .* 2 replies without"):
-        taught(folder)
-    assert rows(folder / "replay.sqlite", "select count(*) from trajectories where source = 'teacher'") == [(0,)]
-
-
-def test_rows_without_log_probs_end_a_run_of_anchor_behavior_in_one_line(tmp_path: Path, model: Path) -> None:
-    old = {"replay": {"anchor": "old"}}
-    first = train(short(tmp_path / "a", model, loss=old), display=SilentDisplay()).folder
-    replay = {"fraction": 0.125, "successful_only": False, "attach": {"x": str(taught(first))}}
-    config = short(tmp_path / "b", model, replay=replay)
+def test_rows_without_log_probs_end_a_run_of_anchor_behavior_in_one_line(
+    taught: Path, tmp_path: Path, model: Path
+) -> None:
+    replay = {"fraction": 0.125, "successful_only": False, "attach": {"x": str(taught)}}
     with pytest.raises(UserError, match=r"^behavior_log_probs of .* loss.replay.anchor is behavior") as refused:
-        train(config, display=SilentDisplay())
+        train(short(tmp_path, model, replay=replay), display=SilentDisplay())
     assert "\n" not in str(refused.value)

@@ -44,12 +44,10 @@ from tests.replay.fakes import (
     trajectory,
 )
 
-ENDINGS = ["jsonl", "jsonl.gz", "jsonl.zst", "parquet"]
-
 
 @pytest.fixture
-def store(location: Location) -> Iterator[ReplayStore]:
-    with closing(new_store(location)) as store:
+def store(tmp_path: Path) -> Iterator[ReplayStore]:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
         yield store
 
 
@@ -87,16 +85,18 @@ def sql_name(field: str) -> str:
     return "group_id" if field == "group" else field
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_export_import_export_is_byte_equal(store: ReplayStore, tmp_path: Path, ending: str) -> None:
-    first, second = tmp_path / f"first.{ending}", tmp_path / f"second.{ending}"
-    assert export_file(filled(store), first).rows == 20
-    with closing(ReplayStore.create(tmp_path / "other.sqlite")) as other:
-        report = import_file(other, first, name=None)
-        assert (report.inserted, report.duplicates, report.bad, report.runs) == (20, 0, 0, [RUN])
-        assert everything(other) == everything(store)
-        export_file(other, second)
-    assert first.read_bytes() == second.read_bytes()
+def test_export_import_export_is_byte_equal(location: Location, tmp_path: Path) -> None:
+    with closing(new_store(location)) as store:
+        filled(store)
+        for ending in ("jsonl", "jsonl.gz", "jsonl.zst", "parquet"):
+            first, second = tmp_path / f"first.{ending}", tmp_path / f"second.{ending}"
+            assert export_file(store, first).rows == 20
+            with closing(ReplayStore.create(tmp_path / f"{ending}.sqlite")) as other:
+                report = import_file(other, first, name=None)
+                assert (report.inserted, report.duplicates, report.bad, report.runs) == (20, 0, 0, [RUN])
+                assert everything(other) == everything(store)
+                export_file(other, second)
+            assert first.read_bytes() == second.read_bytes()
 
 
 def test_both_formats_hold_the_same_rows(store: ReplayStore, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def assert_equal(found: Bundle, given: Bundle) -> None:
         assert mine.tokens.equals(theirs.tokens)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(bundles())
 def test_any_row_comes_back_from_a_line(bundle: Bundle) -> None:
     line = jsonl.encode(bundle)
@@ -164,7 +164,7 @@ def test_any_row_comes_back_from_a_line(bundle: Bundle) -> None:
     assert jsonl.encode(jsonl.decode(line)) == line
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(rows=st.lists(bundles(), min_size=1, max_size=3))
 def test_any_rows_come_back_from_parquet(rows: list[Bundle], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("parquet") / "rows.parquet"

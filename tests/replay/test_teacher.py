@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -48,9 +49,17 @@ def save_model(folder: Path, name: str = "chatml") -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("made") / "replay.sqlite"
+    new_store(path).close()
+    return path
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[ReplayStore]:
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+def store(made: Path, tmp_path: Path) -> Iterator[ReplayStore]:
+    shutil.copy(made, tmp_path)
+    with closing(ReplayStore.open(tmp_path / "replay.sqlite")) as store:
         yield store
 
 
