@@ -25,8 +25,10 @@ _PIECE = 24
 """Bytes (of texts: characters) of a piece that is searched for."""
 _LEAST = 8
 """Bytes of the shortest piece: shorter texts are everywhere."""
-_MOST_PIECES = 300_000
+_MOST_PIECES = 60_000
 _WINDOW = 1 << 24
+_TABLE_BITS = 20
+"""Of the table that tells most words of a file from the beginnings of pieces: it fits a processor's cache."""
 _BLOBS = ("token_ids", "behavior_log_probs")
 _BLOB_HEAD = 16
 """Bytes at the beginning of a blob that many have in common."""
@@ -172,7 +174,7 @@ def _found(windows: Iterable[bytes], pieces: set[bytes]) -> Iterator[bytes]:
     heads = np.array(sorted(by_head), np.uint64)
     if not len(heads):
         return
-    likely = np.zeros(1 << 24, np.bool_)
+    likely = np.zeros(1 << _TABLE_BITS, np.bool_)
     likely[_folded(heads)] = True
     for window in windows:
         for offset in range(8):
@@ -184,8 +186,8 @@ def _found(windows: Iterable[bytes], pieces: set[bytes]) -> Iterator[bytes]:
 
 
 def _folded(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """[N] below 2^24: Fibonacci hashing."""
-    return (words * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
+    """[N] below 2^_TABLE_BITS: Fibonacci hashing."""
+    return (words * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - _TABLE_BITS)
 
 
 def _stored(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

@@ -1,4 +1,4 @@
-"""`replay prune | forget | migrate`: what is kept, and in which schema. Without --yes nothing is changed."""
+"""`replay prune | forget | migrate`: what is kept, and in which schema. The first two change nothing without --yes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from replay.cli.front import AsJson, Run, Where, app, fail, opened, place
-from replay.databases.open import create_database, parsed, schema_of
+from replay.cli.front import AsJson, Opened, Run, Where, app, fail, opened, place
+from replay.databases.open import create_database, parsed, run_identity, schema_of
 from replay.databases.sqlite import backup_path
 from replay.errors import ReplayError
 from replay.forget import Proof, Traces
@@ -42,8 +42,14 @@ def prune(
         fail(f"prune must be given --where or limits, got {given}. For example: agentloop replay prune --age 20")
     with opened(run, read_only=not yes) as buffer:
         picked = None if where is None else condition(where)
-        found = buffer.store.prune(buffer.run, rows=picked, capacity=capacity, dry_run=not yes)
+        run_id = buffer.run if where is not None else _own_run(buffer)
+        found = buffer.store.prune(run_id, rows=picked, capacity=capacity, dry_run=not yes)
     print(json.dumps({**vars(found), "done": yes}) if as_json else _pruned_text(found, done=yes))
+
+
+def _own_run(buffer: Opened) -> str | None:
+    """Whose rows limits are about: the folder's run, and not what was imported into it; without one, each run's."""
+    return buffer.run or (run_identity(buffer.folder).id if buffer.folder else None)
 
 
 def _pruned_text(found: Evicted, *, done: bool) -> str:

@@ -18,7 +18,21 @@ from replay.databases import Location
 from replay.records import TaskRecord
 from replay.sampling import make_sampler
 from replay.schema import REVISION
-from tests.replay.fakes import LLM, USER, group, iterate, new_store, request, sql, task, tokens, trajectory
+from tests.replay.fakes import (
+    LLM,
+    RUN,
+    USER,
+    Born,
+    group,
+    iterate,
+    new_store,
+    request,
+    run_record,
+    sql,
+    task,
+    tokens,
+    trajectory,
+)
 
 SECRET = "the vault opens with 31-07-19"
 LONG = "".join(f"{SECRET} number {i}. " for i in range(2000))
@@ -71,6 +85,19 @@ def test_prune_keeps_to_limits_and_never_takes_reserved_rows(location: Location)
     assert found["by_rule"] == {"rows": 16 - reserved}
     assert ask("prune", str(location), "--where", "reward >= 0", "--yes").exit_code == 0
     assert sql(location, EVICTED) == [(24 - 3,)]
+
+
+def test_limits_are_about_the_run_of_the_folder(tmp_path: Path) -> None:
+    store = filled(tmp_path / "replay.sqlite")
+    store.add_run(run_record("imported"))
+    for iteration in (1, 2):
+        Born(iteration, run="imported", size=4).append_to(store)
+    store.close()
+    everything = json.loads(ask("prune", str(tmp_path), "--rows", "4", "--json").output)
+    # Of each run's rows but those of its last iteration: 16 of 24, and 4 of 8.
+    assert everything["rows"] == 16 + 4
+    (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {}}}))
+    assert json.loads(ask("prune", str(tmp_path), "--rows", "4", "--json").output)["rows"] == 16
 
 
 def test_prune_wants_a_filter_or_limits(tmp_path: Path) -> None:
