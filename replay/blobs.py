@@ -107,7 +107,7 @@ def _decode(name: str, blob: bytes, count: int) -> npt.NDArray[Any]:
         raise BlobError(f"{name} with a wrong header")
     dtype = _STORED[name]
     expected = count * dtype.itemsize
-    frame = blob[_HEADER.size :]
+    frame = memoryview(blob)[_HEADER.size :]
     try:
         # zstandard trusts a frame's declared size over any limit it is given: it has to be checked first.
         declared = zstandard.frame_content_size(frame)
@@ -118,4 +118,5 @@ def _decode(name: str, blob: bytes, count: int) -> npt.NDArray[Any]:
         raise BlobError(f"{name} in a damaged frame ({error})") from error
     if len(payload) != expected:
         raise BlobError(f"{name} of another size than its frame declares")
-    return np.frombuffer(payload, dtype).astype(dtype.newbyteorder("="), copy=False)
+    array = np.frombuffer(payload, dtype)
+    return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
