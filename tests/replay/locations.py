@@ -64,11 +64,11 @@ class Databases:
     def server(self) -> Postgres:
         return server(self.kind)
 
-    def new(self, path: Path) -> Location:
-        """A file that is not there yet, or a database without a row."""
+    def new(self, path: Path, *, empty: bool = False) -> Location:
+        """A file that is not there yet, or a database without a row; `empty`: without a table."""
         if self.is_sqlite:
             return path
-        self._made.append(self.server.new_database())
+        self._made.append(self.server.new_database(empty=empty))
         return self.server.url(self._made[-1])
 
     def drop_all(self) -> None:

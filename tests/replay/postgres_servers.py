@@ -108,7 +108,7 @@ class LocalServer(Postgres):
     """One that the tests started, and may kill."""
 
     def __init__(self, binaries: Binaries, *settings: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="agentloop-pg-", dir=_roomy_folder()))
+        self.folder = Path(tempfile.mkdtemp(prefix="agentloop-pg-", dir=roomy_folder()))
         url = sa.URL.create("postgresql+psycopg", username="postgres", query={"host": str(self.folder)})
         super().__init__(binaries.version, url)
         self._user = _unprivileged_user()
@@ -181,7 +181,7 @@ class LocalServer(Postgres):
         return copied / "bin"
 
 
-def _roomy_folder() -> str:
+def roomy_folder() -> str:
     """In memory where there is room: a database per test is many small files. Short, as a socket's path must be."""
     memory = "/dev/shm"
     return memory if os.path.isdir(memory) and shutil.disk_usage(memory).free > 2 * 1024**3 else "/tmp"

@@ -33,6 +33,7 @@ from tests.replay.fakes import (
     tokens,
     trajectory,
 )
+from tests.replay.old_databases import fill_old
 
 SECRET = "the vault opens with 31-07-19"
 LONG = "".join(f"{SECRET} number {i}. " for i in range(2000))
@@ -239,20 +240,14 @@ def test_show_tells_the_numbers_of_a_forgotten_row(tmp_path: Path) -> None:
     assert (answer["state_reason"], answer["segments"], answer["messages"]) == ("forgotten", [], [])
 
 
-def older(path: Path, revision: str) -> Path:
-    script = Path(__file__).with_name("schemas") / f"{revision}.sql"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(script.read_text(encoding="utf-8"))
-    return path
-
-
 def told(path: Path) -> Any:
     return [sql(path, f"select * from {table} order by 1, 2, 3") for table in ("runs", "groups", "draws", "messages")]
 
 
 @pytest.mark.parametrize("revision", ["0001", "0002"])
 def test_migrate_keeps_a_copy_and_says_so(tmp_path: Path, revision: str) -> None:
-    path = older(tmp_path / "replay.sqlite", revision)
+    path = tmp_path / "replay.sqlite"
+    fill_old(path, revision)
     before = told(path)
     backup = tmp_path / f"replay.sqlite.schema-{revision}.backup"
     assert ask("stats", str(path)).stderr.endswith("Migrate it: agentloop replay migrate\n")
@@ -273,7 +268,8 @@ def test_migrate_keeps_a_copy_and_says_so(tmp_path: Path, revision: str) -> None
     ],
 )
 def test_migrate_refuses_what_is_newer_or_foreign_and_leaves_it(tmp_path: Path, spoil: str, message: str) -> None:
-    path = older(tmp_path / "replay.sqlite", "0002")
+    path = tmp_path / "replay.sqlite"
+    fill_old(path, "0002")
     sql(path, spoil)
     before = path.read_bytes()
     result = ask("migrate", str(path))
@@ -284,7 +280,8 @@ def test_migrate_refuses_what_is_newer_or_foreign_and_leaves_it(tmp_path: Path, 
 
 
 def test_migrate_without_room_for_the_copy_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = older(tmp_path / "replay.sqlite", "0002")
+    path = tmp_path / "replay.sqlite"
+    fill_old(path, "0002")
     before = path.read_bytes()
     (tmp_path / "replay.sqlite.schema-0002.backup.unfinished").mkdir()
     result = ask("migrate", str(path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,13 +17,12 @@ import sqlalchemy as sa
 
 from replay import DatabaseRefused, InvalidRecord, ReplayError, ReplayStore, stats
 from replay.databases import open_database
-from replay.databases.revision import migrate
 from replay.schema import REVISION, metadata
 from tests.replay.fakes import Born, group, new_store, sql, task, trajectory
+from tests.replay.old_databases import REVISIONS, fill_old
 from tests.replay.postgres_servers import QUICK, Binaries, LocalServer, Postgres, found_binaries
 
 NewDatabase = Callable[..., str]
-SCHEMAS = Path(__file__).with_name("schemas")
 
 
 def everything(url: str) -> dict[str, list[tuple[Any, ...]]]:
@@ -82,35 +80,11 @@ def test_database_of_another_encoding_is_refused(new_database: NewDatabase) -> N
         ReplayStore.create(url)
 
 
-def upgrade(url: str, revision: str) -> None:
-    """To an earlier schema, as the agentloop of its time would have."""
-    from alembic import command
-    from alembic.config import Config
-
-    engine = sa.create_engine(url)
-    with engine.begin() as connection:
-        config = Config(attributes={"connection": connection})
-        config.set_main_option("script_location", str(Path(migrate.__code__.co_filename).parents[1] / "migrations"))
-        command.upgrade(config, revision)
-    engine.dispose()
-
-
 @pytest.mark.every_server
-@pytest.mark.parametrize("revision", sorted(file.stem for file in SCHEMAS.glob("*.sql")))
+@pytest.mark.parametrize("revision", REVISIONS)
 def test_every_earlier_schema_is_migrated_with_equal_rows(new_database: NewDatabase, revision: str) -> None:
     url = new_database(empty=True)
-    upgrade(url, revision)
-    with closing(sqlite3.connect(":memory:")) as source:
-        source.executescript((SCHEMAS / f"{revision}.sql").read_text())
-        for name in ("runs", "policies", "tasks", "groups", "trajectories", "segments", "messages", "draws"):
-            columns = [row[1] for row in source.execute(f"pragma table_info({name})")]
-            for row in source.execute(f"select {', '.join(columns)} from {name}"):
-                values = [
-                    bool(value) if column == "success" else value for column, value in zip(columns, row, strict=True)
-                ]
-                marks = ", ".join("?" for _ in columns)
-                sql(url, f"insert into {name} ({', '.join(columns)}) values ({marks})", *values)
-        ids = [id for (id,) in source.execute("select id from trajectories")]
+    ids = fill_old(url, revision)
     with pytest.raises(DatabaseRefused, match=f"must have schema {REVISION}, got {revision} "):
         ReplayStore.open(url)
     with closing(ReplayStore.create(url)) as store:

@@ -5,7 +5,6 @@ import sqlite3
 import stat
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,6 +18,7 @@ from replay.databases.open import parsed
 from replay.sampling import make_sampler
 from replay.schema import REVISION, metadata
 from tests.replay.fakes import group, new_store, request, sql, task, trajectory
+from tests.replay.old_databases import REVISIONS, fill_old
 
 
 def foreign(path: Path) -> Path:
@@ -75,10 +75,6 @@ def test_older_schema_is_migrated_by_training_only(tmp_path: Path) -> None:
         ReplayStore.open(path, read_only=True)
 
 
-SCHEMAS = Path(__file__).with_name("schemas")
-"""What each schema's own code wrote, as SQL: the same experience every time."""
-
-
 def facts(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Every row of every table, without the columns that later schemas added."""
     added = {"behavior_context", "reasoning", "fingerprint", "changed", "token_hash", "num_bytes", "sequence"}
@@ -90,11 +86,10 @@ def facts(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     return found
 
 
-@pytest.mark.parametrize("revision", sorted(file.stem for file in SCHEMAS.glob("*.sql")))
+@pytest.mark.parametrize("revision", REVISIONS)
 def test_every_earlier_schema_is_migrated_with_equal_rows(tmp_path: Path, revision: str) -> None:
     path = tmp_path / "replay.sqlite"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript((SCHEMAS / f"{revision}.sql").read_text())
+    fill_old(path, revision)
     before = facts(path)
     assert {name: len(rows) for name, rows in before.items() if rows} == {
         "runs": 1, "policies": 1, "tasks": 1, "groups": 2, "trajectories": 5, "segments": 5, "messages": 25, "draws": 2
@@ -108,7 +103,7 @@ def test_every_earlier_schema_is_migrated_with_equal_rows(tmp_path: Path, revisi
 
 
 def test_there_is_a_database_of_every_earlier_schema() -> None:
-    assert [file.stem for file in sorted(SCHEMAS.glob("*.sql"))] == [f"{n:04d}" for n in range(1, int(REVISION))]
+    assert [f"{n:04d}" for n in range(1, int(REVISION))] == REVISIONS
 
 
 @pytest.mark.parametrize("read_only", [True, False])
