@@ -36,11 +36,11 @@ def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
 
 
-def settings(folder: Path, model: Path, **replay: Any) -> Any:
+def settings(folder: Path, model: Path, *, iterations: int = 4, **replay: Any) -> Any:
     return small_config(
         folder,
         model,
-        run={"iterations": 4},
+        run={"iterations": iterations},
         batch={"trajectories": 8},
         replay={"fraction": 0.25, "capacity": {"rows": 10, "age": 2}, **replay},
         checkpoint={"every": 2, "keep": 1},
@@ -229,7 +229,7 @@ def test_models_that_are_not_there_are_one_line(
 
 def test_redacted_run_learns_and_leaves_no_tokens_of_what_was_hidden(tmp_path: Path, qwen2: Path) -> None:
     (tmp_path / "hide.py").write_text(REDACTOR)
-    config = settings(tmp_path, qwen2, redact=f"{tmp_path}/hide.py:hide", capacity={})
+    config = settings(tmp_path, qwen2, iterations=2, redact=f"{tmp_path}/hide.py:hide", capacity={})
     display = SilentDisplay()
     database = train(config, display=display).folder / "replay.sqlite"
     # Texts with a NUL, say, are stored as JSON, whose escapes have digits.
@@ -239,7 +239,7 @@ def test_redacted_run_learns_and_leaves_no_tokens_of_what_was_hidden(tmp_path: P
     assert redacted == sum(row["buffer/redacted"] for row in display.iterations) > 0
     tokens = "select count(*) from segments where trajectory in (select id from trajectories where state = 'evicted')"
     assert rows(database, tokens) == [(0,)]
-    assert rows(database, "select count(*) from iterations") == [(4,)]
+    assert rows(database, "select count(*) from iterations") == [(2,)]
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def spoiled(location: Location, rows: int) -> Location:
 
 
 @pytest.mark.parametrize(("rows", "words", "code"), [(0, [], 0), (1, [], 0), (2, [], 1), (2, ["--limit", "0.02"], 0)])
-def test_verify_fails_over_the_limit(location: Location, rows: int, words: list[str], code: int) -> None:
-    result = ask("verify", str(spoiled(location, rows)), *words)
+def test_verify_fails_over_the_limit(tmp_path: Path, rows: int, words: list[str], code: int) -> None:
+    result = ask("verify", str(spoiled(tmp_path / "replay.sqlite", rows)), *words)
     assert result.exit_code == code
     assert f"read          100, of which {rows} corrupt" in result.output
 

@@ -219,7 +219,7 @@ def literal(value: Any) -> str:
     return repr(value) if not isinstance(value, str) else "'" + value.replace("'", "''") + "'"
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(node=nodes)
 def test_filter_finds_what_a_plain_filter_over_the_rows_finds(store: ReplayStore, node: Node) -> None:
     assert found(store, written(node)) == [row.id for row in ROWS if holds(node, row)]
