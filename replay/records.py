@@ -149,7 +149,7 @@ class DrawRecord:
     stream: str
     """fresh | replay"""
     probability: float | None
-    """Share of the sampler's weight this row had at the draw; None for fresh rows."""
+    """Share of the sampler's weight this row, or its group, had at the draw; None: fresh, or taken by rank."""
     staleness: int | None
     """The drawing policy's version minus the row's smallest; None for rows of another run."""
     state: str = RESERVED
