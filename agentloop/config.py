@@ -252,6 +252,12 @@ class ReplaySection(SamplingSection):
         default_factory=CapacitySection,
         description="What the buffer has room for; null everywhere: it keeps everything. See docs/replay-commands.md.",
     )
+    max_quarantined: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Share of the run's rows found corrupt above which it stops; the first three never stop it.",
+    )
     dedupe: bool = Field(
         False,
         description="Store a row without its tokens where an eligible one of its task has the same tokens; its group "

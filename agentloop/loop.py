@@ -25,6 +25,9 @@ from replay.records import IterationRecord
 from replay.request import Availability
 from replay.store import AppendReport
 
+_FEW_CORRUPT = 3
+"""Rows that never stop a run: of a small buffer they would be a large share."""
+
 
 @dataclass
 class LoopState:
@@ -95,6 +98,7 @@ class Loop:
             later |= self.evaluate()
         self.parts.store.add_metrics(self.parts.run_id, iteration, later)
         self.log(iteration, metrics | later)
+        self._stop_at_corruption(iteration, rows=kept["buffer/rows"], corrupt=kept["buffer/quarantined"])
 
     def plan(self, iteration: int) -> Planned:
         """What the batch is made of, given what the buffer can give."""
@@ -255,6 +259,16 @@ class Loop:
         # No resume goes back before the oldest checkpoint: what was evicted up to it is not needed again.
         self.parts.store.purge(self.parts.run_id, int(complete_checkpoints(folder)[0].name))
         self._saved = self.state.iteration
+
+    def _stop_at_corruption(self, iteration: int, *, rows: float, corrupt: float) -> None:
+        """A row that went bad is replaced by another draw; many of them say that the disk goes bad."""
+        limit = self.config.replay.max_quarantined
+        if corrupt > max(_FEW_CORRUPT, limit * rows):
+            raise TrainingStopped(
+                f"rows quarantined as corrupt must be at most replay.max_quarantined={limit:g} of the buffer, got "
+                f"{corrupt:g} of {rows:g} after iteration {iteration} at {self.parts.store.url}. Look for a failing "
+                "disk, and let go of them before --resume: agentloop replay prune --where \"state='quarantined'\" --yes"
+            )
 
     def _evaluation_due(self, iteration: int) -> bool:
         every = self.config.evaluation.every

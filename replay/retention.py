@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.change import set_state
-from replay.records import ELIGIBLE, EVICTED, ORPHANED, RESERVED
+from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED, RESERVED
 from replay.rows import BLOBS, chunked
 from replay.schema import draws, messages, policies, runs, segments, token_scores, trajectories
 
@@ -163,10 +163,10 @@ def summed(over: Mapping[str, Sequence[StoredRow]]) -> Evicted:
 
 def buffer_metrics(connection: sa.Connection, run: str) -> dict[str, float]:
     """What one run keeps of its own rows."""
-    drawable = sa.func.count().filter(_rows.state == ELIGIBLE)
-    query = sa.select(sa.func.count(), drawable, sa.func.coalesce(sa.func.sum(_size()), 0)).where(_kept(run))
-    rows, eligible, size = connection.execute(query).one()
-    return {"buffer/rows": float(rows), "buffer/eligible": float(eligible), "buffer/bytes": float(size)}
+    drawable, corrupt = (sa.func.count().filter(_rows.state == state) for state in (ELIGIBLE, QUARANTINED))
+    query = sa.select(sa.func.count(), drawable, corrupt, sa.func.coalesce(sa.func.sum(_size()), 0)).where(_kept(run))
+    names = ("buffer/rows", "buffer/eligible", "buffer/quarantined", "buffer/bytes")
+    return {name: float(value) for name, value in zip(names, connection.execute(query).one(), strict=True)}
 
 
 def eviction_metrics(evicted: Evicted) -> dict[str, float]:

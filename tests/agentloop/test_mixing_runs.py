@@ -16,6 +16,8 @@ from agentloop.config import RunConfig
 from agentloop.dry_run import DryRun
 from agentloop.errors import TrainingStopped
 from agentloop.training import TrainResult, train
+from replay.store import ReplayStore
+from replay.where import condition
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
 
 # A row for each trajectory of each batch, with its stream.
@@ -192,7 +194,7 @@ class _Spoiling(SilentDisplay):
 
 
 def test_a_task_whose_stored_members_are_corrupt_comes_first_the_next_time(tmp_path: Path, qwen2: Path) -> None:
-    replay = {"unit": "task", "task_members": 4}
+    replay = {"unit": "task", "task_members": 4, "max_quarantined": 1.0}
     display = _Spoiling(tmp_path)
     found = batches(train(pooled(tmp_path, qwen2, replay, run={"iterations": 3}), display=display))
     assert [row["batch/replay"] for row in display.iterations[:2]] == [0, 0]
@@ -201,13 +203,31 @@ def test_a_task_whose_stored_members_are_corrupt_comes_first_the_next_time(tmp_p
     assert first - second <= third
 
 
+def test_run_whose_rows_go_bad_stops_over_its_limit_and_goes_on_without_them(tmp_path: Path, qwen2: Path) -> None:
+    config = pooled(tmp_path, qwen2, {"unit": "task", "task_members": 4}, run={"iterations": 3})
+    display = _Spoiling(tmp_path)
+    limit = r"at most replay\.max_quarantined=0\.01 of the buffer, got 8 of 24 after iteration 2"
+    with pytest.raises(TrainingStopped, match=limit):
+        train(config, display=display)
+    assert [row["buffer/quarantined"] for row in display.iterations] == [0, 8]
+    database = tmp_path / "small-001" / "replay.sqlite"
+    reasons = rows(database, "select state_reason from trajectories where state = 'quarantined'")
+    assert len(reasons) == 8
+    assert all("token_ids" in reason for (reason,) in reasons)
+    with pytest.raises(TrainingStopped, match="max_quarantined"):
+        train(config, resume=True, display=SilentDisplay())
+    with closing(ReplayStore.open(database)) as store:
+        assert store.prune(rows=condition("state='quarantined'"), dry_run=False).rows == 8
+    assert train(config, resume=True, display=SilentDisplay()).iterations == 3
+
+
 def test_shortfall_error_holds_for_rows_that_can_not_be_read(tmp_path: Path, qwen2: Path) -> None:
     with pytest.raises(TrainingStopped, match=r"got 0 of 8 rows in iteration 2"):
         train(pooled(tmp_path, qwen2, {"shortfall": "error", "start": {"iteration": 2}}), display=_Spoiling(tmp_path))
 
 
 def test_batch_that_was_to_be_all_replay_and_can_not_be_read_stops_the_run(tmp_path: Path, qwen2: Path) -> None:
-    config = pooled(tmp_path, qwen2, {"fraction": 1.0}, run={"iterations": 2})
+    config = pooled(tmp_path, qwen2, {"fraction": 1.0, "max_quarantined": 1.0}, run={"iterations": 2})
     with pytest.raises(TrainingStopped, match=r"got none in iteration 2.*none of 16 rows could be read.*--resume"):
         train(config, display=_Spoiling(tmp_path))
     assert train(config, resume=True, display=SilentDisplay()).iterations == 2

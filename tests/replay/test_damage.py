@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import random
-from contextlib import closing
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
 from context.messages import Message
 from context.tokens import Segment
+from replay import ReplayError, ReplayStore, stats
 from replay.blobs import content_hash
 from replay.databases import Location
 from replay.records import Trajectory
+from replay.retention import Capacity
 from replay.sampling import make_sampler
-from tests.replay.fakes import Born, new_store, request, sql, tokens, trajectory
+from replay.verify import verify
+from tests.replay.fakes import RUN, Born, group, new_store, request, sql, task, tokens, trajectory
 
 BLOBS = ("token_ids", "authors", "behavior_log_probs", "policy_versions")
 PAGE = 4096
@@ -47,7 +54,9 @@ def check_flipped(location: Location, count: int) -> None:
         # What zstd's frames may hold that nobody reads: unused bits of their descriptor.
         assert len(harmless) <= count / 20
         assert all(found.values())
-        assert store.draw(request(3, 1), make_sampler("uniform", 0)) == [] or harmless
+        counts = stats.summary(store)["states"]
+        assert counts["quarantined"]["trajectories"] == len(found)
+        assert store.evict(RUN, 2, policy_version=1, capacity=Capacity())["buffer/quarantined"] == len(found)
 
 
 def test_flipped_bit_of_a_row_is_found(location: Location) -> None:
@@ -61,7 +70,7 @@ def test_flipped_bits_of_a_thousand_rows_are_found(location: Location) -> None:
 
 
 def rows_of_all_sizes() -> list[Trajectory]:
-    """Within a page of the file, and over many."""
+    """Some within a page of the file, some over many."""
     chance = random.Random(5)
     rows = []
     for number in range(40):
@@ -69,5 +78,93 @@ def rows_of_all_sizes() -> list[Trajectory]:
         authors = [chance.choice(["user", "llm"]) for _ in range(count)]
         segment = Segment(tokens([chance.randrange(30_000) for _ in range(count)], authors))
         said = Message("user", "".join(chance.choices("abcdefgh ", k=chance.choice([20, 9000]))))
-        rows.append(trajectory(f"t{number:02d}", slot=number, segments=(segment,), messages=(said,)))
+        row = trajectory(f"t{number:02d}", slot=number, segments=(segment,))
+        rows.append(replace(row, messages=(said,)))
     return rows
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file with rows, another that is still being written, and what the rows are."""
+
+    file: bytes
+    unfinished: bytes
+    log: bytes
+    """The write-ahead log of the unfinished one, with half of its rows."""
+    rows: dict[str, Trajectory]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    path = tmp_path_factory.mktemp("stored") / "replay.sqlite"
+    rows = rows_of_all_sizes()
+    with closing(new_store(path)) as store:
+        store.append([task()], [group()], rows[:20])
+        sql(path, "pragma wal_checkpoint(passive)")
+        store.append([], [], rows[20:])
+        unfinished, log = path.read_bytes(), path.with_name("replay.sqlite-wal").read_bytes()
+        whole = {row.id: row for row in store.read([row.id for row in rows])}
+    return Stored(path.read_bytes(), unfinished, log, whole)
+
+
+def damaged(stored: Stored, chance: random.Random) -> tuple[bytes, bytes | None]:
+    """A file and its log."""
+    kind = chance.choice(["cut", "random", "zeros", "noise", "log gone", "log cut", "log noise"])
+    file, log = bytearray(stored.file), bytearray(stored.log)
+    if kind == "cut":
+        return bytes(file[: chance.randrange(len(file))]), None
+    if kind == "random":
+        return chance.randbytes(chance.randrange(1, 100_000)), None
+    if kind in ("zeros", "noise"):
+        for _ in range(chance.choice([1, 1, 3, 20])):
+            start = PAGE * chance.randrange(len(file) // PAGE)
+            file[start : start + PAGE] = chance.randbytes(PAGE) if kind == "noise" else bytes(PAGE)
+        return bytes(file), None
+    if kind == "log gone":
+        return stored.unfinished[: chance.choice([None, -PAGE])], None
+    start = chance.randrange(len(log))
+    log[start:] = b"" if kind == "log cut" else chance.randbytes(len(log) - start)
+    return stored.unfinished, bytes(log)
+
+
+def look_at(stored: Stored, file: bytes, log: bytes | None, folder: Path) -> Iterator[Trajectory]:
+    """What can be had of a damaged file: row by row, in one draw, and by opening it for writing."""
+    for way in ("read", "draw"):
+        path = folder / "damaged.sqlite"
+        for old in folder.glob("damaged.sqlite*"):
+            old.unlink()
+        path.write_bytes(file)
+        if log is not None:
+            path.with_name("damaged.sqlite-wal").write_bytes(log)
+        with suppress(ReplayError), closing(ReplayStore.create(path)) as store:
+            if way == "draw":
+                yield from (row.trajectory for row in store.draw(request(2, 40), make_sampler("uniform", 0)))
+                verify(store)
+            for id in stored.rows if way == "read" else ():
+                with suppress(ReplayError):
+                    yield from store.read([id])
+
+
+def check_damaged_files(stored: Stored, folder: Path, count: int) -> None:
+    """F13: no row that was not written, no error without a name, no hang. Messages have no hash: they are left out."""
+    found = 0
+    for seed in range(count):
+        file, log = damaged(stored, random.Random(seed))
+        began = time.monotonic()
+        for row in look_at(stored, file, log, folder):
+            written = stored.rows[row.id]
+            assert content_hash(row.segments) == written.record.content_hash, f"seed {seed}"
+            assert replace(row.record, state="eligible") == written.record, f"seed {seed}"
+            found += 1
+        assert time.monotonic() - began < 5, f"seed {seed}"
+    # Most of what was not damaged can still be read.
+    assert found > 10 * count
+
+
+def test_damaged_file_gives_what_was_written_or_an_error_by_name(stored: Stored, tmp_path: Path) -> None:
+    check_damaged_files(stored, tmp_path, 30)
+
+
+@pytest.mark.soak
+def test_two_hundred_damaged_files_give_what_was_written_or_an_error_by_name(stored: Stored, tmp_path: Path) -> None:
+    check_damaged_files(stored, tmp_path, 200)
