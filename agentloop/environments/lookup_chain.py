@@ -50,12 +50,14 @@ class LookupChain(Environment):
         *,
         thinking: bool = False,
         padding: int = 0,
+        keys: int = len(KEYS),
     ) -> None:
         """`hops` is the fewest and most lookups a task needs.
 
         The demonstrator follows `next` rather than `see` with probability `p_next`, and stops at a code,
         be it right or wrong, with probability `p_stop`. With `thinking` it first says which field it goes by.
-        Tool results end in a note of `padding` words that say nothing.
+        Tool results end in a note of `padding` words that say nothing. Stores have `keys` keys, and codes to match:
+        copying among fewer is learned sooner.
         """
         if not 1 <= hops[0] <= hops[1] <= MAX_CALLS:
             raise ValueError(f"hops must be [fewest, most] with 1 <= fewest <= most <= {MAX_CALLS}, got {list(hops)}")
@@ -63,20 +65,25 @@ class LookupChain(Environment):
             raise ValueError(f"p_next and p_stop must be between 0 and 1, got {p_next} and {p_stop}")
         if padding < 0:
             raise ValueError(f"padding must be >= 0, got {padding}")
+        if not hops[1] + LONGEST_DECOY <= keys <= len(KEYS):
+            most = f"{hops[1] + LONGEST_DECOY} (the longest chain, and decoys) to {len(KEYS)}"
+            raise ValueError(f"keys must be {most}, got {keys}")
         self.hops = hops
         self.p_next = p_next
         self.p_stop = p_stop
         self.thinking = thinking
         self.padding = padding
+        self.keys = KEYS[:keys]
+        self.codes = CODES[: keys * len(CODES) // len(KEYS)]
         self._store: Mapping[str, Record] = {}
 
     def make_task(self, rng: random.Random) -> Task:
         lengths = [rng.randint(*self.hops)]
-        while sum(lengths) < len(KEYS):
-            lengths.append(min(rng.randint(1, LONGEST_DECOY), len(KEYS) - sum(lengths)))
-        keys = iter(rng.sample(KEYS, len(KEYS)))
+        while sum(lengths) < len(self.keys):
+            lengths.append(min(rng.randint(1, LONGEST_DECOY), len(self.keys) - sum(lengths)))
+        keys = iter(rng.sample(self.keys, len(self.keys)))
         chains = [[next(keys) for _ in range(length)] for length in lengths]
-        codes = rng.sample(CODES, len(chains))
+        codes = rng.sample(self.codes, len(chains))
         decoys = [key for chain in chains[1:] for key in chain]
         store: dict[str, Record] = {}
         for chain, code in zip(chains, codes, strict=True):

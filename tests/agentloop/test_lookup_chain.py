@@ -52,6 +52,18 @@ def test_words_and_codes_are_as_many_as_the_tiny_tokenizer_was_measured_with() -
     assert all(len(code) == 2 and code.isdigit() for code in CODES)
 
 
+def test_smaller_stores_have_the_first_keys_and_codes_to_match() -> None:
+    for task in tasks(20, hops=[2, 3], keys=8):
+        assert sorted(task.payload["store"]) == sorted(KEYS[:8])
+        # 50 codes for 32 keys: 8 x 50 / 32 = 12.5
+        assert {r["code"] for r in task.payload["store"].values() if "code" in r} <= set(CODES[:12])
+
+
+def test_stores_too_small_for_decoys_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"keys must be 6 \(the longest chain, and decoys\) to 32, got 5"):
+        LookupChain(hops=(2, 3), keys=5)
+
+
 def test_store_has_every_key_and_every_record_one_way_on() -> None:
     for task in tasks(50):
         store = task.payload["store"]
