@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from replay.change import last_number
 from replay.comparable import run_mismatches, sampling_mismatch
+from replay.errors import ReplayError
 from replay.growing import Growing
 from replay.records import ELIGIBLE
 from replay.schema import groups, restored_column, trajectories
@@ -218,7 +219,13 @@ class _Batch:
             kept = column if whole else [value for value, keep in zip(column, good, strict=True) if keep]
             (self.ids if name == "id" else self.texts[name]).extend(kept)
         for (name, (_, kind)), values in zip(_NUMBERS.items(), columns[len(_TEXTS) : -2], strict=True):
-            array: Column = np.array(values, kind)
+            try:
+                array: Column = np.array(values, kind)
+            except (ValueError, TypeError) as error:
+                # Only a damaged file gives anything but numbers.
+                raise ReplayError(
+                    f"column {name} must hold numbers, got a damaged database ({error}). See: agentloop replay verify"
+                ) from error
             self.numbers[name].append(array if whole else array[good])
         return [] if whole else [id for id, keep in zip(texts[0], good, strict=True) if not keep]
 

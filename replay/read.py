@@ -63,17 +63,25 @@ def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool =
     """
     loaded = Loaded()
     for chunk in chunked(list(dict.fromkeys(ids))):
-        talks = _talks(connection, chunk) if with_messages else {}
+        talks, unreadable = _talks(connection, chunk) if with_messages else ({}, {})
         _load_chunk(connection, chunk, talks, loaded, verify=_by_hash if by_hash else _by_length)
+        loaded.corrupt |= unreadable
+        for id in unreadable:
+            loaded.whole.pop(id, None)
     return loaded
 
 
-def _talks(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Message]]:
+def _talks(connection: sa.Connection, ids: Sequence[str]) -> tuple[dict[str, list[Message]], dict[str, str]]:
+    """Messages by trajectory, and why those of some can't be read."""
     talks: dict[str, list[Message]] = defaultdict(list)
+    unreadable: dict[str, str] = {}
     query = sa.select(messages).where(messages.c.trajectory.in_(ids))
     for said in connection.execute(query.order_by(messages.c.trajectory, messages.c.position)).mappings():
-        talks[said["trajectory"]].append(message_of(said))
-    return talks
+        try:
+            talks[said["trajectory"]].append(message_of(said))
+        except (ValueError, TypeError) as error:
+            unreadable[said["trajectory"]] = f"message {said['position']} that can't be read ({error})"
+    return talks, unreadable
 
 
 def _load_chunk(

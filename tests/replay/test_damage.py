@@ -13,7 +13,7 @@ import pytest
 
 from context.messages import Message
 from context.tokens import Segment
-from replay import ReplayError, ReplayStore, stats
+from replay import CorruptTrajectory, ReplayError, ReplayStore, stats
 from replay.blobs import content_hash
 from replay.databases import Location
 from replay.records import Trajectory
@@ -168,3 +168,20 @@ def test_damaged_file_gives_what_was_written_or_an_error_by_name(stored: Stored,
 @pytest.mark.soak
 def test_two_hundred_damaged_files_give_what_was_written_or_an_error_by_name(stored: Stored, tmp_path: Path) -> None:
     check_damaged_files(stored, tmp_path, 200)
+
+
+def test_text_in_a_column_of_numbers_is_an_error_by_name(tmp_path: Path) -> None:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        id = Born(1).append_to(store).trajectories[0].id
+        sql(store, "update trajectories set advantage = '?' where id = ?", id)
+        with pytest.raises(ReplayError, match="^column advantage must hold numbers, got a damaged database"):
+            store.draw(request(2, 2), make_sampler("uniform", 0))
+
+
+def test_message_that_can_not_be_read_quarantines_its_row(location: Location) -> None:
+    with closing(new_store(location)) as store:
+        store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
+        sql(store, "update messages set tool_calls = '{' where trajectory = 'a' and position = 2")
+        with pytest.raises(CorruptTrajectory, match="^trajectory a .* got message 2 that can't be read"):
+            store.read(["b", "a"])
+        assert sql(store, "select id from trajectories where state = 'quarantined'") == [("a",)]
