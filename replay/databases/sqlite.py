@@ -68,8 +68,13 @@ class SqliteDatabase(Database):
                 raw.execute("VACUUM")
                 # What stood there before also stands in the log, until the log is emptied.
                 busy = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-            except sqlite3.OperationalError as error:
-                raise _not_rewritten(str(error), self.path) from error
+            except sqlite3.DatabaseError as error:
+                if _kind(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    raise _not_rewritten(str(error), self.path) from error
+                raise ReplayError(
+                    f"database must have room to be written anew, got {str(error)!r} at {self.path}{_room(self.path)}. "
+                    f"What was deleted is gone for every reader; its bytes go when this is run again. {_remedy(error)}"
+                ) from error
         if busy:
             raise _not_rewritten("readers of the log", self.path)
         return answer
@@ -94,7 +99,7 @@ class SqliteDatabase(Database):
                 raise
             raise ReplayError(
                 f"database must be intact and accessible, got {str(error.orig)!r} at {self.path}{_room(self.path)}. "
-                f"Nothing of the transaction was stored; what was stored before is safe. {_remedy(error)}"
+                f"Nothing of the transaction was stored; what was stored before is safe. {_remedy(error.orig)}"
             ) from error
 
 
@@ -109,10 +114,13 @@ _REMEDIES = {
 }
 
 
-def _remedy(error: exc.DatabaseError) -> str:
-    code = getattr(error.orig, "sqlite_errorcode", 0)
-    # The low byte is the kind of the error, the rest says where it happened.
-    return _REMEDIES.get(code & 0xFF, "Check the file and its folder.")
+def _remedy(error: BaseException | None) -> str:
+    return _REMEDIES.get(_kind(error), "Check the file and its folder.")
+
+
+def _kind(error: BaseException | None) -> int:
+    """The low byte of SQLite's code; the rest says where it happened."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _room(path: Path) -> str:
@@ -245,7 +253,7 @@ def _check_revision(path: Path, *, migrates: bool) -> str | None:
             revision = stored_revision(connection)
     except exc.DatabaseError as error:
         raise DatabaseRefused(
-            f"database must be a readable SQLite file, got {str(error.orig)!r} at {path}. {_remedy(error)}"
+            f"database must be a readable SQLite file, got {str(error.orig)!r} at {path}. {_remedy(error.orig)}"
         ) from error
     finally:
         engine.dispose()

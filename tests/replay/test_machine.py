@@ -104,6 +104,26 @@ def test_write_that_fails_is_told_and_loses_nothing(exported: Path, tmp_path: Pa
     check_untouched(path)
 
 
+def forget_within(limit: int, path: Path) -> str:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    return one_line(["forget", str(path), "--where", "id = 'a'", "--yes"])
+
+
+def test_forget_without_room_for_a_new_file_says_what_is_done(tmp_path: Path) -> None:
+    """The file of 2 MB can't be written again within 1 MB."""
+    path = with_two_rows(tmp_path / "replay.sqlite")
+    with closing(ReplayStore.open(path)) as store:
+        long = (Message("user", "x" * 2_000_000),)
+        store.append([], [], [replace(trajectory("c", run="run-2"), messages=long)])
+    told = in_child(forget_within, 1_000_000, path)
+    assert "database must have room to be written anew, got 'disk I/O error' at" in told
+    assert "What was deleted is gone for every reader; its bytes go when this is run again." in told
+    assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
+    assert sql(path, "pragma integrity_check") == [("ok",)]
+    again = CliRunner().invoke(app, ["forget", str(path), "--where", "id = 'a'", "--yes"])
+    assert again.exit_code == 0
+
+
 @pytest.mark.soak
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 def test_small_disk_keeps_what_was_acknowledged(tmp_path: Path) -> None:
