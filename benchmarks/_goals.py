@@ -1,0 +1,21 @@
+"""A goal is a text such as `<= 3.5`, so that what is printed is what is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def is_met(value: float, goal: str) -> bool:
+    sign, bound = goal.split()
+    return value <= float(bound) if sign == "<=" else value >= float(bound)
+
+
+def verdict(name: str, value: float, goals: Mapping[str, str]) -> str:
+    """What to print after a figure; nothing where there is no goal."""
+    return f"goal {goals[name]:<8} {'PASS' if is_met(value, goals[name]) else 'miss'}" if name in goals else ""
+
+
+def show(figures: Mapping[str, float], goals: Mapping[str, str]) -> None:
+    width = max(map(len, figures), default=0)
+    for name, value in figures.items():
+        print(f"  {name:<{width}}  {value:12,.2f}  {verdict(name, value, goals)}".rstrip(), flush=True)

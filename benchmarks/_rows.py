@@ -1,0 +1,146 @@
+"""What the buffer's benchmarks store: windows of real text, the Python standard library's own source."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from agentloop.models.tiny import train_tokenizer
+from context.authors import ENV, LLM, TEMPLATE, default_authors
+from context.messages import Message
+from context.tokens import Segment, TokenSequence
+from replay import (
+    GroupRecord,
+    PolicyRecord,
+    ReplayStore,
+    RunRecord,
+    TaskRecord,
+    Trajectory,
+    TrajectoryRecord,
+)
+
+RUN = "benchmark"
+TASK = TaskRecord("task", "benchmark", {})
+ROWS, TOKENS = 64, 2000
+_MESSAGES = 20
+_CHARACTERS, _VOCABULARY = 1_000_000, 8_000
+
+
+@dataclass(frozen=True)
+class Corpus:
+    text: str
+    ids: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int64]
+    """[N] where in the text each token begins."""
+
+
+@cache
+def corpus() -> Corpus:
+    """A million characters with a tokenizer of their own: ids and texts that compress as real ones do."""
+    files = sorted(Path(os.__file__).parent.glob("*.py"))
+    text = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)[:_CHARACTERS]
+    lines = text.splitlines(keepends=True)
+    tokenizer = train_tokenizer(lines[::4], vocabulary=_VOCABULARY)
+    found = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+    starts = np.array([start for start, _ in found.offsets], np.int64)
+    return Corpus(text, np.array(found.ids, np.int32), starts)
+
+
+def make_tokens(random: np.random.Generator, count: int) -> tuple[TokenSequence, str]:
+    """A window of the corpus, half of it sampled, in turns of 40 tokens; and its text."""
+    source = corpus()
+    begin = int(random.integers(len(source.ids) - count))
+    authors = default_authors()
+    turn = np.repeat([authors.code(name) for name in (TEMPLATE, LLM, ENV, LLM)], [4, 18, 16, 2])
+    codes = np.resize(turn, count).astype(np.uint8)
+    sampled = authors.is_action(codes)
+    tokens = TokenSequence(
+        source.ids[begin : begin + count].copy(),
+        codes,
+        np.where(sampled, -random.exponential(0.3, count), np.nan).astype(np.float32),
+        np.where(sampled, 0, -1).astype(np.int32),
+    )
+    return tokens, source.text[source.starts[begin] : source.starts[begin + count]]
+
+
+def make_trajectory(
+    random: np.random.Generator, *, iteration: int, slot: int, num_tokens: int = TOKENS, with_messages: bool = True
+) -> Trajectory:
+    """Its messages are the text of its tokens."""
+    tokens, text = make_tokens(random, num_tokens)
+    log_probs = tokens.behavior_log_probs[tokens.policy_versions >= 0]
+    step = len(text) // _MESSAGES + 1
+    messages = [Message("tool", text[at : at + step], author=ENV) for at in range(0, len(text), step)]
+    record = TrajectoryRecord(
+        id=row_id(iteration, slot),
+        run=RUN,
+        group=f"group-{iteration}",
+        task=TASK.hash,
+        iteration=iteration,
+        slot=slot,
+        member=slot,
+        attempt=0,
+        source="self",
+        reward=float(slot % 2),
+        success=bool(slot % 2),
+        advantage=float(slot % 7 - 3),
+        stop_reason="final",
+        error_kind=None,
+        num_turns=10,
+        num_tool_calls=9,
+        num_tokens=num_tokens,
+        num_action_tokens=len(log_probs),
+        policy_version_min=0,
+        policy_version_max=0,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        logprobs_mode="full",
+        mean_entropy=None,
+        mean_behavior_log_prob=float(log_probs.mean()),
+        min_behavior_log_prob=float(log_probs.min()),
+        environment="benchmark",
+        environment_version="1",
+    )
+    return Trajectory(record, (Segment(tokens),), tuple(messages) if with_messages else ())
+
+
+def row_id(iteration: int, slot: int) -> str:
+    return f"{iteration:08d}{slot:08d}"
+
+
+def make_group(iteration: int, size: int = ROWS) -> GroupRecord:
+    return GroupRecord(f"group-{iteration}", RUN, TASK.hash, iteration, size, 0.5, 0.5, 0.5)
+
+
+def add_run(store: ReplayStore) -> ReplayStore:
+    """What rows refer to."""
+    authors = default_authors()
+    store.add_run(RunRecord(RUN, RUN, {}, authors.to_json(), authors.hash, "0"))
+    store.add_policy(PolicyRecord(RUN, 0, None, "tokenizer", "template"))
+    return store
+
+
+def random_ids(random: np.random.Generator, iterations: int) -> list[str]:
+    """A batch of those stored in iterations 1 to `iterations`."""
+    places = zip(random.integers(1, iterations + 1, ROWS), random.permutation(ROWS), strict=True)
+    return [row_id(int(iteration), int(slot)) for iteration, slot in places]
+
+
+def seconds(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def paired_ratio(mine: list[float], theirs: list[float]) -> float:
+    """Median over rounds: what slowed the machine in one round slowed both."""
+    return statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
