@@ -1,7 +1,8 @@
 """Every benchmark of this folder in one table: `make bench`, or `python -m benchmarks --json` for programs.
 
-A benchmark is a module whose `main()` prints what it measured and returns its figures by name. It compares two ways in
-alternating rounds of one run, so that a noisy machine disturbs both alike.
+`python -m benchmarks store` runs those whose names begin so. A benchmark is a module whose `main()` prints what it
+measured and returns its figures by name, or none where the machine lacks what it needs; `GOALS` has those that are
+promised. It compares ways in alternating rounds of one run, so that a noisy machine disturbs all alike.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 import torch
 
 import benchmarks
+from benchmarks._goals import verdict
 
 
 def environment() -> dict[str, str]:
@@ -50,31 +52,40 @@ def _memory() -> str:
         return "memory unknown"
 
 
-def names() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name != "__main__")
+def names(prefix: str = "") -> list[str]:
+    found = [module.name for module in pkgutil.iter_modules(benchmarks.__path__)]
+    return sorted(name for name in found if name.startswith(prefix) and not name.startswith("_"))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run every benchmark.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run benchmarks.")
+    parser.add_argument("prefix", nargs="?", default="", help="of the names of those to run; all without it")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    as_json: bool = parser.parse_args().json
+    arguments = parser.parse_args()
+    as_json: bool = arguments.json
+    chosen = names(arguments.prefix)
+    if not chosen:
+        parser.error(f"prefix must begin the name of one of {', '.join(names())}, got {arguments.prefix!r}.")
     found = environment()
     if not as_json:
         print("\n".join(f"{name:<9} {value}" for name, value in found.items()), flush=True)
     figures: dict[str, dict[str, float]] = {}
-    for name in names():
+    for name in chosen:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for the table, or the JSON
             figures[name] = import_module(f"benchmarks.{name}").main()
     print(json.dumps({"environment": found, "benchmarks": figures}, indent=1) if as_json else table(figures))
 
 
 def table(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """One line per figure under what its benchmark compares."""
-    width = max(len(figure) for each in figures.values() for figure in each)
+    """One line per figure under what its benchmark compares, with its goal and whether it is met."""
+    width = max((len(figure) for each in figures.values() for figure in each), default=0)
     lines: list[str] = []
     for name, each in figures.items():
-        lines += ["", f"{name}: {(import_module(f'benchmarks.{name}').__doc__ or '').splitlines()[0]}"]
-        lines += [f"  {figure:<{width}}  {value:10,.2f}" for figure, value in each.items()]
+        module = import_module(f"benchmarks.{name}")
+        lines += ["", f"{name}: {(module.__doc__ or '').splitlines()[0]}"]
+        goals = getattr(module, "GOALS", {})
+        lines += [f"  {key:<{width}}  {value:12,.2f}  {verdict(key, value, goals)}".rstrip() for key, value in each.items()]
+        lines += [] if each else ["  left out: this machine lacks what it needs, which is told above"]
     return "\n".join(lines)
 
 
