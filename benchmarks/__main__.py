@@ -84,7 +84,9 @@ def table(figures: Mapping[str, Mapping[str, float]]) -> str:
         module = import_module(f"benchmarks.{name}")
         lines += ["", f"{name}: {(module.__doc__ or '').splitlines()[0]}"]
         goals = getattr(module, "GOALS", {})
-        lines += [f"  {key:<{width}}  {value:12,.2f}  {verdict(key, value, goals)}".rstrip() for key, value in each.items()]
+        lines += [
+            f"  {key:<{width}}  {value:12,.2f}  {verdict(key, value, goals)}".rstrip() for key, value in each.items()
+        ]
         lines += [] if each else ["  left out: this machine lacks what it needs, which is told above"]
     return "\n".join(lines)
 

@@ -144,3 +144,15 @@ def seconds(action: Callable[[], object]) -> float:
 def paired_ratio(mine: list[float], theirs: list[float]) -> float:
     """Median over rounds: what slowed the machine in one round slowed both."""
     return statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+
+
+def fsync_milliseconds(folder: Path, *, rounds: int = 30) -> float:
+    """Median of writing 4 KiB at a file's end and waiting for the disk: commits per second mean nothing without it."""
+    with open(folder / "fsync", "ab") as file:
+
+        def write() -> None:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+
+        return 1e3 * statistics.median(seconds(write) for _ in range(rounds))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
+import torch
 from sqlalchemy import orm
 
 from context.messages import to_template
@@ -68,34 +70,46 @@ class _Experience(_Base):
     __tablename__ = "experience"
     id: orm.Mapped[str] = orm.mapped_column(primary_key=True)
     reward: orm.Mapped[float]
-    content: orm.Mapped[dict[str, Any]] = orm.mapped_column(sa.PickleType)
+    content: orm.Mapped[Any] = orm.mapped_column(sa.PickleType)
+
+
+@dataclass
+class _Sampled:
+    """What trainers that store experience so keep of a trajectory: an object with a tensor per field."""
+
+    arrays: dict[str, Any]
+    messages: list[dict[str, Any]]
 
 
 class Pickled:
     """An ORM class with a pickled column in SQLite as it comes: rollback journal, a connection per session.
 
-    A pickle runs what its writer wants; nothing else in this project reads one, and this reads only its own.
+    Tensors, as trainers have them, are what takes long to pickle; NumPy arrays are quicker. A pickle runs what its
+    writer wants: nothing else in this project reads one, and this reads only its own.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, tensors: bool) -> None:
+        self._tensors = tensors
         self._engine = sa.create_engine(f"sqlite:///{path}", poolclass=sa.NullPool)
         _Base.metadata.create_all(self._engine)
 
     def append(self, rows: Sequence[Trajectory]) -> None:
         with orm.Session(self._engine) as session:
-            session.add_all(_Experience(id=row.id, reward=row.record.reward, content=_content(row)) for row in rows)
+            session.add_all(
+                _Experience(id=row.id, reward=row.record.reward, content=self._content(row)) for row in rows
+            )
             session.commit()
 
-    def read(self, ids: Sequence[str]) -> list[TokenSequence]:
+    def read(self, ids: Sequence[str]) -> list[dict[str, Any]]:
         with orm.Session(self._engine) as session:
             found = session.scalars(sa.select(_Experience).where(_Experience.id.in_(ids)))
-            return [TokenSequence(*(row.content[field] for field in FIELDS)) for row in found]
+            return [row.content.arrays for row in found]
 
     def close(self) -> None:
         self._engine.dispose()
 
-
-def _content(row: Trajectory) -> dict[str, Any]:
-    tokens = row.segments[0].tokens
-    arrays = {field: getattr(tokens, field) for field in FIELDS}
-    return {**arrays, "messages": [to_template(message) for message in row.messages]}
+    def _content(self, row: Trajectory) -> _Sampled:
+        arrays = {field: getattr(row.segments[0].tokens, field) for field in FIELDS}
+        if self._tensors:
+            arrays = {field: torch.tensor(array) for field, array in arrays.items()}
+        return _Sampled(arrays, [to_template(message) for message in row.messages])

@@ -19,6 +19,7 @@ from benchmarks._rows import (
     TASK,
     TOKENS,
     add_run,
+    fsync_milliseconds,
     make_group,
     make_trajectory,
     paired_ratio,
@@ -42,9 +43,13 @@ def measure(rounds: int, folder: Path) -> Times:
     """Seconds of every round, by what was done and by store: append 64 trajectories, then draw 64 of all there are."""
     random = np.random.default_rng(0)
     store = add_run(ReplayStore.create(folder / "store.sqlite"))
-    others = {"raw": Raw(folder / "raw.sqlite"), "pickle": Pickled(folder / "pickle.sqlite")}
+    others = {
+        "raw": Raw(folder / "raw.sqlite"),
+        "pickle": Pickled(folder / "pickle.sqlite", tensors=True),
+        "pickle_numpy": Pickled(folder / "pickle_numpy.sqlite", tensors=False),
+    }
     sampler = make_sampler("success", 0)
-    times: Times = {name: {"store": [], "raw": [], "pickle": []} for name in ("append", "draw")}
+    times: Times = {name: {store: [] for store in ("store", *others)} for name in ("append", "draw")}
     for iteration in range(1, rounds + 1):
         rows = [make_trajectory(random, iteration=iteration, slot=slot) for slot in range(ROWS)]
         append = partial(store.append, [TASK], [make_group(iteration)], rows)
@@ -75,7 +80,7 @@ def figures(times: Times, folder: Path) -> dict[str, float]:
     found["draw_time_to_pickle"] = paired_ratio(draw["store"], draw["pickle"])
     count = ROWS * len(append["store"])
     raw = raw_bytes(make_trajectory(np.random.default_rng(0), iteration=1, slot=0))
-    for name in ("store", "raw", "pickle"):
+    for name in append:
         found[f"disk_{name}_kb"] = (folder / f"{name}.sqlite").stat().st_size / count / 1e3
     found["disk_to_raw_bytes"] = found["disk_store_kb"] * 1e3 / raw
     return found
@@ -84,7 +89,8 @@ def figures(times: Times, folder: Path) -> dict[str, float]:
 def main(rounds: int = 30) -> dict[str, float]:
     print(f"replay buffer, {ROWS} trajectories of {TOKENS:,} tokens, {rounds} paired rounds, medians")
     with tempfile.TemporaryDirectory() as folder:
-        found = figures(measure(rounds, Path(folder)), Path(folder))
+        found = {"fsync_ms": fsync_milliseconds(Path(folder))}
+        found |= figures(measure(rounds, Path(folder)), Path(folder))
     show(found, GOALS)
     return found
 

@@ -49,14 +49,14 @@ def measure(folder: Path) -> dict[str, float]:
     trace = ["strace", "-f", "--seccomp-bpf", "-y", "-e", "trace=fsync,fdatasync", "-o", str(log)]
     command = [*trace, sys.executable, "-m", "benchmarks.store_commits", str(folder)]
     subprocess.run(command, check=True, capture_output=True, text=True)
-    counts = {name: 0.0 for name, _ in _PHASES}
+    counts = {name: 0 for name, _ in _PHASES}
     phase = ""
     for line in log.read_text().splitlines():
         if found := re.search(rf"{_MARK}(\w+)>", line):
             phase = "" if phase else found[1]
         elif phase and re.search(r"(fsync|fdatasync)\(", line):
-            counts[phase] += 1 / COMMITS
-    return counts
+            counts[phase] += 1
+    return {name: count / COMMITS for name, count in counts.items()}
 
 
 def main() -> dict[str, float]:

@@ -1,150 +1,135 @@
-"""How a draw of 64 grows from a buffer of ten thousand rows to one of a million, and what its index costs apart.
+"""How a draw of 64 rows grows with the buffer: from ten thousand rows of 64 tokens to a million.
 
-Rows have 64 tokens. The large buffer is made by SQL from copies of 64 rows that the store wrote.
+Draws from both buffers alternate within one run, so that whatever slows the machine slows both; ratios are what to
+read. Reading the buffer into memory at first, and following an append of 64 rows, are shown apart.
 """
 
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import statistics
 import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import sqlalchemy as sa
 
 from benchmarks._goals import show
-from benchmarks._rows import ROWS, RUN, TASK, add_run, make_group, make_trajectory, paired_ratio, seconds
-from replay import Drawn, DrawRequest, Pick, ReplayStore, Trajectory, make_sampler
-from replay.schema import groups, segments, trajectories
+from benchmarks._rows import ROWS, RUN, TASK, add_run, make_trajectory, seconds
+from replay import DrawRequest, GroupRecord, Pick, ReplayStore, Trajectory, make_sampler
 
-SMALL, LARGE = 10_000, 1_000_000
-TOKENS = 64
-SAMPLERS = ("uniform", "recency", "advantage")
-# A sum tree has log2(N) levels: log2(10^6) / log2(10^4) = 19.9 / 13.3 = 1.5.
+TOKENS, MEMBERS = 64, 8
+SIZES = (10_000, 1_000_000)
+SAMPLERS = ("uniform", "recency", "success", "advantage", "freshness")
+# Weights stand in a tree of log2(rows) levels: log2(10^6) / log2(10^4) = 19.9 / 13.3 = 1.5.
 GOALS = {f"growth_{name}": "<= 1.5" for name in SAMPLERS}
 _FREE = 3 * 1024**3
-# New values by column; `number` counts the copies.
-_COPIES = {
-    groups: {"id": "'group-' || (iteration + number)", "iteration": "iteration + number"},
-    trajectories: {
-        "id": "printf('%08d%08d', iteration + number, slot)",
-        "group_id": "'group-' || (iteration + number)",
-        "iteration": "iteration + number",
-        "policy_version_min": "iteration + number",
-        "policy_version_max": "iteration + number",
-    },
-    segments: {"trajectory": "printf('%08d%s', 1 + number, substr(trajectory, 9))"},
-}
+_SEED_ROWS = 1000
 
 
-class Buffer:
-    """A buffer of so many rows, and the run that draws from it."""
-
-    def __init__(self, seed: Path, rows: int) -> None:
-        self.path = seed.with_name(f"{rows}.sqlite")
-        shutil.copy(seed, self.path)
-        self.iteration = rows // ROWS
-        _multiply(self.path, seed, self.iteration - 1)
-        self.store = ReplayStore.create(self.path)
-        self._samplers = {name: make_sampler(name, 0) for name in SAMPLERS}
-
-    def draw(self, sampler: str) -> float:
-        """Seconds of the next iteration's draw."""
-        self.iteration += 1
-        request = DrawRequest(RUN, self.iteration, self.iteration, (Pick(ROWS),))
-        drawn: list[Drawn] = []
-        took = seconds(lambda: drawn.extend(self.store.draw(request, self._samplers[sampler])))
-        if len(drawn) != ROWS:
-            raise RuntimeError(f"a draw must give {ROWS} rows, got {len(drawn)}.")
-        return took
-
-    def append(self, random: np.random.Generator) -> None:
-        """What the run collects between two draws."""
-        self.iteration += 1
-        self.store.append([TASK], [make_group(self.iteration)], _rows(random, self.iteration))
-
-
-def _rows(random: np.random.Generator, iteration: int) -> list[Trajectory]:
-    return [
-        make_trajectory(random, iteration=iteration, slot=slot, num_tokens=TOKENS, with_messages=False)
-        for slot in range(ROWS)
+def fill(store: ReplayStore, iteration: int, count: int, random: np.random.Generator) -> None:
+    """Short rows without messages, in groups of eight."""
+    rows = [
+        _in_group(make_trajectory(random, iteration=iteration, slot=slot, num_tokens=TOKENS)) for slot in range(count)
     ]
+    names = dict.fromkeys(row.record.group for row in rows)
+    groups = [GroupRecord(name, RUN, TASK.hash, iteration, MEMBERS, 0.5, 0.5, 0.5) for name in names]
+    store.append([TASK], groups, rows)
 
 
-def _multiply(path: Path, seed: Path, copies: int) -> None:
-    connection = sqlite3.connect(path, isolation_level=None)
-    for statement in ("pragma journal_mode=off", "pragma synchronous=off", "pragma cache_size=-500000"):
-        connection.execute(statement)
-    connection.execute("attach ? as seed", (str(seed),))
-    connection.execute("begin")
-    for table, changed in _COPIES.items():
-        names = [column.name for column in table.columns]
-        values = ", ".join(changed.get(name, name) for name in names)
-        connection.execute(
-            f"with recursive numbers(number) as (select 1 union all select number + 1 from numbers where number < ?) "  # noqa: S608  names of the schema
-            f"insert into main.{table.name} ({', '.join(names)}) "
-            f"select {values} from numbers cross join seed.{table.name}",
-            (copies,),
-        )
-    connection.execute("commit")
-    connection.execute("detach seed")
-    connection.close()
+def _in_group(row: Trajectory) -> Trajectory:
+    record = row.record
+    group = f"group-{record.iteration}-{record.slot // MEMBERS}"
+    return Trajectory(replace(record, group=group, advantage=float(record.slot % 16) - 7.5), row.segments, ())
 
 
-def make_seed(folder: Path) -> Path:
-    path = folder / "seed.sqlite"
-    store = add_run(ReplayStore.create(path))
-    store.append([TASK], [make_group(1)], _rows(np.random.default_rng(0), 1))
-    store.close()
-    return path
+def multiply(path: Path, size: int) -> None:
+    """Copies of the rows there are, in later iterations: a million of them one by one would take an hour."""
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        for table, id in (("groups", "id"), ("trajectories", "id"), ("segments", "trajectory")):
+            columns = [str(row[1]) for row in connection.exec_driver_sql(f"PRAGMA table_info({table})")]
+            copied = {
+                id: f"{id} || '-' || n",
+                "iteration": "iteration + n",
+                "group_id": "group_id || '-' || n",
+                "policy_version_min": "n / 10",
+                "policy_version_max": "n / 10",
+            }
+            values = ", ".join(copied.get(name, name) for name in columns)
+            connection.exec_driver_sql(
+                f"WITH RECURSIVE copies(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM copies WHERE n < {size // _SEED_ROWS - 1}) "  # noqa: S608, E501
+                f"INSERT INTO {table} SELECT {values} FROM copies, {table}"
+            )
+    engine.dispose()
 
 
-def measure(folder: Path, *, small: int = SMALL, large: int = LARGE, rounds: int = 30) -> dict[str, float]:
-    """Medians by number of rows: milliseconds of a draw and its growth for each sampler, and of the index apart."""
+def milliseconds(action: Callable[[], object]) -> float:
+    return 1e3 * seconds(action)
+
+
+def measure(folder: Path, *, sizes: tuple[int, ...], rounds: int) -> dict[str, dict[int, list[float]]]:
+    """Milliseconds by what was done and size of the buffer."""
     random = np.random.default_rng(0)
-    seed = make_seed(folder)
-    buffers = {rows: Buffer(seed, rows) for rows in (small, large)}
+    stores: dict[int, ReplayStore] = {}
+    times: dict[str, dict[int, list[float]]] = {}
+    for size in sizes:
+        path = folder / f"{size}.sqlite"
+        with_seed = add_run(ReplayStore.create(path))
+        fill(with_seed, 1, _SEED_ROWS, random)
+        with_seed.close()
+        multiply(path, size)
+        stores[size] = ReplayStore.open(path)
+    newest = max(sizes) // _SEED_ROWS + 2
+    samplers = {name: make_sampler(name, 0) for name in SAMPLERS}
+    for name, sampler in samplers.items():
+        for size, store in stores.items():
+            request = DrawRequest(RUN, newest, newest // 10)
+            first = milliseconds(lambda: store.available(request, sampler))  # noqa: B023  called now
+            times.setdefault("read all rows" if name == SAMPLERS[0] else f"weigh all rows {name}", {})[size] = [first]
+    for turn in range(1, rounds + 1):
+        for size, store in stores.items():
+            fill(store, newest + turn, ROWS, random)
+            request = DrawRequest(RUN, newest + turn + 1, newest // 10, (Pick(ROWS),))
+            followed = milliseconds(lambda: store.draw(replace(request, picks=()), samplers["uniform"]))  # noqa: B023
+            times.setdefault("follow 64 rows", {}).setdefault(size, []).append(followed)
+        for name, sampler in samplers.items():
+            for size, store in stores.items():
+                request = DrawRequest(RUN, newest + turn + 1, newest // 10, (Pick(ROWS),))
+                store.draw(replace(request, picks=()), sampler)
+                taken = milliseconds(lambda: store.draw(request, sampler))  # noqa: B023  called now
+                times.setdefault(name, {}).setdefault(size, []).append(taken)
+                store.resume(RUN, newest + turn)
+    for store in stores.values():
+        store.close()
+    return times
+
+
+def figures(times: Mapping[str, Mapping[int, list[float]]]) -> dict[str, float]:
+    """Medians, in milliseconds, and how each sampler's grows from the smallest buffer to the largest."""
     found: dict[str, float] = {}
-    for rows, buffer in buffers.items():
-        # The first draw of a process reads every row into the index.
-        found[f"first_draw_{rows}_s"] = buffer.draw("uniform")
-    for name in SAMPLERS:
-        times: dict[int, list[float]] = {rows: [] for rows in buffers}
-        for rows, buffer in buffers.items():
-            buffer.draw(name)  # weighs every row once
-        for _ in range(rounds):
-            for rows, buffer in buffers.items():
-                times[rows].append(buffer.draw(name))
-        for rows, each in times.items():
-            found[f"{name}_{rows}_ms"] = 1e3 * statistics.median(each)
-        found[f"growth_{name}"] = paired_ratio(times[large], times[small])
-    for rows, buffer in buffers.items():
-        found[f"refresh_{rows}_ms"] = 1e3 * statistics.median(_refresh(buffer, random) for _ in range(rounds // 3))
-        buffer.store.close()
+    for name, by_size in times.items():
+        medians = [statistics.median(each) for each in by_size.values()]
+        found |= {f"{name.replace(' ', '_')}_{size}_ms": value for size, value in zip(by_size, medians, strict=True)}
+        if name in SAMPLERS:
+            found[f"growth_{name}"] = medians[-1] / medians[0]
     return found
 
 
-def _refresh(buffer: Buffer, random: np.random.Generator) -> float:
-    """Seconds that 64 new rows add to a draw: the difference to the next draw, which has none."""
-    buffer.append(random)
-    return buffer.draw("uniform") - buffer.draw("uniform")
-
-
-def main() -> dict[str, float]:
-    print(f"a draw of {ROWS} rows of {TOKENS} tokens, from {SMALL:,} rows and from {LARGE:,}, medians")
-    place = next((each for each in ("/dev/shm", tempfile.gettempdir()) if _free(each) >= _FREE), None)
-    if place is None:
-        print(f"  left out: {LARGE:,} rows need {_FREE / 1024**3:.0f} GiB free in /dev/shm or {tempfile.gettempdir()}")
+def main(rounds: int = 15, sizes: tuple[int, int] = SIZES) -> dict[str, float]:
+    small, large = sizes
+    print(f"a draw of {ROWS} rows of {TOKENS} tokens from {small:,} and {large:,} rows, {rounds} rounds, medians")
+    places = ("/dev/shm", tempfile.gettempdir())
+    roomy = [place for place in places if Path(place).is_dir() and shutil.disk_usage(place).free >= _FREE]
+    if not roomy:
+        print(f"  left out: {large:,} rows need {_FREE / 1024**3:.0f} GiB free in one of {', '.join(places)}")
         return {}
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        found = measure(Path(folder))
+    with tempfile.TemporaryDirectory(dir=roomy[0]) as folder:
+        found = figures(measure(Path(folder), sizes=sizes, rounds=rounds))
     show(found, GOALS)
     return found
-
-
-def _free(folder: str) -> int:
-    return shutil.disk_usage(folder).free if Path(folder).is_dir() else 0
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def write(path: Path, writer: int, rows: Sequence[Trajectory], start: Barrier, a
             store.append([TASK], [make_group(iteration, ROWS)], batch)
             took.append(time.perf_counter() - began)
         answers.put((took, None))
-    except BaseException:  # told to the parent, which counts it
+    except BaseException:  # noqa: BLE001  told to the parent, which counts it
         answers.put((took, traceback.format_exc()))
 
 
@@ -57,7 +57,7 @@ def read(path: Path, start: Barrier, done: Event, answers: Any) -> None:
             store.read(ids)
             rounds, before = rounds + 1, count
         answers.put((torn, rounds, None))
-    except BaseException:  # told to the parent, which counts it
+    except BaseException:  # noqa: BLE001  told to the parent, which counts it
         answers.put((torn, rounds, traceback.format_exc()))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.__main__ import environment, names
+from benchmarks._goals import verdict
 from benchmarks.context import measure as measure_context
 from benchmarks.rollout import measure as measure_rollout
 
@@ -39,3 +40,12 @@ def test_benchmarks_are_found_by_their_files() -> None:
     files = {path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")}
     assert {"context", "rollout"} <= files
     assert set(names()) == files
+
+
+def test_goals_are_met_at_their_bound_and_missed_beyond() -> None:
+    goals = {"rate": ">= 0.5", "time": "<= 3.5"}
+    assert verdict("rate", 0.5, goals) == "goal >= 0.5   PASS"
+    assert verdict("rate", 0.49, goals) == "goal >= 0.5   miss"
+    assert verdict("time", 3.5, goals) == "goal <= 3.5   PASS"
+    assert verdict("time", 3.51, goals) == "goal <= 3.5   miss"
+    assert verdict("bytes", 1.0, goals) == ""

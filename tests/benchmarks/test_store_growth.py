@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from benchmarks.growth import measure
+from benchmarks.store_growth import measure
 
 ATTEMPTS = 3
 
