@@ -71,9 +71,7 @@ def make_tokens(random: np.random.Generator, count: int) -> tuple[TokenSequence,
     return tokens, source.text[source.starts[begin] : source.starts[begin + count]]
 
 
-def make_trajectory(
-    random: np.random.Generator, *, iteration: int, slot: int, num_tokens: int = TOKENS, with_messages: bool = True
-) -> Trajectory:
+def make_trajectory(random: np.random.Generator, *, iteration: int, slot: int, num_tokens: int = TOKENS) -> Trajectory:
     """Its messages are the text of its tokens."""
     tokens, text = make_tokens(random, num_tokens)
     log_probs = tokens.behavior_log_probs[tokens.policy_versions >= 0]
@@ -110,7 +108,7 @@ def make_trajectory(
         environment="benchmark",
         environment_version="1",
     )
-    return Trajectory(record, (Segment(tokens),), tuple(messages) if with_messages else ())
+    return Trajectory(record, (Segment(tokens),), tuple(messages))
 
 
 def row_id(iteration: int, slot: int) -> str:
