@@ -1,6 +1,6 @@
 """Everything `make test` checks, with one summary: style, types, layers, tests.
 
-The quick checks run beside pytest, on the other core.
+Tests run on two cores, a file on one of them; the quick checks run beside them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QUICK = {
     "types": [BIN / "mypy"],
     "layers": [BIN / "lint-imports", "--no-cache"],
 }
-PYTEST = [sys.executable, "-m", "pytest", "--durations=10"]
+PYTEST = [sys.executable, "-m", "pytest", "--durations=10", "-n", "2", "--dist", "loadfile"]
 
 
 @dataclass(frozen=True)

@@ -145,8 +145,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
         for kind in {"databases", "postgres", "own_server"} & set(item.callspec.params):
-            name = item.callspec.params[kind]
-            _ran_on[name] = _ran_on.get(name, 0) + 1
+            item.user_properties.append(("database", item.callspec.params[kind]))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Reports reach the summary from every worker; what workers counted themselves would not."""
+    for key, name in report.user_properties if report.when == "call" else ():
+        if key == "database":
+            _ran_on[str(name)] = _ran_on.get(str(name), 0) + 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
