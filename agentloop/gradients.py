@@ -11,7 +11,8 @@ from agentloop.algorithms.aggregation import Normalise, token_weights
 from agentloop.algorithms.heterogeneous import ClipRange, anchor_log_probs, heterogeneous_loss
 from agentloop.algorithms.kl import k3
 from agentloop.batch import Batch
-from agentloop.config import RunConfig, StreamLossSection
+from agentloop.config import RunConfig
+from agentloop.loss_config import StreamLossSection
 from agentloop.mini_batches import cut_micro_batches
 from agentloop.models.actor import Actor
 from agentloop.scoring import ScoredBatch
