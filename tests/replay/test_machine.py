@@ -184,9 +184,10 @@ def closed_places(tmp_path: Path) -> Iterator[list[Path]]:
         with_two_rows(new_folder / "replay.sqlite").chmod(file_mode)
         new_folder.chmod(folder_mode)
     (tmp_path / "taken" / "replay.sqlite").mkdir(parents=True)
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        with suppress(PermissionError):
-            folder.chmod(folder.stat().st_mode | 0o755)
+    for folder in (tmp_path, *tmp_path.parents) if os.geteuid() == 0 else ():
+        mode = folder.stat().st_mode
+        if mode & 0o005 != 0o005:
+            folder.chmod(mode | 0o755)
     names = ("fixed", "closed", "secret", "taken", "missing", "fixed/replay.sqlite", "missing/replay.sqlite")
     yield [tmp_path / name for name in names]
     (tmp_path / "closed").chmod(0o700)
