@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -137,6 +138,15 @@ def test_timeout_leaves_signals_timers_and_tracing_as_they_were() -> None:
     assert after == before
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """As in a terminal: a process that was started in the background may ignore it."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 @pytest.mark.parametrize("swallow", [False, True])
 def test_ctrl_c_of_the_user_gets_through_a_tool(swallow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def wait() -> None:
