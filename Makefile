@@ -22,7 +22,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps trl
 	@touch $(VENV)/.core $@
 
-## make quickstart   train the quickstart agent (two to three minutes on two cores)
+## make quickstart   train the quickstart agent (three to five minutes on two cores)
 quickstart: $(VENV)/.core
 	$(BIN)/agentloop train configs/quickstart.yaml
 
