@@ -10,25 +10,18 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
-from typer.testing import CliRunner, Result
 
 from context.tokens import Segment
-from replay.cli import app, newest_run_folder
+from replay.cli import newest_run_folder
 from replay.cli.front import place
 from replay.databases import Location
 from replay.sampling import make_sampler
+from tests.replay.asking import ask
 from tests.replay.fakes import RUN, Born, group, iterate, new_store, run_record, sql, task, tokens, trajectory
 from tests.replay.locations import Databases
 
 TITLES = "id iter task reward success turns tools tokens stop advantage uses stale state"
 USES = "select iteration, slot, stream from draws where trajectory = ?"
-WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
-
-
-def ask(*arguments: str) -> Result:
-    result = CliRunner().invoke(app, list(arguments), env=WIDE)
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return result
 
 
 @pytest.fixture(scope="module")

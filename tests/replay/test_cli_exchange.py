@@ -7,20 +7,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from replay.cli import app
 from replay.sampling import make_sampler
+from tests.replay.asking import ask
 from tests.replay.fakes import iterate, new_store, sql
 from tests.replay.test_teacher import save_model
-
-WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
-
-
-def ask(*arguments: str | Path) -> Result:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env=WIDE)
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return result
 
 
 @pytest.fixture

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from context.messages import Message, ToolCall
 from context.tokens import Segment
 from replay import ReplayStore, stats
-from replay.cli import app
 from replay.databases import Location
 from replay.records import TaskRecord
 from replay.sampling import make_sampler
 from replay.schema import REVISION
+from tests.replay.asking import ask
 from tests.replay.fakes import (
     LLM,
     RUN,
@@ -39,12 +38,6 @@ SECRET = "the vault opens with 31-07-19"
 LONG = "".join(f"{SECRET} number {i}. " for i in range(2000))
 """Over many pages of the file."""
 EVICTED = "select count(*) from trajectories where state = 'evicted'"
-
-
-def ask(*arguments: str) -> Result:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1"})
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return result
 
 
 def filled(location: Location) -> ReplayStore:

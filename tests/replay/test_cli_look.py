@@ -4,18 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from replay import ReplayStore, stats
-from replay.cli import app
 from replay.sampling import make_sampler
+from tests.replay.asking import ask
 from tests.replay.fakes import iterate, new_store, sql
-
-
-def ask(*arguments: str) -> Result:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1"})
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return result
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from context.tokens import Segment
 from replay import lineage
-from replay.cli import app
 from replay.databases import Location
 from replay.records import FRESH, REPLAY
 from replay.sampling import make_sampler
 from replay.store import ReplayStore
+from tests.replay.asking import ask
 from tests.replay.fakes import (
     ENV,
     LLM,
@@ -33,12 +32,6 @@ from tests.replay.fakes import (
 )
 
 WHO = [TEMPLATE, USER, LLM, LLM, ENV, LLM]
-
-
-def ask(*arguments: str) -> Result:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1"})
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return result
 
 
 def trained(location: Location) -> ReplayStore:
