@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from agentloop.admission import make_admission, make_capacity
-from agentloop.algorithms.kl import k1, kl_penalised_rewards
+from agentloop.algorithms.kl import KlCoefficient, kl_estimate, kl_penalised_rewards
 from agentloop.batch import BatchRow, build_batch
 from agentloop.checkpoint import COMPLETE, Checkpoint, write_directory
 from agentloop.collect import Actors, Penalty
@@ -167,6 +167,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
     check_scoring(generator, actor)
     display.note(f"chat template: {check_template(loaded.files).summary()}")
     reference = _reference(config, first)
+    trainer = Trainer(actor, config, authors=authors, reference=reference)
     sinks = load_sinks(config.metrics.sinks, folder.path, keep_through=version)
     store = ReplayStore.create(folder.database)
     return Parts(
@@ -180,12 +181,12 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
         source=TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool),
         actors=make_actors(config, factory, loaded, generator),
         generator=generator,
-        trainer=Trainer(actor, config, authors=authors, reference=reference),
+        trainer=trainer,
         publisher=Publisher(loaded, generator, store, folder=folder.path, run=folder.run_id),
         sinks=SinkFan(sinks, warn=display.note),
         display=display,
         authors=authors,
-        penalty=_penalty(config, reference, authors),
+        penalty=_penalty(config, reference, authors, trainer.kl_coef),
         fingerprint=loaded.fingerprint,
     )
 
@@ -224,18 +225,23 @@ def _reference(config: RunConfig, first: Path | str) -> Actor | None:
     return Actor(model)
 
 
-def _penalty(config: RunConfig, reference: Actor | None, authors: AuthorTable) -> Penalty | None:
-    """Sum over a trajectory's action tokens of reward_coef x (behavior - reference log-prob), in reward units."""
-    if reference is None or config.kl.reward_coef == 0.0:
+def _penalty(
+    config: RunConfig, reference: Actor | None, authors: AuthorTable, coefficient: KlCoefficient
+) -> Penalty | None:
+    """Sum over a trajectory's action tokens of coefficient x KL from behavior to reference, in reward units.
+
+    None with a critic, which sees the penalty token by token.
+    """
+    if reference is None or config.kl.reward_coef == 0.0 or config.algorithm == "ppo":
         return None
 
     def penalty(trajectories: Sequence[Trajectory]) -> list[float]:
         batch = build_batch([BatchRow(t, "fresh", 0.0) for t in trajectories], authors).to(reference.device)
         ref, _ = score(reference, batch, max_tokens=config.batch.micro_batch_tokens)
-        behavior = torch.where(batch.response_mask, batch.behavior_log_probs, ref)
-        rewards = kl_penalised_rewards(torch.zeros_like(ref), k1(behavior, ref), config.kl.reward_coef)
+        kl = kl_estimate(batch.behavior_log_probs.to(ref.dtype), ref, batch.response_mask, config.kl.reward_estimator)
+        rewards = kl_penalised_rewards(torch.zeros_like(ref), kl, coefficient.value)
         totals = torch.zeros(len(batch.trajectory_ids), dtype=rewards.dtype, device=rewards.device)
-        totals.index_add_(0, batch.trajectory, (rewards * batch.response_mask).sum(dim=1))
+        totals.index_add_(0, batch.trajectory, rewards.sum(dim=1))
         return [-total for total in totals.tolist()]
 
     return penalty

@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 
 from agentloop.config_section import Fraction, NonNegative, Positive, PositiveFloat, Section
 from agentloop.context_parts import author_table, check_parser_name, make_strategy
-from agentloop.loss_config import AdvantageSection, KlSection, LossSection
+from agentloop.learning_config import CriticSection, KlSection, OptimizerSection
+from agentloop.loss_config import AdvantageSection, LossSection
 from agentloop.mixing_config import EssSection, ScheduleSection, StartSection, check_mixing, mix_rule
 from agentloop.sampling_config import SamplingSection
 from context import Author, AuthorTable
@@ -288,21 +289,6 @@ class ReplaySection(SamplingSection):
         return self
 
 
-class OptimizerSection(Section):
-    learning_rate: PositiveFloat = Field(1.5e-3, description="Peak learning rate of AdamW.")
-    warmup_iterations: int = Field(0, ge=0, description="Iterations over which the learning rate rises.")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "cosine", description="Course of the learning rate after that."
-    )
-    final_factor: Fraction = Field(0.1, description="Learning rate at the end, as a share of the peak.")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's betas.")
-    weight_decay: NonNegative = Field(0.0, description="AdamW's weight decay.")
-    max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this norm.")
-    on_bad_gradient: Literal["skip", "stop"] = Field(
-        "stop", description="A NaN or infinite loss or gradient: skip the step and count it, or stop the run."
-    )
-
-
 class EvaluationSection(Section):
     every: int = Field(4, ge=0, description="Iterations between held-out evaluations; 0: only before and after.")
     tasks: Positive = Field(256, description="Held-out tasks of one evaluation; the same ones each time.")
@@ -327,6 +313,10 @@ class MetricsSection(Section):
 class RunConfig(Section):
     """One run, whole."""
 
+    algorithm: Literal["grpo", "ppo"] = Field(
+        "grpo",
+        description="Where advantages come from. grpo: the average of a group; ppo: a critic. See docs/algorithms.md.",
+    )
     run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
     model: ModelSection = Field(default_factory=ModelSection, description="The policy.")
     tiny: TinyModelSection = Field(
@@ -342,7 +332,8 @@ class RunConfig(Section):
         default_factory=AdvantageSection, description="Group-relative advantages (GRPO)."
     )
     loss: LossSection = Field(default_factory=LossSection, description="The heterogeneous on/off-policy loss.")
-    kl: KlSection = Field(default_factory=KlSection, description="Distance to the starting policy.")
+    kl: KlSection = Field(default_factory=KlSection, description="Distance to a reference policy.")
+    critic: CriticSection = Field(default_factory=CriticSection, description="What an action is worth (PPO).")
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="AdamW and its schedule.")
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection, description="Held-out success.")
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="What survives a crash.")
@@ -355,12 +346,18 @@ class RunConfig(Section):
                 "loss.norm_length must be a number of tokens when loss.aggregation is seq-mean-token-sum-norm, "
                 "got null. Set it, for example to context.max_tokens."
             )
+        if self.kl.target is not None and self.kl.reward_coef == 0.0:
+            raise ValueError(
+                f"kl.reward_coef must be > 0 when kl.target is set ({self.kl.target}), for it is where the adaptive "
+                "coefficient begins, got 0. Set it, for example to 0.05."
+            )
         if self.replay.weight != 1.0 and self.loss.normalise != "per_stream":
             raise ValueError(
                 f"replay.weight must be 1 when loss.normalise is joint, got {self.replay.weight}. "
                 "Set loss.normalise: per_stream."
             )
         check_mixing(self)
+        self._critic_agrees()
         self.replay.check_groups(self.replay.unit)
         self._log_probs_are_there()
         if self.batch.group_size > self.batch.trajectories:
@@ -389,10 +386,31 @@ class RunConfig(Section):
                     f"got behavior. Set loss.{name}.anchor: old."
                 )
         why = hinted or (f"context.authors has an action author, {speakers[0].name!r}" if speakers else None)
-        if why and self.kl.reward_coef > 0:
+        if why and self.kl.reward_coef > 0 and self.algorithm != "ppo":
             raise ValueError(
                 f"kl.reward_coef must be 0 when {why}, whose log-probs count as missing, "
                 f"got {self.kl.reward_coef}. Use kl.loss_coef."
+            )
+
+    def _critic_agrees(self) -> None:
+        """What only a critic knows of is not said without one, and what only groups know of not with one."""
+        if self.algorithm != "ppo":
+            named = next((name for name, value in self.critic if value != getattr(CriticSection(), name)), None)
+            if named is not None:
+                raise ValueError(
+                    f"critic.{named} must have its default when algorithm is {self.algorithm}, which has no critic, "
+                    f"got {getattr(self.critic, named)}. Take it out, or set algorithm: ppo."
+                )
+            return
+        if self.replay.complete_zero_variance:
+            raise ValueError(
+                "replay.complete_zero_variance must be false when algorithm is ppo, whose advantages are not of "
+                "groups, got true. Take it out."
+            )
+        if self.critic.value_coef > 0 and self.critic.backbone == "own":
+            raise ValueError(
+                f"critic.value_coef must be 0 when critic.backbone is own, for then all of it learns, "
+                f"got {self.critic.value_coef}. Set critic.backbone: shared, or take it out."
             )
 
     def mix_rule(self) -> MixRule:

@@ -191,7 +191,7 @@ class Loop:
         }
         statistics = {**result.rows, **(observed.rows if observed else {})}
         draws = [*batch.fresh_draws, *(drawn.draw for drawn in batch.drawn)]
-        advantages = {row.trajectory.id: row.advantage for rows in batch.rows() for row in rows}
+        advantages = {row.trajectory.id: row.advantage for rows in batch.rows() for row in rows} | result.advantages
         committed = [
             replace(draw, advantage=advantages[draw.trajectory], **asdict(statistics[draw.trajectory]))
             for draw in draws

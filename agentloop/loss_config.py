@@ -1,4 +1,4 @@
-"""What a run can be told about its loss: the ratios of both streams, advantages, distance to the starting policy."""
+"""What a run can be told about its loss: the ratios of both streams, advantages."""
 
 from __future__ import annotations
 
@@ -47,13 +47,4 @@ class LossSection(Section):
 class AdvantageSection(Section):
     normalise_std: bool = Field(
         True, description="Divide by the group's standard deviation (GRPO); false: only centre (Dr. GRPO)."
-    )
-
-
-class KlSection(Section):
-    loss_coef: NonNegative = Field(
-        0.0, description="Weight of the KL to the starting policy in the loss (k3 estimator)."
-    )
-    reward_coef: NonNegative = Field(
-        0.0, description="Weight of the per-token KL to the starting policy taken off the rewards."
     )

@@ -9,7 +9,7 @@ from typing import Literal
 
 from agentloop.config import RunConfig
 from agentloop.report_chart import Axis, Curve, Series, number
-from agentloop.rollout import ANSWERED
+from agentloop.stop_reasons import ANSWERED
 
 Metrics = Mapping[str, Series]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -14,6 +14,23 @@ from agentloop.models.actor import Actor
 
 
 @dataclass(frozen=True, eq=False)
+class Valued:
+    """What the critic makes of a batch; [B, T], reward units, 0 where not an action token."""
+
+    scores: Tensor
+    """The episode's reward, at its last action token."""
+    rewards: Tensor
+    """Scores less the KL penalty."""
+    values: Tensor
+    """Before the first optimizer step of the iteration."""
+    returns: Tensor
+    """advantages + values, before advantages are whitened: what the critic regresses on."""
+
+    def rows(self, positions: Tensor, width: int) -> Valued:
+        return Valued(*(getattr(self, f.name)[positions, :width] for f in fields(self)))
+
+
+@dataclass(frozen=True, eq=False)
 class ScoredBatch:
     """A batch with its log-probs before the first optimizer step of the iteration."""
 
@@ -22,16 +39,19 @@ class ScoredBatch:
     """[B, T] nats; 0 where not an action token."""
     ref_log_probs: Tensor | None
     """[B, T] nats; None where no reference is needed."""
+    valued: Valued | None = None
+    """None without a critic."""
 
     def rows(self, positions: Tensor) -> ScoredBatch:
         """Some of the rows, cut to the longest of them."""
         batch = self.batch.rows(positions)
         width = batch.token_ids.shape[1]
-        ref = self.ref_log_probs
+        ref, valued = self.ref_log_probs, self.valued
         return ScoredBatch(
             batch,
             self.old_log_probs[positions, :width],
             None if ref is None else ref[positions, :width],
+            None if valued is None else valued.rows(positions, width),
         )
 
     def drift(self) -> Drift:

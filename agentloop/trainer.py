@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from agentloop.algorithms.diagnostics import sum_by_trajectory
+from agentloop.algorithms.kl import KlCoefficient
 from agentloop.batch import Batch, BatchRow, build_batch
 from agentloop.config import RunConfig
+from agentloop.critic_pass import mean_reward_kl, valued
+from agentloop.critic_update import CriticLearner, CriticLog, value_metrics
 from agentloop.errors import TrainingStopped, UnknownAnchor
 from agentloop.gradients import accumulate_gradients
 from agentloop.mini_batches import plan_mini_batches
 from agentloop.models.actor import Actor
+from agentloop.models.critic import Critic
 from agentloop.optimizer import PolicyOptimizer, learning_rate
 from agentloop.scoring import ScoredBatch, score
 from agentloop.update_stats import RowStats, UpdateTotals, age_bucket, drift_metrics, row_stats
@@ -29,7 +34,13 @@ class UpdateResult:
     rows: dict[str, RowStats]
     """By trajectory id."""
     optimizer_steps: int
-    """ppo_epochs x ceil(batch / mini_batch); steps that were skipped count too."""
+    """ppo_epochs x ceil(batch / mini_batch); steps that were skipped count too. A critic makes as many."""
+    advantages: dict[str, float] = field(default_factory=dict)
+    """By trajectory id, where the update made advantages of its own: the mean over its trained tokens."""
+
+
+Told = Callable[[ScoredBatch], None]
+"""Is shown the batch as the optimizer steps will see it."""
 
 
 @dataclass
@@ -37,6 +48,9 @@ class _Log:
     """What happened in the optimizer steps of one update."""
 
     steps: int = 0
+    held: bool = False
+    """True: the policy makes no more steps in this iteration."""
+    held_steps: int = 0
     skipped_no_signal: int = 0
     skipped_bad_gradient: int = 0
     gradient_norms: list[float] = field(default_factory=list)
@@ -47,6 +61,8 @@ class _Log:
             "actor/skipped_no_signal": float(self.skipped_no_signal),
             "actor/skipped_bad_gradient": float(self.skipped_bad_gradient),
         }
+        if self.held_steps:
+            metrics["actor/held_steps"] = float(self.held_steps)
         if self.gradient_norms:
             metrics["actor/grad_norm"] = sum(self.gradient_norms) / len(self.gradient_norms)
         if self.kl_losses:
@@ -54,20 +70,34 @@ class _Log:
         return metrics
 
 
+_CRITIC = "critic."
+"""Begins the names of the critic's tensors in a checkpoint; no parameter of a policy begins so."""
+
+
 class Trainer:
     """Updates the actor's weights in place and owns its optimizer. Its only randomness is the seeded plan."""
 
     def __init__(self, actor: Actor, config: RunConfig, *, authors: AuthorTable, reference: Actor | None) -> None:
-        if config.kl.loss_coef > 0 and reference is None:
-            raise ValueError(f"kl.loss_coef must be 0 without a reference policy, got {config.kl.loss_coef}. Pass one.")
+        for name, coef in (("loss_coef", config.kl.loss_coef), ("reward_coef", config.kl.reward_coef)):
+            if coef > 0 and reference is None and (name == "loss_coef" or _rewards_here(config)):
+                raise ValueError(f"kl.{name} must be 0 without a reference policy, got {coef}. Pass one.")
         self._actor = actor
         self._config = config
         self._authors = authors
         self._reference = reference
         self._optimizer = PolicyOptimizer(actor.model, config.optimizer)
+        self._critic: CriticLearner | None = None
+        if config.algorithm == "ppo":
+            critic = Critic(actor, shared=config.critic.backbone == "shared")
+            self._critic = CriticLearner(critic, config)
+        self.kl_coef = KlCoefficient(config.kl.reward_coef, target=config.kl.target, horizon=config.kl.horizon)
 
-    def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
+    def update(self, rows: Sequence[BatchRow], *, iteration: int, told: Told | None = None) -> UpdateResult:
         """Old log-probs of all rows, then ppo_epochs x ceil(batch / mini_batch) optimizer steps.
+
+        With a critic, first its values, KL-penalised rewards, advantages and returns; and a step of its own beside
+        each of the policy's, which it also makes while the policy is held (`critic.warmup_iterations`,
+        `kl.early_stop`).
 
         A step without a signal (no advantage but 0 and no KL or entropy term, or a gradient of exactly 0)
         leaves weights, moments and step counts as they are; so does one with a NaN or infinite loss or
@@ -86,25 +116,75 @@ class Trainer:
         """
         batch = build_batch(rows, self._authors)
         self._require_behavior(batch)
-        scored, metrics = self._score(batch, reference=self._reference if self._config.kl.loss_coef else None)
+        scored, metrics = self._score(batch, reference=self._reference if self._needs_reference() else None)
+        if self._critic is not None:
+            scored = valued(scored, rows, self._critic.critic, self._config, kl_coef=self.kl_coef.value)
+            metrics |= value_metrics(scored, self._config)
+        if told is not None:
+            told(scored)
+        rates = self._begin(iteration)
+        totals = UpdateTotals(scored.batch.replayed)
+        log, critic_log = _Log(), CriticLog()
+        log.held = self._critic is not None and iteration <= self._config.critic.warmup_iterations
+        for members in self._plan(rows, iteration):
+            chosen = torch.isin(
+                scored.batch.trajectory, torch.tensor(members, dtype=torch.int64, device=self._actor.device)
+            )
+            mini = scored.rows(chosen.nonzero()[:, 0])
+            self._step_both(mini, totals, (log, critic_log), iteration=iteration)
+        drift = scored.drift()
+        metrics |= drift_metrics(drift, totals.replayed, _ages(rows)) | totals.metrics() | log.metrics() | rates
+        if self._critic is not None:
+            metrics |= critic_log.metrics()
+        metrics |= self._observe_kl(scored)
+        stats = row_stats(drift, totals, batch.trajectory_ids)
+        return UpdateResult(metrics, stats, log.steps, _mean_advantages(scored))
+
+    def _begin(self, iteration: int) -> dict[str, float]:
+        """Set the learning rates of the iteration, and forget gradients that others left."""
         rate = learning_rate(self._config.optimizer, iteration=iteration, iterations=self._config.run.iterations)
         self._optimizer.set_learning_rate(rate)
         self._optimizer.clear_gradients()
-        totals = UpdateTotals(scored.batch.replayed)
-        log = _Log()
+        rates = {"actor/learning_rate": rate}
+        if self._critic is not None:
+            rates["critic/learning_rate"] = self._critic.begin(iteration=iteration)
+        return rates
+
+    def _plan(self, rows: Sequence[BatchRow], iteration: int) -> Iterator[list[int]]:
+        """The trajectories of each optimizer step."""
         groups = [None if row.stream == REPLAY else row.trajectory.record.group for row in rows]
         for epoch in range(self._config.batch.ppo_epochs):
             seed = (self._config.run.seed, iteration, epoch)
-            for members in plan_mini_batches(groups, self._config.batch.mini_batch, seed=seed):
-                log.steps += 1
-                chosen = torch.isin(
-                    scored.batch.trajectory, torch.tensor(members, dtype=torch.int64, device=self._actor.device)
-                )
-                self._step(scored.rows(chosen.nonzero()[:, 0]), totals, log, iteration=iteration)
-        drift = scored.drift()
-        metrics |= drift_metrics(drift, totals.replayed, _ages(rows)) | totals.metrics() | log.metrics()
-        metrics["actor/learning_rate"] = rate
-        return UpdateResult(metrics, row_stats(drift, totals, batch.trajectory_ids), log.steps)
+            yield from plan_mini_batches(groups, self._config.batch.mini_batch, seed=seed)
+
+    def _step_both(
+        self, mini: ScoredBatch, totals: UpdateTotals, logs: tuple[_Log, CriticLog], *, iteration: int
+    ) -> None:
+        """The critic's gradient first: a shared backbone takes its part of it in the policy's step."""
+        log, critic_log = logs
+        if self._critic is None:
+            self._step(mini, totals, log, iteration=iteration)
+            return
+        share = 1.0
+        if self._critic.critic.shared:
+            share = 0.0 if log.held else self._config.critic.value_coef
+        loss = self._critic.accumulate(mini, critic_log, backbone_share=share)
+        self._step(mini, totals, log, iteration=iteration)
+        self._critic.step(loss, critic_log, iteration=iteration)
+
+    def _needs_reference(self) -> bool:
+        return self._config.kl.loss_coef > 0 or _rewards_here(self._config)
+
+    def _observe_kl(self, scored: ScoredBatch) -> dict[str, float]:
+        """The KL that the rewards were charged for, told and given to the coefficient."""
+        if not _rewards_here(self._config):
+            return {}
+        metrics = {"actor/kl_coef": self.kl_coef.value}
+        kl = mean_reward_kl(scored, self._config)
+        if kl is not None:
+            metrics["actor/reward_kl"] = kl
+            self.kl_coef.observe(kl, int((~scored.batch.replayed).sum()))
+        return metrics
 
     def observe(self, rows: Sequence[BatchRow]) -> UpdateResult:
         """Score rows in passes of their own, without gradient or a trace in weights, optimizer or random
@@ -131,14 +211,22 @@ class Trainer:
         return means
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The optimizer's tensors (live, not copies) and JSON-able values that say what they belong to."""
-        return self._optimizer.state(), {"optimizer": "adamw"}
+        """The tensors of optimizer and critic (live, not copies) and JSON-able values that say what they belong to."""
+        tensors = self._optimizer.state()
+        values: dict[str, Any] = {"optimizer": "adamw", "kl_coef": self.kl_coef.value}
+        if self._critic is not None:
+            tensors |= {f"{_CRITIC}{name}": tensor for name, tensor in self._critic.state().items()}
+        return tensors, values
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Continue from `state()`, exactly. Raises ValueError for the state of another optimizer or model."""
-        if values != {"optimizer": "adamw"}:
+        if values.get("optimizer") != "adamw":
             raise ValueError(f"optimizer state must be that of adamw, got {values}.")
-        self._optimizer.load_state(tensors)
+        self._optimizer.load_state({k: t for k, t in tensors.items() if not k.startswith(_CRITIC)})
+        critic = {k.removeprefix(_CRITIC): t for k, t in tensors.items() if k.startswith(_CRITIC)}
+        if self._critic is not None:
+            self._critic.load_state(critic)
+        self.kl_coef.value = values.get("kl_coef", self.kl_coef.value)
 
     def _score(self, batch: Batch, *, reference: Actor | None) -> tuple[ScoredBatch, dict[str, float]]:
         """The batch with its old log-probs, and the entropy of the policy on what it has just sampled."""
@@ -166,6 +254,10 @@ class Trainer:
 
     def _step(self, mini: ScoredBatch, totals: UpdateTotals, log: _Log, *, iteration: int) -> None:
         """One optimizer step over the rows of one mini-batch."""
+        log.steps += 1
+        if log.held:
+            log.held_steps += 1
+            return
         step_totals = UpdateTotals(totals.replayed)
         step = accumulate_gradients(self._actor, mini, self._config, totals=step_totals)
         norm = self._optimizer.gradient_norm()
@@ -180,6 +272,11 @@ class Trainer:
             log.skipped_bad_gradient += 1
             return
         totals.merge(step_totals)
+        limit = self._config.kl.early_stop
+        if limit is not None and step.moved is not None and step.moved > limit:
+            self._optimizer.clear_gradients()
+            log.held, log.held_steps = True, log.held_steps + 1
+            return
         if self._config.kl.loss_coef > 0:
             log.kl_losses.append(step.kl)
         if norm == 0.0:
@@ -194,3 +291,23 @@ class Trainer:
 def _ages(rows: Sequence[BatchRow]) -> list[str | None]:
     """The age bucket of each replayed row."""
     return [age_bucket(row.staleness) if row.stream == REPLAY else None for row in rows]
+
+
+def _rewards_here(config: RunConfig) -> bool:
+    """True: the update looks at the KL in the rewards. A fixed penalty on whole trajectories is taken where they are
+    collected."""
+    return config.kl.reward_coef > 0 and (config.algorithm == "ppo" or config.kl.target is not None)
+
+
+def _mean_advantages(scored: ScoredBatch) -> dict[str, float]:
+    """Of each trajectory with a trained token, from a batch whose advantages a critic made."""
+    batch = scored.batch
+    if scored.valued is None:
+        return {}
+    sums = sum_by_trajectory(batch.advantages, batch.trajectory, len(batch.trajectory_ids))
+    counts = sum_by_trajectory(batch.loss_mask, batch.trajectory, len(batch.trajectory_ids))
+    return {
+        name: total / count
+        for name, total, count in zip(batch.trajectory_ids, sums.tolist(), counts.tolist(), strict=True)
+        if count
+    }

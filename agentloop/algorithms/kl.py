@@ -1,27 +1,103 @@
-"""Distance to a reference policy, per token, and its place in the rewards.
+"""Distance to a reference policy: per token, in the rewards, in the loss, and the coefficient that holds it.
 
 Estimators of KL(policy || reference) from tokens the policy sampled (Schulman 2020, "Approximating KL
-divergence").
+divergence"), with d = clamp(log_probs - ref_log_probs, -20, 20) in nats.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from torch import Tensor
 
 from agentloop.algorithms.log_probs import log_ratios
 
+Estimator = Literal["k1", "k2", "k3", "abs"]
+KlGradient = Literal["plain", "straight_through", "importance"]
 
-def k1(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """log_probs - ref_log_probs; nats. Unbiased, may be negative."""
-    return log_probs - ref_log_probs
+_LARGEST_ERROR = 0.2
+"""The adaptive coefficient sees no relative error beyond this (Ziegler et al. 2019)."""
 
 
-def k3(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """exp(d) - d - 1 with d = clamp(ref_log_probs - log_probs, -20, 20); nats, >= 0, and 0 outside `mask`."""
-    difference = log_ratios(ref_log_probs, log_probs, mask)
-    return difference.expm1() - difference
+def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, estimator: Estimator) -> Tensor:
+    """Nats per token; 0 outside `mask`.
+
+    - k1: d. Unbiased, may be negative.
+    - k2: d^2 / 2. Biased, >= 0; its gradient is that of the KL.
+    - k3: exp(-d) - 1 + d. Unbiased, >= 0.
+    - abs: |d|. A distance, no estimate of the KL.
+    """
+    d = log_ratios(log_probs, ref_log_probs, mask)
+    match estimator:
+        case "k1":
+            return d
+        case "k2":
+            return d.square() / 2
+        case "k3":
+            return (-d).expm1() + d
+        case "abs":
+            return d.abs()
+
+
+def kl_loss(
+    log_probs: Tensor,
+    ref_log_probs: Tensor,
+    mask: Tensor,
+    *,
+    anchors: Tensor,
+    estimator: Estimator,
+    gradient: KlGradient,
+) -> Tensor:
+    """The KL as a loss, per token; 0 with gradient 0 outside `mask`.
+
+    An unbiased estimate does not differentiate to an unbiased gradient, as the tokens' distribution moves too. For
+    tokens sampled from the current policy the mean gradient of k1 is 0, that of k3 is the gradient of KL(reference ||
+    policy), and that of k2 the one wanted.
+
+    - plain: of the estimator itself; k3 is GRPO as published (arXiv 2402.03300).
+    - straight_through: the estimator's value with k2's gradient: that of the KL where the current policy sampled.
+    - importance: exp(clamp(log_probs - anchors)) x estimator, gradient through both: for k1 and k3 value and gradient
+      are the KL's for tokens sampled from the policy of `anchors` (DeepSeek-V3.2, arXiv 2512.02556).
+
+    Raises ValueError if reference or anchors require grad.
+    """
+    for name, tensor in (("ref_log_probs", ref_log_probs), ("anchors", anchors)):
+        if tensor.requires_grad:
+            raise ValueError(f"{name} must be detached, got a tensor that requires grad. Call .detach() on it.")
+    estimate = kl_estimate(log_probs, ref_log_probs, mask, estimator)
+    match gradient:
+        case "plain":
+            return estimate
+        case "straight_through":
+            k2 = kl_estimate(log_probs, ref_log_probs, mask, "k2")
+            return estimate.detach() + k2 - k2.detach()
+        case "importance":
+            return log_ratios(log_probs, anchors, mask).exp() * estimate
 
 
 def kl_penalised_rewards(scores: Tensor, kl: Tensor, coef: float) -> Tensor:
     """Token-level rewards: scores - coef x kl; reward units."""
     return scores - coef * kl
+
+
+class KlCoefficient:
+    """`kl.reward_coef` as it stands: fixed, or following the KL (Ziegler et al. 2019, arXiv 1909.08593, 2.2).
+
+    coef <- coef x (1 + clip(kl / target - 1, -0.2, 0.2) x n / horizon) after each iteration of n trajectories. There
+    kl is the sum over a reply; here it is nats per action token, which does not grow with the length of episodes.
+    """
+
+    def __init__(self, coef: float, *, target: float | None, horizon: int) -> None:
+        self.value = coef
+        self._target = target
+        self._horizon = horizon
+
+    @property
+    def adapts(self) -> bool:
+        return self._target is not None
+
+    def observe(self, kl: float, trajectories: int) -> None:
+        """Nats per token, mean over the iteration's tokens. Without a target nothing changes."""
+        if self._target is not None:
+            error = max(-_LARGEST_ERROR, min(_LARGEST_ERROR, kl / self._target - 1.0))
+            self.value *= 1.0 + error * trajectories / self._horizon

@@ -1,27 +1,146 @@
-import math
+"""Estimators, their gradients and the adaptive coefficient against their formulas in plain Python."""
 
+import math
+from typing import get_args
+
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from agentloop.algorithms.kl import k1, k3, kl_penalised_rewards
+from agentloop.algorithms.kl import (
+    Estimator,
+    KlCoefficient,
+    KlGradient,
+    kl_estimate,
+    kl_loss,
+    kl_penalised_rewards,
+)
+
+ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
+GRADIENTS: tuple[KlGradient, ...] = get_args(KlGradient)
 
 
-def test_k1_is_the_difference_in_nats() -> None:
-    torch.testing.assert_close(k1(torch.tensor([-1.0, -3.0]), torch.tensor([-1.5, -1.0])), torch.tensor([0.5, -2.0]))
+def written(estimator: str, d: float) -> tuple[float, float]:
+    """The estimate at d = log policy - log reference, and its derivative by the policy's log-prob."""
+    return {
+        "k1": (d, 1.0),
+        "k2": (d * d / 2, d),
+        "k3": (math.exp(-d) - 1 + d, 1 - math.exp(-d)),
+        "abs": (abs(d), math.copysign(1.0, d)),
+    }[estimator]
 
 
-def test_k3_equals_hand_computed_values_and_ignores_masked_tokens() -> None:
-    log_probs = torch.tensor([[-1.0, -2.0, -1.0, -1.0]], dtype=torch.float64, requires_grad=True)
-    ref = torch.tensor([[-2.0, -2.0, -0.5, math.nan]], dtype=torch.float64)
-    mask = torch.tensor([[True, True, True, False]])
-    value = k3(log_probs, ref, mask)
-    # d = ref - log_prob = -1, 0, 0.5: e^-1 + 1 - 1, 0, e^0.5 - 0.5 - 1
-    assert value[0].tolist() == pytest.approx([math.exp(-1), 0.0, math.exp(0.5) - 1.5, 0.0], abs=1e-12)
-    (gradient,) = torch.autograd.grad(value.sum(), log_probs)
-    # d k3 / d log_prob = 1 - e^d
-    assert gradient[0].tolist() == pytest.approx([1 - math.exp(-1), 0.0, 1 - math.exp(0.5), 0.0], abs=1e-12)
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_kl_loss_and_gradient_equal_the_written_formula(estimator: Estimator, gradient: KlGradient) -> None:
+    rng = np.random.default_rng(5)
+    log_p, ref, anchor = (-rng.uniform(0, 30, 300) for _ in range(3))
+    mask = torch.from_numpy(rng.random(300) < 0.7)
+    current = torch.tensor(log_p, requires_grad=True)
+    tokens = kl_loss(
+        current, torch.tensor(ref), mask, anchors=torch.tensor(anchor), estimator=estimator, gradient=gradient
+    )
+    (slopes,) = torch.autograd.grad(tokens.sum(), current)
+    for i in range(300):
+        value = slope = 0.0
+        if mask[i]:
+            d, log_r = log_p[i] - ref[i], log_p[i] - anchor[i]
+            inside = abs(d) <= 20.0  # beyond the bound a log-ratio stands still
+            value, slope = written(estimator, min(max(d, -20.0), 20.0))
+            slope = slope if inside else 0.0
+            if gradient == "straight_through":
+                slope = d if inside else 0.0
+            if gradient == "importance":
+                r = math.exp(min(max(log_r, -20.0), 20.0))
+                value, slope = r * value, r * slope + (r * value if abs(log_r) <= 20.0 else 0.0)
+        assert tokens[i].item() == pytest.approx(value, rel=1e-6, abs=1e-12)
+        assert slopes[i].item() == pytest.approx(slope, rel=1e-6, abs=1e-12)
+    assert abs(slopes[mask]).max() > 0
+
+
+def mean_gradient(estimator: Estimator, gradient: KlGradient, *, sampled_by: str) -> tuple[float, Tensor, Tensor]:
+    """Over all tokens of a small vocabulary: the mean of the loss and of its gradient by the policy's logits, and the
+    gradient of KL(policy || reference) itself."""
+    generator = torch.Generator().manual_seed(1)
+    logits, ref_logits, other = torch.randn((3, 6), generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    log_p, log_ref, log_q = (torch.log_softmax(x, 0) for x in (logits, ref_logits, other))
+    behavior = log_p.detach() if sampled_by == "policy" else log_q
+    everywhere = torch.ones(6, dtype=torch.bool)
+    tokens = kl_loss(log_p, log_ref, everywhere, anchors=behavior, estimator=estimator, gradient=gradient)
+    mean = (behavior.exp() * tokens).sum()
+    (found,) = torch.autograd.grad(mean, logits, retain_graph=True)
+    kl = (log_p.exp() * (log_p - log_ref)).sum()
+    (wanted,) = torch.autograd.grad(kl, logits)
+    return mean.item() - kl.item(), found, wanted
+
+
+@pytest.mark.parametrize(
+    ("estimator", "gradient", "sampled_by"),
+    [
+        ("k2", "plain", "policy"),
+        ("k1", "straight_through", "policy"),
+        ("k3", "straight_through", "policy"),
+        ("abs", "straight_through", "policy"),
+        ("k1", "importance", "policy"),
+        ("k3", "importance", "policy"),
+        ("k1", "importance", "another policy"),
+        ("k3", "importance", "another policy"),
+    ],
+)
+def test_gradient_correct_forms_have_the_gradient_of_the_kl(
+    estimator: Estimator, gradient: KlGradient, sampled_by: str
+) -> None:
+    bias, found, wanted = mean_gradient(estimator, gradient, sampled_by=sampled_by)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+    assert float(wanted.abs().max()) > 0.1
+    if estimator in ("k1", "k3"):
+        assert bias == pytest.approx(0.0, abs=1e-12)
+
+
+def test_plain_k1_has_no_gradient_on_average_and_plain_k3_another_one() -> None:
+    _, nothing, wanted = mean_gradient("k1", "plain", sampled_by="policy")
+    assert float(nothing.abs().max()) < 1e-12
+    _, other, _ = mean_gradient("k3", "plain", sampled_by="policy")
+    assert float((other - wanted).abs().max()) > 0.05
+
+
+def test_estimates_by_hand() -> None:
+    policy, ref = torch.tensor([-1.0, -3.0, -2.0]), torch.tensor([-1.5, -1.0, math.nan])
+    mask = torch.tensor([True, True, False])
+    # d = 0.5, -2
+    assert kl_estimate(policy, ref, mask, "k1").tolist() == pytest.approx([0.5, -2.0, 0.0])
+    assert kl_estimate(policy, ref, mask, "k2").tolist() == pytest.approx([0.125, 2.0, 0.0])
+    # e^-0.5 - 1 + 0.5 = 0.1065; e^2 - 1 - 2 = 4.3891
+    assert kl_estimate(policy, ref, mask, "k3").tolist() == pytest.approx([0.10653, 4.38906, 0.0], abs=1e-5)
+    assert kl_estimate(policy, ref, mask, "abs").tolist() == pytest.approx([0.5, 2.0, 0.0])
+
+
+@pytest.mark.parametrize("name", ["ref_log_probs", "anchors"])
+def test_kl_loss_refuses_a_reference_or_anchors_with_a_gradient(name: str) -> None:
+    tensors = {"ref_log_probs": torch.zeros(1), "anchors": torch.zeros(1)}
+    tensors[name].requires_grad_()
+    with pytest.raises(ValueError, match=f"{name} must be detached"):
+        kl_loss(torch.zeros(1), mask=torch.tensor([True]), **tensors, estimator="k3", gradient="plain")
 
 
 def test_rewards_are_scores_less_the_penalty() -> None:
     rewards = kl_penalised_rewards(torch.tensor([0.0, 1.0]), torch.tensor([0.5, -0.5]), 0.1)
     torch.testing.assert_close(rewards, torch.tensor([-0.05, 1.05]))
+
+
+def test_adaptive_coefficient_follows_the_kl_within_its_bounds() -> None:
+    coefficient = KlCoefficient(0.1, target=0.05, horizon=1000)
+    coefficient.observe(0.055, 100)  # 10 % above: 0.1 x (1 + 0.1 x 100 / 1000)
+    assert coefficient.value == pytest.approx(0.101)
+    coefficient.observe(5.0, 100)  # counts as 20 % above: x 1.02
+    assert coefficient.value == pytest.approx(0.101 * 1.02)
+    coefficient.observe(0.0, 100)  # 20 % below: x 0.98
+    assert coefficient.value == pytest.approx(0.101 * 1.02 * 0.98)
+
+
+def test_fixed_coefficient_stays() -> None:
+    coefficient = KlCoefficient(0.1, target=None, horizon=1000)
+    coefficient.observe(5.0, 100)
+    assert coefficient.value == 0.1

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from agentloop.config import OptimizerSection
+from agentloop.learning_config import OptimizerSection
 from agentloop.optimizer import PolicyOptimizer, learning_rate
 
 

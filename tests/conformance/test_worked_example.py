@@ -6,7 +6,7 @@ import torch
 from agentloop.algorithms.advantages import returns
 from agentloop.algorithms.aggregation import token_weights
 from agentloop.algorithms.heterogeneous import ClipRange, heterogeneous_loss
-from agentloop.algorithms.kl import k1, kl_penalised_rewards
+from agentloop.algorithms.kl import kl_estimate, kl_penalised_rewards
 from agentloop.algorithms.log_probs import predictions
 
 OLD = torch.tensor([[-0.12, -0.08, -0.15, -0.10, -0.05, -0.02]], dtype=torch.float64)
@@ -18,11 +18,13 @@ MASK = torch.ones(1, 6, dtype=torch.bool)
 
 
 def test_kl_per_token_is_old_minus_reference() -> None:
-    assert k1(OLD, REF)[0].tolist() == pytest.approx([0.03, 0.02, 0.03, 0.02, 0.03, 0.01], abs=1e-12)
+    assert kl_estimate(OLD, REF, MASK, "k1")[0].tolist() == pytest.approx(
+        [0.03, 0.02, 0.03, 0.02, 0.03, 0.01], abs=1e-12
+    )
 
 
 def test_rewards_are_the_score_less_the_kl_penalty() -> None:
-    rewards = kl_penalised_rewards(SCORES, k1(OLD, REF), 0.01)
+    rewards = kl_penalised_rewards(SCORES, kl_estimate(OLD, REF, MASK, "k1"), 0.01)
     expected = [-0.0003, -0.0002, -0.0003, -0.0002, -0.0003, 0.9999]
     assert rewards[0].tolist() == pytest.approx(expected, abs=1e-12)
 

@@ -1,0 +1,79 @@
+"""Advantages from a critic, over the action tokens of whole trajectories."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    *,
+    response_mask: Tensor,
+    trajectory: Tensor,
+    bootstrap: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Generalised advantage estimates (Schulman et al. 2016, arXiv 1506.02438), [B, T]; 0 but on action tokens.
+
+    A_k = sum over l >= 0 of (gamma gae_lambda)^l delta_{k+l} with delta_k = r_k + gamma V_{k+1} - V_k. k counts the
+    action tokens of a trajectory alone, in order over its rows: what tools and users wrote takes no time. V_k is the
+    value before token k. `bootstrap` [N] is the value behind the last action token: 0 where the episode ended.
+    `trajectory` [B] is each row's; rows of one trajectory must be in their order. Reward units.
+    """
+    rows, columns = response_mask.nonzero(as_tuple=True)
+    owners, places, lengths = _in_order(trajectory[rows], len(bootstrap))
+    if len(rows) == 0:
+        return torch.zeros_like(values)
+    table = torch.zeros((2, len(bootstrap), int(lengths.max())), dtype=torch.float64, device=values.device)
+    table[0, owners, places] = rewards[rows, columns].double()
+    table[1, owners, places] = values[rows, columns].double()
+    advantages = torch.zeros_like(table[0])
+    later = torch.zeros_like(advantages[:, 0])
+    following = bootstrap.double()
+    for k in range(table.shape[2] - 1, -1, -1):
+        there = k < lengths
+        delta = table[0, :, k] + gamma * following - table[1, :, k]
+        later = torch.where(there, delta + gamma * gae_lambda * later, later)
+        following = torch.where(there, table[1, :, k], following)
+        advantages[:, k] = later
+    result = torch.zeros_like(values)
+    result[rows, columns] = advantages[owners, places].to(values.dtype)
+    return result
+
+
+def at_last_action_token(scores: Tensor, response_mask: Tensor, trajectory: Tensor) -> Tensor:
+    """[B, T] rewards from scores [N] of trajectories: all of it at the last action token, over all rows.
+
+    A trajectory without an action token keeps its score to itself.
+    """
+    rows, columns = response_mask.nonzero(as_tuple=True)
+    owners, places, lengths = _in_order(trajectory[rows], len(scores))
+    last = places == lengths[owners] - 1
+    rewards = torch.zeros(response_mask.shape, dtype=scores.dtype, device=scores.device)
+    rewards[rows[last], columns[last]] = scores[owners[last]]
+    return rewards
+
+
+def _in_order(owners: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of action tokens in batch order: their trajectories, their numbers within them; and each one's tokens [N]."""
+    lengths = torch.bincount(owners, minlength=count)
+    order = torch.argsort(owners, stable=True)
+    begins = lengths.cumsum(0) - lengths
+    places = torch.empty_like(owners)
+    places[order] = torch.arange(len(owners), device=owners.device) - begins[owners[order]]
+    return owners, places, lengths
+
+
+def whitened(advantages: Tensor, mask: Tensor, population: Tensor) -> Tensor:
+    """(A - mean) / (std + 1e-8) where `mask`, 0 elsewhere; mean and standard deviation (n - 1) are of `population`.
+
+    Without two different advantages in the population there is no scale: then A stays as it is.
+    """
+    known = advantages[population].double()
+    if len(known) < 2 or bool((known == known[0]).all()):
+        return torch.where(mask, advantages, 0.0)
+    scaled = (advantages.double() - known.mean()) / (known.std() + 1e-8)
+    return torch.where(mask, scaled, 0.0).to(advantages.dtype)

@@ -1,0 +1,86 @@
+"""What a run can be told about how weights are moved: optimizers, the critic, the distance kept to a reference."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentloop.config_section import Fraction, NonNegative, Positive, PositiveFloat, Section
+
+
+class OptimizerSection(Section):
+    learning_rate: PositiveFloat = Field(1.5e-3, description="Peak learning rate of AdamW.")
+    warmup_iterations: int = Field(0, ge=0, description="Iterations over which the learning rate rises.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "cosine", description="Course of the learning rate after that."
+    )
+    final_factor: Fraction = Field(0.1, description="Learning rate at the end, as a share of the peak.")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's betas.")
+    weight_decay: NonNegative = Field(0.0, description="AdamW's weight decay.")
+    max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this norm.")
+    on_bad_gradient: Literal["skip", "stop"] = Field(
+        "stop", description="A NaN or infinite loss or gradient: skip the step and count it, or stop the run."
+    )
+
+
+class CriticSection(Section):
+    """Of `algorithm: ppo`; no other algorithm has a critic."""
+
+    backbone: Literal["own", "shared"] = Field(
+        "own",
+        description="own: a copy of the starting policy under a value head; shared: a value head on the policy itself.",
+    )
+    gamma: Fraction = Field(1.0, description="Discount per action token.")
+    gae_lambda: Fraction = Field(0.95, description="GAE's lambda: 0 trusts the critic, 1 only what was earned.")
+    bootstrap_truncated: bool = Field(
+        True,
+        description="An episode that a limit cut off goes on in the critic's eyes: its value stands for the rest; "
+        "false: it ends there with what it earned. See docs/algorithms.md.",
+    )
+    value_clip: PositiveFloat | None = Field(
+        0.5, description="Values more than this away from those before the update are clipped; null: off."
+    )
+    value_coef: NonNegative = Field(
+        0.0, description="Share of the value loss's gradient that reaches a shared backbone; 0: only the head learns."
+    )
+    train_on: Literal["fresh", "both"] = Field(
+        "fresh",
+        description="Rows the critic learns from; both: from replayed ones too, which are a selection if "
+        "replay.successful_only.",
+    )
+    whiten_advantages: bool = Field(
+        True, description="Advantages less their mean, over their standard deviation, both of the fresh rows."
+    )
+    warmup_iterations: int = Field(0, ge=0, description="First iterations in which only the critic learns.")
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="The critic's own AdamW.")
+
+
+class KlSection(Section):
+    loss_coef: NonNegative = Field(0.0, description="Weight of the KL to the reference in the loss.")
+    loss_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k3", description="Its estimator; see docs/algorithms.md.")
+    loss_gradient: Literal["plain", "straight_through", "importance"] = Field(
+        "plain",
+        description="Its gradient. plain: the estimator's own (of k1: nothing on average); straight_through: k2's, "
+        "which is the KL's for fresh tokens; importance: the KL's for replayed tokens too (k1, k3).",
+    )
+    reward_coef: NonNegative = Field(
+        0.0, description="Weight of the per-token KL to the reference taken off the rewards."
+    )
+    reward_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="Its estimator.")
+    target: PositiveFloat | None = Field(
+        None,
+        description="Adaptive reward_coef: it rises while the KL per fresh action token is above this and falls while "
+        "below; null: fixed.",
+    )
+    horizon: Positive = Field(10_000, description="Trajectories over which the adaptive coefficient can change e-fold.")
+    early_stop: PositiveFloat | None = Field(
+        None,
+        description="The policy makes no more steps in an iteration once it is this far from where it began, in nats "
+        "per fresh trained token; null: never.",
+    )
+    reference: Literal["auto", "copy", "adapter_off"] = Field(
+        "auto",
+        description="copy: the starting policy, frozen; adapter_off: the policy without its adapters; auto: "
+        "adapter_off for a model with adapters.",
+    )

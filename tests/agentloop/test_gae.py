@@ -1,0 +1,117 @@
+"""GAE against the sum it is defined by, written out trajectory by trajectory in plain Python."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from agentloop.algorithms.gae import at_last_action_token, gae, whitened
+
+
+def ragged(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Rewards, values, response mask, trajectory, bootstrap: one to three rows a trajectory, action tokens anywhere."""
+    rng = np.random.default_rng(seed)
+    owners = [n for n in range(5) for _ in range(int(rng.integers(1, 4)))]
+    shape = (len(owners), 11)
+    mask = torch.from_numpy(rng.random(shape) < 0.5)
+    mask[:, 0] = False
+    mask[owners.index(3)] = False  # a row without an action token
+    rewards, values = (torch.from_numpy(rng.normal(0, 10.0, shape)) for _ in range(2))
+    return rewards, values, mask, torch.tensor(owners), torch.from_numpy(rng.normal(0, 10.0, 5))
+
+
+def brute_force(
+    rewards: Tensor, values: Tensor, mask: Tensor, owners: Tensor, last: Tensor, *, g: float, lam: float
+) -> list[list[float]]:
+    """A_k = sum_{l=0}^{K-1-k} (g lam)^l (r_{k+l} + g V_{k+l+1} - V_{k+l}), each sum anew."""
+    result = [[0.0] * rewards.shape[1] for _ in range(len(owners))]
+    for n in range(len(last)):
+        cells = [
+            (i, t) for i in range(len(owners)) if owners[i] == n for t in range(rewards.shape[1]) if bool(mask[i, t])
+        ]
+        r = [rewards[c].item() for c in cells]
+        v = [values[c].item() for c in cells] + [last[n].item()]
+        for k, (i, t) in enumerate(cells):
+            result[i][t] = math.fsum(
+                (g * lam) ** step * (r[k + step] + g * v[k + step + 1] - v[k + step]) for step in range(len(cells) - k)
+            )
+    return result
+
+
+@pytest.mark.parametrize(("gamma", "gae_lambda"), [(1.0, 1.0), (1.0, 0.95), (0.9, 0.7), (0.99, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize("seed", range(4))
+def test_gae_equals_the_written_sum(seed: int, gamma: float, gae_lambda: float) -> None:
+    rewards, values, mask, owners, bootstrap = ragged(seed)
+    found = gae(
+        rewards,
+        values,
+        response_mask=mask,
+        trajectory=owners,
+        bootstrap=bootstrap,
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+    )
+    written = brute_force(rewards, values, mask, owners, bootstrap, g=gamma, lam=gae_lambda)
+    torch.testing.assert_close(found, torch.tensor(written, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    assert not found[~mask].any()
+
+
+def one(rewards: list[float], values: list[float], mask: str, *, behind: float = 0.0, lam: float = 0.5) -> list[float]:
+    found = gae(
+        torch.tensor([rewards], dtype=torch.float64),
+        torch.tensor([values], dtype=torch.float64),
+        response_mask=torch.tensor([[letter == "l" for letter in mask]]),
+        trajectory=torch.tensor([0]),
+        bootstrap=torch.tensor([behind], dtype=torch.float64),
+        gamma=1.0,
+        gae_lambda=lam,
+    )
+    result: list[float] = found[0].tolist()
+    return result
+
+
+def test_gae_skips_tokens_of_tools_as_if_they_were_not_there() -> None:
+    # Deltas of the three action tokens: 0.5 - 0.2 = 0.3, 0.9 - 0.5 = 0.4, 1 - 0.9 = 0.1; lambda 0.5:
+    # A_2 = 0.1, A_1 = 0.4 + 0.05 = 0.45, A_0 = 0.3 + 0.225 = 0.525.
+    without = one([0, 0, 0, 1.0], [0, 0.2, 0.5, 0.9], "ulll")
+    assert without == pytest.approx([0.0, 0.525, 0.45, 0.1])
+    tools = one([0, 0, 7.0, 7.0, 0, 1.0], [0, 0.2, -9.0, 9.0, 0.5, 0.9], "uleell")
+    assert tools == pytest.approx([0.0, 0.525, 0.0, 0.0, 0.45, 0.1])
+
+
+def test_gae_of_a_cut_off_episode_goes_on_with_the_value_it_was_left_at() -> None:
+    # Ended: delta = 0 + 0 - 0.6. Cut off in a state worth 0.8: 0 + 0.8 - 0.6.
+    assert one([0, 0], [0, 0.6], "ul") == pytest.approx([0.0, -0.6])
+    assert one([0, 0], [0, 0.6], "ul", behind=0.8) == pytest.approx([0.0, 0.2])
+
+
+def test_gae_with_lambda_one_is_return_less_value_and_with_lambda_zero_one_delta() -> None:
+    assert one([0, 0, 0, 1.0], [0, 0.2, 0.5, 0.9], "ulll", lam=1.0) == pytest.approx([0.0, 0.8, 0.5, 0.1])
+    assert one([0, 0, 0, 1.0], [0, 0.2, 0.5, 0.9], "ulll", lam=0.0) == pytest.approx([0.0, 0.3, 0.4, 0.1])
+
+
+def test_score_stands_at_the_last_action_token_over_all_rows() -> None:
+    mask = torch.tensor([[False, True, True, False], [False, True, False, False], [False, False, False, False]])
+    # Trajectory 0 has rows 0 and 1; trajectory 1 says nothing.
+    rewards = at_last_action_token(torch.tensor([0.75, 0.5]), mask, torch.tensor([0, 0, 1]))
+    assert rewards.tolist() == [[0.0] * 4, [0.0, 0.75, 0.0, 0.0], [0.0] * 4]
+
+
+def test_gae_of_a_batch_without_action_tokens_is_zero() -> None:
+    assert one([1.0, 1.0], [1.0, 1.0], "ue") == [0.0, 0.0]
+
+
+def test_whitened_advantages_have_the_populations_mean_and_deviation() -> None:
+    advantages = torch.tensor([[1.0, 3.0, 5.0, 9.0]], dtype=torch.float64)
+    fresh = torch.tensor([[True, True, True, False]])
+    mask = torch.tensor([[True, True, True, True]])
+    # Mean 3, sample standard deviation sqrt((4 + 0 + 4) / 2) = 2; the fourth is measured by the others.
+    assert whitened(advantages, mask, fresh)[0].tolist() == pytest.approx([-1.0, 0.0, 1.0, 3.0])
+
+
+def test_whitening_makes_no_signal_out_of_equal_advantages() -> None:
+    equal = torch.full((1, 3), 0.3)
+    mask = torch.tensor([[True, True, False]])
+    assert whitened(equal, mask, mask)[0].tolist() == pytest.approx([0.3, 0.3, 0.0])
