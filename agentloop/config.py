@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from agentloop.config_section import Fraction, NonNegative, Positive, PositiveFloat, Section
 from agentloop.context_parts import author_table, check_parser_name, make_strategy
-from agentloop.learning_config import CriticSection, KlSection, OptimizerSection
+from agentloop.learning_config import CriticSection, KlSection, OptimizerSection, check_learning
 from agentloop.loss_config import AdvantageSection, LossSection
 from agentloop.mixing_config import EssSection, ScheduleSection, StartSection, check_mixing, mix_rule
 from agentloop.sampling_config import SamplingSection
@@ -346,18 +346,13 @@ class RunConfig(Section):
                 "loss.norm_length must be a number of tokens when loss.aggregation is seq-mean-token-sum-norm, "
                 "got null. Set it, for example to context.max_tokens."
             )
-        if self.kl.target is not None and self.kl.reward_coef == 0.0:
-            raise ValueError(
-                f"kl.reward_coef must be > 0 when kl.target is set ({self.kl.target}), for it is where the adaptive "
-                "coefficient begins, got 0. Set it, for example to 0.05."
-            )
         if self.replay.weight != 1.0 and self.loss.normalise != "per_stream":
             raise ValueError(
                 f"replay.weight must be 1 when loss.normalise is joint, got {self.replay.weight}. "
                 "Set loss.normalise: per_stream."
             )
         check_mixing(self)
-        self._critic_agrees()
+        check_learning(self)
         self.replay.check_groups(self.replay.unit)
         self._log_probs_are_there()
         if self.batch.group_size > self.batch.trajectories:
@@ -390,27 +385,6 @@ class RunConfig(Section):
             raise ValueError(
                 f"kl.reward_coef must be 0 when {why}, whose log-probs count as missing, "
                 f"got {self.kl.reward_coef}. Use kl.loss_coef."
-            )
-
-    def _critic_agrees(self) -> None:
-        """What only a critic knows of is not said without one, and what only groups know of not with one."""
-        if self.algorithm != "ppo":
-            named = next((name for name, value in self.critic if value != getattr(CriticSection(), name)), None)
-            if named is not None:
-                raise ValueError(
-                    f"critic.{named} must have its default when algorithm is {self.algorithm}, which has no critic, "
-                    f"got {getattr(self.critic, named)}. Take it out, or set algorithm: ppo."
-                )
-            return
-        if self.replay.complete_zero_variance:
-            raise ValueError(
-                "replay.complete_zero_variance must be false when algorithm is ppo, whose advantages are not of "
-                "groups, got true. Take it out."
-            )
-        if self.critic.value_coef > 0 and self.critic.backbone == "own":
-            raise ValueError(
-                f"critic.value_coef must be 0 when critic.backbone is own, for then all of it learns, "
-                f"got {self.critic.value_coef}. Set critic.backbone: shared, or take it out."
             )
 
     def mix_rule(self) -> MixRule:

@@ -164,8 +164,8 @@ def _unknown(path: KeyPath) -> str:
     known = dotted_keys()
     close = difflib.get_close_matches(dotted, known, n=1, cutoff=0.6)
     # A key in the wrong section or at the top: compare the last part alone.
-    last = {key.rsplit(".", 1)[1]: key for key in reversed(known)}
-    elsewhere = difflib.get_close_matches(dotted.rsplit(".", 1)[-1], last, n=1, cutoff=0.8)
+    last = {key.rpartition(".")[2]: key for key in reversed(known)}
+    elsewhere = difflib.get_close_matches(dotted.rpartition(".")[2], last, n=1, cutoff=0.8)
     similar = close[0] if close else last[elsewhere[0]] if elsewhere else None
     advice = f"Did you mean {similar}?" if similar else _keys_of(path[:-1])
     return f"{dotted} must be a known key, got an unknown one. {advice}"

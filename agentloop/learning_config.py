@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from agentloop.config_section import Fraction, NonNegative, Positive, PositiveFloat, Section
+
+if TYPE_CHECKING:
+    from agentloop.config import RunConfig
 
 
 class OptimizerSection(Section):
@@ -84,3 +87,30 @@ class KlSection(Section):
         description="copy: the starting policy, frozen; adapter_off: the policy without its adapters; auto: "
         "adapter_off for a model with adapters.",
     )
+
+
+def check_learning(config: RunConfig) -> None:
+    """What only a critic knows of is not said without one, what only groups know of not with one; and the KL."""
+    critic, kl = config.critic, config.kl
+    if config.algorithm != "ppo":
+        named = next((name for name, value in critic if value != getattr(CriticSection(), name)), None)
+        if named is not None:
+            raise ValueError(
+                f"critic.{named} must have its default when algorithm is {config.algorithm}, which has no critic, "
+                f"got {getattr(critic, named)}. Take it out, or set algorithm: ppo."
+            )
+    elif config.replay.complete_zero_variance:
+        raise ValueError(
+            "replay.complete_zero_variance must be false when algorithm is ppo, whose advantages are not of groups, "
+            "got true. Take it out."
+        )
+    if critic.value_coef > 0 and critic.backbone == "own":
+        raise ValueError(
+            f"critic.value_coef must be 0 when critic.backbone is own, for then all of it learns, "
+            f"got {critic.value_coef}. Set critic.backbone: shared, or take it out."
+        )
+    if kl.target is not None and kl.reward_coef == 0.0:
+        raise ValueError(
+            f"kl.reward_coef must be > 0 when kl.target is set ({kl.target}), for it is where the adaptive "
+            "coefficient begins, got 0. Set it, for example to 0.05."
+        )

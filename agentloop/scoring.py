@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.diagnostics import Drift, trajectory_drift
+from agentloop.algorithms.log_probs import log_ratios
 from agentloop.batch import Batch
 from agentloop.mini_batches import cut_micro_batches
 from agentloop.models.actor import Actor
@@ -53,6 +54,13 @@ class ScoredBatch:
             None if ref is None else ref[positions, :width],
             None if valued is None else valued.rows(positions, width),
         )
+
+    def token_drift(self) -> Tensor:
+        """exp(old - behavior) of every action token, [B, T]; NaN elsewhere and where behavior is not known."""
+        batch = self.batch
+        known = batch.response_mask & ~batch.behavior_log_probs.isnan()
+        logs = log_ratios(self.old_log_probs, batch.behavior_log_probs.to(self.old_log_probs.dtype), known)
+        return torch.where(known, logs.exp(), torch.nan)
 
     def drift(self) -> Drift:
         """Of every trajectory of the batch."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.diagnostics import sum_by_trajectory
+from agentloop.algorithms.diagnostics import Drift, sum_by_trajectory
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.batch import Batch, BatchRow, build_batch
 from agentloop.config import RunConfig
@@ -23,7 +23,7 @@ from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.optimizer import PolicyOptimizer, learning_rate
 from agentloop.scoring import ScoredBatch, score
-from agentloop.update_stats import RowStats, UpdateTotals, age_bucket, drift_metrics, row_stats
+from agentloop.update_stats import RowStats, UpdateTotals, age_bucket, drift_metrics, drift_quantiles, row_stats
 from context.authors import AuthorTable
 from replay.records import FRESH, REPLAY, Trajectory
 
@@ -133,7 +133,7 @@ class Trainer:
             mini = scored.rows(chosen.nonzero()[:, 0])
             self._step_both(mini, totals, (log, critic_log), iteration=iteration)
         drift = scored.drift()
-        metrics |= drift_metrics(drift, totals.replayed, _ages(rows)) | totals.metrics() | log.metrics() | rates
+        metrics |= _drift_metrics(scored, drift, rows) | totals.metrics() | log.metrics() | rates
         if self._critic is not None:
             metrics |= critic_log.metrics()
         metrics |= self._observe_kl(scored)
@@ -197,7 +197,7 @@ class Trainer:
         drift = scored.drift()
         totals = UpdateTotals(scored.batch.replayed)
         totals.observe(drift)
-        metrics = drift_metrics(drift, totals.replayed, _ages(rows)) | totals.metrics()
+        metrics = _drift_metrics(scored, drift, rows) | totals.metrics()
         return UpdateResult(metrics, row_stats(drift, totals, scored.batch.trajectory_ids), 0)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
@@ -286,6 +286,11 @@ class Trainer:
             return
         log.gradient_norms.append(norm)
         self._optimizer.step(norm)
+
+
+def _drift_metrics(scored: ScoredBatch, drift: Drift, rows: Sequence[BatchRow]) -> dict[str, float]:
+    quantiles = drift_quantiles(scored.token_drift(), scored.batch.replay_mask)
+    return drift_metrics(drift, scored.batch.replayed, _ages(rows)) | quantiles
 
 
 def _ages(rows: Sequence[BatchRow]) -> list[str | None]:

@@ -80,12 +80,15 @@ def _resumed_folder(config: RunConfig) -> RunFolder:
     folder = latest_run_folder(Path(config.run.folder), config.run.name)
     for key, mine in to_plain(folder.config).items():
         theirs = to_plain(config)[key]
-        if mine != theirs:
+        if mine == theirs:
+            continue
+        if isinstance(mine, dict):
             name = next(n for n in mine if mine[n] != theirs.get(n))
-            raise UserError(
-                f"{key}.{name} must be the run's own when resuming {folder.path} ({mine[name]!r}), "
-                f"got {theirs.get(name)!r}. Take it back, or start a new run without --resume."
-            )
+            key, mine, theirs = f"{key}.{name}", mine[name], theirs.get(name)
+        raise UserError(
+            f"{key} must be the run's own when resuming {folder.path} ({mine!r}), "
+            f"got {theirs!r}. Take it back, or start a new run without --resume."
+        )
     return folder
 
 

@@ -16,6 +16,8 @@ ESS_BY_AGE = "actor/replay/ess/age_"
 """Begins the names of the ESS metrics of the replay stream's age buckets."""
 _STREAMS = ((FRESH, False), (REPLAY, True))
 """Name, and whether its rows are replayed."""
+_QUANTILES = (1, 50, 99)
+"""Percent."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class UpdateTotals:
         self.scored = zeros.clone()
         """Trained tokens of the gradient passes: the denominator of ratios and approx_kl."""
         self.ratio = zeros.clone()
-        self.ratio_min = torch.full_like(zeros, torch.inf)
-        self.ratio_max = torch.full_like(zeros, -torch.inf)
+        self.ratios: list[tuple[Tensor, Tensor]] = []
+        """Of each pass: ratios [B, T] float32, NaN where not trained, and whether their rows are replayed, [B]."""
         self.approx_kl = zeros.clone()
         self.pg_loss = zeros.clone()
         """Token losses weighted as if the stream were alone in its optimizer step."""
@@ -76,17 +78,13 @@ class UpdateTotals:
         self.ratio += sum_by_trajectory(ratios * loss_mask, trajectory, count)
         self.approx_kl += sum_by_trajectory(surprise * loss_mask, trajectory, count)
         self.pg_loss += sum_by_trajectory(result.policy.loss.detach() * weights, trajectory, count)
-        lowest = torch.where(loss_mask, ratios, torch.inf).amin(dim=1)
-        highest = torch.where(loss_mask, ratios, -torch.inf).amax(dim=1)
-        self.ratio_min.scatter_reduce_(0, trajectory, lowest, "amin")
-        self.ratio_max.scatter_reduce_(0, trajectory, highest, "amax")
+        self.ratios.append((torch.where(loss_mask, ratios, torch.nan).float(), self.replayed[trajectory]))
 
     def merge(self, step: UpdateTotals) -> None:
         """Take over the sums of one optimizer step."""
         for name in ("trained", "clipped", "clipped_lower", "scored", "ratio", "approx_kl", "pg_loss"):
             getattr(self, name).add_(getattr(step, name))
-        self.ratio_min = torch.minimum(self.ratio_min, step.ratio_min)
-        self.ratio_max = torch.maximum(self.ratio_max, step.ratio_max)
+        self.ratios += step.ratios
         for replayed, steps in step.steps.items():
             self.steps[replayed] += steps
 
@@ -108,9 +106,14 @@ class UpdateTotals:
                 metrics[f"actor/{stream}/approx_kl"] = float(self.approx_kl[rows].sum()) / scored
             if trained and scored:
                 metrics[f"actor/{stream}/ratio_mean"] = float(self.ratio[rows].sum()) / scored
-                metrics[f"actor/{stream}/ratio_min"] = float(self.ratio_min[rows].min())
-                metrics[f"actor/{stream}/ratio_max"] = float(self.ratio_max[rows].max())
+                metrics |= _spread(f"actor/{stream}/ratio", self._ratios_of(replayed))
         return metrics
+
+    def _ratios_of(self, replayed: bool) -> Tensor:
+        """[n], of all trained tokens of one stream in all passes."""
+        chosen = [ratios[rows == replayed].flatten() for ratios, rows in self.ratios]
+        together = torch.cat(chosen)
+        return together[~together.isnan()]
 
 
 def drift_metrics(drift: Drift, replayed: Tensor, ages: Sequence[str | None]) -> dict[str, float]:
@@ -131,6 +134,26 @@ def drift_metrics(drift: Drift, replayed: Tensor, ages: Sequence[str | None]) ->
         rows = torch.tensor([counts and own == age for own, counts in zip(ages, old, strict=True)])
         metrics[f"{ESS_BY_AGE}{age}"] = effective_sample_size(drift.weight[rows.to(drift.weight.device)])
     return metrics
+
+
+def drift_quantiles(drift: Tensor, replay_mask: Tensor) -> dict[str, float]:
+    """Of each stream's action tokens; `drift` [B, T] is NaN where there is none or it is not known."""
+    metrics: dict[str, float] = {}
+    for stream, flag in _STREAMS:
+        values = drift[replay_mask == flag].flatten()
+        known = values[~values.isnan()]
+        if len(known):
+            spread = _spread(f"actor/{stream}/drift", known)
+            metrics |= {name: value for name, value in spread.items() if not name.endswith(("_min", "_max"))}
+    return metrics
+
+
+def _spread(name: str, values: Tensor) -> dict[str, float]:
+    """Smallest, largest and quantiles of [n] values. Quantile q is the value of rank ceil(q n): one that occurred."""
+    ordered = values.sort().values
+    ranks = {percent: -(-percent * len(values) // 100) - 1 for percent in _QUANTILES}
+    found = {f"p{percent:02d}": ordered[rank] for percent, rank in ranks.items()}
+    return {f"{name}_{key}": float(value) for key, value in {"min": ordered[0], "max": ordered[-1], **found}.items()}
 
 
 def age_bucket(staleness: int | None) -> str:

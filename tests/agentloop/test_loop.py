@@ -189,6 +189,34 @@ def test_resumed_run_ends_like_the_unbroken_one(
     assert same_bits(parameters(second.folder), parameters(finished[0].folder))
 
 
+def test_resumed_run_with_a_critic_ends_like_the_unbroken_one(tmp_path: Path, qwen2: Path) -> None:
+    kl = {"reward_coef": 0.05, "target": 0.01, "horizon": 100}
+    sections: dict[str, Any] = {"kl": kl, "batch": {"ppo_epochs": 2}}
+
+    def config(folder: Path) -> RunConfig:
+        plain = small_config(folder, qwen2, **sections).model_dump()
+        return RunConfig.model_validate({**plain, "algorithm": "ppo"})
+
+    unbroken_display, resumed_display = SilentDisplay(), SilentDisplay()
+    unbroken = train(config(tmp_path / "a"), display=unbroken_display)
+    first = train(config(tmp_path / "b"), display=_StopAfter(1))
+    assert first.iterations == 1
+    resumed = train(config(tmp_path / "b"), resume=True, display=resumed_display)
+    assert same_bits(parameters(resumed.folder), parameters(unbroken.folder))
+    assert untimed(resumed_display.iterations) == untimed(unbroken_display.iterations[1:])
+    checkpoints = [
+        load_file(run.folder / "checkpoints" / "000003" / "state.safetensors") for run in (resumed, unbroken)
+    ]
+    assert same_bits(*checkpoints)
+    assert any(name.startswith("critic.weights/backbone") for name in checkpoints[0])
+    last = unbroken_display.iterations[-1]
+    assert {"critic/vf_loss", "critic/explained_variance", "actor/kl_coef", "actor/reward_kl"} <= last.keys()
+    # What the draws say a row was trained with is what the critic made of it.
+    database = unbroken.folder / "replay.sqlite"
+    query = "select count(*) from draws d join trajectories t on t.id = d.trajectory where d.advantage != t.advantage"
+    assert rows(database, query) > [(0,)]
+
+
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, qwen2: Path) -> None:
     first = train(small_config(tmp_path, qwen2), display=SilentDisplay())
     before = parameters(first.folder)
@@ -203,6 +231,11 @@ def test_resume_refuses_another_configuration(tmp_path: Path, qwen2: Path) -> No
         UserError, match=r"replay\.fraction must be the run's own when resuming .*small-001 \(0\.25\), got 0\.5"
     ):
         train(small_config(tmp_path, qwen2, replay={"fraction": 0.5}), resume=True, display=SilentDisplay())
+    other = small_config(tmp_path, qwen2).model_copy(update={"algorithm": "ppo"})
+    with pytest.raises(
+        UserError, match=r"algorithm must be the run's own when resuming .*small-001 \('grpo'\), got 'ppo'"
+    ):
+        train(other, resume=True, display=SilentDisplay())
 
 
 def test_resume_without_a_run_says_so(tmp_path: Path, qwen2: Path) -> None:

@@ -2,6 +2,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -172,7 +173,8 @@ def test_metrics_of_a_stream_without_rows_are_absent() -> None:
         "ratio_min",
         "ratio_max",
     }
-    names |= {"drift_mean", "drift_max", "ess"}
+    quantiles = {f"{name}_p{percent}" for name in ("ratio", "drift") for percent in ("01", "50", "99")}
+    names |= {"drift_mean", "drift_max", "ess", *quantiles}
     shared = {
         "actor/grad_norm",
         "actor/learning_rate",
@@ -223,11 +225,28 @@ def test_pg_loss_is_the_mean_over_the_steps_that_had_the_stream() -> None:
     assert result.metrics["actor/replay/pg_loss"] == pytest.approx(-0.5, abs=1e-6)
 
 
+def test_quantiles_are_those_of_the_streams_own_tokens() -> None:
+    """Five known drifts and a stream beside them that must not matter."""
+    actor = tiny_actor()
+    (exact,) = sampled_by(actor, [row("r", segment("uulllll", seed=3), stream="replay")])
+    part = exact.trajectory.segments[0]
+    behavior = part.tokens.behavior_log_probs.copy()
+    behavior[2:] -= np.log(np.array([3.0, 1.0, 5.0, 2.0, 4.0], np.float32))  # drift = exp(old - behavior)
+    moved = replace(part, tokens=replace(part.tokens, behavior_log_probs=behavior))
+    rows = [replace(exact, trajectory=replace(exact.trajectory, segments=(moved,))), *mixed_rows(replayed=0)]
+    metrics = trainer(actor, run_config(batch={"mini_batch": 100})).update(rows, iteration=1).metrics
+    # Ranks ceil(0.01 x 5) = 1, ceil(0.5 x 5) = 3 and ceil(0.99 x 5) = 5 of 1, 2, 3, 4, 5; the anchor is behavior,
+    # and the first step's ratios are the drift.
+    for name in ("drift", "ratio"):
+        found = [metrics[f"actor/replay/{name}_p{percent}"] for percent in ("01", "50", "99")]
+        assert found == pytest.approx([1.0, 3.0, 5.0], rel=1e-5)
+
+
 def test_observed_rows_have_drift_and_no_loss() -> None:
     learner = trainer(tiny_actor(), run_config(**CONFIG))
     observed = learner.observe([row("a", segment("uudd", [-1.0, -2.0]), stream="replay", advantage=1.0)])
     assert observed.optimizer_steps == 0
-    names = ("drift_mean", "drift_max", "ess", "ess/age_unknown", "approx_kl")
+    names = {"drift_mean", "drift_max", "drift_p01", "drift_p50", "drift_p99", "ess", "ess/age_unknown", "approx_kl"}
     assert set(observed.metrics) == {f"actor/replay/{name}" for name in names}
     stats = observed.rows["a"]
     assert stats.clip_fraction is None
