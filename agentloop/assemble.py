@@ -168,7 +168,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
     display.note(f"chat template: {check_template(loaded.files).summary()}")
     reference = _reference(config, first)
     trainer = Trainer(actor, config, authors=authors, reference=reference)
-    sinks = load_sinks(config.metrics.sinks, folder.path, keep_through=version)
+    sinks = load_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
     store = ReplayStore.create(folder.database)
     return Parts(
         config=config,

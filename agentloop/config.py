@@ -306,7 +306,9 @@ class CheckpointSection(Section):
 
 class MetricsSection(Section):
     sinks: tuple[str, ...] = Field(
-        ("jsonl",), description="Besides the database: `jsonl`, or `path/to/file.py:ClassName` of your own."
+        (),
+        description="Besides the database and metrics.jsonl: tensorboard, wandb, or `path/to/file.py:ClassName` of "
+        "your own; see docs/data.md.",
     )
 
 

@@ -9,7 +9,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -50,21 +51,31 @@ class JsonlSink:
         self._file.close()
 
 
-def load_sinks(names: Sequence[str], folder: Path, *, keep_through: int | None = None) -> dict[str, MetricSink]:
-    """The sinks of `metrics.sinks` by name, each made once and checked before the run starts.
+def load_sinks(
+    names: Sequence[str], folder: Path, *, warn: Callable[[str], None], keep_through: int | None = None
+) -> dict[str, MetricSink]:
+    """`metrics.jsonl` and the sinks of `metrics.sinks` by name, each made once and checked before the run starts.
 
-    `keep_through` is the checkpoint's iteration on resume: what `jsonl` holds of later ones is dropped.
+    `keep_through` is the checkpoint's iteration on resume: what files hold of later ones is dropped. A service that
+    can't be reached now is told through `warn` and left out.
     """
-    sinks: dict[str, MetricSink] = {}
+    sinks: dict[str, MetricSink] = {"jsonl": _jsonl_in(folder, keep_through)}
     for name in names:
+        if name == "jsonl":
+            raise UserError(f"metrics.sinks must name what comes besides {JSONL_NAME}, got {name!r}. Remove it.")
         if name in sinks:
             raise UserError(f"metrics.sinks must name each sink once, got {name!r} twice. Remove one.")
-        if name == "jsonl":
-            sinks[name] = _jsonl_in(folder, keep_through)
+        if name == "tensorboard":
+            sinks[name] = _tensorboard_in(folder, keep_through)
+        elif name == "wandb":
+            if (service := _wandb(folder, warn)) is not None:
+                sinks[name] = service
         elif ":" in name:
             sinks[name] = _own_sink(name, folder)
         else:
-            raise UserError(f"metrics.sinks must be jsonl or path/to/file.py:ClassName, got {name!r}. Correct it.")
+            raise UserError(
+                f"metrics.sinks must be tensorboard, wandb or path/to/file.py:ClassName, got {name!r}. Correct it."
+            )
     return sinks
 
 
@@ -173,8 +184,33 @@ class _Lane:
 
 
 def _jsonl_in(folder: Path, keep_through: int | None) -> JsonlSink:
-    try:
+    with _writable():
         return JsonlSink(folder / JSONL_NAME, keep_through=keep_through)
+
+
+def _tensorboard_in(folder: Path, keep_through: int | None) -> MetricSink:
+    from agentloop.tensorboard_sink import TensorBoardSink  # here: it brings a package that few runs need
+
+    with _writable():
+        return TensorBoardSink(folder, keep_through=keep_through)
+
+
+def _wandb(folder: Path, warn: Callable[[str], None]) -> MetricSink | None:
+    from agentloop.wandb_sink import WandbSink
+
+    try:
+        return WandbSink(folder)
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001  a network's failure, in whatever form, is no reason not to train
+        warn(f"metrics sink wandb failed: {one_line(error)}. It gets nothing; the database still gets everything.")
+        return None
+
+
+@contextmanager
+def _writable() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         problem = one_line(error)
         raise UserError(f"run.folder must be writable, got {problem}. Choose another run.folder.") from error

@@ -407,7 +407,7 @@ def test_sinks_that_raise_or_hang_change_nothing_and_are_told_once(tmp_path: Pat
     own = tmp_path / "sinks.py"
     own.write_text(SINKS)
     display = SilentDisplay()
-    sinks = (f"{own}:Raises", "jsonl", f"{own}:Hangs")
+    sinks = (f"{own}:Raises", f"{own}:Hangs")
     result = train(config_in(tmp_path / "runs", qwen2, metrics={"sinks": sinks}), display=display)
     assert result.exit_code == 0
     assert_same_run(result.folder, unbroken)

@@ -1,0 +1,153 @@
+"""TensorBoard and Weights & Biases, with the real libraries: what they are given is read back from their files."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto import wandb_internal_pb2
+
+from agentloop.errors import UserError
+from agentloop.metrics import SinkFan, load_sinks
+from agentloop.training import train
+from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
+
+Rows = list[tuple[int, float]]
+_BLOCK = 1 << 15
+
+
+@pytest.fixture(autouse=True)
+def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """W&B's settings are the process's environment, which it reads once."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    yield
+    wandb.teardown()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "mine-001"
+    path.mkdir()
+    (path / "run.json").write_text(json.dumps({"id": "abc123", "name": "mine", "config": {"run": {"seed": 7}}}))
+    return path
+
+
+def log_all(folder: Path, name: str, rows: list[tuple[int, dict[str, float]]], **keep: int) -> None:
+    fan = SinkFan(load_sinks([name], folder, warn=pytest.fail, **keep), pytest.fail)
+    for iteration, metrics in rows:
+        fan.log(iteration, metrics)
+    fan.close()
+
+
+def tensorboard_scalars(folder: Path, name: str) -> Rows:
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+def wandb_records(folder: Path) -> list[Any]:
+    """What the transaction log of the only offline run holds.
+
+    LevelDB's log format: blocks of 32 KiB after 7 bytes that name the file; each piece has 4 bytes of checksum, 2 of
+    length and 1 that says whether it is a whole record (1), or the first, a middle or the last piece of one.
+    """
+    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    data, at, pieces, records = file.read_bytes(), 7, b"", []
+    while at + 7 <= len(data):
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        if kind == 0:  # the rest of a block that no piece fits in
+            at = (at // _BLOCK + 1) * _BLOCK
+            continue
+        pieces += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if _BLOCK - at % _BLOCK < 7:
+            at = (at // _BLOCK + 1) * _BLOCK
+        if kind in (1, 4):
+            records.append(wandb_internal_pb2.Record.FromString(pieces))
+            pieces = b""
+    return records
+
+
+def wandb_history(folder: Path) -> list[dict[str, float]]:
+    rows = [record.history for record in wandb_records(folder) if record.WhichOneof("record_type") == "history"]
+    found = [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row.item} for row in rows]
+    return [{name: value for name, value in row.items() if not name.startswith(("_runtime", "_time"))} for row in found]
+
+
+def test_tensorboard_has_every_known_value_at_its_iteration(folder: Path) -> None:
+    log_all(folder, "tensorboard", [(1, {"actor/entropy": 0.5, "time/x": math.nan}), (2, {"actor/entropy": 0.25})])
+    assert tensorboard_scalars(folder, "actor/entropy") == [(1, 0.5), (2, 0.25)]
+    with pytest.raises(KeyError):
+        tensorboard_scalars(folder, "time/x")
+
+
+def test_tensorboard_after_a_resume_has_every_iteration_once(folder: Path) -> None:
+    log_all(folder, "tensorboard", [(i, {"a": 1.0}) for i in (1, 2, 3)])
+    log_all(folder, "tensorboard", [(i, {"a": 2.0}) for i in (2, 3, 4)], keep_through=1)
+    assert tensorboard_scalars(folder, "a") == [(1, 1.0), (2, 2.0), (3, 2.0), (4, 2.0)]
+
+
+def test_wandb_keeps_an_offline_run_with_our_id_in_the_run_folder(folder: Path) -> None:
+    log_all(folder, "wandb", [(1, {"actor/entropy": 0.5, "time/x": math.nan}), (3, {"actor/entropy": 0.25})])
+    assert wandb_history(folder) == [{"actor/entropy": 0.5, "_step": 1}, {"actor/entropy": 0.25, "_step": 3}]
+    (run,) = [record.run for record in wandb_records(folder) if record.WhichOneof("record_type") == "run"]
+    assert (run.run_id, run.display_name, run.project) == ("abc123", "mine-001", "agentloop")
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert config["run"] == {"seed": 7}
+
+
+@pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
+def test_sink_without_its_package_is_told_with_the_extra(
+    folder: Path, name: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=rf"got {name} without its package\. .*agentloop\[{name}\]"):
+        load_sinks([name], folder, warn=pytest.fail)
+
+
+def test_wandb_online_without_a_key_is_told_at_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("NETRC", str(folder / "netrc"))
+    with pytest.raises(UserError, match=r"^WANDB_MODE must be offline where W&B can't be used, got online with "):
+        load_sinks(["wandb"], folder, warn=pytest.fail)
+
+
+def test_wandb_that_can_not_be_reached_is_left_out_with_a_warning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
+    told: list[str] = []
+    assert list(load_sinks(["wandb"], folder, warn=told.append)) == ["jsonl"]
+    (warning,) = told
+    assert warning.startswith("metrics sink wandb failed: CommError: ")
+    assert warning.endswith("It gets nothing; the database still gets everything.")
+
+
+def test_run_tells_every_sink_what_the_database_has(tmp_path: Path) -> None:
+    model = save_qwen2(tmp_path / "qwen2")
+    config = small_config(tmp_path / "runs", model, metrics={"sinks": ("tensorboard", "wandb")})
+    display = SilentDisplay()
+    result = train(config, display=display)
+    assert [note for note in display.notes if "metrics sink" in note] == []
+    stored = rows(
+        result.folder / "replay.sqlite",
+        "select iteration, value from metrics where name = 'actor/fresh/pg_loss' order by iteration",
+    )
+    name = "actor/fresh/pg_loss"
+    lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["iteration"], line[name]) for line in lines] == stored
+    assert [(row["_step"], row[name]) for row in wandb_history(result.folder)] == stored
+    assert tensorboard_scalars(result.folder, name) == [(i, pytest.approx(value, rel=1e-6)) for i, value in stored]
+    assert len(stored) == 3
