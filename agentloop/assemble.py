@@ -21,7 +21,7 @@ from agentloop.collect import Actors, Penalty
 from agentloop.config import RunConfig
 from agentloop.console import RunDisplay
 from agentloop.context_parts import make_parser, make_strategy
-from agentloop.environments import EnvironmentFactory, TaskSource, load_environment
+from agentloop.environments import EnvironmentFactory, TaskSource, load_environment, open_tasks
 from agentloop.errors import UserError
 from agentloop.generation import LocalGenerator
 from agentloop.metrics import SinkFan, load_sinks
@@ -155,8 +155,9 @@ def _corpus(factory: EnvironmentFactory, seed: int) -> list[str]:
 def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint | None, first: Path | str) -> Parts:
     """Load the weights (the checkpoint's, or the first ones) and connect everything."""
     config = folder.config
-    section = config.environment
-    factory = load_environment(section.name, section.options, config.context.registered_authors())
+    factory, source = open_tasks(config)
+    if source.summary is not None:
+        display.note(f"tasks: {source.summary}")
     admission = make_admission(config.replay)
     loaded = load_model(config.model, checkpoint.model if checkpoint else first)
     _keep_tokenizer(loaded, folder)
@@ -178,7 +179,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
         capacity=make_capacity(config.replay),
         sampler=config.replay.make_sampler(derive_seed(config.run.seed, "sampler")),
         mixer=Mixer(config.mix_rule()),
-        source=TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool),
+        source=source,
         actors=make_actors(config, factory, loaded, generator),
         generator=generator,
         trainer=trainer,

@@ -16,6 +16,7 @@ from agentloop.learning_config import CriticSection, KlSection, OptimizerSection
 from agentloop.loss_config import AdvantageSection, LossSection
 from agentloop.mixing_config import EssSection, ScheduleSection, StartSection, check_mixing, mix_rule
 from agentloop.sampling_config import SamplingSection
+from agentloop.tasks_config import TasksSection, check_tasks
 from context import Author, AuthorTable
 from context.control import TrainingControl
 from replay.mix_rule import MixRule
@@ -326,6 +327,9 @@ class RunConfig(Section):
     )
     warm_up: WarmUpSection = Field(default_factory=WarmUpSection, description="Supervised start of the built-in model.")
     environment: EnvironmentSection = Field(default_factory=EnvironmentSection, description="Where the agent acts.")
+    tasks: TasksSection = Field(
+        default_factory=TasksSection, description="A data set as tasks, and the order of a pool of tasks."
+    )
     context: ContextSection = Field(default_factory=ContextSection, description="What the policy sees.")
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
     batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
@@ -353,6 +357,7 @@ class RunConfig(Section):
                 f"replay.weight must be 1 when loss.normalise is joint, got {self.replay.weight}. "
                 "Set loss.normalise: per_stream."
             )
+        check_tasks(self.tasks, self.environment.task_pool)
         check_mixing(self)
         check_learning(self)
         self.replay.check_groups(self.replay.unit)

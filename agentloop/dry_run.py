@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agentloop.config import RunConfig
-from agentloop.environments import TaskSource, load_environment
+from agentloop.environments import open_tasks
 from agentloop.errors import UserError
 from agentloop.plan_batch import draw_request, plan_iteration
 from agentloop.seeds import derive_seed
@@ -60,6 +60,8 @@ class DryRun:
             values = load_checkpoint(complete[-1]).values
             begun.iteration = values["loop"]["iteration"]
             begun.line = TaskLine(**values["loop"]["tasks"])
+            if (folder.config.tasks, folder.config.environment) == (config.tasks, config.environment):
+                begun.task_hash = _task_hashes(config, begun.mixer, values["source"])
             begun.same_rule = folder.config.mix_rule() == config.mix_rule()
             if begun.same_rule:
                 begun.mixer.load_state(values["mixer"])
@@ -129,10 +131,14 @@ def _capped(counts: Counter[_Name], most: int | None) -> dict[_Name, int]:
     return {name: count if most is None else min(count, most) for name, count in counts.items()}
 
 
-def _task_hashes(config: RunConfig, mixer: Mixer) -> Callable[[int], str]:
-    """The hash of each training task of the run; its index where nothing asks for more, which needs no environment."""
+def _task_hashes(config: RunConfig, mixer: Mixer, state: Mapping[str, Any] | None = None) -> Callable[[int], str]:
+    """The hash of each training task of the run; its index where nothing asks for more, which needs no environment.
+
+    `state` is that of the run's own source of tasks; None: that of a run that has not begun.
+    """
     if not mixer.num_tasks and config.replay.per_task is None:
         return str
-    factory = load_environment(config.environment.name, config.environment.options)
-    source = TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool)
+    factory, source = open_tasks(config)
+    if state is not None:
+        source.load_state(state)
     return lambda index: factory.task_hash(source.train(index))

@@ -8,13 +8,12 @@ from pathlib import Path
 from agentloop.assemble import make_actors, settle_process
 from agentloop.checkpoint import COMPLETE, complete_checkpoints
 from agentloop.console import open_display
-from agentloop.environments import TaskSource, load_environment
+from agentloop.environments import open_tasks
 from agentloop.errors import UserError
 from agentloop.evaluate import Evaluation, evaluate
 from agentloop.generation import LocalGenerator
 from agentloop.models.load import load_model
 from agentloop.run_folder import RunFolder, open_run_folder
-from agentloop.seeds import derive_seed
 
 
 def evaluate_run(run: Path, *, policy: int | None, tasks: int | None) -> Evaluation:
@@ -24,11 +23,9 @@ def evaluate_run(run: Path, *, policy: int | None, tasks: int | None) -> Evaluat
     if tasks is not None:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": tasks})})
     settle_process(config)
-    section = config.environment
-    factory = load_environment(section.name, section.options, config.context.registered_authors())
+    factory, source = open_tasks(config)
     loaded = load_model(config.model, _weights(folder, policy))
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids)
-    source = TaskSource(factory, seed=derive_seed(config.run.seed, "tasks"), pool=config.environment.task_pool)
     actors = make_actors(config, factory, loaded, generator)
     display = open_display(stderr=True)
     try:

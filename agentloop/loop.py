@@ -93,7 +93,7 @@ class Loop:
         kept = self.keep(iteration, appended)
         clock.lap("publish")
         self.state.training_seconds += clock.total
-        later = kept | clock.metrics(tokens=_tokens(batch))
+        later = kept | self.follow(batch) | clock.metrics(tokens=_tokens(batch))
         if self._evaluation_due(iteration):
             later |= self.evaluate()
         self.parts.store.add_metrics(self.parts.run_id, iteration, later)
@@ -214,6 +214,13 @@ class Loop:
         self.state.iteration = iteration
         return metrics
 
+    def follow(self, batch: Composition) -> dict[str, float]:
+        """Which tasks succeed how often decides which come next, under a curriculum."""
+        owed = self.state.tasks.owed
+        done = [index for index in batch.planned.tasks if index not in owed]
+        self.parts.source.observe(done, {group.task: (group.size, group.success_rate) for group in batch.fresh.groups})
+        return self.parts.source.metrics()
+
     def publish(self, version: int) -> None:
         self.parts.publisher.publish(version, self.config.checkpoint)
 
@@ -252,6 +259,7 @@ class Loop:
             "trainer": values,
             "sampler": self.parts.sampler.state(),
             "mixer": self.parts.mixer.state(),
+            "source": self.parts.source.state(),
         }
         folder = self.parts.folder.checkpoints
         save_checkpoint(folder / f"{self.state.iteration:06d}", self.parts.publisher.save_model, tensors, state)

@@ -153,10 +153,10 @@ def _check_sources(replay: ReplaySection) -> None:
 
 
 def _needs_task_pool(config: RunConfig, when: str) -> None:
-    if config.environment.task_pool == "unlimited":
+    if config.environment.task_pool == "unlimited" and config.tasks.data is None:
         raise ValueError(
             f"environment.task_pool must be a number when {when}, got unlimited: no task comes twice, so none is ever "
-            "in the buffer when it comes. Set it, for example to 500."
+            "in the buffer when it comes. Set it, for example to 500, or name rows with tasks.data."
         )
 
 

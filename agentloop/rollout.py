@@ -127,7 +127,7 @@ def _open(environment: Environment, context: ContextManager, task: Task, tools: 
         raise
     except ValueError as error:
         name = type(environment).__name__
-        raise UserError(f"{name}.make_task must give messages that can be shown, got others: {error}") from error
+        raise UserError(f"{name} must make tasks whose messages can be shown, got others: {error}") from error
     if context.room < 1:
         raise UserError(
             f"context.max_tokens must leave room for a reply, got a first prompt of {len(context.prompt_ids)} tokens. "
@@ -140,7 +140,7 @@ def _start(environment: Environment, task: Task) -> None:
         environment.start(task)
     except Exception as error:
         raise UserError(
-            f"{type(environment).__name__}.start must accept the tasks of make_task, got {one_line(error)}. "
+            f"{type(environment).__name__}.start must accept its tasks, got {one_line(error)}. "
             "Mend it and --resume: this iteration is collected again."
         ) from error
 

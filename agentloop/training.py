@@ -127,6 +127,7 @@ def _restore(parts: Parts, checkpoint: Checkpoint) -> LoopState:
     parts.trainer.load_state(tensors, checkpoint.values["trainer"])
     parts.sampler.load_state(checkpoint.values["sampler"])
     parts.mixer.load_state(checkpoint.values["mixer"])
+    parts.source.load_state(checkpoint.values["source"])
     return LoopState.from_values(checkpoint.values["loop"])
 
 

@@ -4,7 +4,7 @@ from agentloop.environments.base import Environment, Task, tool
 from agentloop.environments.load import EnvironmentFactory, load_environment
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.observations import ToolResult
-from agentloop.environments.tasks import TaskSource
+from agentloop.environments.tasks import TaskSource, open_tasks
 from agentloop.environments.tools import ToolLimits, call_tool
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "ToolResult",
     "call_tool",
     "load_environment",
+    "open_tasks",
     "tool",
 ]

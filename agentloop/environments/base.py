@@ -1,4 +1,4 @@
-"""What an environment is: it makes tasks, offers tools, and rewards the whole conversation."""
+"""What an environment is: it makes tasks or reads them, offers tools, and rewards the whole conversation."""
 
 from __future__ import annotations
 
@@ -85,7 +85,11 @@ class Environment:
     """Raise it when tools or rewards change their meaning; stored with every trajectory."""
 
     def make_task(self, rng: random.Random) -> Task:
-        """A random task, the same one for the same state of `rng`."""
+        """A random task, the same one for the same state of `rng`. Not needed where every task is a row."""
+        raise NotImplementedError
+
+    def task_from_row(self, row: Mapping[str, Any]) -> Task:
+        """The task that a row of `tasks.data` stands for, the same one for the same row."""
         raise NotImplementedError
 
     def start(self, task: Task) -> None:

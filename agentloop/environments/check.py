@@ -18,23 +18,26 @@ from agentloop.errors import UserError, one_line
 from context.authors import INITIALIZATION, LLM, USER, Author
 from context.messages import Message, canonical_json, messages_hash
 
-_REQUIRED = {
-    "make_task": "make_task(self, rng) -> Task",
-    "reward": "reward(self, task, messages) -> float",
-}
+_MAKE_TASK = "make_task(self, rng) -> Task"
+_TASK_FROM_ROW = "task_from_row(self, row) -> Task"
+_REWARD = "reward(self, task, messages) -> float"
 _TRIALS = 4
 
 
-def check_class(environment: type, where: str) -> type[Environment]:
-    """`environment` itself, once it is known to be a whole Environment."""
+def check_class(environment: type, where: str, *, reads_rows: bool = False) -> type[Environment]:
+    """`environment` itself, once it is known to be a whole Environment, for tasks made up or read from rows."""
     if not issubclass(environment, Environment):
         raise UserError(
             f"{where} must be a subclass of agentloop.environments.Environment, "
             f"got class {environment.__name__}({', '.join(base.__name__ for base in environment.__bases__)})."
         )
-    for name, signature in _REQUIRED.items():
+    why = " when tasks.data names rows" if reads_rows else ""
+    for signature in (_TASK_FROM_ROW if reads_rows else _MAKE_TASK, _REWARD):
+        name = signature.partition("(")[0]
         if getattr(environment, name) is getattr(Environment, name):
-            raise UserError(f"{where} must define {name}, got none. Write def {signature}.")
+            rows = name == "make_task" and environment.task_from_row is not Environment.task_from_row
+            other = "Name rows to read with tasks.data, or write" if rows else "Write"
+            raise UserError(f"{where} must define {name}{why}, got none. {other} def {signature}.")
     if not isinstance(environment.version, str):
         raise UserError(f"{where}.version must be text, got {environment.version!r}.")
     return environment
@@ -77,27 +80,25 @@ def _converted(name: str, value: Any, annotation: Any) -> Any:
 
 
 def check_task(task: Any, where: str, registered: Sequence[Author]) -> None:
-    """Refuse what `make_task` returned unless it can be shown, hashed and stored."""
+    """Refuse what the method `where` returned unless it can be shown, hashed and stored."""
     if not isinstance(task, Task):
-        raise UserError(f"{where}.make_task must return a Task, got {type(task).__name__}.")
+        raise UserError(f"{where} must return a Task, got {type(task).__name__}.")
     if not isinstance(task.prompt, str):
         messages = task.prompt
         if not (isinstance(messages, tuple) and messages and all(isinstance(m, Message) for m in messages)):
             raise UserError(
-                f"{where}.make_task must return a Task whose prompt is text or a tuple of Messages, "
+                f"{where} must return a Task whose prompt is text or a tuple of Messages, "
                 f"got {type(messages).__name__}."
             )
         _check_authors(task.messages(), where, {author.name: author for author in registered})
     if not isinstance(task.hint, str | None):
-        raise UserError(
-            f"{where}.make_task must return a Task whose hint is text or None, got {type(task.hint).__name__}."
-        )
+        raise UserError(f"{where} must return a Task whose hint is text or None, got {type(task.hint).__name__}.")
     try:
         canonical_json(task.payload)
         messages_hash(task.messages())
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(
-            f"{where}.make_task must return a Task whose payload and messages have a JSON form, got {one_line(error)}."
+            f"{where} must return a Task whose payload and messages have a JSON form, got {one_line(error)}."
         ) from error
 
 
@@ -108,12 +109,12 @@ def _check_authors(messages: Sequence[Message], where: str, registered: Mapping[
         author = registered.get(message.author)
         if author is None:
             raise UserError(
-                f"{where}.make_task must give messages by authors of context.authors, got {message.author!r} in "
+                f"{where} must give messages by authors of context.authors, got {message.author!r} in "
                 f"message {index}. {suggest(message.author, registered)} Or register it."
             )
         if author.action and message.role != "assistant":
             raise UserError(
-                f"{where}.make_task must give messages by {author.name!r} the role assistant, for action: true says "
+                f"{where} must give messages by {author.name!r} the role assistant, for action: true says "
                 f"that it stands in the policy's place, got {message.role!r} in message {index}. "
                 "Change the role, or register it with action: false."
             )
@@ -130,12 +131,24 @@ def check_repeatable(make_task: Callable[[random.Random], Task], where: str) -> 
             )
 
 
+def check_reads_alike(
+    task_from_row: Callable[[Mapping[str, Any], str], Task], row: Mapping[str, Any], where: str
+) -> None:
+    """Refuse an environment whose task depends on more than its row."""
+    first, second = (task_from_row(row, "row 1") for _ in range(2))
+    if (first.payload, first.messages()) != (second.payload, second.messages()):
+        raise UserError(
+            f"{where}.task_from_row must make the same task from the same row, got two different ones. "
+            "Take everything from the row."
+        )
+
+
 def check_reward(environment: Environment, task: Task, where: str) -> None:
     """Start an episode and let it be judged after an empty reply."""
     try:
         environment.start(task)
     except Exception as error:
-        raise UserError(f"{where}.start must accept the tasks of make_task, got {one_line(error)}.") from error
+        raise UserError(f"{where}.start must accept its tasks, got {one_line(error)}.") from error
     try:
         reward: Any = environment.reward(task, (*task.messages(), Message("assistant", "", author=LLM)))
     except Exception as error:

@@ -13,6 +13,7 @@ from agentloop.environments.base import Environment, Task
 from agentloop.environments.check import (
     check_class,
     check_options,
+    check_reads_alike,
     check_repeatable,
     check_reward,
     check_task,
@@ -60,7 +61,19 @@ class EnvironmentFactory:
             task = environment.make_task(rng)
         except Exception as error:
             raise UserError(f"{self.where}.make_task must make a task, got {one_line(error)}.") from error
-        check_task(task, self.where, self.registered)
+        check_task(task, f"{self.where}.make_task", self.registered)
+        return task
+
+    def task_from_row(self, row: Mapping[str, Any], place: str) -> Task:
+        """The task of a row of the user's data from a new instance; `place` names the row in errors."""
+        environment = self.create()
+        try:
+            task = environment.task_from_row(row)
+        except Exception as error:
+            raise UserError(
+                f"{self.where}.task_from_row must read every row, got {one_line(error)} in {place}."
+            ) from error
+        check_task(task, f"{self.where}.task_from_row", self.registered)
         return task
 
     def task_hash(self, task: Task) -> str:
@@ -76,27 +89,40 @@ class EnvironmentFactory:
         )
 
 
-def load_environment(name: str, options: Mapping[str, Any], registered: Sequence[Author] = ()) -> EnvironmentFactory:
+def load_environment(
+    name: str,
+    options: Mapping[str, Any],
+    registered: Sequence[Author] = (),
+    *,
+    row: Mapping[str, Any] | None = None,
+) -> EnvironmentFactory:
     """The environment `name` (built-in, or `path/to/file.py:ClassName`), checked by a dry run.
 
-    Its messages may name the `registered` authors.
+    Its messages may name the `registered` authors. With `row`, one of the user's data, it is to read its tasks from
+    such; without, to make them up.
 
     Raises UserError with one line that names file, class and method for whatever its author got wrong.
     """
-    environment = check_class(_find(name), name)
+    environment = check_class(_find(name), name, reads_rows=row is not None)
     tools = describe_tools(environment, name)
     factory = EnvironmentFactory(
         name=name if name in BUILT_IN else f"{Path(name.rpartition(':')[0]).name}:{environment.__name__}",
         version=environment.version,
         tools=tuple(dict(spec.schema) for spec in tools.values()),
-        can_demonstrate=environment.demonstrate is not Environment.demonstrate,
+        can_demonstrate=environment.demonstrate is not Environment.demonstrate
+        and environment.make_task is not Environment.make_task,
         where=name,
         environment=environment,
         options=check_options(environment, options, name),
         registered=tuple(registered),
     )
-    check_repeatable(factory.make_task, name)
-    check_reward(factory.create(), factory.make_task(random.Random("check")), name)
+    if row is None:
+        check_repeatable(factory.make_task, name)
+        task = factory.make_task(random.Random("check"))
+    else:
+        check_reads_alike(factory.task_from_row, row, name)
+        task = factory.task_from_row(row, "row 1")
+    check_reward(factory.create(), task, name)
     return factory
 
 

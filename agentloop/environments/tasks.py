@@ -3,44 +3,115 @@
 from __future__ import annotations
 
 import random
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
+from agentloop.config import RunConfig
 from agentloop.environments.base import Task
-from agentloop.environments.load import EnvironmentFactory
+from agentloop.environments.curriculum import OrderRule, TaskOrder
+from agentloop.environments.load import EnvironmentFactory, load_environment
+from agentloop.environments.rows import TaskRows, load_rows
+from agentloop.errors import UserError
+from agentloop.seeds import derive_seed
+
+Rates = Mapping[str, tuple[int, float]]
+"""Attempts of the policy and the share of them that succeeded, by the task's hash."""
+
+_MOST_CHECKED = 20_000
+"""Rows that are read as tasks before a run begins: a second or two. The rest are when their turn comes."""
+
+
+def open_tasks(config: RunConfig) -> tuple[EnvironmentFactory, TaskSource]:
+    """The environment with the run's tasks, checked."""
+    section, tasks = config.environment, config.tasks
+    rows = None if tasks.data is None else load_rows(tasks)
+    row = None if rows is None else rows.train[0]
+    factory = load_environment(section.name, section.options, config.context.registered_authors(), row=row)
+    for side in () if rows is None else (rows.train, rows.held_out):
+        for number in range(0, len(side), -(-len(side) // _MOST_CHECKED)):
+            factory.task_from_row(side[number], f"row {number + 1}")
+    rule = OrderRule(tasks.shuffle, tasks.curriculum, tasks.curriculum_decay, tasks.curriculum_floor)
+    seed = derive_seed(config.run.seed, "tasks")
+    return factory, TaskSource(factory, seed=seed, pool=section.task_pool, rows=rows, rule=rule)
 
 
 class TaskSource:
-    """Training tasks by index and held-out tasks, a pure function of the seed: the same on every machine.
+    """Training tasks by index and held-out tasks.
 
-    Training and held-out tasks come from separate random streams, so held-out tasks are new to the policy
-    (up to chance, where an environment has few different tasks).
+    Both are a function of the seed, and the same on every machine; a curriculum adds what became of earlier tasks.
+    Tasks that the environment makes up come from separate random streams, so held-out ones are new to the policy (up
+    to chance, where an environment has few different tasks).
     """
 
-    def __init__(self, factory: EnvironmentFactory, *, seed: int, pool: int | Literal["unlimited"]) -> None:
+    def __init__(
+        self,
+        factory: EnvironmentFactory,
+        *,
+        seed: int,
+        pool: int | Literal["unlimited"] = "unlimited",
+        rows: TaskRows | None = None,
+        rule: OrderRule | None = None,
+    ) -> None:
+        """With `rows` their training side is the pool."""
         self._factory = factory
         self._seed = seed
-        self._pool = pool
-        self._epoch = -1
-        self._order: list[int] = []
+        self._rows = rows
+        size = pool if rows is None else len(rows.train)
+        self._order = None if size == "unlimited" else TaskOrder(size, seed=seed, rule=rule or OrderRule())
+
+    @property
+    def summary(self) -> str | None:
+        """How many rows there are; None where the environment makes its tasks up."""
+        return None if self._rows is None else self._rows.summary()
 
     def train(self, index: int) -> Task:
         """The `index`-th training task of the run, from 0.
 
         A pool of N is gone through in a new random order per epoch: N indices in a row, from a multiple of N,
-        give every task once.
+        give every task once. A curriculum has rules of its own: see `TaskOrder`.
         """
-        if self._pool == "unlimited":
-            return self._make("train", index)
-        epoch, position = divmod(index, self._pool)
-        if epoch != self._epoch:
-            self._order = list(range(self._pool))
-            random.Random(f"{self._seed}/epoch/{epoch}").shuffle(self._order)
-            self._epoch = epoch
-        return self._make("train", self._order[position])
+        number = index if self._order is None else self._order.at(index)
+        return self._made("train", number) if self._rows is None else self._of_row(self._rows.train, number)
 
     def held_out(self, count: int) -> list[Task]:
-        """The first `count` held-out tasks; a longer list begins with a shorter one."""
-        return [self._make("held-out", number) for number in range(count)]
+        """The first `count` held-out tasks, or as many as there are; a longer list begins with a shorter one."""
+        if self._rows is None:
+            return [self._made("held-out", number) for number in range(count)]
+        order = list(range(len(self._rows.held_out)))
+        random.Random(f"{self._seed}/held-out").shuffle(order)
+        return [self._of_row(self._rows.held_out, number) for number in order[:count]]
 
-    def _make(self, stream: str, number: int) -> Task:
+    def observe(self, done: Sequence[int], rates: Rates) -> None:
+        """The tasks at the indices `done` have been in a batch; `rates` of those that the policy tried in it."""
+        if self._order is None or not self._order.adapts:
+            return
+        for index in done:
+            attempts, rate = rates.get(self._factory.task_hash(self.train(index)), (0, 0.0))
+            self._order.observe(index, attempts=attempts, successes=attempts * rate)
+
+    def metrics(self) -> dict[str, float]:
+        return {} if self._order is None else self._order.metrics()
+
+    def state(self) -> dict[str, Any]:
+        """JSON values for `load_state`: the order, and which rows it is of."""
+        return {
+            "rows": None if self._rows is None else self._rows.digest,
+            "order": {} if self._order is None else self._order.state(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state()` was. Raises UserError for other rows."""
+        digest = None if self._rows is None else self._rows.digest
+        if state["rows"] != digest:
+            raise UserError(
+                "tasks.data must hold the rows that the run began with, got others. Put the file back, or start a new "
+                "run without --resume."
+            )
+        if self._order is not None:
+            self._order.load_state(state["order"])
+
+    def _made(self, stream: str, number: int) -> Task:
         return self._factory.make_task(random.Random(f"{self._seed}/{stream}/{number}"))
+
+    def _of_row(self, rows: Sequence[Mapping[str, Any]], number: int) -> Task:
+        return self._factory.task_from_row(rows[number], f"row {number + 1}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from agentloop import Environment, Task, tool
 from context import HermesParser, Message, Reply
@@ -23,6 +24,16 @@ class Parity(Environment):
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         return float(len(messages[-1].content) % 2 == 0)
+
+
+class RowParity(Environment):
+    """Tasks are rows; one in four can't be solved."""
+
+    def task_from_row(self, row: Mapping[str, Any]) -> Task:
+        return Task(f"Say something of even length, number {row['number']}.", {"possible": row["number"] % 4 != 0})
+
+    def reward(self, task: Task, messages: Sequence[Message]) -> float:
+        return float(task.payload["possible"] and len(messages[-1].content) % 2 == 0)
 
 
 class NotANumber(Parity):

@@ -350,7 +350,7 @@ def test_numbers_that_are_none_reach_every_place_as_unknown(tmp_path: Path, qwen
     [
         ("nan", "reward must return a finite number, got nan"),
         ("raise", "reward must return a number, got ConnectionError: no answer"),
-        ("stuck", "start must accept the tasks of make_task, got ConnectionError: no answer"),
+        ("stuck", "start must accept its tasks, got ConnectionError: no answer"),
     ],
 )
 def test_bad_environment_stops_the_run_and_resume_continues_once_it_is_mended(
