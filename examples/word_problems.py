@@ -9,8 +9,8 @@ class WordProblems(Environment):
         return Task(row["question"] + " Answer with the number alone.", {"answer": str(row["answer"])})
 
     @tool
-    def calculate(self, a: float, operation: Literal["+", "-", "*"], b: float) -> float:
-        """Calculate with two numbers."""
+    def calculate(self, a: int, operation: Literal["+", "-", "*"], b: int) -> int:
+        """Calculate with two whole numbers."""
         return {"+": a + b, "-": a - b, "*": a * b}[operation]
 
     def reward(self, task, messages):
