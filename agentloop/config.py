@@ -382,10 +382,12 @@ class RunConfig(Section):
         why = hinted or (f"context.authors has a trained author, {trained!r}" if trained else None)
         for name, section in (("fresh", self.loss.fresh), ("replay", self.loss.replay)):
             needed = name == "fresh" or self.mix_rule().fraction.highest > 0
-            if why and needed and section.anchor == "behavior":
+            if why and needed and section.needs_behavior and section.missing_log_probs == "reject":
+                key, right = ("anchor", "old") if section.anchor == "behavior" else ("correction.kind", "none")
+                got = section.anchor if key == "anchor" else section.correction.kind
                 raise ValueError(
-                    f"loss.{name}.anchor must be old when {why}, whose log-probs count as missing, "
-                    f"got behavior. Set loss.{name}.anchor: old."
+                    f"loss.{name}.{key} must be {right} when {why}, whose log-probs count as missing, got {got}. "
+                    f"Set loss.{name}.{key}: {right}, or loss.{name}.missing_log_probs."
                 )
         why = hinted or (f"context.authors has an action author, {speakers[0].name!r}" if speakers else None)
         if why and self.kl.reward_coef > 0 and self.algorithm != "ppo":

@@ -15,6 +15,10 @@ class UnknownAnchor(UserError, ValueError):
     """A token is to be trained against a log-prob that nobody knows."""
 
 
+class TruncatedSampling(UserError, ValueError):
+    """A stored log-prob of top-p or top-k sampling would enter a ratio."""
+
+
 _MOST_CHARACTERS = 300
 
 

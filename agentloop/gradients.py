@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.aggregation import Normalise, token_weights
-from agentloop.algorithms.heterogeneous import ClipRange, anchor_log_probs, heterogeneous_loss
+from agentloop.algorithms.diagnostics import sum_by_trajectory
+from agentloop.algorithms.heterogeneous import anchor_log_probs, heterogeneous_loss
 from agentloop.algorithms.kl import kl_estimate, kl_loss
+from agentloop.algorithms.objectives import ObjectiveInput
 from agentloop.batch import Batch
 from agentloop.config import RunConfig
-from agentloop.loss_config import StreamLossSection
-from agentloop.mini_batches import cut_micro_batches
+from agentloop.mini_batches import cut_micro_batches, cut_whole_trajectories
 from agentloop.models.actor import Actor
 from agentloop.scoring import ScoredBatch
+from agentloop.stream_losses import StreamLosses
 from agentloop.update_stats import UpdateTotals
 
 
@@ -32,13 +34,16 @@ class StepLoss:
     policy is taken to have sampled; over the replayed ones' if there are no others, None if there are none at all."""
 
 
-def accumulate_gradients(actor: Actor, mini: ScoredBatch, config: RunConfig, *, totals: UpdateTotals) -> StepLoss:
+def accumulate_gradients(
+    actor: Actor, mini: ScoredBatch, config: RunConfig, *, losses: StreamLosses, totals: UpdateTotals
+) -> StepLoss:
     """Add the gradient of the mini-batch's loss to the actor's parameters, and count its tokens in `totals`.
 
-    The loss is the sum of (policy loss + kl.loss_coef x KL - loss.entropy_coef x entropy) x weight over
-    trained tokens; a token's weight is its share in the whole step, so that cutting it into passes changes
+    The loss is the sum of (policy loss x importance weight + kl.loss_coef x KL - loss.entropy_coef x entropy) x weight
+    over trained tokens; a token's weight is its share in the whole step, so that cutting it into passes changes
     speed and memory only, times its row's `loss_weights`. Rows that can't contribute are left out of the
-    passes and stay in every denominator.
+    passes and stay in every denominator. An objective of whole trajectories gets all rows of one in the same pass,
+    which then holds at least one trajectory, whatever `batch.micro_batch_tokens` is.
     """
     batch = mini.batch
     totals.begin_step(batch.loss_mask, batch.trajectory)
@@ -47,9 +52,9 @@ def accumulate_gradients(actor: Actor, mini: ScoredBatch, config: RunConfig, *, 
     # Summed on the device: reading a number would make every pass wait.
     loss, kl = torch.zeros(2, dtype=torch.float64, device=actor.device)
     moved = torch.zeros((2, 2), dtype=torch.float64, device=actor.device)
-    contributing = _contributing(batch, config)
-    lengths = batch.attention_mask[contributing].sum(dim=1).tolist()
-    for cut in cut_micro_batches(lengths, config.batch.micro_batch_tokens):
+    contributing = _contributing(batch, config, losses)
+    signal_share = _signal_share(batch)
+    for cut in _passes(batch, contributing, config, losses):
         positions = contributing[torch.tensor(cut, device=contributing.device)]
         micro = mini.rows(positions)
         width = micro.batch.token_ids.shape[1]
@@ -57,8 +62,8 @@ def accumulate_gradients(actor: Actor, mini: ScoredBatch, config: RunConfig, *, 
             actor,
             micro,
             config,
-            weights=weights[positions, :width],
-            own_weights=own_weights[positions, :width],
+            losses=losses,
+            shares=_Shares(weights[positions, :width], own_weights[positions, :width], signal_share[positions]),
             totals=totals,
         )
         loss += pass_loss
@@ -80,15 +85,54 @@ def _weights(batch: Batch, config: RunConfig, *, normalise: Normalise, replay_we
     return weights * batch.loss_weights[:, None]
 
 
-def _contributing(batch: Batch, config: RunConfig) -> Tensor:
+def _contributing(batch: Batch, config: RunConfig, losses: StreamLosses) -> Tensor:
     """Positions of the rows with a gradient: those with an advantage, or with a trained token if all are
-    regularised.
+    regularised or trained without one; and for an objective of whole trajectories the others of theirs.
 
     Every other row adds exactly 0 to the loss and to its gradient.
     """
     regularised = config.kl.loss_coef > 0 or config.loss.entropy_coef > 0
-    tokens = batch.loss_mask if regularised else batch.advantages != 0
-    return tokens.any(dim=1).nonzero()[:, 0]
+    silent = losses.silent_at_zero(batch.replay_mask)[:, None] & (not regularised)
+    speaking = (batch.loss_mask & ((batch.advantages != 0) | ~silent)).any(dim=1)
+    if losses.whole_trajectories(batch.replay_mask):
+        heard = sum_by_trajectory(speaking[:, None], batch.trajectory, len(batch.trajectory_ids)) > 0
+        speaking = heard[batch.trajectory] & batch.loss_mask.any(dim=1)
+    return speaking.nonzero()[:, 0]
+
+
+def _passes(batch: Batch, positions: Tensor, config: RunConfig, losses: StreamLosses) -> list[list[int]]:
+    """Indices into `positions`, which are rows, for each forward-backward pass."""
+    lengths, most = batch.attention_mask[positions].sum(dim=1).tolist(), config.batch.micro_batch_tokens
+    if not losses.whole_trajectories(batch.replay_mask):
+        return cut_micro_batches(lengths, most)
+    return cut_whole_trajectories(lengths, batch.trajectory[positions].tolist(), most)
+
+
+def _signal_share(batch: Batch) -> Tensor:
+    """[B] float64: of the trained trajectories of the row's stream, the share with an advantage other than 0.
+
+    1 / their number where there is none: then nothing is divided by it but zeros.
+    """
+    count = len(batch.trajectory_ids)
+    trained = sum_by_trajectory(batch.loss_mask, batch.trajectory, count) > 0
+    speaking = sum_by_trajectory(batch.loss_mask & (batch.advantages != 0), batch.trajectory, count) > 0
+    shares = [
+        speaking[stream].sum().clamp_min(1) / trained[stream].sum().clamp_min(1)
+        for stream in (~batch.replayed, batch.replayed)
+    ]
+    return torch.where(batch.replay_mask, shares[1], shares[0]).double()
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """What the rows of one pass are in the whole step."""
+
+    weights: Tensor
+    """[B, T]: of each token."""
+    own_weights: Tensor
+    """[B, T]: as if its stream were alone."""
+    signal: Tensor
+    """[B]: of the trajectories of the row's stream with an advantage."""
 
 
 def _backward(
@@ -96,8 +140,8 @@ def _backward(
     micro: ScoredBatch,
     config: RunConfig,
     *,
-    weights: Tensor,
-    own_weights: Tensor,
+    losses: StreamLosses,
+    shares: _Shares,
     totals: UpdateTotals,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One forward-backward pass: its share of the loss, of the KL, and how far the policy has moved."""
@@ -109,22 +153,15 @@ def _backward(
         batch.temperature,
         entropy=section.entropy_coef > 0,
     )
-    anchors = anchor_log_probs(
-        micro.old_log_probs,
-        batch.behavior_log_probs,
-        replay_mask=batch.replay_mask,
-        fresh=section.fresh.anchor,
-        replay=section.replay.anchor,
-    )
+    inputs = _objective_input(log_probs, micro, config, signal_share=shares.signal)
     result = heterogeneous_loss(
-        log_probs,
-        anchors,
-        advantages=batch.advantages,
-        loss_mask=batch.loss_mask,
+        inputs,
         replay_mask=batch.replay_mask,
-        fresh=_clip_range(section.fresh),
-        replay=_clip_range(section.replay),
+        fresh=losses.fresh,
+        replay=losses.replay,
+        importance_weights=micro.importance_weights,
     )
+    weights = shares.weights
     loss = (result.policy.loss * weights).sum()
     kl = torch.zeros_like(loss)
     if config.kl.loss_coef > 0 and micro.ref_log_probs is not None:
@@ -132,7 +169,7 @@ def _backward(
             log_probs,
             micro.ref_log_probs,
             batch.loss_mask,
-            anchors=anchors,
+            anchors=inputs.anchors,
             estimator=config.kl.loss_estimator,
             gradient=config.kl.loss_gradient,
         )
@@ -141,7 +178,7 @@ def _backward(
     if section.entropy_coef > 0:
         loss = loss - section.entropy_coef * (entropies * weights).sum()
     torch.autograd.backward(loss)
-    totals.add(result, batch.loss_mask, weights=own_weights, trajectory=batch.trajectory)
+    totals.add(result, batch.loss_mask, weights=shares.own_weights, trajectory=batch.trajectory)
     return loss.detach(), kl.detach(), _moved(log_probs.detach(), micro)
 
 
@@ -153,5 +190,24 @@ def _moved(log_probs: Tensor, micro: ScoredBatch) -> Tensor:
     return torch.stack([(distance * masks).sum(dim=(1, 2)), masks.sum(dim=(1, 2)).double()], dim=1)
 
 
-def _clip_range(section: StreamLossSection) -> ClipRange:
-    return ClipRange(section.clip_low, section.clip_high, section.dual_clip)
+def _objective_input(
+    log_probs: Tensor, micro: ScoredBatch, config: RunConfig, *, signal_share: Tensor
+) -> ObjectiveInput:
+    batch = micro.batch
+    anchors = anchor_log_probs(
+        micro.old_log_probs,
+        batch.behavior_log_probs,
+        replay_mask=batch.replay_mask,
+        fresh=config.loss.fresh.anchor,
+        replay=config.loss.replay.anchor,
+    )
+    return ObjectiveInput(
+        log_probs=log_probs,
+        anchors=anchors,
+        behavior_log_probs=batch.behavior_log_probs,
+        advantages=batch.advantages,
+        loss_mask=batch.loss_mask,
+        trajectory=batch.trajectory,
+        num_trajectories=len(batch.trajectory_ids),
+        signal_share=signal_share,
+    )

@@ -50,3 +50,19 @@ def cut_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]
         else:
             cuts.append([position])
     return cuts
+
+
+def cut_whole_trajectories(lengths: Sequence[int], trajectories: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Likewise, with all rows of a trajectory in one pass: at least one trajectory, however long it is."""
+    rows: dict[int, list[int]] = {}
+    for position, trajectory in enumerate(trajectories):
+        rows.setdefault(trajectory, []).append(position)
+    longest = {trajectory: max(lengths[position] for position in rows[trajectory]) for trajectory in rows}
+    cuts: list[list[int]] = []
+    for trajectory in sorted(rows, key=lambda trajectory: longest[trajectory]):
+        whole = rows[trajectory]
+        if cuts and (len(cuts[-1]) + len(whole)) * longest[trajectory] <= max_tokens:
+            cuts[-1] += whole
+        else:
+            cuts.append(whole)
+    return cuts

@@ -42,17 +42,20 @@ class ScoredBatch:
     """[B, T] nats; None where no reference is needed."""
     valued: Valued | None = None
     """None without a critic."""
+    importance_weights: Tensor | None = None
+    """[B, T]: what the policy loss of a token is multiplied by; None: 1."""
 
     def rows(self, positions: Tensor) -> ScoredBatch:
         """Some of the rows, cut to the longest of them."""
         batch = self.batch.rows(positions)
         width = batch.token_ids.shape[1]
-        ref, valued = self.ref_log_probs, self.valued
+        ref, valued, weights = self.ref_log_probs, self.valued, self.importance_weights
         return ScoredBatch(
             batch,
             self.old_log_probs[positions, :width],
             None if ref is None else ref[positions, :width],
             None if valued is None else valued.rows(positions, width),
+            None if weights is None else weights[positions, :width],
         )
 
     def token_drift(self) -> Tensor:

@@ -16,16 +16,17 @@ from agentloop.batch import Batch, BatchRow, build_batch
 from agentloop.config import RunConfig
 from agentloop.critic_pass import mean_reward_kl, valued
 from agentloop.critic_update import CriticLearner, CriticLog, value_metrics
-from agentloop.errors import TrainingStopped, UnknownAnchor
+from agentloop.errors import TrainingStopped
 from agentloop.gradients import accumulate_gradients
 from agentloop.mini_batches import plan_mini_batches
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.optimizer import PolicyOptimizer, learning_rate
 from agentloop.scoring import ScoredBatch, score
+from agentloop.stream_losses import check_behavior, corrected, stream_losses
 from agentloop.update_stats import RowStats, UpdateTotals, age_bucket, drift_metrics, drift_quantiles, row_stats
 from context.authors import AuthorTable
-from replay.records import FRESH, REPLAY, Trajectory
+from replay.records import REPLAY, Trajectory
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Trainer:
         self._config = config
         self._authors = authors
         self._reference = reference
+        self._losses = stream_losses(config.loss)
         self._optimizer = PolicyOptimizer(actor.model, config.optimizer)
         self._critic: CriticLearner | None = None
         if config.algorithm == "ppo":
@@ -111,15 +113,17 @@ class Trainer:
         over the fresh rows' action tokens. `grad_norm` is before clipping.
 
         Raises TrainingStopped for a NaN or infinite loss or gradient if `optimizer.on_bad_gradient` is stop,
-        and UnknownAnchor, before anything has changed, for a trained token without the behavior log-prob its
-        anchor needs.
+        and, before anything has changed, UnknownAnchor for a trained token without the behavior log-prob its
+        ratio needs, and TruncatedSampling for one of top-p or top-k sampling.
         """
         batch = build_batch(rows, self._authors)
-        self._require_behavior(batch)
+        check_behavior(batch, rows, self._config.loss)
         scored, metrics = self._score(batch, reference=self._reference if self._needs_reference() else None)
         if self._critic is not None:
             scored = valued(scored, rows, self._critic.critic, self._config, kl_coef=self.kl_coef.value)
             metrics |= value_metrics(scored, self._config)
+        scored, correction = corrected(scored, self._config.loss)
+        metrics |= correction
         if told is not None:
             told(scored)
         rates = self._begin(iteration)
@@ -238,20 +242,6 @@ class Trainer:
         metrics = {"actor/entropy": float(entropies[fresh].mean())} if bool(fresh.any()) else {}
         return ScoredBatch(batch, old, ref), metrics
 
-    def _require_behavior(self, batch: Batch) -> None:
-        """Refuse trained tokens whose anchor is unknown: any number in its place would be a made-up ratio."""
-        loss = self._config.loss
-        unknown = (batch.loss_mask & ~batch.behavior_log_probs.isfinite()).sum(dim=1)
-        for row in unknown.nonzero()[:, 0].tolist():
-            stream, section = (REPLAY, loss.replay) if batch.replay_mask[row] else (FRESH, loss.fresh)
-            if section.anchor == "behavior":
-                name = batch.trajectory_ids[int(batch.trajectory[row])]
-                raise UnknownAnchor(
-                    f"behavior_log_probs of trajectory {name} must be known for every trained token when "
-                    f"loss.{stream}.anchor is behavior, got {int(unknown[row])} unknown. "
-                    f"Set loss.{stream}.anchor: old, or do not train on it."
-                )
-
     def _step(self, mini: ScoredBatch, totals: UpdateTotals, log: _Log, *, iteration: int) -> None:
         """One optimizer step over the rows of one mini-batch."""
         log.steps += 1
@@ -259,7 +249,7 @@ class Trainer:
             log.held_steps += 1
             return
         step_totals = UpdateTotals(totals.replayed)
-        step = accumulate_gradients(self._actor, mini, self._config, totals=step_totals)
+        step = accumulate_gradients(self._actor, mini, self._config, losses=self._losses, totals=step_totals)
         norm = self._optimizer.gradient_norm()
         if not (math.isfinite(step.loss) and math.isfinite(norm)):
             self._optimizer.clear_gradients()

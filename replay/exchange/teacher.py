@@ -188,10 +188,12 @@ class _ChatFile:
         unknown = self._report.replies - self._report.replies_with_log_probs
         loss = self._setting("loss", "replay", {})
         trains = self._setting("replay", "mode", "train") == "train"
-        if unknown and trains and isinstance(loss, dict) and loss.get("anchor") == "behavior":
+        rejects = isinstance(loss, dict) and loss.get("missing_log_probs", "reject") == "reject"
+        if unknown and trains and rejects and loss.get("anchor") == "behavior":
             raise ExchangeError(
                 f"loss.replay.anchor of run {self._teaching.run.name} must be old to train on this file, got behavior "
-                f"and {unknown:,} replies without log-probs. Nothing was stored; start a run with anchor: old."
+                f"and {unknown:,} replies without log-probs. Nothing was stored; start a run with anchor: old, or with "
+                "loss.replay.missing_log_probs other than reject."
             )
 
     def _bad(self, number: int, problem: str) -> None:

@@ -50,13 +50,9 @@ def test_load_config_takes_a_section_with_every_key_commented_out(tmp_path: Path
 
 
 def test_load_config_keeps_the_other_defaults_of_a_section_with_its_own(tmp_path: Path) -> None:
-    replay = load_config(write(tmp_path, "loss: {replay: {clip_low: 0.1}}")).loss.replay
-    assert (replay.clip_low, replay.anchor, replay.clip_high, replay.dual_clip) == (
-        0.1,
-        "behavior",
-        0.2,
-        None,
-    )
+    replay = load_config(write(tmp_path, "loss: {replay: {ppo_clip: {clip_low: 0.1}}}")).loss.replay
+    clip = replay.ppo_clip
+    assert (clip.clip_low, replay.anchor, clip.clip_high, clip.dual_clip) == (0.1, "behavior", 0.2, None)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ UNTRAINED = {"authors": [{"name": "subagent:planner", "action": True}]}
             TRAINED,
             {"replay": {"fraction": 0.5}},
             "loss.replay.anchor must be old when context.authors has a trained author, 'human_edit', whose log-probs "
-            r"count as missing, got behavior. Set loss.replay.anchor: old.",
+            r"count as missing, got behavior. Set loss.replay.anchor: old, or loss.replay.missing_log_probs.",
         ),
         (TRAINED, {"kl": {"reward_coef": 0.1}}, "kl.reward_coef must be 0 when context.authors has an action author"),
         (

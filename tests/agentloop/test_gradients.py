@@ -36,9 +36,10 @@ def written_formula(actor: Actor, scored: ScoredBatch, config: RunConfig) -> tup
             log_p = torch.log_softmax(logits[t - 1] / batch.temperature[i], dim=-1)
             chosen, a = log_p[batch.token_ids[i, t]], batch.advantages[i, t]
             r = torch.exp(chosen - anchors[t])
-            token = -torch.min(a * r, a * r.clamp(1 - section.clip_low, 1 + section.clip_high))
-            if a < 0 and section.dual_clip is not None:
-                token = torch.min(token, -a * section.dual_clip)
+            clip = section.ppo_clip
+            token = -torch.min(a * r, a * r.clamp(1 - clip.clip_low, 1 + clip.clip_high))
+            if a < 0 and clip.dual_clip is not None:
+                token = torch.min(token, -a * clip.dual_clip)
             if scored.ref_log_probs is not None:
                 d = scored.ref_log_probs[i, t] - chosen
                 token = token + config.kl.loss_coef * (d.exp() - d - 1)

@@ -17,6 +17,7 @@ from agentloop.config import RunConfig
 from agentloop.gradients import accumulate_gradients
 from agentloop.models.actor import Actor
 from agentloop.scoring import ScoredBatch, score
+from agentloop.stream_losses import stream_losses
 from agentloop.trainer import Trainer
 from agentloop.update_stats import UpdateTotals
 from context.authors import default_authors
@@ -26,8 +27,8 @@ from replay.records import Trajectory, TrajectoryRecord
 AUTHORS = default_authors()
 VOCABULARY = 23
 LOSS: dict[str, Any] = {
-    "fresh": {"anchor": "old", "clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0},
-    "replay": {"anchor": "behavior", "clip_low": 0.3, "clip_high": 0.6, "dual_clip": None},
+    "fresh": {"anchor": "old", "ppo_clip": {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}},
+    "replay": {"anchor": "behavior", "ppo_clip": {"clip_low": 0.3, "clip_high": 0.6, "dual_clip": None}},
     "norm_length": 7.0,
 }
 """Bounds and anchors that differ between the streams."""
@@ -162,7 +163,7 @@ def scored_rows(actor: Actor, rows: list[BatchRow], *, old: Actor, ref: Actor | 
 def gradients(actor: Actor, scored: ScoredBatch, config: RunConfig) -> tuple[float, Tensor, UpdateTotals]:
     actor.model.zero_grad(set_to_none=True)
     totals = UpdateTotals(scored.batch.replayed)
-    step = accumulate_gradients(actor, scored, config, totals=totals)
+    step = accumulate_gradients(actor, scored, config, losses=stream_losses(config.loss), totals=totals)
     vectors = [torch.zeros_like(p) if p.grad is None else p.grad for p in actor.model.parameters()]
     return step.loss, torch.cat([v.flatten() for v in vectors]), totals
 

@@ -5,9 +5,10 @@ import torch
 
 from agentloop.algorithms.advantages import returns
 from agentloop.algorithms.aggregation import token_weights
-from agentloop.algorithms.heterogeneous import ClipRange, heterogeneous_loss
 from agentloop.algorithms.kl import kl_estimate, kl_penalised_rewards
 from agentloop.algorithms.log_probs import predictions
+from agentloop.algorithms.objectives import ObjectiveInput
+from agentloop.algorithms.objectives.ratio import ppo_clip
 
 OLD = torch.tensor([[-0.12, -0.08, -0.15, -0.10, -0.05, -0.02]], dtype=torch.float64)
 REF = torch.tensor([[-0.15, -0.10, -0.18, -0.12, -0.08, -0.03]], dtype=torch.float64)
@@ -34,18 +35,19 @@ def test_probabilities_are_those_of_the_log_probs() -> None:
 
 
 def test_unchanged_weights_make_every_surrogate_term_its_advantage() -> None:
-    clip = ClipRange(0.2, 0.28, 3.0)
     log_probs = OLD.clone().requires_grad_()
-    result = heterogeneous_loss(
-        log_probs,
-        OLD,
+    inputs = ObjectiveInput(
+        log_probs=log_probs,
+        anchors=OLD,
+        behavior_log_probs=OLD,
         advantages=ADVANTAGES,
         loss_mask=MASK,
-        replay_mask=torch.tensor([False]),
-        fresh=clip,
-        replay=clip,
+        trajectory=torch.tensor([0]),
+        num_trajectories=1,
+        signal_share=torch.ones(1),
     )
-    assert (-result.policy.loss)[0].tolist() == ADVANTAGES[0].tolist()
+    result = ppo_clip(inputs, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+    assert (-result.loss)[0].tolist() == ADVANTAGES[0].tolist()
     weights = token_weights(
         MASK,
         torch.tensor([0]),
@@ -55,7 +57,7 @@ def test_unchanged_weights_make_every_surrogate_term_its_advantage() -> None:
         normalise="joint",
         replay_weight=1.0,
     )
-    pg_loss = (result.policy.loss * weights).sum()
+    pg_loss = (result.loss * weights).sum()
     assert pg_loss.item() == pytest.approx(-0.44 / 6, abs=1e-12)
     assert round(pg_loss.item(), 4) == -0.0733
     # d pg_loss / d log-prob = -A / 6 at ratio 1

@@ -1,0 +1,137 @@
+"""Three policies: what is known of the drift from the behavior policy to the old one becomes a weight.
+
+The objective's ratio is current over old (anchor `old`); these weights are old over behavior, without gradient, and
+multiply the token losses (decoupled PPO, Hilton et al. 2022, arXiv 2110.00641; Yao et al. 2025 on truncated weights).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from agentloop.algorithms.log_probs import LOG_RATIO_BOUND, log_ratios
+
+CorrectionKind = Literal["none", "truncate", "mask", "rejection", "v_trace"]
+Level = Literal["token", "turn", "sequence"]
+Mean = Literal["product", "geometric"]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """How one stream's weights come about. A unit is a token, a turn or a trajectory; see `correct`."""
+
+    kind: CorrectionKind
+    level: Level
+    mean: Mean
+    ratio_low: float | None
+    """None: no bound."""
+    ratio_high: float | None
+    trace_high: float | None
+    """Of v_trace alone."""
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """Both [B, T]."""
+
+    weights: Tensor
+    """float64; 1 where there is no action token."""
+    kept: Tensor
+    """bool: False where rejection leaves a token out of the loss and of every denominator."""
+
+
+def correct(
+    old_log_probs: Tensor,
+    behavior_log_probs: Tensor,
+    *,
+    response_mask: Tensor,
+    trajectory: Tensor,
+    correction: Correction,
+) -> Corrected:
+    """Weights of whole trajectories; `trajectory` [B] is each row's, whose segments must be in order.
+
+    With d = clamp(old - behavior, -20, 20) of an action token, 0 where the behavior policy is unknown, the weight of a
+    unit is w = exp(sum of its d) (`product`) or exp(their mean over the known ones) (`geometric`), the exponent clamped
+    alike. Units are single tokens, turns (maximal runs of action tokens of a row), or trajectories over all their rows.
+
+    - truncate: min(w, ratio_high)
+    - mask: w where ratio_low <= w <= ratio_high, else 0; denominators keep the token
+    - rejection: 1 where ratio_low <= w <= ratio_high; elsewhere the token is not trained at all
+    - v_trace (Espeholt et al. 2018, arXiv 1802.01561): with units 1 .. n of a trajectory in order,
+      min(w_u, ratio_high) x product of min(w_v, trace_high) over u < v < n x min(w_n, ratio_high), without the last two
+      for u = n. This is what the paper's targets come to where there is no critic: one baseline for the whole
+      trajectory, no discount, the reward at its end.
+    """
+    weights = torch.ones(old_log_probs.shape, dtype=torch.float64, device=old_log_probs.device)
+    kept = torch.ones_like(response_mask)
+    if correction.kind == "none" or not bool(response_mask.any()):
+        return Corrected(weights, kept)
+    units, owners = _units(response_mask, trajectory, correction.level)
+    logs = _unit_logs(
+        old_log_probs, behavior_log_probs, response_mask, units=units, count=len(owners), correction=correction
+    )
+    low = -math.inf if correction.ratio_low is None else math.log(correction.ratio_low)
+    high = math.inf if correction.ratio_high is None else math.log(correction.ratio_high)
+    inside = (logs >= low) & (logs <= high)
+    match correction.kind:
+        case "truncate":
+            weights[response_mask] = logs.clamp_max(high).exp()[units]
+        case "mask":
+            weights[response_mask] = (logs.exp() * inside)[units]
+        case "rejection":
+            kept[response_mask] = inside[units]
+        case "v_trace":
+            weights[response_mask] = _traces(logs, owners, high=high, correction=correction).exp()[units]
+    return Corrected(weights, kept)
+
+
+def _units(response_mask: Tensor, trajectory: Tensor, level: Level) -> tuple[Tensor, Tensor]:
+    """The unit of each action token, row by row, and the trajectory of each unit; units of one are in its order."""
+    rows = response_mask.nonzero()[:, 0]
+    if level == "token":
+        return torch.arange(len(rows), device=rows.device), trajectory[rows]
+    if level == "turn":
+        starts = response_mask.clone()
+        starts[:, 1:] &= ~response_mask[:, :-1]
+        return starts[response_mask].cumsum(0) - 1, trajectory[starts.nonzero()[:, 0]]
+    return trajectory[rows], torch.arange(int(trajectory.max()) + 1, device=rows.device)
+
+
+def _unit_logs(
+    old_log_probs: Tensor,
+    behavior_log_probs: Tensor,
+    response_mask: Tensor,
+    *,
+    units: Tensor,
+    count: int,
+    correction: Correction,
+) -> Tensor:
+    """log w of each unit, [U] float64 nats, clamped."""
+    known = response_mask & behavior_log_probs.isfinite()
+    drift = log_ratios(old_log_probs, behavior_log_probs, known).double()[response_mask]
+    logs = drift.new_zeros(count).index_add_(0, units, drift)
+    if correction.mean == "geometric":
+        tokens = drift.new_zeros(count).index_add_(0, units, known[response_mask].double())
+        logs = logs / tokens.clamp_min(1)
+    return logs.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def _traces(logs: Tensor, owners: Tensor, *, high: float, correction: Correction) -> Tensor:
+    """log weight of each unit under v_trace, [U] nats."""
+    if correction.trace_high is None:
+        raise ValueError("trace_high must be a number for v_trace, got None.")
+    order = owners.argsort(stable=True)
+    firsts, owners = logs.clamp_max(high)[order], owners[order]
+    traces = logs.clamp_max(math.log(correction.trace_high))[order]
+    last = torch.ones_like(owners, dtype=torch.bool)
+    last[:-1] = owners[1:] != owners[:-1]
+    # What comes after a unit: the traces up to the last one of its trajectory, which counts in full.
+    links = torch.where(last, firsts, traces)
+    ends = links.cumsum(0)
+    of_trajectory = ends[last][last.cumsum(0) - last.long()]
+    weights = torch.where(last, firsts, firsts + of_trajectory - ends)
+    return torch.empty_like(logs).index_copy_(0, order, weights)

@@ -1,0 +1,156 @@
+"""What the configuration says of both streams' losses, made ready for an update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentloop.algorithms.corrections import Correction, correct
+from agentloop.algorithms.heterogeneous import StreamLoss
+from agentloop.algorithms.objectives import OBJECTIVES, Objective, ObjectiveInput, PolicyLoss
+from agentloop.algorithms.objectives.base import unclipped
+from agentloop.batch import Batch, BatchRow
+from agentloop.class_file import load_function
+from agentloop.errors import TruncatedSampling, UnknownAnchor, UserError, one_line
+from agentloop.loss_config import LossSection, StreamLossSection
+from agentloop.scoring import ScoredBatch
+from replay.records import FRESH, REPLAY
+
+
+@dataclass(frozen=True)
+class StreamLosses:
+    fresh: StreamLoss
+    replay: StreamLoss
+
+    def whole_trajectories(self, replay_mask: Tensor) -> bool:
+        """Whether the rows of a trajectory must stay together, by the streams that are there."""
+        return bool(torch.where(replay_mask, self.replay.whole_trajectories, self.fresh.whole_trajectories).any())
+
+    def silent_at_zero(self, replay_mask: Tensor) -> Tensor:
+        """[B] bool: a token of that row and of advantage 0 adds exactly nothing."""
+        return torch.where(replay_mask, self.replay.silent_at_zero, self.fresh.silent_at_zero)
+
+
+def stream_losses(section: LossSection) -> StreamLosses:
+    """Runs the files of objectives of one's own. Raises UserError for a file or function that is not there."""
+    return StreamLosses(_stream_loss("loss.fresh", section.fresh), _stream_loss("loss.replay", section.replay))
+
+
+def _stream_loss(where: str, section: StreamLossSection) -> StreamLoss:
+    options = section.options_of(section.objective)
+    kind = OBJECTIVES.get(section.objective)
+    if kind is None:
+        function = load_function(section.objective, what=f"{where}.objective")
+        # Nobody knows what it looks at: it sees whole trajectories, and every row with a trained token.
+        built = StreamLoss(_own(function, options, where), whole_trajectories=True, silent_at_zero=False)
+    else:
+        objective = partial(kind.function, **options)
+        built = StreamLoss(objective, None, kind.whole_trajectories, kind.silent_at_zero)
+    other = OBJECTIVES.get(section.missing_log_probs)
+    if other is None:
+        return built
+    missing = partial(other.function, **section.options_of(section.missing_log_probs))
+    return replace(built, missing=missing, silent_at_zero=built.silent_at_zero and other.silent_at_zero)
+
+
+def _own(function: Callable[..., Any], options: dict[str, Any], where: str) -> Objective:
+    """`function` of the user's file: takes an ObjectiveInput and `options`, returns a loss per token or a PolicyLoss.
+
+    Its loss outside the mask is dropped. Raises UserError for anything else it returns, and for its own exceptions.
+    """
+    name = f"{where}.objective ({function.__name__})"
+
+    def objective(inputs: ObjectiveInput) -> PolicyLoss:
+        try:
+            found = function(inputs, **options)
+        except Exception as error:
+            raise UserError(f"{name} must take an ObjectiveInput and its options, got {one_line(error)}.") from error
+        result = unclipped(found) if isinstance(found, Tensor) else found
+        shape = inputs.loss_mask.shape
+        parts = [result.loss, result.clipped, result.clipped_lower] if isinstance(result, PolicyLoss) else []
+        if not parts or any(not isinstance(part, Tensor) or part.shape != shape for part in parts):
+            got = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise UserError(f"{name} must return a loss per token, a [B, T] tensor, or a PolicyLoss, got {got}.")
+        zero = torch.zeros_like(inputs.log_probs)
+        return PolicyLoss(
+            torch.where(inputs.loss_mask, result.loss.to(zero.dtype), zero),
+            result.clipped.bool() & inputs.loss_mask,
+            result.clipped_lower.bool() & inputs.loss_mask,
+        )
+
+    return objective
+
+
+def check_behavior(batch: Batch, rows: Sequence[BatchRow], loss: LossSection) -> None:
+    """Refuse behavior log-probs that are no denominator: unknown ones, and those of a truncated distribution.
+
+    Any number in the place of an unknown one would be a made-up ratio. With top-p or top-k, the stored ones are of a
+    distribution that the recomputed ones are not of.
+    """
+    unknown = (batch.loss_mask & ~batch.behavior_log_probs.isfinite()).sum(dim=1)
+    for row in unknown.nonzero()[:, 0].tolist():
+        stream, section = (REPLAY, loss.replay) if batch.replay_mask[row] else (FRESH, loss.fresh)
+        if section.needs_behavior and section.missing_log_probs == "reject":
+            name = batch.trajectory_ids[int(batch.trajectory[row])]
+            why = f"loss.{stream}.anchor is behavior"
+            if section.anchor == "old":
+                why = f"loss.{stream}.correction.kind is {section.correction.kind}"
+            way = "anchor: old" if section.anchor == "behavior" else "correction.kind: none"
+            raise UnknownAnchor(
+                f"behavior_log_probs of trajectory {name} must be known for every trained token when {why}, "
+                f"got {int(unknown[row])} unknown. Set loss.{stream}.{way}, or loss.{stream}.missing_log_probs, "
+                "or do not train on it."
+            )
+    for item in rows:
+        record, section = item.trajectory.record, loss.replay if item.stream == REPLAY else loss.fresh
+        truncated = record.top_p < 1.0 or record.top_k > 0
+        if truncated and section.needs_behavior and not section.allow_truncated_sampling:
+            raise TruncatedSampling(
+                f"trajectory {record.id} must be sampled from the whole distribution to be weighed by its behavior "
+                f"log-probs, got top_p={record.top_p:g} and top_k={record.top_k}. Set loss.{item.stream}.anchor: old "
+                f"without a correction, or loss.{item.stream}.allow_truncated_sampling: true."
+            )
+
+
+def corrected(scored: ScoredBatch, loss: LossSection) -> tuple[ScoredBatch, dict[str, float]]:
+    """The batch with its importance weights and without rejected tokens, and what that did to either stream.
+
+    Metrics of a stream, over its trained tokens: `missing_log_probs`, the share whose behavior policy is unknown
+    (absent where there is none); with a correction `importance_weight_mean`, `importance_weight_zero`, the share of
+    weight 0, and with `rejection` instead `rejected`, the share that is not trained after all.
+    """
+    batch, metrics = scored.batch, dict[str, float]()
+    weights = torch.ones(batch.loss_mask.shape, dtype=torch.float64, device=batch.loss_mask.device)
+    kept = torch.ones_like(batch.loss_mask)
+    for stream, replayed, section in ((FRESH, False, loss.fresh), (REPLAY, True, loss.replay)):
+        positions = (batch.replay_mask == replayed).nonzero()[:, 0]
+        trained = batch.loss_mask[positions]
+        if not bool(trained.any()):
+            continue
+        unknown = ~batch.behavior_log_probs[positions][trained].isfinite()
+        if bool(unknown.any()):
+            metrics[f"actor/{stream}/missing_log_probs"] = float(unknown.double().mean())
+        if section.correction.kind == "none":
+            continue
+        found = correct(
+            scored.old_log_probs[positions],
+            batch.behavior_log_probs[positions],
+            response_mask=batch.response_mask[positions],
+            trajectory=batch.trajectory[positions],
+            correction=Correction(**section.correction.model_dump()),
+        )
+        weights[positions], kept[positions] = found.weights, found.kept
+        if section.correction.kind == "rejection":
+            metrics[f"actor/{stream}/rejected"] = float((~found.kept)[trained].double().mean())
+        else:
+            metrics[f"actor/{stream}/importance_weight_mean"] = float(found.weights[trained].mean())
+            metrics[f"actor/{stream}/importance_weight_zero"] = float((found.weights[trained] == 0).double().mean())
+    if "none" == loss.fresh.correction.kind == loss.replay.correction.kind:
+        return scored, metrics
+    remaining = replace(batch, loss_mask=batch.loss_mask & kept, advantages=torch.where(kept, batch.advantages, 0.0))
+    return replace(scored, batch=remaining, importance_weights=weights), metrics
