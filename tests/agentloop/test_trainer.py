@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agentloop.batch import BatchRow
-from agentloop.errors import TrainingStopped
+from agentloop.errors import TrainingStopped, TruncatedSampling, UnknownAnchor
 from agentloop.update_stats import ESS_BY_AGE, age_bucket
 from tests.agentloop.training_examples import (
     mixed_rows,
@@ -141,6 +141,111 @@ def test_demonstrated_token_of_a_replayed_row_needs_the_anchor_old() -> None:
     assert not torch.equal(weights_of(actor), before)
     # Drift is of the one token that a policy sampled; the demonstrated ones have no stored log-prob to drift from.
     assert result.rows["edited"].drift_mean == result.rows["edited"].drift_max
+
+
+@pytest.mark.parametrize("mode", ["luffy", "bc", "recompute"])
+def test_unknown_behavior_log_probs_are_trained_as_configured_and_counted(mode: str) -> None:
+    """Ratio 1 to the old log-probs; p / (p + gamma) or cross-entropy, both by hand."""
+    actor = tiny_actor()
+    rows = [row("edited", segment("uxxul", seed=4), stream="replay", advantage=2.0)]
+    config = run_config(batch={"mini_batch": 8}, loss={"replay": {"missing_log_probs": mode}})
+    (drawn,) = sampled_by(actor, rows)
+    known = drawn.trajectory.segments[0].tokens.behavior_log_probs.astype(float)
+    # Of the two demonstrated tokens nobody knows it; the one that a policy sampled keeps it.
+    mixed = [stored_with(drawn, [math.nan, math.nan, math.nan, math.nan, known[4]])]
+    metrics = trainer(actor, config).update(mixed, iteration=1).metrics
+    assert metrics["actor/replay/missing_log_probs"] == pytest.approx(2 / 3)
+    p = [math.exp(value) for value in known[1:3]]
+    tokens = {
+        "recompute": [-2.0, -2.0],
+        "luffy": [-2.0 * q / (q + 0.1) for q in p],
+        "bc": [-math.log(q) for q in p],  # whatever the advantage
+    }[mode]
+    assert metrics["actor/replay/pg_loss"] == pytest.approx((sum(tokens) - 2.0) / 3, rel=1e-5)
+    assert metrics["actor/replay/ratio_max"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_missing_log_probs_are_not_counted_where_none_is_missing() -> None:
+    metrics = trainer(tiny_actor(), run_config(**CONFIG)).update(mixed_rows(), iteration=1).metrics
+    assert not [name for name in metrics if "missing" in name]
+
+
+def test_cloned_rows_are_learned_without_an_advantage() -> None:
+    actor = tiny_actor()
+    before = weights_of(actor)
+    config = run_config(**CONFIG, loss={"replay": {"objective": "bc"}})
+    rows = [replace(item, stream="replay") for item in silent_rows()]
+    result = trainer(actor, config).update(rows, iteration=1)
+    assert result.metrics["actor/skipped_no_signal"] == 0
+    assert not torch.equal(weights_of(actor), before)
+
+
+@pytest.mark.parametrize("sampled", [{"top_p": 0.9}, {"top_k": 50}])
+def test_truncated_sampling_is_refused_where_its_log_probs_enter_a_ratio(sampled: dict[str, Any]) -> None:
+    drawn = row("cut", segment("uull"), stream="replay")
+    record = replace(drawn.trajectory.record, **sampled)
+    rows = [replace(drawn, trajectory=replace(drawn.trajectory, record=record))]
+    actor = tiny_actor()
+    before = weights_of(actor)
+    correction = {"anchor": "old", "correction": {"kind": "truncate", "ratio_high": 2.0}}
+    for refused in ({}, correction):
+        with pytest.raises(TruncatedSampling, match=r"trajectory cut must be sampled from the whole distribution .*"):
+            trainer(actor, run_config(**CONFIG, loss={"replay": refused})).update(rows, iteration=1)
+    assert torch.equal(weights_of(actor), before)
+    for taken in ({"anchor": "old"}, {"allow_truncated_sampling": True}, {"objective": "luffy"}):
+        trainer(tiny_actor(), run_config(**CONFIG, loss={"replay": taken})).update(rows, iteration=1)
+
+
+def test_correction_needs_known_log_probs() -> None:
+    rows = [row("edited", segment("uxxul"), stream="replay")]
+    stream = {"anchor": "old", "correction": {"kind": "mask", "ratio_high": 2.0}}
+    with pytest.raises(
+        UnknownAnchor, match=r"when loss.replay.correction.kind is mask, got 2 unknown. Set loss.replay."
+    ):
+        trainer(tiny_actor(), run_config(**CONFIG, loss={"replay": stream})).update(rows, iteration=1)
+
+
+def stored_with(item: BatchRow, log_probs: list[float]) -> BatchRow:
+    """The same tokens of one segment with these behavior log-probs."""
+    (part,) = item.trajectory.segments
+    tokens = replace(part.tokens, behavior_log_probs=np.array(log_probs, np.float32))
+    return replace(item, trajectory=replace(item.trajectory, segments=(replace(part, tokens=tokens),)))
+
+
+def drifted(actor: Any, drifts: list[list[float]]) -> list[BatchRow]:
+    """Replayed rows of advantage 1 whose tokens have these ratios old / behavior."""
+    rows = []
+    for i, ratios in enumerate(drifts):
+        (known,) = sampled_by(actor, [row(f"r{i}", segment("u" + "l" * len(ratios), seed=i), stream="replay")])
+        log_probs = known.trajectory.segments[0].tokens.behavior_log_probs.astype(float)
+        rows.append(stored_with(known, [math.nan, *(log_probs[1:] - np.log(ratios))]))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("correction", "pg_loss", "metrics"),
+    [
+        # Ratio current / old is 1 and A = 1, so a token's loss is minus its weight: 2 + 1 + 4 + 0.5 over 4.
+        ({"kind": "truncate", "ratio_high": 9.0}, -7.5 / 4, {"weight_mean": 7.5 / 4, "weight_zero": 0.0}),
+        ({"kind": "truncate", "ratio_high": 2.0}, -5.5 / 4, {"weight_mean": 5.5 / 4, "weight_zero": 0.0}),
+        ({"kind": "mask", "ratio_low": 0.8, "ratio_high": 3.0}, -3 / 4, {"weight_mean": 3 / 4, "weight_zero": 0.5}),
+        # Two are left, and the denominator is 2.
+        ({"kind": "rejection", "ratio_low": 0.8, "ratio_high": 3.0}, -1.0, {"rejected": 0.5}),
+    ],
+)
+def test_correction_weighs_the_loss_and_rejection_leaves_the_denominators(
+    correction: dict[str, Any], pg_loss: float, metrics: dict[str, float]
+) -> None:
+    actor = tiny_actor()
+    rows = drifted(actor, [[2.0, 1.0], [4.0, 0.5]])
+    stream = {"anchor": "old", "correction": correction}
+    found = trainer(actor, run_config(batch={"mini_batch": 8}, loss={"replay": stream})).update(rows, iteration=1)
+    assert found.metrics["actor/replay/pg_loss"] == pytest.approx(pg_loss, rel=1e-5)
+    for name, value in metrics.items():
+        key = name if name == "rejected" else f"importance_{name}"
+        assert found.metrics[f"actor/replay/{key}"] == pytest.approx(value, rel=1e-5)
+    # The drift is what people are shown, whatever is done about it: 7.5 / 4.
+    assert found.metrics["actor/replay/drift_mean"] == pytest.approx(7.5 / 4, rel=1e-5)
 
 
 def test_unknown_behavior_log_prob_that_is_not_trained_is_no_error() -> None:
