@@ -88,7 +88,7 @@ def _place_in(places: Mapping[KeyPath, str], source: str) -> Place:
 def _laid_over_defaults(given: Mapping[str, Any], place: Place) -> dict[str, Any]:
     """`given` over the defaults, key by key: a section that names one key keeps the defaults of its others.
 
-    pydantic alone would fill `loss: {replay: {clip_low: 0.1}}` from the class's defaults, the fresh stream's.
+    pydantic alone would fill `loss: {replay: {anchor: old}}` from the class's defaults, which may be another section's.
     """
     values = to_plain(RunConfig())
     _lay_over(values, given, (), place)

@@ -104,6 +104,12 @@ def check_learning(config: RunConfig) -> None:
             "replay.complete_zero_variance must be false when algorithm is ppo, whose advantages are not of groups, "
             "got true. Take it out."
         )
+    for name, stream in (("fresh", config.loss.fresh), ("replay", config.loss.replay)):
+        if config.algorithm == "ppo" and stream.correction.kind == "v_trace":
+            raise ValueError(
+                f"loss.{name}.correction.kind must not be v_trace when algorithm is ppo: its weights are those of one "
+                "reward at the end of a trajectory without a critic. Use truncate, mask or rejection."
+            )
     if critic.value_coef > 0 and critic.backbone == "own":
         raise ValueError(
             f"critic.value_coef must be 0 when critic.backbone is own, for then all of it learns, "

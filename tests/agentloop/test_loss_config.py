@@ -65,6 +65,13 @@ def test_correction_that_can_not_be_meant_is_refused(correction: dict[str, Any],
         run_config(loss={"fresh": {"correction": correction}})
 
 
+def test_v_trace_without_a_critic_is_not_taken_for_the_one_with_a_critic() -> None:
+    stream = {"correction": {"kind": "v_trace", "ratio_high": 1.0}}
+    run_config(loss={"fresh": stream})
+    with pytest.raises(ValidationError, match="loss.fresh.correction.kind must not be v_trace when algorithm is ppo"):
+        RunConfig.model_validate({"algorithm": "ppo", "loss": {"fresh": stream}})
+
+
 def test_options_of_the_objective_for_missing_log_probs_may_be_set() -> None:
     stream = {"missing_log_probs": "luffy", "luffy": {"gamma": 0.2}}
     assert run_config(loss={"replay": stream}).loss.replay.options_of("luffy") == {"gamma": 0.2}
