@@ -58,6 +58,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the newest run of this name from its last checkpoint.")
     ] = False,
+    trace_step: Annotated[
+        bool, typer.Option("--trace-step", help="Print the data flow of the next iteration: every role's outputs.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train an agent: act, remember, mix, learn."""
@@ -67,7 +70,7 @@ def train(
 
     settings = load_config(config, overrides or [])
     with closing(open_display(stderr=as_json)) as display:
-        result = run_training(settings, resume=resume, display=display)
+        result = run_training(settings, resume=resume, trace=trace_step, display=display)
     if as_json:
         print(json.dumps({**vars(result), "folder": str(result.folder), "report": str(result.report)}))
     else:

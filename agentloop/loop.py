@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from agentloop.assemble import Parts
+from agentloop.batch import BatchRow
 from agentloop.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.collect import Birth, Collected, collect
 from agentloop.composing import Composition, Planned, completed_advantages, fresh_records
@@ -17,6 +18,7 @@ from agentloop.plan_batch import draw_request, plan_iteration
 from agentloop.seeds import derive_seed
 from agentloop.signals import StopRequest
 from agentloop.task_line import TaskLine
+from agentloop.trace import describe_batch, describe_update
 from agentloop.trainer import UpdateResult
 from agentloop.update_stats import ESS_BY_AGE
 from replay.mixing import ReplayStarved
@@ -54,11 +56,13 @@ class LoopState:
 class Loop:
     """One run, from its last checkpoint to its end."""
 
-    def __init__(self, parts: Parts, state: LoopState) -> None:
+    def __init__(self, parts: Parts, state: LoopState, *, trace: bool = False) -> None:
+        """`trace`: the display is told the data flow of the first iteration."""
         self.parts = parts
         self.config = parts.config
         self.state = state
         self._saved = state.iteration
+        self._trace = trace
 
     def run(self, stop: StopRequest) -> None:
         """Iterate until the end, the success target, or a polite request to stop; a checkpoint is the last thing."""
@@ -175,9 +179,21 @@ class Loop:
             rows = [replace(row, trajectory=as_observed(row.trajectory, self.parts.authors)) for row in replayed]
             observed = self.parts.trainer.observe(rows) if rows else None
             replayed = []
-        result = self.parts.trainer.update(fresh + replayed, iteration=iteration)
+        result = self._learn(fresh + replayed, iteration)
         self.parts.display.phase("update", 1, 1)
         return result, observed
+
+    def _learn(self, rows: list[BatchRow], iteration: int) -> UpdateResult:
+        trainer, display = self.parts.trainer, self.parts.display
+        if not self._trace:
+            return trainer.update(rows, iteration=iteration)
+        self._trace = False
+        decode = self.parts.actors.renderer.codec.decode
+        result = trainer.update(
+            rows, iteration=iteration, told=lambda scored: display.note(describe_batch(scored, rows, text=decode))
+        )
+        display.note(describe_update(result))
+        return result
 
     def commit(
         self, iteration: int, batch: Composition, result: UpdateResult, observed: UpdateResult | None

@@ -44,6 +44,8 @@ class ScoredBatch:
     """None without a critic."""
     importance_weights: Tensor | None = None
     """[B, T]: what the policy loss of a token is multiplied by; None: 1."""
+    entropies: Tensor | None = None
+    """[B, T] nats, of the whole batch; parts of it have none."""
 
     def rows(self, positions: Tensor) -> ScoredBatch:
         """Some of the rows, cut to the longest of them."""

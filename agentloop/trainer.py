@@ -240,7 +240,7 @@ class Trainer:
         ref = None if reference is None else score(reference, batch, max_tokens=max_tokens)[0]
         fresh = batch.response_mask & ~batch.replay_mask[:, None]
         metrics = {"actor/entropy": float(entropies[fresh].mean())} if bool(fresh.any()) else {}
-        return ScoredBatch(batch, old, ref), metrics
+        return ScoredBatch(batch, old, ref, entropies=entropies), metrics
 
     def _step(self, mini: ScoredBatch, totals: UpdateTotals, log: _Log, *, iteration: int) -> None:
         """One optimizer step over the rows of one mini-batch."""

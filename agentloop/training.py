@@ -37,10 +37,13 @@ class TrainResult:
     """0, or 128 + signal when a signal ended the run early."""
 
 
-def train(config: RunConfig, *, resume: bool = False, display: RunDisplay | None = None) -> TrainResult:
+def train(
+    config: RunConfig, *, resume: bool = False, trace: bool = False, display: RunDisplay | None = None
+) -> TrainResult:
     """Train one run to its end.
 
     `resume` continues the newest run of that name from its last complete checkpoint, as if it had never stopped.
+    `trace` has the display told the data flow of the next iteration.
     Raises UserError for what the user can mend, TrainingStopped when the run itself can't go on.
     """
     folder = _resumed_folder(config) if resume else create_run_folder(config)
@@ -49,7 +52,7 @@ def train(config: RunConfig, *, resume: bool = False, display: RunDisplay | None
         with folder.lock(), polite_stop(display.note) as stop:
             checkpoint = _newest_checkpoint(folder)
             with closing(_parts(folder, display, checkpoint, new=not resume)) as parts:
-                loop = Loop(parts, _begin(parts, checkpoint))
+                loop = Loop(parts, _begin(parts, checkpoint), trace=trace)
                 if not loop.state.evaluations:
                     _first_evaluation(loop)
                 report = _run(loop, stop)

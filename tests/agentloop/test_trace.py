@@ -1,0 +1,79 @@
+"""What --trace-step prints: every role's outputs under both names, with the numbers of the batch itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentloop.scoring import ScoredBatch
+from agentloop.trace import describe_batch
+from agentloop.training import train
+from tests.agentloop.runs import SilentDisplay, save_qwen2, small_config
+from tests.agentloop.training_examples import row, run_config, segment, tiny_actor, trainer
+
+NAMES = {
+    "token_ids": "responses",
+    "behavior_log_probs": "rollout_log_probs",
+    "replay_mask": "exp_mask",
+    "old_log_probs": "old_log_probs",
+    "entropies": "entropys",
+    "ref_log_probs": "ref_log_prob",
+    "scores": "token_level_scores",
+    "rewards": "token_level_rewards",
+    "values": "values",
+    "returns": "returns",
+    "advantages": "advantages",
+    "response_mask": "response_mask",
+    "loss_mask": "loss_mask",
+}
+
+
+def traced(algorithm: str) -> tuple[dict[str, list[str]], ScoredBatch]:
+    """The words behind each array's two names, and the batch they are of."""
+    kl = {"reward_coef": 0.1} if algorithm == "ppo" else {}
+    reference = tiny_actor(seed=1)
+    learner = trainer(tiny_actor(), run_config(algorithm=algorithm, kl=kl), reference=reference)
+    rows = [row("first", segment("uulllllll")), row("second", segment("ull"), stream="replay")]
+    shown: list[ScoredBatch] = []
+    learner.update(rows, iteration=1, told=shown.append)
+    text = describe_batch(shown[0], rows, text=lambda ids: f"<{ids[0]}>")
+    lines = [line.split() for line in text.splitlines()[5:]]
+    assert {words[1]: words[2] for words in lines} == NAMES
+    return {words[1]: words[3:] for words in lines}, shown[0]
+
+
+def test_trace_shows_what_the_optimizer_steps_see() -> None:
+    lines, scored = traced("ppo")
+    assert scored.valued is not None
+    for name, values in (("advantages", scored.batch.advantages), ("rewards", scored.valued.rewards)):
+        assert lines[name][:2] == ["[2,", "9]"]
+        # Seven action tokens, 2 .. 8: the first three and the last three.
+        wanted = values[0, torch.tensor([2, 3, 4, 6, 7, 8])].tolist()
+        assert [float(word) for word in lines[name][3:]] == pytest.approx(wanted, rel=1e-3)
+    assert [float(word) for word in lines["scores"][3:]] == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    assert lines["replay_mask"] == ["[2]", "bool", "False"]
+
+
+def test_trace_says_which_role_an_algorithm_lacks() -> None:
+    lines, _ = traced("grpo")
+    for name in ("values", "returns"):
+        assert lines[name] == ["none", "this", "algorithm", "has", "no", "critic"]
+    assert lines["ref_log_probs"][0] == "none"
+    assert float(lines["rewards"][-1]) == 1.0
+
+
+def test_run_prints_the_data_flow_of_one_iteration_and_is_not_changed_by_it(tmp_path: Path) -> None:
+    model = save_qwen2(tmp_path / "model")
+    displays = []
+    for trace in (True, False):
+        display = SilentDisplay()
+        config = small_config(tmp_path / str(trace), model, run={"folder": str(tmp_path / str(trace)), "iterations": 2})
+        train(config, trace=trace, display=display)
+        displays.append(display)
+    traces = [[note for note in display.notes if "data flow" in note] for display in displays]
+    assert [len(found) for found in traces] == [1, 0]
+    assert any("after 2 optimizer steps" in note and "actor/grad_norm" in note for note in displays[0].notes)
+    losses = [[row["actor/fresh/pg_loss"] for row in display.iterations] for display in displays]
+    assert losses[0] == losses[1]
