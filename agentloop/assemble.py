@@ -26,7 +26,8 @@ from agentloop.errors import UserError
 from agentloop.generation import LocalGenerator
 from agentloop.metrics import SinkFan, load_sinks
 from agentloop.models.actor import Actor
-from agentloop.models.load import LoadedModel, load_model, quiet
+from agentloop.models.load import LoadedModel, has_adapters, load_model, quiet
+from agentloop.models.reference import WithoutAdapters
 from agentloop.models.tiny import build_tiny_model
 from agentloop.publish import Publisher
 from agentloop.run_folder import RunFolder
@@ -167,7 +168,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
     actor = Actor(loaded.model)
     check_scoring(generator, actor)
     display.note(f"chat template: {check_template(loaded.files).summary()}")
-    reference = _reference(config, first)
+    reference = _reference(config, first, actor)
     trainer = Trainer(actor, config, authors=authors, reference=reference)
     sinks = load_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
     store = ReplayStore.create(folder.database)
@@ -218,9 +219,12 @@ def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
         write_directory(folder.model, loaded.tokenizer.save_pretrained)
 
 
-def _reference(config: RunConfig, first: Path | str) -> Actor | None:
-    if config.kl.loss_coef == 0.0 and config.kl.reward_coef == 0.0:
+def _reference(config: RunConfig, first: Path | str, actor: Actor) -> Actor | None:
+    section = config.kl
+    if section.loss_coef == 0.0 and section.reward_coef == 0.0:
         return None
+    if section.reference == "adapter_off" or (section.reference == "auto" and has_adapters(actor.model)):
+        return WithoutAdapters(actor)
     model = load_model(config.model, first).model
     model.requires_grad_(False)
     return Actor(model)

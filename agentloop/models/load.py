@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +49,11 @@ class LoadedModel:
 
 
 def load_model(section: ModelSection, path: str | Path) -> LoadedModel:
-    """Load from a folder or a hub id. Safetensors only; code of the model's own only if the config allows it."""
+    """Load from a folder or a hub id. Safetensors only; code of the model's own only if the config allows it.
+
+    A folder of adapters (PEFT) comes on the model it names, which stays frozen.
+    """
+    _check_adapters(path)
     origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
     with _one_line_errors(path), quiet():
         tokenizer = AutoTokenizer.from_pretrained(str(path), **origin)
@@ -56,9 +61,24 @@ def load_model(section: ModelSection, path: str | Path) -> LoadedModel:
             str(path), dtype=getattr(torch, section.dtype), use_safetensors=True, **origin
         )
     model = model.to(choose_device(section))
+    if has_adapters(model):
+        model.enable_adapters()  # they are loaded frozen
     model.eval()  # dropout would make the ratio of unchanged weights differ from 1
     codec, template = _codec(tokenizer, path), _template(tokenizer, path)
     return LoadedModel(model, tokenizer, codec, template, _stop_ids(model, tokenizer, codec, template))
+
+
+def has_adapters(model: PreTrainedModel) -> bool:
+    """True: PEFT adapters (LoRA) are in it, and only they are trained."""
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def _check_adapters(path: str | Path) -> None:
+    if (Path(path) / "adapter_config.json").exists() and importlib.util.find_spec("peft") is None:
+        raise UserError(
+            f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}. "
+            "pip install 'agentloop[peft]'"
+        )
 
 
 def choose_device(section: ModelSection) -> torch.device:

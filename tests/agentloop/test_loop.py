@@ -182,7 +182,7 @@ def test_kl_to_the_starting_policy_is_zero_before_the_first_step_only(tmp_path: 
 def test_resumed_run_ends_like_the_unbroken_one(
     finished: tuple[TrainResult, RunConfig, SilentDisplay], tmp_path: Path, qwen2: Path
 ) -> None:
-    first = train(small_config(tmp_path, qwen2), display=_StopAfter(1))
+    first = train(small_config(tmp_path, qwen2), display=StopAfter(1))
     assert (first.exit_code, first.iterations) == (143, 1)
     second = train(small_config(tmp_path, qwen2), resume=True, display=SilentDisplay())
     assert (second.exit_code, second.iterations, second.folder) == (0, 3, first.folder)
@@ -199,7 +199,7 @@ def test_resumed_run_with_a_critic_ends_like_the_unbroken_one(tmp_path: Path, qw
 
     unbroken_display, resumed_display = SilentDisplay(), SilentDisplay()
     unbroken = train(config(tmp_path / "a"), display=unbroken_display)
-    first = train(config(tmp_path / "b"), display=_StopAfter(1))
+    first = train(config(tmp_path / "b"), display=StopAfter(1))
     assert first.iterations == 1
     resumed = train(config(tmp_path / "b"), resume=True, display=resumed_display)
     assert same_bits(parameters(resumed.folder), parameters(unbroken.folder))
@@ -274,7 +274,7 @@ def test_nan_weights_stop_the_run(tmp_path: Path, qwen2: Path) -> None:
         train(small_config(tmp_path, qwen2, optimizer={"learning_rate": 1e30}), display=SilentDisplay())
 
 
-class _StopAfter(SilentDisplay):
+class StopAfter(SilentDisplay):
     """Sends SIGTERM to its own process after some iterations, as a scheduler would."""
 
     def __init__(self, iterations: int) -> None:

@@ -1,0 +1,42 @@
+"""The policy that the KL is measured against."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from agentloop.errors import UserError
+from agentloop.models.actor import Actor
+from agentloop.models.load import has_adapters
+
+
+class WithoutAdapters(Actor):
+    """The actor's own model with its adapters switched off while it is scored: no second copy of the weights.
+
+    What it stands for is the model below the adapters, which is the starting policy if they began at zero (LoRA's do).
+    """
+
+    def __init__(self, actor: Actor) -> None:
+        if not has_adapters(actor.model):
+            raise UserError(
+                "kl.reference must not be adapter_off for a model without adapters, got adapter_off. Use copy, or "
+                "name a folder of adapters in model.path."
+            )
+        super().__init__(actor.model)
+
+    def log_probs(
+        self,
+        token_ids: Tensor,
+        attention_mask: Tensor,
+        response_mask: Tensor,
+        temperature: Tensor,
+        *,
+        entropy: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """As the actor's, without gradient."""
+        self.model.disable_adapters()
+        try:
+            with torch.no_grad():
+                return super().log_probs(token_ids, attention_mask, response_mask, temperature, entropy=entropy)
+        finally:
+            self.model.enable_adapters()
