@@ -194,3 +194,15 @@ def test_what_all_members_of_a_group_were_shown_teaches_nothing_at_first() -> No
     rows = [row(str(advantage), shown, advantage=advantage) for advantage in (1.5, -0.5, -1.0)]
     _, gradient, _ = gradients(actor, scored_rows(actor, rows, old=actor), run_config())
     assert float(gradient.abs().max()) < 1e-12
+
+
+def test_importance_weighted_kl_of_tokens_nobody_is_known_to_have_sampled_takes_the_old_policy() -> None:
+    actor, old, ref = (tiny_actor(seed=seed) for seed in range(3))
+    rows = [row("demo", segment("uuxxx"), advantage=0.0, stream="replay"), row("own", segment("uull"), advantage=0.0)]
+    scored = scored_rows(actor, rows, old=old, ref=ref)
+    kl = {"loss_coef": 0.1, "loss_gradient": "importance"}
+    found = []
+    for replay in ({"missing_log_probs": "bc"}, {"anchor": "old"}):
+        found.append(gradients(actor, scored, run_config(loss={"replay": replay}, kl=kl))[1])
+    assert float(found[0].abs().max()) > 1e-4
+    torch.testing.assert_close(found[0], found[1])
