@@ -17,24 +17,28 @@ from agentloop.admission import make_admission, make_capacity
 from agentloop.algorithms.kl import KlCoefficient, kl_estimate, kl_penalised_rewards
 from agentloop.batch import BatchRow, build_batch
 from agentloop.checkpoint import COMPLETE, Checkpoint, write_directory
-from agentloop.collect import Actors, Penalty
+from agentloop.collect import Actors
 from agentloop.config import RunConfig
 from agentloop.console import RunDisplay
 from agentloop.context_parts import make_parser, make_strategy
 from agentloop.environments import EnvironmentFactory, TaskSource, load_environment, open_tasks
 from agentloop.errors import UserError
+from agentloop.estimator import Estimator
 from agentloop.generation import LocalGenerator
 from agentloop.metrics import SinkFan, load_sinks
 from agentloop.models.actor import Actor
 from agentloop.models.load import LoadedModel, has_adapters, load_model, quiet
 from agentloop.models.reference import WithoutAdapters
+from agentloop.models.reward_model import SequenceClassifier
 from agentloop.models.tiny import build_tiny_model
 from agentloop.publish import Publisher
+from agentloop.rewards import RewardScorer
 from agentloop.run_folder import RunFolder
 from agentloop.scoring import score
 from agentloop.seeds import derive_seed
 from agentloop.startup_checks import check_scoring, check_tools
 from agentloop.trainer import Trainer
+from agentloop.valuation import Penalty, Valuation, asked_again
 from agentloop.warm_up import Demonstrator, demonstrations, warm_up
 from context import AuthorTable
 from context.verdict import check_template
@@ -68,7 +72,7 @@ class Parts:
     sinks: SinkFan
     display: RunDisplay
     authors: AuthorTable
-    penalty: Penalty | None
+    valuation: Valuation
     fingerprint: Mapping[str, str | int]
 
     @property
@@ -188,7 +192,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
         sinks=SinkFan(sinks, warn=display.note),
         display=display,
         authors=authors,
-        penalty=_penalty(config, reference, authors, trainer.kl_coef),
+        valuation=_valuation(config, factory, store, _penalty(config, reference, authors, trainer.kl_coef)),
         fingerprint=loaded.fingerprint,
     )
 
@@ -228,6 +232,18 @@ def _reference(config: RunConfig, first: Path | str, actor: Actor) -> Actor | No
     model = load_model(config.model, first).model
     model.requires_grad_(False)
     return Actor(model)
+
+
+def _valuation(
+    config: RunConfig, factory: EnvironmentFactory, store: ReplayStore, penalty: Penalty | None
+) -> Valuation:
+    section = config.reward
+    model = None if section.model.path is None else SequenceClassifier(section.model, config.model)
+    return Valuation(
+        RewardScorer(section, max_tokens=config.context.max_tokens, model=model),
+        Estimator(config, config.context.author_table(), asked_again(factory, store)),
+        penalty,
+    )
 
 
 def _penalty(

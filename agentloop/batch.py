@@ -29,6 +29,8 @@ class BatchRow:
     """Of a replayed row, in publishes; None: unknown."""
     weight: float = 1.0
     """Of the row's loss: what its sampler corrects for."""
+    token_advantages: tuple[npt.NDArray[np.float32], ...] | None = None
+    """One array per segment, one number per token; None: `advantage` on every trained token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +48,7 @@ class Batch:
     behavior_log_probs: Tensor
     """[B, T] float32, nats; NaN where no behavior policy is known."""
     advantages: Tensor
-    """[B, T] float32: the trajectory's advantage on its trained tokens, else 0."""
+    """[B, T] float32: the trajectory's advantage, or the token's own, on its trained tokens, else 0."""
     replay_mask: Tensor
     """[B] bool: drawn from the buffer."""
     loss_weights: Tensor
@@ -93,31 +95,31 @@ def build_batch(rows: Sequence[BatchRow], authors: AuthorTable) -> Batch:
     """The rows' segments as tensors, in order; masks come from the authors of the tokens.
 
     Raises ValueError for an empty batch, a trajectory that occurs twice, is empty, was sampled greedily, or
-    has an advantage that is not finite.
+    has an advantage that is not finite or of another length than its tokens.
     """
     _check(rows)
     segments = [
-        (index, segment.tokens)
+        (index, segment.tokens, advantages)
         for index, row in enumerate(rows)
-        for segment in row.trajectory.segments
+        for segment, advantages in zip(row.trajectory.segments, _token_advantages(row), strict=True)
         if len(segment.tokens)
     ]
-    owners = [rows[index] for index, _ in segments]
+    owners = [rows[index] for index, _, _ in segments]
     masks = {
-        "attention_mask": [np.ones(len(tokens), np.bool_) for _, tokens in segments],
-        "response_mask": [response_mask(tokens, authors) for _, tokens in segments],
-        "loss_mask": [loss_mask(tokens, authors) for _, tokens in segments],
+        "attention_mask": [np.ones(len(tokens), np.bool_) for _, tokens, _ in segments],
+        "response_mask": [response_mask(tokens, authors) for _, tokens, _ in segments],
+        "loss_mask": [loss_mask(tokens, authors) for _, tokens, _ in segments],
     }
     padded = {name: _padded(arrays, False, np.bool_) for name, arrays in masks.items()}
-    advantages = torch.tensor([row.advantage for row in owners], dtype=torch.float32)
+    advantages = _padded([values for _, _, values in segments], 0.0, np.float32)
     return Batch(
-        token_ids=_padded([tokens.token_ids for _, tokens in segments], 0, np.int64),
-        behavior_log_probs=_padded([tokens.behavior_log_probs for _, tokens in segments], np.nan, np.float32),
-        advantages=torch.where(padded["loss_mask"], advantages[:, None], 0.0),
+        token_ids=_padded([tokens.token_ids for _, tokens, _ in segments], 0, np.int64),
+        behavior_log_probs=_padded([tokens.behavior_log_probs for _, tokens, _ in segments], np.nan, np.float32),
+        advantages=torch.where(padded["loss_mask"], advantages, 0.0),
         replay_mask=torch.tensor([row.stream == REPLAY for row in owners]),
         loss_weights=torch.tensor([row.weight for row in owners], dtype=torch.float32),
         temperature=torch.tensor([row.trajectory.record.temperature for row in owners], dtype=torch.float32),
-        trajectory=torch.tensor([index for index, _ in segments]),
+        trajectory=torch.tensor([index for index, _, _ in segments]),
         trajectory_ids=tuple(row.trajectory.id for row in rows),
         **padded,
     )
@@ -138,6 +140,19 @@ def _check(rows: Sequence[BatchRow]) -> None:
             raise ValueError(f"{where}: temperature must be > 0 to be scored, got {row.trajectory.record.temperature}.")
         if not math.isfinite(row.advantage):
             raise ValueError(f"{where}: advantage must be finite, got {row.advantage}. Check its group's rewards.")
+
+
+def _token_advantages(row: BatchRow) -> Sequence[npt.NDArray[np.float32]]:
+    lengths = [len(segment.tokens) for segment in row.trajectory.segments]
+    if row.token_advantages is None:
+        return [np.full(length, row.advantage, np.float32) for length in lengths]
+    given = [len(values) for values in row.token_advantages]
+    if given != lengths or not all(np.isfinite(values).all() for values in row.token_advantages):
+        raise ValueError(
+            f"trajectory {row.trajectory.id}: token_advantages must be finite and one per token of its segments "
+            f"({lengths}), got {given}."
+        )
+    return row.token_advantages
 
 
 def _padded(arrays: Sequence[npt.NDArray[np.generic]], fill: float, dtype: type[np.generic]) -> Tensor:

@@ -15,12 +15,12 @@ from itertools import accumulate
 
 import numpy as np
 
-from agentloop.algorithms.advantages import grpo_advantages
 from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, Task, ToolLimits
 from agentloop.errors import UserError
 from agentloop.generation import Completion, GenerationFailed, GenerationRequest, Generator, replies
 from agentloop.rollout import Ask, Episode, EpisodeLimits, rollout
+from agentloop.valuation import Valuation
 from context import (
     NOT_SAMPLED,
     AuthorTable,
@@ -33,9 +33,6 @@ from context import (
 from context.control import TrainingControl
 from context.strategies import Linear, Strategy
 from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
-
-Penalty = Callable[[Sequence[Trajectory]], list[float]]
-"""What is taken off each trajectory's reward before advantages: the KL to the starting policy."""
 
 Progress = Callable[[int, int], None]
 """Called with episodes ended and episodes in all."""
@@ -96,10 +93,20 @@ class Collected:
     """Episodes in which what was shown had been rewritten, by kind."""
     engine_failures: int = 0
     """Episodes that are in no group, as their engine failed."""
+    worth: dict[str, float] = field(default_factory=dict)
+    """Reward less penalty, by id."""
+    told: dict[str, float] = field(default_factory=dict)
+    """Metrics of what came before the groups: parts of rewards, greedy episodes, rounds."""
+    spare_groups: list[GroupRecord] = field(default_factory=list)
+    spare: list[Trajectory] = field(default_factory=list)
+    """Rows of groups that were replaced, or not needed: stored, and in no batch."""
+    further_tasks: tuple[int, ...] = ()
+    """Indices of the training tasks that were taken beyond the planned ones."""
 
     def metrics(self) -> dict[str, float]:
         """Means over the collected trajectories; shares of every stop reason and of every kind of rewrite."""
-        records = [trajectory.record for trajectory in self.trajectories]
+        rows = [*self.trajectories, *self.spare]
+        records = [trajectory.record for trajectory in rows]
         if not records:
             return {}
         stops = Counter(record.stop_reason for record in records)
@@ -110,9 +117,10 @@ class Collected:
             "rollout/tokens": statistics.fmean(record.num_tokens for record in records),
             "rollout/engine_failures": self.engine_failures,
             "rollout/tool_errors": statistics.fmean(record.error_kind is not None for record in records),
-            "context/segments": statistics.fmean(len(trajectory.segments) for trajectory in self.trajectories),
+            "context/segments": statistics.fmean(len(trajectory.segments) for trajectory in rows),
             **{f"context/rewrites/{kind}": count / len(records) for kind, count in sorted(self.rewrites.items())},
             **{f"rollout/stop/{reason}": count / len(records) for reason, count in sorted(stops.items())},
+            **self.told,
         }
 
 
@@ -190,39 +198,73 @@ def collect(
     birth: Birth,
     config: RunConfig,
     *,
-    penalty: Penalty | None = None,
+    valuation: Valuation | None = None,
+    before: Sequence[Collected] = (),
     progress: Progress | None = None,
 ) -> Collected:
     """Run `size` episodes of each task and score each group; `groups` holds (task, size).
 
-    Advantages are of rewards less `penalty`; the stored reward is the environment's own. An episode that the engine
-    failed is left out of its group as if it had not been run, and so is a group that lost all of them.
+    The stored reward is the weighted sum of all rewards; advantages are of it less the penalty. An episode that the
+    engine or a reward function failed is left out of its group as if it had not been run, and so is a group that lost
+    all of them. `before` are the earlier rounds of the same iteration, whose ids must not come again.
     """
+    valuation = valuation or Valuation.of(config)
     tasks = [task for task, size in groups for _ in range(size)]
     everything = list(run_episodes(actors, tasks, config, progress=progress))
+    scores = valuation.scorer.score(everything)
     episodes = whole(everything)
     collected = Collected(
         rewrites=Counter(kind for episode in episodes for kind in episode.rewrites),
         engine_failures=len(everything) - len(episodes),
+        told=scores.metrics(),
     )
-    seen_members: Counter[str] = Counter()
+    if valuation.scorer.can_fail:
+        unknown = sum(math.isnan(total) for total in scores.totals)
+        collected.told["rollout/reward_failures"] = unknown - collected.engine_failures
+    places = _Places(birth, before)
     ends = accumulate(size for _, size in groups)
-    for index, ((task, size), end) in enumerate(zip(groups, ends, strict=True)):
-        slot = len(collected.trajectories)
-        members = [episode for episode in everything[end - size : end] if not episode.failed]
+    for (task, size), end in zip(groups, ends, strict=True):
+        span = range(end - size, end)
+        members = [(everything[i], scores.totals[i]) for i in span if not math.isnan(scores.totals[i])]
         if not members:
             continue
         task_hash = actors.factory.task_hash(task)
-        group = _group(birth, index, task_hash, members, config)
+        group = _group(places.next_group(), birth, task_hash, members, config)
         collected.tasks.append(TaskRecord(task_hash, actors.factory.name, task.payload))
         collected.groups.append(group)
-        rows = []
-        for offset, episode in enumerate(members):
-            place = _Place(group.id, task_hash, slot + offset, seen_members[task_hash] + offset)
-            rows.append(_trajectory(actors, episode, birth, place, config))
-        collected.trajectories += _with_advantages(rows, config, penalty)
-        seen_members[task_hash] += len(members)
+        for episode, total in members:
+            place = places.next_member(group.id, task_hash)
+            collected.trajectories.append(_trajectory(actors, episode, total, birth, place, config))
+    if episodes and not collected.trajectories:
+        raise UserError(
+            f"reward.functions must give a reward to at least one of {len(episodes)} episodes, got none. "
+            "Mend them and --resume: this iteration is collected again."
+        )
+    greedy = _greedy_rewards(actors, [task for task, _ in groups], config, valuation, collected)
+    worth = valuation.worth(collected.trajectories)
+    advantages = valuation.estimator.at_birth(collected.trajectories, worth, greedy)
+    collected.worth = {row.id: value for row, value in zip(collected.trajectories, worth, strict=True)}
+    collected.trajectories = [
+        replace(row, record=replace(row.record, advantage=advantage))
+        for row, advantage in zip(collected.trajectories, advantages, strict=True)
+    ]
     return collected
+
+
+def _greedy_rewards(
+    actors: Actors, tasks: Sequence[Task], config: RunConfig, valuation: Valuation, collected: Collected
+) -> dict[str, float]:
+    """The reward of one greedy episode per task, by its hash; nothing is kept of it but its reward."""
+    if not (valuation.estimator.asks_greedy and tasks):
+        return {}
+    by_hash = {actors.factory.task_hash(task): task for task in tasks}
+    actors.generator.begin(seed=0, temperature=0.0)
+    totals = valuation.scorer.score(list(run_episodes(actors, list(by_hash.values()), config))).totals
+    known = {task: total for task, total in zip(by_hash, totals, strict=True) if not math.isnan(total)}
+    collected.told["rollout/greedy_failures"] = len(totals) - len(known)
+    if known:
+        collected.told["rollout/greedy_reward"] = statistics.fmean(known.values())
+    return known
 
 
 def whole(episodes: Sequence[Episode]) -> list[Episode]:
@@ -244,21 +286,46 @@ class _Place:
     member: int
 
 
-def _group(birth: Birth, index: int, task_hash: str, members: Sequence[Episode], config: RunConfig) -> GroupRecord:
-    rewards = [episode.reward for episode in members]
+class _Places:
+    """Numbers that no row of the iteration has yet, whatever rounds came before."""
+
+    def __init__(self, birth: Birth, before: Sequence[Collected]) -> None:
+        earlier = [row for round in before for row in round.trajectories]
+        self._birth = birth
+        self._groups = sum(len(round.groups) for round in before)
+        self._slot = len(earlier)
+        self._members = Counter(row.record.task for row in earlier)
+
+    def next_group(self) -> str:
+        self._groups += 1
+        return _identify(self._birth, "group", self._groups - 1)
+
+    def next_member(self, group: str, task: str) -> _Place:
+        place = _Place(group, task, self._slot, self._members[task])
+        self._slot += 1
+        self._members[task] += 1
+        return place
+
+
+def _group(
+    id: str, birth: Birth, task_hash: str, members: Sequence[tuple[Episode, float]], config: RunConfig
+) -> GroupRecord:
+    rewards = [reward for _, reward in members]
     return GroupRecord(
-        id=_identify(birth, "group", index),
+        id=id,
         run=birth.run,
         task=task_hash,
         iteration=birth.iteration,
         size=len(members),
         reward_mean=statistics.fmean(rewards),
         reward_std=statistics.pstdev(rewards),
-        success_rate=statistics.fmean(succeeded(episode, config) for episode in members),
+        success_rate=statistics.fmean(succeeded(episode, config) for episode, _ in members),
     )
 
 
-def _trajectory(actors: Actors, episode: Episode, birth: Birth, place: _Place, config: RunConfig) -> Trajectory:
+def _trajectory(
+    actors: Actors, episode: Episode, reward: float, birth: Birth, place: _Place, config: RunConfig
+) -> Trajectory:
     tokens = TokenSequence.concatenate(segment.tokens for segment in episode.segments)
     action = response_mask(tokens, actors.authors)
     log_probs = tokens.behavior_log_probs[action]
@@ -274,7 +341,7 @@ def _trajectory(actors: Actors, episode: Episode, birth: Birth, place: _Place, c
         member=place.member,
         attempt=birth.attempt,
         source="self",
-        reward=episode.reward,
+        reward=reward,
         success=succeeded(episode, config),
         advantage=0.0,
         stop_reason=episode.stop_reason,
@@ -298,19 +365,8 @@ def _trajectory(actors: Actors, episode: Episode, birth: Birth, place: _Place, c
     return Trajectory(record, episode.segments, episode.messages)
 
 
-def _with_advantages(rows: list[Trajectory], config: RunConfig, penalty: Penalty | None) -> list[Trajectory]:
-    rewards = [row.record.reward for row in rows]
-    if penalty is not None:
-        rewards = [reward - taken for reward, taken in zip(rewards, penalty(rows), strict=True)]
-    advantages = grpo_advantages(rewards, normalise_std=config.advantage.normalise_std)
-    return [
-        replace(row, record=replace(row.record, advantage=advantage))
-        for row, advantage in zip(rows, advantages, strict=True)
-    ]
-
-
 def succeeded(episode: Episode, config: RunConfig) -> bool:
-    """The one place that says what a success is."""
+    """The one place that says what a success is: the environment's word, whatever else is rewarded."""
     return episode.reward >= config.rollout.success_reward
 
 

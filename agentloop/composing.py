@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentloop.algorithms.advantages import grpo_advantages
+from agentloop.algorithms.baselines import ReplayBaseline
 from agentloop.batch import BatchRow
 from agentloop.collect import Collected
 from agentloop.config import RunConfig
+from agentloop.estimator import BatchAdvantages, Estimator, Valued, member_of
+from agentloop.recollect import flat_groups
+from agentloop.valuation import Valuation
 from replay.completion import with_completions
 from replay.mixing import BatchPlan, Mixer
-from replay.records import FRESH, DrawRecord, GroupRecord, Trajectory
+from replay.records import FRESH, REPLAY, DrawRecord, Trajectory
 from replay.request import Availability, DrawRequest, Pick
 from replay.store import Drawn
 
@@ -45,22 +47,26 @@ class Composition:
     drawn: list[Drawn]
     completed: Mapping[str, float]
     """Advantages of the fresh members of groups that a drawn row completes, by id."""
+    advantages: BatchAdvantages
+    """Fresh rows first."""
 
     def rows(self) -> tuple[list[BatchRow], list[BatchRow]]:
-        """The fresh ones, and the replayed ones with the advantage of the group they were born in."""
-        fresh = [BatchRow(t, "fresh", self.completed.get(t.id, t.record.advantage)) for t in self.fresh.trajectories]
-        replayed = [
-            BatchRow(d.trajectory, "replay", d.trajectory.record.advantage, d.draw.staleness, d.weight)
-            for d in self.drawn
-        ]
-        return fresh, replayed
+        """The fresh ones and the replayed ones, with the advantages they are trained with."""
+        rows = self.advantages.rows
+        return [row for row in rows if row.stream == FRESH], [row for row in rows if row.stream == REPLAY]
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """Indices of the training tasks it was made of, planned and taken besides."""
+        return (*self.planned.tasks, *self.fresh.further_tasks)
 
     def without_member(self, task_hash: Callable[[int], str]) -> list[int]:
         """Tasks of the plan that nothing in the batch is of: an engine failed, or a stored row was corrupt."""
-        if len(self.fresh.groups) == self.planned.plan.num_tasks:
+        groups = [*self.fresh.groups, *self.fresh.spare_groups]
+        if len(groups) == len(self.tasks):
             return []
-        there = {group.task for group in self.fresh.groups} | {d.trajectory.record.task for d in self.drawn}
-        return [index for index in self.planned.tasks if task_hash(index) not in there]
+        there = {group.task for group in groups} | {d.trajectory.record.task for d in self.drawn}
+        return [index for index in self.tasks if task_hash(index) not in there]
 
     def metrics(self, config: RunConfig, mixer: Mixer) -> dict[str, float]:
         """Configured, ruled and achieved composition, and what the buffer could not give."""
@@ -90,6 +96,7 @@ class Composition:
             metrics[f"batch/planned_source/{source}"] = count
             metrics[f"batch/source/{source}"] = sum(_is_from(d.trajectory, source) for d in self.drawn)
         stale = [d.draw.staleness for d in self.drawn if d.draw.staleness is not None]
+        metrics |= self.advantages.metrics
         if stale:
             metrics |= {"replay/staleness_mean": sum(stale) / len(stale), "replay/staleness_max": max(stale)}
         return {name: float(value) for name, value in metrics.items()}
@@ -111,34 +118,48 @@ def fresh_records(run: str, iteration: int, policy_version: int, rows: Sequence[
     ]
 
 
-def flat_groups(fresh: Collected) -> list[tuple[GroupRecord, list[Trajectory]]]:
-    """Groups whose members have one reward, and so no advantage over each other."""
-    members: dict[str, list[Trajectory]] = {}
-    for row in fresh.trajectories:
-        members.setdefault(row.record.group, []).append(row)
-    return [
-        (group, members[group.id])
-        for group in fresh.groups
-        if len({row.record.reward for row in members[group.id]}) == 1
-        and not any(row.record.advantage for row in members[group.id])
+def batch_advantages(
+    fresh: Collected,
+    drawn: Sequence[Drawn],
+    completed: Mapping[str, float],
+    *,
+    valuation: Valuation,
+    baseline: ReplayBaseline,
+) -> BatchAdvantages:
+    """The iteration's rows with their advantages, fresh ones first.
+
+    Fresh rows come with those of their group, or of the group as it was completed; replayed ones with the one they are
+    stored with. Any other `baseline` than `stored` measures them anew, by rewards less today's penalty.
+    """
+    rows = [
+        Valued(BatchRow(t, "fresh", completed.get(t.id, t.record.advantage)), fresh.worth[t.id])
+        for t in fresh.trajectories
     ]
+    trajectories = [d.trajectory for d in drawn]
+    asked = baseline != "stored"
+    worth = valuation.worth(trajectories) if asked else [t.record.reward for t in trajectories]
+    rows += [
+        Valued(BatchRow(d.trajectory, "replay", d.trajectory.record.advantage, d.draw.staleness, d.weight), value)
+        for d, value in zip(drawn, worth, strict=True)
+    ]
+    return valuation.estimator.in_batch(rows, baseline)
 
 
-def completed_advantages(fresh: Collected, drawn: Sequence[Drawn], *, normalise_std: bool) -> dict[str, float]:
+def completed_advantages(fresh: Collected, drawn: Sequence[Drawn], estimator: Estimator) -> dict[str, float]:
     """Advantages of fresh members of equal reward, over their group and the drawn rows of its task that differ.
 
     Only theirs: a drawn row keeps the advantage it is stored with, like every replayed row.
     """
-    rewards = Counter[tuple[str, float]]((d.trajectory.record.task, d.trajectory.record.reward) for d in drawn)
     advantages: dict[str, float] = {}
     for group, members in flat_groups(fresh):
         own = members[0].record.reward
         others = [
-            got for (task, got), count in rewards.items() if task == group.task and got != own for _ in range(count)
+            d.trajectory for d in drawn if d.trajectory.record.task == group.task and d.trajectory.record.reward != own
         ]
         if others:
-            over_all = grpo_advantages([own] * len(members) + others, normalise_std=normalise_std)
-            advantages |= dict.fromkeys((row.id for row in members), over_all[0])
+            together = [member_of(row, row.record.reward) for row in (*members, *others)]
+            over_all = estimator.of_one_group(together)[: len(members)]
+            advantages |= {row.id: advantage for row, advantage in zip(members, over_all, strict=True)}
     return advantages
 
 

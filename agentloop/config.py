@@ -10,15 +10,15 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from agentloop.advantage_config import AdvantageSection, check_advantages
 from agentloop.config_section import Fraction, NonNegative, Positive, PositiveFloat, Section
-from agentloop.context_parts import author_table, check_parser_name, make_strategy
+from agentloop.context_config import ContextSection
 from agentloop.learning_config import CriticSection, KlSection, OptimizerSection, check_learning
-from agentloop.loss_config import AdvantageSection, LossSection
+from agentloop.loss_config import LossSection
 from agentloop.mixing_config import EssSection, ScheduleSection, StartSection, check_mixing, mix_rule
+from agentloop.reward_config import RewardSection
 from agentloop.sampling_config import SamplingSection
 from agentloop.tasks_config import TasksSection, check_tasks
-from context import Author, AuthorTable
-from context.control import TrainingControl
 from replay.mix_rule import MixRule
 from replay.schedules import progress_at
 
@@ -86,78 +86,6 @@ class EnvironmentSection(Section):
     )
 
 
-class AuthorSection(Section):
-    """A kind of author besides the built-in ones; what its tokens are for."""
-
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9_.:-]{1,64}$", description="What messages call it: judge, subagent:planner, human_edit."
-    )
-    action: bool = Field(
-        False, description="Its assistant messages stand in the policy's place: response_mask, without log-probs."
-    )
-    trained: bool = Field(False, description="Their tokens carry loss: loss_mask; needs action.")
-    shown: bool = Field(True, description="Prompts show its messages; false: they are only kept.")
-
-    def author(self) -> Author:
-        """Nothing says with which probability somebody wrote a token: such tokens have no log-probs."""
-        return Author(self.name, self.action, self.trained, self.shown, behavior=False)
-
-
-class ContextSection(Section):
-    max_tokens: Positive = Field(512, description="Longest training sequence, prompt and replies, in tokens.")
-    strategy: Literal[
-        "linear", "linear_think", "sliding_window", "clip_tool_results", "self_clip", "memory", "hint"
-    ] = Field("linear", description="What the next prompt shows of the conversation; see docs/concepts.md.")
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="Options of the strategy, for example {budget: 2000}."
-    )
-    strict: bool = Field(
-        False,
-        description="Stop the run where the chat template or the strategy rewrites history, instead of beginning a "
-        "new segment.",
-    )
-    parser: str = Field(
-        "auto",
-        description="How tool calls are read from a reply: hermes, llama3_json, pythonic, react, or "
-        "`path/to/file.py:ClassName` of your own; auto: by the chat template.",
-    )
-    authors: tuple[AuthorSection, ...] = Field(
-        (),
-        description="Authors besides the built-in ones that an environment's messages may name: what their tokens are "
-        "for, and whether prompts show them; for example {name: human_edit, action: true, trained: true, shown: true}.",
-    )
-    keep_turns: tuple[int, ...] | None = Field(
-        None, description="The only replies to train, by number from 0; negative ones from the end; null: all."
-    )
-    discard_turns: tuple[int, ...] = Field((), description="Replies not to train, counted alike.")
-    blackout: tuple[str, ...] = Field((), description="Texts whose first occurrence in each reply is not trained.")
-    blackout_after_end: bool = Field(False, description="Train nothing behind the first stop token of a reply.")
-
-    @model_validator(mode="after")
-    def _parts_can_be_made(self) -> Self:
-        make_strategy(self.strategy, self.options)
-        check_parser_name(self.parser)
-        self.author_table()
-        if not all(self.blackout):
-            raise ValueError("context.blackout must hold texts of at least one character, got ''. Remove it.")
-        return self
-
-    def author_table(self) -> AuthorTable:
-        """The built-in authors and `authors`: what is stored with the run."""
-        try:
-            rows = self.registered_authors()
-        except ValueError as error:
-            raise ValueError(f"context.{error}") from None
-        return author_table(rows)
-
-    def registered_authors(self) -> tuple[Author, ...]:
-        """Those that messages of an environment may name."""
-        return tuple(row.author() for row in self.authors)
-
-    def training_control(self) -> TrainingControl:
-        return TrainingControl(self.keep_turns, self.discard_turns, self.blackout, self.blackout_after_end)
-
-
 class RolloutSection(Section):
     max_turns: Positive = Field(9, description="Most replies of the policy in one episode.")
     max_tokens_per_turn: Positive = Field(40, description="Most tokens of one reply.")
@@ -166,6 +94,12 @@ class RolloutSection(Section):
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature; stored with the log-probs.")
     tool_timeout_s: PositiveFloat = Field(10.0, description="Seconds a tool call may take.")
     tool_output_chars: Positive = Field(20_000, description="Longest tool result shown to the policy, in characters.")
+    recollect_rounds: int = Field(
+        0,
+        ge=0,
+        description="Most rounds in which groups of equal rewards are replaced by groups of further tasks (dynamic "
+        "sampling); 0: they stay.",
+    )
 
 
 class BatchSection(Section):
@@ -248,8 +182,13 @@ class ReplaySection(SamplingSection):
         description="A fresh group of equal rewards is given a stored member of its task with another reward, out of "
         "the replayed part.",
     )
-    baseline: Literal["stored"] = Field(
-        "stored", description="Advantage of a replayed row: the one of the group it was born in."
+    baseline: Literal["stored", "shared", "split", "fresh_only", "leave_one_out"] = Field(
+        "stored",
+        description="Advantage of a replayed row: stored, of the group it was born in; else against members of its "
+        "task in the batch: all (shared), replayed (split), fresh (fresh_only), all but itself (leave_one_out).",
+    )
+    negative_weight: Fraction = Field(
+        1.0, description="Most weight of the loss of a replayed row with a negative advantage; 0: they teach nothing."
     )
     capacity: CapacitySection = Field(
         default_factory=CapacitySection,
@@ -316,9 +255,10 @@ class MetricsSection(Section):
 class RunConfig(Section):
     """One run, whole."""
 
-    algorithm: Literal["grpo", "ppo"] = Field(
+    algorithm: Literal["grpo", "rloo", "reinforce", "reinforce++", "dr_grpo", "opo", "remax", "ppo"] = Field(
         "grpo",
-        description="Where advantages come from. grpo: the average of a group; ppo: a critic. See docs/algorithms.md.",
+        description="What gives advantages: ppo, a critic; all others, rewards beside other rewards. See "
+        "docs/algorithms.md.",
     )
     run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
     model: ModelSection = Field(default_factory=ModelSection, description="The policy.")
@@ -334,8 +274,9 @@ class RunConfig(Section):
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
     batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
     replay: ReplaySection = Field(default_factory=ReplaySection, description="The mixing ratio and how rows are drawn.")
+    reward: RewardSection = Field(default_factory=RewardSection, description="What an episode is worth.")
     advantage: AdvantageSection = Field(
-        default_factory=AdvantageSection, description="Group-relative advantages (GRPO)."
+        default_factory=AdvantageSection, description="What a trajectory is worth beside others."
     )
     loss: LossSection = Field(default_factory=LossSection, description="The heterogeneous on/off-policy loss.")
     kl: KlSection = Field(default_factory=KlSection, description="Distance to a reference policy.")
@@ -360,6 +301,7 @@ class RunConfig(Section):
         check_tasks(self.tasks, self.environment.task_pool)
         check_mixing(self)
         check_learning(self)
+        check_advantages(self)
         self.replay.check_groups(self.replay.unit)
         self._log_probs_are_there()
         if self.batch.group_size > self.batch.trajectories:
@@ -398,6 +340,10 @@ class RunConfig(Section):
 
     def mix_rule(self) -> MixRule:
         return mix_rule(self)
+
+    def replay_trains(self) -> bool:
+        """Whether replayed rows ever take part in an update."""
+        return self.replay.mode == "train" and self.mix_rule().fraction.highest > 0
 
     def replay_fraction(self, iteration: int) -> float:
         """The configured share at 1-based `iteration`, along its schedule."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -11,10 +11,11 @@ from agentloop.assemble import Parts
 from agentloop.batch import BatchRow
 from agentloop.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.collect import Birth, Collected, collect
-from agentloop.composing import Composition, Planned, completed_advantages, fresh_records
+from agentloop.composing import Composition, Planned, batch_advantages, completed_advantages, fresh_records
 from agentloop.errors import TrainingStopped
 from agentloop.evaluate import evaluate
 from agentloop.plan_batch import draw_request, plan_iteration
+from agentloop.recollect import recollect
 from agentloop.seeds import derive_seed
 from agentloop.signals import StopRequest
 from agentloop.task_line import TaskLine
@@ -23,9 +24,9 @@ from agentloop.trainer import UpdateResult
 from agentloop.update_stats import ESS_BY_AGE
 from replay.mixing import ReplayStarved
 from replay.observe import as_observed
-from replay.records import IterationRecord
+from replay.records import DrawRecord, IterationRecord
 from replay.request import Availability
-from replay.store import AppendReport
+from replay.store import AppendReport, Drawn
 
 _FEW_CORRUPT = 3
 """Rows that never stop a run: of a small buffer they would be a large share."""
@@ -130,23 +131,42 @@ class Loop:
 
     def collect(self, iteration: int, planned: Planned) -> Collected:
         """Act: the fresh rows of this iteration, in groups."""
-        groups = [(self.parts.source.train(planned.tasks[slot]), size) for slot, size in planned.plan.groups]
-        seed = derive_seed(self.config.run.seed, "collect", iteration)
-        self.parts.generator.begin(seed=seed, temperature=self.config.rollout.temperature)
-        birth = Birth(self.parts.run_id, iteration, self.state.attempt)
+        groups = [(planned.tasks[slot], size) for slot, size in planned.plan.groups]
+        first = self._collect_round(iteration, groups, ())
+        rounds = self.config.rollout.recollect_rounds
+        if rounds == 0:
+            return first
+
+        def further(sizes: Sequence[int], before: Sequence[Collected]) -> Collected:
+            had = len(planned.tasks) + sum(len(earlier.further_tasks) for earlier in before)
+            tasks = self.state.tasks.upcoming(had + len(sizes))[had:]
+            newer = self._collect_round(iteration, list(zip(tasks, sizes, strict=True)), before)
+            return replace(newer, further_tasks=tuple(tasks))
+
+        return recollect(first, further, rounds=rounds)
+
+    def _collect_round(
+        self, iteration: int, groups: Sequence[tuple[int, int]], before: Sequence[Collected]
+    ) -> Collected:
+        parts = self.parts
+        # The first round's seed does not depend on whether more could follow.
+        seed = derive_seed(self.config.run.seed, "collect", iteration, *([len(before)] if before else []))
+        parts.generator.begin(seed=seed, temperature=self.config.rollout.temperature)
         return collect(
-            self.parts.actors,
-            groups,
-            birth,
+            parts.actors,
+            [(parts.source.train(index), size) for index, size in groups],
+            Birth(parts.run_id, iteration, self.state.attempt),
             self.config,
-            penalty=self.parts.penalty,
-            progress=lambda done, total: self.parts.display.phase("collect", done, total),
+            valuation=parts.valuation,
+            before=before,
+            progress=lambda done, total: parts.display.phase("collect", done, total),
         )
 
     def append(self, fresh: Collected) -> AppendReport:
         """Remember: visible whole or not at all."""
         admission = self.parts.admission
-        return self.parts.store.append(fresh.tasks, fresh.groups, fresh.trajectories, admission=admission)
+        groups, rows = [*fresh.groups, *fresh.spare_groups], [*fresh.trajectories, *fresh.spare]
+        return self.parts.store.append(fresh.tasks, groups, rows, admission=admission)
 
     def draw(self, planned: Planned, fresh: Collected) -> Composition:
         """Reserve this iteration's slots, fresh ones first."""
@@ -163,12 +183,20 @@ class Loop:
                 f"a batch must hold a trajectory, got none in iteration {request.iteration}: all of it was to be "
                 f"replayed, and none of {request.count} rows could be read. They are quarantined now: --resume."
             )
-        completed: dict[str, float] = {}
-        if self.config.replay.complete_zero_variance:
-            completed = completed_advantages(fresh, drawn, normalise_std=self.config.advantage.normalise_std)
-        batch = Composition(planned, fresh, fresh_draws, drawn, completed)
-        self.state.tasks.advance(planned.tasks, without_member=batch.without_member(self._task_hash))
+        batch = self._composed(planned, fresh, fresh_draws, drawn)
+        self.state.tasks.advance(batch.tasks, without_member=batch.without_member(self._task_hash))
         return batch
+
+    def _composed(
+        self, planned: Planned, fresh: Collected, fresh_draws: list[DrawRecord], drawn: list[Drawn]
+    ) -> Composition:
+        replay, valuation = self.config.replay, self.parts.valuation
+        baseline = replay.baseline if replay.mode == "train" else "stored"
+        completed: dict[str, float] = {}
+        if replay.complete_zero_variance and baseline == "stored":
+            completed = completed_advantages(fresh, drawn, valuation.estimator)
+        advantages = batch_advantages(fresh, drawn, completed, valuation=valuation, baseline=baseline)
+        return Composition(planned, fresh, fresh_draws, drawn, completed, advantages)
 
     def update(self, iteration: int, batch: Composition) -> tuple[UpdateResult, UpdateResult | None]:
         """Learn from both streams. Observed rows are scored apart, before the update and without a trace in it."""
@@ -233,8 +261,9 @@ class Loop:
     def follow(self, batch: Composition) -> dict[str, float]:
         """Which tasks succeed how often decides which come next, under a curriculum."""
         owed = self.state.tasks.owed
-        done = [index for index in batch.planned.tasks if index not in owed]
-        self.parts.source.observe(done, {group.task: (group.size, group.success_rate) for group in batch.fresh.groups})
+        done = [index for index in batch.tasks if index not in owed]
+        groups = [*batch.fresh.groups, *batch.fresh.spare_groups]
+        self.parts.source.observe(done, {group.task: (group.size, group.success_rate) for group in groups})
         return self.parts.source.metrics()
 
     def publish(self, version: int) -> None:

@@ -262,9 +262,3 @@ def _check_correction(where: str, stream: StreamLossSection) -> None:
 def _plain(section: Section, key: str) -> str:
     value = getattr(section, key)
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-class AdvantageSection(Section):
-    normalise_std: bool = Field(
-        True, description="Divide by the group's standard deviation (GRPO); false: only centre (Dr. GRPO)."
-    )

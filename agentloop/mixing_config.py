@@ -137,7 +137,7 @@ def check_mixing(config: RunConfig) -> None:
             "Set replay.successful_only: false."
         )
     if replay.unit in SAME_TASK:
-        _needs_task_pool(config, f"replay.unit is {replay.unit}")
+        needs_task_pool(config, f"replay.unit is {replay.unit}")
     if replay.complete_zero_variance:
         _check_completion(config)
     _check_task_members(config)
@@ -152,7 +152,7 @@ def _check_sources(replay: ReplaySection) -> None:
         )
 
 
-def _needs_task_pool(config: RunConfig, when: str) -> None:
+def needs_task_pool(config: RunConfig, when: str) -> None:
     if config.environment.task_pool == "unlimited" and config.tasks.data is None:
         raise ValueError(
             f"environment.task_pool must be a number when {when}, got unlimited: no task comes twice, so none is ever "
@@ -168,7 +168,7 @@ def _check_completion(config: RunConfig) -> None:
             f"replay.complete_zero_variance must be false when replay.{key} is {value}, got true. "
             "Only single rows that are trained on can complete a group."
         )
-    _needs_task_pool(config, "replay.complete_zero_variance is true")
+    needs_task_pool(config, "replay.complete_zero_variance is true")
 
 
 def _check_task_members(config: RunConfig) -> None:

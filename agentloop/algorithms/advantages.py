@@ -1,37 +1,159 @@
-"""Advantages of whole trajectories."""
+"""Advantages of whole trajectories: what each earned over a baseline, by a rule with a name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 _STD_EPSILON = 1e-6
 
+Algorithm = Literal["grpo", "rloo", "reinforce", "reinforce++", "dr_grpo", "opo", "remax"]
 
-def grpo_advantages(rewards: Sequence[float], *, normalise_std: bool) -> list[float]:
-    """Group-relative advantages of one group, one per trajectory (GRPO, Shao et al. 2024, arXiv 2402.03300).
 
-    (r - mean) / (std + 1e-6) with the sample standard deviation (n - 1), which is what published GRPO results
-    were trained with; without `normalise_std` only r - mean (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783). A
-    group of one and a group of equal rewards tell nothing and get exactly 0: rounding in the mean must not
-    become a signal.
+@dataclass(frozen=True)
+class Member:
+    """One trajectory, as a baseline sees it."""
 
-    Does not weigh trajectories by length or by number of segments. Raises ValueError for a reward that is not
-    finite.
+    reward: float
+    """What it earned in all, less what a KL penalty takes off."""
+    num_action_tokens: int = 1
+    group: str = ""
+    """Fresh members of one group have one name; a replayed one's is that of the group it was born in."""
+    task: str = ""
+    replayed: bool = False
+    greedy_reward: float = math.nan
+    """Of one greedy episode on its task; NaN: unknown."""
+    turn_rewards: tuple[float, ...] | None = None
+    """What each of its replies earned by itself; None: unknown."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a reward is measured by: (reward - mean) / scale."""
+
+    mean: float
+    scale: float
+
+    def of(self, reward: float) -> float:
+        return (reward - self.mean) / self.scale
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One way to make a baseline of the members a trajectory is compared with."""
+
+    baseline: Callable[[Sequence[Member]], Baseline]
+    """Of at least one member."""
+    compares: Literal["group", "batch", "nothing"]
+    """Whom a trajectory is compared with: its group, all of the batch, or nobody (`of_itself`)."""
+    leaves_itself_out: bool = False
+    divides: bool = False
+    """By the deviation of those it is compared with."""
+    of_itself: Callable[[Member], float] | None = None
+    """The advantage of a member by itself, where it is compared with nobody."""
+
+
+def mean_baseline(members: Sequence[Member], *, normalise_std: bool) -> Baseline:
+    """Mean, and sample standard deviation (n - 1) + 1e-6 if asked for, else 1.
+
+    (r - mean) / (std + 1e-6) is GRPO (Shao et al. 2024, arXiv 2402.03300), r - mean is Dr. GRPO (Liu et al. 2025,
+    arXiv 2503.20783). Of one member, or of equal rewards, the mean is exactly that reward and the scale 1: rounding
+    in the mean must not become a signal.
     """
-    for member, reward in enumerate(rewards):
-        if not math.isfinite(reward):
-            raise ValueError(f"rewards[{member}] must be finite, got {reward}. Check the environment's reward.")
-    if not rewards or max(rewards) == min(rewards):
-        return [0.0] * len(rewards)
+    rewards = [member.reward for member in members]
+    if max(rewards) == min(rewards):
+        return Baseline(rewards[0], 1.0)
     mean = math.fsum(rewards) / len(rewards)
-    centred = [reward - mean for reward in rewards]
     if not normalise_std:
-        return centred
-    std = math.sqrt(math.fsum(c * c for c in centred) / (len(rewards) - 1))
-    return [c / (std + _STD_EPSILON) for c in centred]
+        return Baseline(mean, 1.0)
+    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
+    return Baseline(mean, std + _STD_EPSILON)
+
+
+def length_weighted_baseline(members: Sequence[Member]) -> Baseline:
+    """sum(L r) / sum(L), L in action tokens; scale 1 (OPO, Hao et al. 2025, arXiv 2505.23585)."""
+    rewards = [member.reward for member in members]
+    lengths = [member.num_action_tokens for member in members]
+    if max(rewards) == min(rewards) or sum(lengths) == 0:
+        return Baseline(rewards[0], 1.0)
+    return Baseline(math.fsum(r * n for r, n in zip(rewards, lengths, strict=True)) / sum(lengths), 1.0)
+
+
+def _over_greedy(member: Member) -> float:
+    """r - r(greedy) (ReMax, Li et al. 2023, arXiv 2310.10505); 0 where the greedy reward is unknown."""
+    return 0.0 if math.isnan(member.greedy_reward) else member.reward - member.greedy_reward
+
+
+def _mean(members: Sequence[Member]) -> Baseline:
+    return mean_baseline(members, normalise_std=False)
+
+
+def _standardised(members: Sequence[Member]) -> Baseline:
+    return mean_baseline(members, normalise_std=True)
+
+
+RULES: Mapping[str, Rule] = {
+    "grpo": Rule(_standardised, "group", divides=True),
+    "dr_grpo": Rule(_mean, "group"),
+    # Ahmadian et al. 2024, arXiv 2402.14740.
+    "rloo": Rule(_mean, "group", leaves_itself_out=True),
+    "opo": Rule(length_weighted_baseline, "group"),
+    # Hu 2025, arXiv 2501.03262: one mean and one deviation for all tasks.
+    "reinforce++": Rule(_standardised, "batch", divides=True),
+    # Williams 1992: no baseline.
+    "reinforce": Rule(_mean, "nothing", of_itself=lambda member: member.reward),
+    "remax": Rule(_mean, "nothing", of_itself=_over_greedy),
+}
+
+
+def rule_of(algorithm: str, *, normalise_std: bool) -> Rule:
+    """The rule of an algorithm; `normalise_std: false` makes grpo's that of dr_grpo."""
+    return RULES["dr_grpo" if algorithm == "grpo" and not normalise_std else algorithm]
+
+
+def advantages(members: Sequence[Member], compared: Sequence[Sequence[int]], rule: Rule) -> list[float]:
+    """One per member; `compared[i]` are the positions of the members that i is compared with.
+
+    A member that is compared with nobody, or with itself alone, has exactly 0. Trajectories weigh the same, however
+    many tokens or segments they have, but for OPO, whose baseline weighs by length. Raises ValueError for a reward
+    that is not finite.
+    """
+    for position, member in enumerate(members):
+        if not math.isfinite(member.reward):
+            raise ValueError(
+                f"rewards[{position}] must be finite, got {member.reward}. Check the environment's reward."
+            )
+    if rule.of_itself is not None:
+        return [rule.of_itself(member) for member in members]
+    made: dict[tuple[int, ...], Baseline] = {}
+    result = []
+    for position, member in enumerate(members):
+        others = tuple(p for p in compared[position] if not (rule.leaves_itself_out and p == position))
+        if not others:
+            result.append(0.0)
+            continue
+        if others not in made:
+            made[others] = rule.baseline([members[p] for p in others])
+        result.append(made[others].of(member.reward))
+    return result
+
+
+def normalised(values: Sequence[float], *, centre: bool) -> list[float]:
+    """Divided by their standard deviation + 1e-6; with `centre` less their mean first.
+
+    Values of exactly 0 tell nothing: they stay 0, and are in neither the mean nor the deviation. Fewer than two
+    others, or equal ones, stay as they are.
+    """
+    telling = [value for value in values if value != 0.0]
+    if len(telling) < 2 or max(telling) == min(telling):
+        return list(values)
+    mean = math.fsum(telling) / len(telling)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in telling) / (len(telling) - 1))
+    return [(value - (mean if centre else 0.0)) / (std + _STD_EPSILON) if value != 0.0 else 0.0 for value in values]
 
 
 def returns(advantages: Tensor, values: Tensor) -> Tensor:

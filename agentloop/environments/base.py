@@ -99,6 +99,15 @@ class Environment:
         """What the whole conversation is worth: a finite number, whatever the policy wrote."""
         raise NotImplementedError
 
+    def turn_rewards(self, task: Task, messages: Sequence[Message]) -> Sequence[float] | None:
+        """What each reply of the policy earned by itself, beside `reward`: one finite number per reply, in order.
+
+        None: this environment does not say. Asked of an instance that has played no episode, as `messages` and the
+        task's payload are all there is of a stored one; the task's prompt is then its opening messages. Used with
+        `advantage.credit: turn` only.
+        """
+        return None
+
     def demonstrate(self, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
         """The next reply of a scripted demonstrator, which the warm-up of the built-in model imitates."""
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.schema import describe_tools
 from agentloop.errors import UserError, one_line
 from context.authors import Author
-from context.messages import content_hash, to_template
+from context.messages import Message, content_hash, to_template
 
 BUILT_IN: Mapping[str, type[Environment]] = {"lookup_chain": LookupChain}
 
@@ -75,6 +76,21 @@ class EnvironmentFactory:
             ) from error
         check_task(task, f"{self.where}.task_from_row", self.registered)
         return task
+
+    def turn_rewards(self, task: Task, messages: Sequence[Message], *, replies: int) -> tuple[float, ...] | None:
+        """What each reply earned by itself, asked of a new instance; None: the environment does not say."""
+        try:
+            given = self.create().turn_rewards(task, messages)
+            rewards = None if given is None else tuple(float(reward) for reward in given)
+        except Exception as error:
+            raise UserError(
+                f"{self.where}.turn_rewards must return a list of numbers, got {one_line(error)}."
+            ) from error
+        if rewards is not None and (len(rewards) != replies or not all(map(math.isfinite, rewards))):
+            raise UserError(
+                f"{self.where}.turn_rewards must return one finite number per reply ({replies}), got {list(rewards)}."
+            )
+        return rewards
 
     def task_hash(self, task: Task) -> str:
         """Content hash of what the policy is asked and of what it is judged by; of its hint, where it has one."""

@@ -17,7 +17,7 @@ from itertools import cycle, islice
 from typing import Any
 
 from agentloop.environments.base import Environment, Task, tool
-from context.authors import LLM
+from context.authors import DEMONSTRATION, LLM
 from context.messages import Message, ToolCall
 
 # Words and codes that a byte-level tokenizer of a few hundred entries makes one token each.
@@ -112,6 +112,21 @@ class LookupChain(Environment):
         last = messages[-1]
         right = last.role == "assistant" and not last.tool_calls and last.content == _answer(task.payload["code"])
         return float(right)
+
+    def turn_rewards(self, task: Task, messages: Sequence[Message]) -> Sequence[float]:
+        """1 / hops for each reply that looks up the next key of the trail, so that a whole trail earns 1."""
+        due: str | None = task.payload["key"]
+        rewards = []
+        for message in messages:
+            if message.author not in (LLM, DEMONSTRATION):
+                continue
+            earned = 0.0
+            for call in message.tool_calls:
+                if due is not None and call.arguments.get("key") == due:
+                    earned += 1 / task.payload["hops"]
+                    due = task.payload["store"][due].get("next")
+            rewards.append(earned)
+        return rewards
 
     def demonstrate(self, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
         """Careless, but never wrong about the form: calls only keys it was shown, answers the code before it.

@@ -6,15 +6,15 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import sqlalchemy as sa
 
 from replay.exchange.plain import Bundle
 from replay.read import load
-from replay.records import ELIGIBLE, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory
-from replay.rows import GROUP_COLUMNS, chunked
-from replay.schema import groups, policies, restored_column, runs, tasks, trajectories
+from replay.records import ELIGIBLE, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, Trajectory
+from replay.rows import GROUP_COLUMNS
+from replay.schema import groups, policies, restored_column, runs, trajectories
+from replay.task_records import selected, task_records
 
 _AT_ONCE = 64
 """Whole trajectories in memory."""
@@ -66,7 +66,7 @@ def bundles(connection: sa.Connection, ids: Sequence[str], left: Left) -> Iterat
         for run in {row.record.run for row in rows} - known.keys():
             known[run] = _run(connection, run), known_policies(connection, run)
         of_groups = _groups(connection, rows)
-        of_tasks = _tasks(connection, rows)
+        of_tasks = task_records(connection, [row.record.task for row in rows])
         for row in rows:
             run_record, published = known[row.record.run]
             yield Bundle(
@@ -105,24 +105,11 @@ def known_policies(connection: sa.Connection, run: str) -> dict[int, PolicyRecor
 
 
 def _groups(connection: sa.Connection, rows: Sequence[Trajectory]) -> dict[str, GroupRecord]:
-    found = _selected(connection, GROUP_COLUMNS, groups.c.id, [row.record.group for row in rows])
+    found = selected(connection, GROUP_COLUMNS, groups.c.id, [row.record.group for row in rows])
     return {row[0]: GroupRecord(*list(row)) for row in found}
-
-
-def _tasks(connection: sa.Connection, rows: Sequence[Trajectory]) -> dict[str, TaskRecord]:
-    columns = [tasks.c.hash, tasks.c.environment, tasks.c.payload]
-    found = _selected(connection, columns, tasks.c.hash, [row.record.task for row in rows])
-    return {row.hash: TaskRecord(row.hash, row.environment, json.loads(row.payload)) for row in found}
-
-
-def _selected(
-    connection: sa.Connection, columns: Sequence[sa.ColumnElement[Any]], key: sa.ColumnElement[str], keys: Sequence[str]
-) -> Iterator[sa.Row[Any]]:
-    for chunk in chunked(list(dict.fromkeys(keys))):
-        yield from connection.execute(sa.select(*columns).where(key.in_(chunk)))
 
 
 def stored_sources(connection: sa.Connection, ids: Sequence[str]) -> dict[str, str]:
     """Of those ids that are stored."""
     columns = [trajectories.c.id, trajectories.c.source]
-    return {row.id: row.source for row in _selected(connection, columns, trajectories.c.id, ids)}
+    return {row.id: row.source for row in selected(connection, columns, trajectories.c.id, ids)}

@@ -230,6 +230,8 @@ class _ChatFile:
             )
             given = self._teaching.advantage
             normalise = self._setting("advantage", "normalise_std", True)
+            if normalise is None:
+                normalise = self._teaching.run.config.get("algorithm", "grpo") in ("grpo", "ppo")
             advantages = group_advantages(rewards, normalise_std=normalise) if given is None else [given] * len(rewards)
             self._groups[group.id] = whole, advantages
         return self._groups[group.id]

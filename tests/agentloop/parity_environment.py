@@ -36,6 +36,13 @@ class RowParity(Environment):
         return float(task.payload["possible"] and len(messages[-1].content) % 2 == 0)
 
 
+class ByTurn(Parity):
+    """Every reply earns by itself, too."""
+
+    def turn_rewards(self, task: Task, messages: Sequence[Message]) -> Sequence[float]:
+        return [float(len(message.content) % 3 == 0) for message in messages if message.author == "llm"]
+
+
 class NotANumber(Parity):
     """Goes wrong only once it is under way."""
 

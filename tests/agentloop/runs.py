@@ -88,7 +88,7 @@ def _save(model: Any, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
     return folder
 
 
-def small_config(folder: Path, model: Path, **sections: dict[str, Any]) -> RunConfig:
+def small_config(folder: Path, model: Path, algorithm: str = "grpo", **sections: dict[str, Any]) -> RunConfig:
     """Three iterations of 16 trajectories; any section can be changed: batch={"group_size": 2}."""
     defaults: dict[str, dict[str, Any]] = {
         "run": {"name": "small", "folder": str(folder), "iterations": 3, "seed": 0},
@@ -102,7 +102,7 @@ def small_config(folder: Path, model: Path, **sections: dict[str, Any]) -> RunCo
         "checkpoint": {"every": 1, "keep": 2, "keep_policies": "all"},
     }
     merged = {name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {*defaults, *sections}}
-    return RunConfig.model_validate(merged)
+    return RunConfig.model_validate({"algorithm": algorithm, **merged})
 
 
 def buffer_of(run: Path) -> Location:

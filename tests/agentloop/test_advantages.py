@@ -1,33 +1,118 @@
-import math
+"""Every algorithm's advantages against its formula, written out here in plain float64 loops."""
 
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
 import pytest
 import torch
 
-from agentloop.algorithms.advantages import grpo_advantages, returns
+from agentloop.algorithms.advantages import RULES, Member, advantages, normalised, returns, rule_of
+
+ALGORITHMS = tuple(RULES)
+COMPARING = ("grpo", "dr_grpo", "rloo", "opo")
 
 
-def test_advantages_divide_by_the_sample_standard_deviation() -> None:
+def of_group(algorithm: str, rewards: Sequence[float], lengths: Sequence[int] | None = None) -> list[float]:
+    members = [Member(r, n) for r, n in zip(rewards, lengths or [1] * len(rewards), strict=True)]
+    return advantages(members, [range(len(members))] * len(members), RULES[algorithm])
+
+
+def grpo(rewards: Sequence[float], lengths: Sequence[int]) -> list[float]:
+    return [
+        (r - float(np.mean(np.float64(rewards)))) / (float(np.std(np.float64(rewards), ddof=1)) + 1e-6) for r in rewards
+    ]
+
+
+def rloo(rewards: Sequence[float], lengths: Sequence[int]) -> list[float]:
+    result = []
+    for i, own in enumerate(rewards):
+        others = [r for j, r in enumerate(rewards) if j != i]
+        result.append(own - sum(others) / len(others))
+    return result
+
+
+def opo(rewards: Sequence[float], lengths: Sequence[int]) -> list[float]:
+    baseline = sum(length * r for length, r in zip(lengths, rewards, strict=True)) / sum(lengths)
+    return [r - baseline for r in rewards]
+
+
+FORMULAS: dict[str, Callable[[Sequence[float], Sequence[int]], list[float]]] = {
+    "grpo": grpo,
+    "dr_grpo": lambda rewards, _: [r - sum(rewards) / len(rewards) for r in rewards],
+    "rloo": rloo,
+    "opo": opo,
+    "reinforce++": grpo,
+    "reinforce": lambda rewards, _: list(rewards),
+}
+
+
+@pytest.mark.parametrize("algorithm", FORMULAS)
+def test_advantages_follow_the_formula_of_their_algorithm(algorithm: str) -> None:
+    rng = np.random.default_rng(3)
+    for size in [2, 3, 5, 8, 33] * 4:
+        rewards = (rng.normal(size=size) * 10.0 ** rng.integers(-3, 4)).tolist()
+        lengths = rng.integers(1, 500, size).tolist()
+        expected = FORMULAS[algorithm](rewards, lengths)
+        assert of_group(algorithm, rewards, lengths) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_grpo_divides_by_the_sample_standard_deviation() -> None:
     # mean 0.5, sample std sqrt(4 x 0.25 / 3) = 0.5773503
     expected = 0.5 / (math.sqrt(1 / 3) + 1e-6)
-    assert grpo_advantages([1, 0, 0, 1], normalise_std=True) == pytest.approx(
-        [expected, -expected, -expected, expected], abs=1e-12
-    )
+    assert of_group("grpo", [1, 0, 0, 1]) == pytest.approx([expected, -expected, -expected, expected], abs=1e-12)
 
 
-def test_advantages_of_dr_grpo_are_only_centred() -> None:
-    assert grpo_advantages([1.0, 0.0, 0.0, 0.0], normalise_std=False) == [0.75, -0.25, -0.25, -0.25]
+def test_dr_grpo_and_grpo_without_deviation_only_centre() -> None:
+    assert of_group("dr_grpo", [1.0, 0.0, 0.0, 0.0]) == [0.75, -0.25, -0.25, -0.25]
+    assert rule_of("grpo", normalise_std=False) is RULES["dr_grpo"]
+    assert rule_of("grpo", normalise_std=True) is RULES["grpo"]
+
+
+def test_rloo_compares_each_with_the_mean_of_the_others() -> None:
+    # 1 - 0/3 = 1; 0 - 1/3
+    assert of_group("rloo", [1.0, 0.0, 0.0, 0.0]) == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3], abs=1e-15)
+
+
+def test_opo_weighs_the_baseline_by_length() -> None:
+    # (10 x 1 + 30 x 0) / 40 = 0.25
+    assert of_group("opo", [1.0, 0.0], [10, 30]) == [0.75, -0.25]
+
+
+def test_remax_compares_with_the_greedy_reward_and_knows_when_there_is_none() -> None:
+    members = [Member(1.0, greedy_reward=0.25), Member(0.25, greedy_reward=0.25), Member(1.0)]
+    assert advantages(members, [()] * 3, RULES["remax"]) == [0.75, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("rewards", [[1.0], [0.3] * 7, [0.0, 0.0], [1e9] * 5, []])
-@pytest.mark.parametrize("normalise_std", [True, False])
-def test_advantages_of_one_member_or_equal_rewards_are_exactly_zero(rewards: list[float], normalise_std: bool) -> None:
-    assert grpo_advantages(rewards, normalise_std=normalise_std) == [0.0] * len(rewards)
+@pytest.mark.parametrize("algorithm", [*COMPARING, "reinforce++"])
+def test_advantages_of_one_member_or_equal_rewards_are_exactly_zero(rewards: list[float], algorithm: str) -> None:
+    assert of_group(algorithm, rewards, list(range(3, 3 + len(rewards)))) == [0.0] * len(rewards)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_advantages_do_not_depend_on_the_order_of_members(algorithm: str) -> None:
+    rewards, lengths = [0.2, 1.0, 0.7, 0.2, -3.0], [3, 1, 4, 1, 5]
+    given = of_group(algorithm, rewards, lengths)
+    again = of_group(algorithm, rewards[::-1], lengths[::-1])
+    assert again[::-1] == given
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_advantages_refuse_rewards_that_are_not_finite(bad: float) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_advantages_refuse_rewards_that_are_not_finite(algorithm: str, bad: float) -> None:
     with pytest.raises(ValueError, match=r"rewards\[1\] must be finite"):
-        grpo_advantages([1.0, bad], normalise_std=True)
+        of_group(algorithm, [1.0, bad])
+
+
+def test_batch_normalisation_leaves_out_and_keeps_what_tells_nothing() -> None:
+    # Telling: 1, -1, 3; mean 1, sample std sqrt((0 + 4 + 4) / 2) = 2
+    scale = 2 + 1e-6
+    values = [1.0, 0.0, -1.0, 3.0, 0.0]
+    assert normalised(values, centre=False) == pytest.approx([1 / scale, 0, -1 / scale, 3 / scale, 0], abs=1e-15)
+    assert normalised(values, centre=True) == pytest.approx([0, 0, -2 / scale, 2 / scale, 0], abs=1e-15)
+    assert normalised([0.0, 0.7], centre=True) == [0.0, 0.7]
+    assert normalised([0.3] * 7, centre=True) == [0.3] * 7
 
 
 def test_returns_are_advantages_plus_values() -> None:

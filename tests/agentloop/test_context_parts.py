@@ -9,8 +9,9 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from agentloop.config import ContextSection, RunConfig
+from agentloop.config import RunConfig
 from agentloop.config_file import load_config
+from agentloop.context_config import ContextSection
 from agentloop.context_parts import make_parser, make_strategy
 from agentloop.environments import load_environment
 from agentloop.errors import UserError

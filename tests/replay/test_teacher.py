@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentloop.algorithms.advantages import grpo_advantages
+from agentloop.algorithms.advantages import Member, advantages, rule_of
 from context.authors import DEMONSTRATION, INITIALIZATION, LLM
 from context.codec import TokenCodec
 from context.tokens import Segment, TokenSequence
@@ -241,7 +241,9 @@ def test_rows_of_one_task_are_a_group(store: ReplayStore, tmp_path: Path) -> Non
 @pytest.mark.parametrize("rewards", [[1.0], [0.3] * 7, [1.0, 0.0, 0.0], [0.1, -4.0, 2.5, 2.5]])
 @pytest.mark.parametrize("normalise", [True, False])
 def test_advantages_are_those_of_the_loop(rewards: list[float], normalise: bool) -> None:
-    assert group_advantages(rewards, normalise_std=normalise) == grpo_advantages(rewards, normalise_std=normalise)
+    members, rule = [Member(reward) for reward in rewards], rule_of("grpo", normalise_std=normalise)
+    everybody = [range(len(rewards))] * len(rewards)
+    assert group_advantages(rewards, normalise_std=normalise) == advantages(members, everybody, rule)
 
 
 def test_reward_and_advantage_can_be_given(store: ReplayStore, tmp_path: Path) -> None:
