@@ -174,6 +174,24 @@ def test_groups_of_equal_rewards_are_collected_anew(tmp_path: Path, qwen2: Path)
     assert rows(database, "select count(*), count(distinct task) from groups")[0] == (len(slots) // 2,) * 2
 
 
+def test_rewards_of_ones_own_are_stored_and_success_stays_the_environments(tmp_path: Path, qwen2: Path) -> None:
+    function = f"{HERE / 'reward_functions.py'}:length_or_nothing"
+    reward = {"environment": 0.5, "functions": [{"function": function, "weight": 4.0}], "on_error": "drop"}
+    display = SilentDisplay()
+    config = quick(tmp_path, qwen2, reward=reward, replay={"fraction": 0.25}, rollout={"max_tokens_per_turn": 24})
+    database = train(config, display=display).folder / "replay.sqlite"
+    found = rows(database, "select reward, success, num_tokens, stop_reason from trajectories")
+    for total, success, length, stop_reason in found:
+        assert total == 0.5 * success + length
+        assert length % 3 > 0
+        assert stop_reason == "answered" or not success
+    lost = [row["rollout/reward_failures"] for row in display.iterations]
+    assert sum(lost) > 0
+    fresh = [row["batch/fresh"] + row["batch/fresh_shortfall"] for row in display.iterations]
+    assert fresh == [16.0, 12.0]
+    assert len(found) + sum(lost) == sum(fresh)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "sections"),
     [("remax", {}), ("grpo", {"batch": {"group_size": 2}, "rollout": {"recollect_rounds": 1}})],

@@ -1,0 +1,205 @@
+"""Advantages as a run is configured: functions of one's own, batch normalisation, weights, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentloop.algorithms.baselines import ReplayBaseline
+from agentloop.batch import build_batch
+from agentloop.config import RunConfig
+from agentloop.config_file import load_plain, to_plain
+from agentloop.errors import UserError
+from agentloop.estimator import Estimator, Valued
+from replay.records import Trajectory
+from tests.agentloop import reward_functions
+from tests.agentloop.training_examples import AUTHORS, row, segment
+
+FUNCTIONS = Path(reward_functions.__file__)
+
+
+def estimator(algorithm: str = "grpo", turns: Any = None, **sections: Any) -> Estimator:
+    config = RunConfig.model_validate({"algorithm": algorithm, **sections})
+    return Estimator(config, AUTHORS, turns)
+
+
+def valued(name: str, reward: float, *, stream: Any = "fresh", group: str = "g", **more: Any) -> Valued:
+    made = row(
+        name, segment(more.pop("authors", "ull")), advantage=more.pop("advantage", 0.0), stream=stream, group=group
+    )
+    record = replace(made.trajectory.record, reward=reward, **more)
+    return Valued(replace(made, trajectory=Trajectory(record, made.trajectory.segments)), reward)
+
+
+def used(made: Estimator, rows: list[Valued], baseline: ReplayBaseline) -> list[float]:
+    return [item.advantage for item in made.in_batch(rows, baseline).rows]
+
+
+MIXED = [
+    valued("a", 1.0),
+    valued("b", 0.0),
+    valued("c", 1.0, stream="replay", group="old", advantage=0.25),
+    valued("d", 0.0, stream="replay", group="old", advantage=-0.75),
+]
+
+
+def test_stored_rows_keep_the_advantage_they_come_with() -> None:
+    assert used(estimator(), MIXED, "stored") == [0.0, 0.0, 0.25, -0.75]
+
+
+def test_function_of_ones_own_sees_whole_groups_and_who_is_replayed() -> None:
+    own = estimator(advantage={"function": f"{FUNCTIONS}:best_of_group"})
+    assert own.at_birth([v.row.trajectory for v in MIXED[:2]], [3.0, 7.0]) == [0.0, 1.0]
+    assert used(own, MIXED, "shared") == [1.0, 0.0, 0.5, 0.0]
+    assert used(own, MIXED, "split") == [1.0, 0.0, 0.5, 0.0]
+    assert used(own, MIXED, "stored") == [0.0, 0.0, 0.25, -0.75]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("too_short", r"one finite number per member \(3\), got \[0.0\]"),
+        ("not_a_number", "one finite number per member"),
+        ("brief", "got AttributeError"),
+    ],
+)
+def test_function_that_gives_no_advantages_is_refused_at_the_start(name: str, told: str) -> None:
+    with pytest.raises(UserError, match=rf"advantage.function must .*{told}"):
+        estimator(advantage={"function": f"{FUNCTIONS}:{name}"})
+
+
+def test_batch_normalisation_is_of_each_stream_by_itself() -> None:
+    rows = [
+        valued("a", 0.0, advantage=2.0),
+        valued("b", 0.0, advantage=-1.0),
+        valued("c", 0.0, advantage=0.0),
+        valued("d", 0.0, stream="replay", advantage=8.0),
+        valued("e", 0.0, stream="replay", advantage=4.0),
+    ]
+    # Fresh: 2 and -1, sample std 3 / sqrt(2); replayed: 8 and 4, 4 / sqrt(2).
+    fresh, replayed = 3 / math.sqrt(2) + 1e-6, 4 / math.sqrt(2) + 1e-6
+    scaled = [2 / fresh, -1 / fresh, 0, 8 / replayed, 4 / replayed]
+    assert used(estimator(advantage={"normalise_batch": "scale"}), rows, "stored") == pytest.approx(scaled)
+    whitened = [1.5 / fresh, -1.5 / fresh, 0, 2 / replayed, -2 / replayed]
+    assert used(estimator(advantage={"normalise_batch": "whiten"}), rows, "stored") == pytest.approx(whitened)
+
+
+def test_what_is_replayed_and_went_badly_has_a_bounded_weight() -> None:
+    rows = [replace(v, row=replace(v.row, weight=weight)) for v, weight in zip(MIXED, (1, 1, 3.0, 3.0), strict=True)]
+    weights = [r.weight for r in estimator(replay={"negative_weight": 0.25}).in_batch(rows, "stored").rows]
+    assert weights == [1, 1, 3.0, 0.25]
+    rows[3] = replace(rows[3], row=replace(rows[3].row, weight=0.5))
+    weights = [r.weight for r in estimator(replay={"negative_weight": 0.25}).in_batch(rows, "stored").rows]
+    assert weights == [1, 1, 3.0, 0.125]
+    assert [r.weight for r in estimator().in_batch(rows, "stored").rows] == [1, 1, 3.0, 0.5]
+
+
+def test_replayed_rows_with_nobody_to_compare_with_are_counted_and_teach_nothing() -> None:
+    alone = valued("x", 1.0, stream="replay", group="elsewhere", task="another")
+    result = estimator().in_batch([*MIXED, alone], "fresh_only")
+    assert result.rows[-1].advantage == 0.0
+    assert result.metrics == {"replay/without_peers": 1.0}
+
+
+def test_turns_have_their_own_advantages_on_their_own_tokens() -> None:
+    rows = [valued("a", 1.0, authors="ulleel", advantage=0.5), valued("b", 0.0, authors="ulel", advantage=-0.5)]
+    earned = {"a": (1.0, 0.0), "b": (0.0, 0.0)}
+    made = estimator(
+        "dr_grpo",
+        lambda trajectories: [earned[t.id] for t in trajectories],
+        advantage={"credit": "turn", "turn_gamma": 0.5, "turn_coef": 2.0},
+    )
+    # mean ((1 + 0) / 2 + 0) / 2 = 0.25; a: z = (0.75, -0.25), last 0.5 - 0.5 = 0, first 1.5 + 0.5 x 0 = 1.5
+    # b: z = (-0.25, -0.25), last -0.5 - 0.5 = -1, first -0.5 + 0.5 x -1 = -1
+    result = made.in_batch(rows, "stored").rows
+    batch = build_batch(result, AUTHORS)
+    assert batch.advantages.tolist() == [[0, 1.5, 1.5, 0, 0, 0.0], [0, -1, 0, -1, 0, 0]]
+    assert [r.advantage for r in result] == [0.5, -0.5]
+
+
+def test_batch_refuses_token_advantages_that_do_not_fit() -> None:
+    made = row("a", segment("ull"), segment("ul"))
+    fits = (np.float32([9, 1, 2]), np.float32([9, 3]))
+    assert build_batch([replace(made, token_advantages=fits)], AUTHORS).advantages.tolist() == [[0, 1, 2], [0, 3, 0]]
+    for wrong in (fits[:1], (fits[0], fits[0]), (fits[0], np.float32([0, np.nan]))):
+        with pytest.raises(ValueError, match=r"trajectory a: token_advantages must be finite and one per token"):
+            build_batch([replace(made, token_advantages=wrong)], AUTHORS)
+
+
+POOL = {"environment": {"task_pool": 8}}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"algorithm": "dr_grpo", "advantage": {"normalise_std": True}}, "advantage.normalise_std must be null or false"),
+    (
+        {"algorithm": "opo", "advantage": {"function": "a.py:f"}},
+        "algorithm must be left out when advantage.function takes its place",
+    ),
+    ({"algorithm": "remax", "advantage": {"credit": "turn"}}, "advantage.credit must be trajectory when algorithm"),
+    (
+        {"advantage": {"credit": "turn", "function": "a.py:f"}},
+        "advantage.credit must be trajectory when advantage.function is set",
+    ),
+    (
+        {"advantage": {"credit": "turn"}, "replay": {"fraction": 0.5}},
+        "replay.baseline must not be stored when advantage.credit is turn",
+    ),
+    (
+        {"algorithm": "reinforce", "rollout": {"recollect_rounds": 1}},
+        "rollout.recollect_rounds must be 0 when algorithm is reinforce",
+    ),
+    (
+        {"advantage": {"credit": "turn"}, "rollout": {"recollect_rounds": 1}},
+        "rollout.recollect_rounds must be 0 when advantage.credit is turn",
+    ),
+    (
+        {**POOL, "replay": {"unit": "trajectory"}, "rollout": {"recollect_rounds": 1}},
+        "rollout.recollect_rounds must be 0 when replay.unit is trajectory",
+    ),
+    (
+        {**POOL, "algorithm": "reinforce++", "replay": {"complete_zero_variance": True}},
+        r"replay.complete_zero_variance must be false when algorithm is reinforce\+\+",
+    ),
+    (
+        {**POOL, "replay": {"complete_zero_variance": True, "fraction": 0.5, "baseline": "split"}},
+        "replay.complete_zero_variance must be false when replay.baseline is split",
+    ),
+    (
+        {**POOL, "algorithm": "remax", "replay": {"fraction": 0.5, "baseline": "shared"}},
+        "replay.baseline must be stored when algorithm is remax",
+    ),
+    (
+        {**POOL, "advantage": {"function": "a.py:f"}, "replay": {"fraction": 0.5, "baseline": "fresh_only"}},
+        "replay.baseline must be stored, shared or split when advantage.function is set",
+    ),
+    (
+        {"replay": {"fraction": 0.5, "baseline": "shared"}},
+        "environment.task_pool must be a number when replay.baseline is shared",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "told"), REFUSED)
+def test_what_nobody_can_give_is_refused_by_name(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        RunConfig.model_validate(given)
+
+
+def test_what_is_only_observed_needs_no_baseline() -> None:
+    RunConfig.model_validate({"replay": {"fraction": 0.5, "mode": "observe"}, "advantage": {"credit": "turn"}})
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce", "reinforce++", "dr_grpo", "opo", "remax"])
+def test_config_of_an_algorithm_comes_back_from_its_run_folder(algorithm: str) -> None:
+    config = RunConfig.model_validate({"algorithm": algorithm})
+    assert load_plain(to_plain(config)) == config
+
+
+def test_row_without_token_advantages_is_the_row_with_equal_ones() -> None:
+    made = row("a", segment("ulele"), segment("ull"), advantage=-0.3)
+    equal = tuple(np.full(len(part.tokens), -0.3, np.float32) for part in made.trajectory.segments)
+    plain, explicit = (build_batch([r], AUTHORS) for r in (made, replace(made, token_advantages=equal)))
+    assert plain.advantages.equal(explicit.advantages)

@@ -1,0 +1,107 @@
+"""A Hugging Face sequence classifier as a reward: scored at the end, in any batch, by what its logits say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+
+from agentloop.config import ModelSection
+from agentloop.errors import UserError
+from agentloop.models.reward_model import SequenceClassifier
+from agentloop.reward_config import RewardModelSection
+from context import Message
+from tests.context import fakes
+
+TALKS = [
+    (Message("user", "hi"), Message("assistant", "a word", author="llm")),
+    (Message("user", "what is the sum of 2 and 3?"), Message("assistant", "It is 5, surely.", author="llm")),
+    (Message("user", "x"), Message("assistant", "y", author="llm")),
+]
+
+
+def saved(folder: Path, *, labels: int = 1, template: bool = True, head: bool = True) -> Path:
+    torch.manual_seed(3)
+    family = fakes.family("chatml")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=family.tokenizer,
+        chat_template=family.template_source if template else None,
+        **family.special_tokens,
+    )
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_labels=labels,
+        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+        initializer_range=0.5,
+    )
+    (Qwen2ForSequenceClassification if head else Qwen2ForCausalLM)(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def classifier(folder: Path, **section: object) -> SequenceClassifier:
+    return SequenceClassifier(
+        RewardModelSection.model_validate({"path": str(folder), **section}), ModelSection(device="cpu")
+    )
+
+
+def one_by_one(folder: Path, talk: tuple[Message, ...], template: bool = True) -> torch.Tensor:
+    """The logits of one conversation without padding, by transformers alone."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    rows = [{"role": m.role, "content": m.content} for m in talk]
+    text = "\n".join(f"{m.role}: {m.content}" for m in talk)
+    if template:
+        text = tokenizer.apply_chat_template(rows, tokenize=False)
+    ids = torch.tensor([tokenizer(text, add_special_tokens=not template)["input_ids"]])
+    model = Qwen2ForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return model(ids).logits[0]
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_score_is_the_logit_at_the_end_of_each_conversation(tmp_path: Path, template: bool) -> None:
+    folder = saved(tmp_path, template=template)
+    expected = [float(one_by_one(folder, talk, template)[0]) for talk in TALKS]
+    assert len(set(expected)) == 3
+    for batch in (1, 2, 8):
+        assert classifier(folder, batch=batch).score(TALKS) == pytest.approx(expected, abs=1e-5)
+
+
+def test_score_of_a_label_is_its_probability(tmp_path: Path) -> None:
+    folder = saved(tmp_path, labels=3)
+    expected = [float(one_by_one(folder, talk).softmax(0)[2]) for talk in TALKS]
+    assert classifier(folder, label=2).score(TALKS) == pytest.approx(expected, abs=1e-6)
+
+
+def test_long_conversation_loses_its_beginning(tmp_path: Path) -> None:
+    model = classifier(saved(tmp_path), max_tokens=12)
+    end = Message("assistant", "and so it ended, as it had to end", author="llm")
+    assert model.score([(Message("user", "one"), end)]) == model.score([(Message("user", "two" * 40), end)])
+
+
+@pytest.mark.parametrize(
+    ("labels", "label", "head", "told"),
+    [
+        (1, 0, True, "reward.model.label must be null for a model with one output"),
+        (3, None, True, "reward.model.label must be null"),
+        (3, 3, True, "got 3 with 3 outputs"),
+        (1, None, False, "must hold a trained classification head"),
+    ],
+)
+def test_model_that_can_not_score_is_refused(
+    tmp_path: Path, labels: int, label: int | None, head: bool, told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        classifier(saved(tmp_path, labels=labels, head=head), label=label)
+
+
+def test_path_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"reward.model.path must be a folder or hub id of a sequence classifier"):
+        classifier(tmp_path / "nothing")
