@@ -257,8 +257,7 @@ class RunConfig(Section):
 
     algorithm: Literal["grpo", "rloo", "reinforce", "reinforce++", "dr_grpo", "opo", "remax", "ppo"] = Field(
         "grpo",
-        description="What gives advantages: ppo, a critic; all others, rewards beside other rewards. See "
-        "docs/algorithms.md.",
+        description="What gives advantages: a critic (ppo), or rewards beside rewards; see docs/algorithms.md.",
     )
     run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
     model: ModelSection = Field(default_factory=ModelSection, description="The policy.")

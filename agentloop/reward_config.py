@@ -54,8 +54,7 @@ class RewardSection(Section):
     environment: Weight = Field(1.0, description="Weight of the environment's own score.")
     functions: tuple[RewardFunctionSection, ...] = Field(
         (),
-        description="Further rewards of one's own, summed up by weight; for example {function: rewards.py:brief, "
-        "weight: 0.1}.",
+        description="Rewards of one's own, added by weight; for example {function: rewards.py:brief, weight: 0.1}.",
     )
     model: RewardModelSection = Field(default_factory=RewardModelSection, description="A reward model.")
     overlong: OverlongSection = Field(default_factory=OverlongSection, description="What too long an episode costs.")
