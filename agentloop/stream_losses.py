@@ -108,7 +108,8 @@ def check_behavior(batch: Batch, rows: Sequence[BatchRow], loss: LossSection) ->
             )
     for item in rows:
         record, section = item.trajectory.record, loss.replay if item.stream == REPLAY else loss.fresh
-        truncated = record.top_p < 1.0 or record.top_k > 0
+        known = record.mean_behavior_log_prob is not None
+        truncated = known and (record.top_p < 1.0 or record.top_k > 0)
         if truncated and section.needs_behavior and not section.allow_truncated_sampling:
             raise TruncatedSampling(
                 f"trajectory {record.id} must be sampled from the whole distribution to be weighed by its behavior "

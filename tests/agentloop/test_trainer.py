@@ -194,6 +194,10 @@ def test_truncated_sampling_is_refused_where_its_log_probs_enter_a_ratio(sampled
     assert torch.equal(weights_of(actor), before)
     for taken in ({"anchor": "old"}, {"allow_truncated_sampling": True}, {"objective": "luffy"}):
         trainer(tiny_actor(), run_config(**CONFIG, loss={"replay": taken})).update(rows, iteration=1)
+    unknown = row("x", segment("uxx"), stream="replay").trajectory
+    none = replace(unknown, record=replace(unknown.record, **sampled, mean_behavior_log_prob=None))
+    recompute = run_config(**CONFIG, loss={"replay": {"missing_log_probs": "recompute"}})
+    trainer(tiny_actor(), recompute).update([BatchRow(none, "replay", 1.0)], iteration=1)
 
 
 def test_correction_needs_known_log_probs() -> None:

@@ -67,10 +67,12 @@ def rows_to_learn() -> list[BatchRow]:
 
 
 def split(trajectory: BatchRow) -> BatchRow:
-    """The same tokens after the same tokens: each segment cut in two, the first half shown again before the second."""
+    """The same tokens after the same tokens: a segment for the last turn, with all before it shown again."""
 
     def halves(whole: Segment) -> list[Segment]:
-        tokens, middle = whole.tokens, len(whole.tokens) - 1
+        tokens = whole.tokens
+        action = AUTHORS.is_action(tokens.authors)
+        middle = int(np.flatnonzero(action[1:] & ~action[:-1])[-1]) + 1
         begun = TokenSequence(*(part[:middle] for part in _arrays(tokens)))
         authors, behavior, versions = (part.copy() for part in _arrays(tokens)[1:])
         authors[:middle], behavior[:middle], versions[:middle] = AUTHORS.code("history"), np.nan, -1
@@ -127,9 +129,8 @@ def test_correction_does_not_depend_on_passes_row_order_or_segments(correction: 
     config = run_config(loss=loss)
     rows = rows_to_learn()
     order = np.random.default_rng(0).permutation(len(rows))
-    variants = [(rows, run_config(loss=loss, batch={"micro_batch_tokens": 1})), ([rows[i] for i in order], config)]
-    if correction["level"] != "turn":  # a turn is a run of tokens of one segment: cut in two, it is two
-        variants.append(([split(item) for item in rows], config))
+    variants = [(rows, run_config(loss=loss, batch={"micro_batch_tokens": 1}))]
+    variants += [([rows[i] for i in order], config), ([split(item) for item in rows], config)]
     assert_equal(config, variants, torch.float64)
 
 
