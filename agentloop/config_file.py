@@ -162,7 +162,9 @@ def _set_below(values: dict[str, Any], path: KeyPath, value: Any, *, length: int
 def _unknown(path: KeyPath) -> str:
     dotted = shown(".".join(path))
     known = dotted_keys()
-    close = difflib.get_close_matches(dotted, known, n=1, cutoff=0.6)
+    # A key one section too high is the first of its name below; then what is spelled alike.
+    below = [key for key in known if key.startswith(".".join(path[:-1]) + ".") and key.endswith(f".{path[-1]}")]
+    close = below or difflib.get_close_matches(dotted, known, n=1, cutoff=0.6)
     # A key in the wrong section or at the top: compare the last part alone.
     last = {key.rpartition(".")[2]: key for key in reversed(known)}
     elsewhere = difflib.get_close_matches(dotted.rpartition(".")[2], last, n=1, cutoff=0.8)

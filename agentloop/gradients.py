@@ -117,10 +117,10 @@ def _signal_share(batch: Batch) -> Tensor:
     trained = sum_by_trajectory(batch.loss_mask, batch.trajectory, count) > 0
     speaking = sum_by_trajectory(batch.loss_mask & (batch.advantages != 0), batch.trajectory, count) > 0
     shares = [
-        speaking[stream].sum().clamp_min(1) / trained[stream].sum().clamp_min(1)
+        speaking[stream].sum().clamp_min(1).double() / trained[stream].sum().clamp_min(1)
         for stream in (~batch.replayed, batch.replayed)
     ]
-    return torch.where(batch.replay_mask, shares[1], shares[0]).double()
+    return torch.where(batch.replay_mask, shares[1], shares[0])
 
 
 @dataclass(frozen=True)

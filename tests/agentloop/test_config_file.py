@@ -90,6 +90,11 @@ def test_scalars_are_read_by_yaml_1_2(tmp_path: Path, text: str, value: object) 
             "run.yaml:4: replay.fracton must be a known key, got an unknown one. Did you mean replay.fraction?",
         ),
         (
+            "loss:\n  fresh:\n    clip_low: 0.1\n",
+            "run.yaml:3: loss.fresh.clip_low must be a known key, got an unknown one. "
+            "Did you mean loss.fresh.ppo_clip.clip_low?",
+        ),
+        (
             "\nlearning_rate: 3\n",
             "run.yaml:2: learning_rate must be a known key, got an unknown one. Did you mean optimizer.learning_rate?",
         ),

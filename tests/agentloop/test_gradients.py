@@ -188,6 +188,18 @@ def test_demonstrated_tokens_with_advantage_one_are_first_learned_by_maximum_lik
     torch.testing.assert_close(gradient, expected)
 
 
+def test_gpg_gives_back_what_trajectories_without_a_signal_take() -> None:
+    """Counted per stream over the whole step: of 6 fresh ones 5 have an advantage, of 3 replayed ones 2."""
+    actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
+    scored = scored_rows(actor, mixed_rows(), old=old)
+    found = {}
+    for name in ("gpg", "reinforce"):
+        loss = {stream: {"objective": name} for stream in ("fresh", "replay")}
+        found[name] = gradients(actor, scored, run_config(loss=loss, batch={"micro_batch_tokens": 1}))[2].metrics()
+    for key, factor in (("actor/fresh/pg_loss", 6 / 5), ("actor/replay/pg_loss", 3 / 2)):
+        assert found["gpg"][key] == pytest.approx(factor * found["reinforce"][key], rel=1e-12)
+
+
 def test_what_all_members_of_a_group_were_shown_teaches_nothing_at_first() -> None:
     # Advantages of a group sum to 0, and so do the gradients of tokens that all its members have in one context.
     actor, shown = tiny_actor(), segment("uuxxx")
