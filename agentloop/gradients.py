@@ -169,8 +169,7 @@ def _backward(
             log_probs,
             micro.ref_log_probs,
             batch.loss_mask,
-            # Of a token that nobody is known to have sampled, the old policy has to stand for who did.
-            anchors=torch.where(inputs.anchors.isfinite(), inputs.anchors, micro.old_log_probs),
+            anchors=inputs.anchors,
             estimator=config.kl.loss_estimator,
             gradient=config.kl.loss_gradient,
         )

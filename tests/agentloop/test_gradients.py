@@ -214,7 +214,8 @@ def test_importance_weighted_kl_of_tokens_nobody_is_known_to_have_sampled_takes_
     scored = scored_rows(actor, rows, old=old, ref=ref)
     kl = {"loss_coef": 0.1, "loss_gradient": "importance"}
     found = []
-    for replay in ({"missing_log_probs": "luffy"}, {"anchor": "old"}):
+    for replay in ({"missing_log_probs": "luffy"}, {"missing_log_probs": "recompute"}, {"anchor": "old"}):
         found.append(gradients(actor, scored, run_config(loss={"replay": replay}, kl=kl))[1])
     assert float(found[0].abs().max()) > 1e-4
-    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2])
+    torch.testing.assert_close(found[1], found[2])
