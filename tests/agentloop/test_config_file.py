@@ -310,3 +310,12 @@ def test_quickstart_file_has_its_published_settings() -> None:
     assert (config.batch.trajectories, config.batch.group_size, config.batch.mini_batch) == (128, 8, 64)
     assert (config.optimizer.learning_rate, config.optimizer.schedule) == (1.5e-3, "cosine")
     assert config.checkpoint.keep_policies == "all"
+
+
+def test_ppo_file_is_the_quickstarts_task_with_a_critic() -> None:
+    config, quickstart = load_config(CONFIGS / "ppo.yaml"), load_config(CONFIGS / "quickstart.yaml")
+    assert config.algorithm == "ppo"
+    assert (config.environment, config.evaluation) == (quickstart.environment, quickstart.evaluation)
+    assert (config.batch.trajectories, config.batch.group_size, config.batch.mini_batch) == (128, 1, 64)
+    assert (config.critic.gae_lambda, config.critic.bootstrap_truncated) == (1.0, False)
+    assert config.checkpoint.keep_policies == "all"

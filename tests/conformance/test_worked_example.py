@@ -5,6 +5,7 @@ import torch
 
 from agentloop.algorithms.advantages import returns
 from agentloop.algorithms.aggregation import token_weights
+from agentloop.algorithms.gae import gae
 from agentloop.algorithms.kl import kl_estimate, kl_penalised_rewards
 from agentloop.algorithms.log_probs import predictions
 from agentloop.algorithms.objectives import ObjectiveInput
@@ -63,6 +64,26 @@ def test_unchanged_weights_make_every_surrogate_term_its_advantage() -> None:
     # d pg_loss / d log-prob = -A / 6 at ratio 1
     (gradient,) = torch.autograd.grad(pg_loss, log_probs)
     torch.testing.assert_close(gradient, -ADVANTAGES / 6)
+
+
+def test_advantages_by_gae_from_the_rewards_and_values() -> None:
+    rewards = kl_penalised_rewards(SCORES, kl_estimate(OLD, REF, MASK, "k1"), 0.01)
+    advantages = gae(
+        rewards,
+        VALUES,
+        response_mask=MASK,
+        trajectory=torch.tensor([0]),
+        bootstrap=torch.zeros(1, dtype=torch.float64),
+        gamma=1.0,
+        gae_lambda=0.95,
+    )
+    # Deltas r + V' - V: -0.0003 + 0.85 - 0.82, -0.0002 + 0.88 - 0.85, -0.0003 + 0.90 - 0.88, -0.0002 + 0.92 - 0.90,
+    # -0.0003 + 0.95 - 0.92, 0.9999 + 0 - 0.95.
+    deltas = [0.0297, 0.0298, 0.0197, 0.0198, 0.0297, 0.0499]
+    expected = [sum(0.95**step * delta for step, delta in enumerate(deltas[k:])) for k in range(6)]
+    assert advantages[0].tolist() == pytest.approx(expected, abs=1e-12)
+    # The last two by hand: 0.0297 + 0.95 x 0.0499, and 0.0499 itself.
+    assert expected[4:] == pytest.approx([0.077105, 0.0499])
 
 
 def test_returns_are_advantages_plus_values() -> None:
