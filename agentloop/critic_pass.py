@@ -69,7 +69,7 @@ def state_values(critic: Critic, batch: Batch, *, max_tokens: int) -> tuple[Tens
 
 
 def _scores(rows: Sequence[BatchRow], like: Tensor) -> Tensor:
-    """[N] rewards of the environment."""
+    """[N]: what each episode was worth."""
     return like.new_tensor([row.trajectory.record.reward for row in rows])
 
 

@@ -15,7 +15,7 @@ from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
 from agentloop.mini_batches import cut_micro_batches
 from agentloop.models.critic import Critic
-from agentloop.optimizer import PolicyOptimizer, learning_rate
+from agentloop.optimizer import WeightOptimizer, learning_rate
 from agentloop.scoring import ScoredBatch
 
 
@@ -51,7 +51,7 @@ class CriticLearner:
     def __init__(self, critic: Critic, config: RunConfig) -> None:
         self.critic = critic
         self._config = config
-        self._optimizer = PolicyOptimizer(critic.weights, config.critic.optimizer)
+        self._optimizer = WeightOptimizer(critic.weights, config.critic.optimizer)
 
     def begin(self, *, iteration: int) -> float:
         """Of an update. The learning rate it goes by."""

@@ -90,7 +90,7 @@ class KlSection(Section):
 
 
 def check_learning(config: RunConfig) -> None:
-    """What only a critic knows of is not said without one, what only groups know of not with one; and the KL."""
+    """What only a critic knows of is not said without one; and what would do nothing to values or the KL."""
     critic, kl = config.critic, config.kl
     if config.algorithm != "ppo":
         named = next((name for name, value in critic if value != getattr(CriticSection(), name)), None)
@@ -99,11 +99,6 @@ def check_learning(config: RunConfig) -> None:
                 f"critic.{named} must have its default when algorithm is {config.algorithm}, which has no critic, "
                 f"got {getattr(critic, named)}. Take it out, or set algorithm: ppo."
             )
-    elif config.replay.complete_zero_variance:
-        raise ValueError(
-            "replay.complete_zero_variance must be false when algorithm is ppo, whose advantages are not of groups, "
-            "got true. Take it out."
-        )
     for name, stream in (("fresh", config.loss.fresh), ("replay", config.loss.replay)):
         if config.algorithm == "ppo" and stream.correction.kind == "v_trace":
             raise ValueError(

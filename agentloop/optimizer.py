@@ -1,4 +1,4 @@
-"""AdamW over a policy's weights: its learning rate, its gradient's norm, its state."""
+"""AdamW over the weights of a policy or a critic: its learning rate, its gradient's norm, its state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int)
     return section.learning_rate * factor
 
 
-class PolicyOptimizer:
+class WeightOptimizer:
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) over the trainable parameters of a model.
 
     Half-precision weights are updated through float32 masters: next to a weight of 1, bfloat16 can't

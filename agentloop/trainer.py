@@ -21,7 +21,7 @@ from agentloop.gradients import accumulate_gradients
 from agentloop.mini_batches import plan_mini_batches
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
-from agentloop.optimizer import PolicyOptimizer, learning_rate
+from agentloop.optimizer import WeightOptimizer, learning_rate
 from agentloop.scoring import ScoredBatch, score
 from agentloop.stream_losses import check_behavior, corrected, stream_losses
 from agentloop.update_stats import RowStats, UpdateTotals, age_bucket, drift_metrics, drift_quantiles, row_stats
@@ -87,7 +87,7 @@ class Trainer:
         self._authors = authors
         self._reference = reference
         self._losses = stream_losses(config.loss)
-        self._optimizer = PolicyOptimizer(actor.model, config.optimizer)
+        self._optimizer = WeightOptimizer(actor.model, config.optimizer)
         self._critic: CriticLearner | None = None
         if config.algorithm == "ppo":
             critic = Critic(actor, shared=config.critic.backbone == "shared")

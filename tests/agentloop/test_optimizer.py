@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from agentloop.learning_config import OptimizerSection
-from agentloop.optimizer import PolicyOptimizer, learning_rate
+from agentloop.optimizer import WeightOptimizer, learning_rate
 
 
 def rates(count: int, **settings: Any) -> list[float]:
@@ -40,7 +40,7 @@ def layer(dtype: torch.dtype = torch.float32, value: float = 1.0) -> nn.Linear:
     return model
 
 
-def train(model: nn.Linear, optimizer: PolicyOptimizer, steps: int) -> None:
+def train(model: nn.Linear, optimizer: WeightOptimizer, steps: int) -> None:
     for step in range(steps):
         model(torch.full((2, 3), 1.0 + step, dtype=model.weight.dtype)).sum().backward()
         optimizer.step(optimizer.gradient_norm())
@@ -49,7 +49,7 @@ def train(model: nn.Linear, optimizer: PolicyOptimizer, steps: int) -> None:
 def test_gradients_are_scaled_down_to_the_largest_norm_allowed() -> None:
     # AdamW's first step hides the scale of its gradient, so look at the moment: (1 - 0.9) x clipped gradient.
     model = layer()
-    optimizer = PolicyOptimizer(model, OptimizerSection(max_grad_norm=0.5))
+    optimizer = WeightOptimizer(model, OptimizerSection(max_grad_norm=0.5))
     model.weight.grad = torch.tensor([[3.0, 0.0, 4.0]])
     assert optimizer.gradient_norm() == 5.0
     optimizer.step(5.0)
@@ -59,7 +59,7 @@ def test_gradients_are_scaled_down_to_the_largest_norm_allowed() -> None:
 
 def test_gradients_below_the_largest_norm_are_left_alone() -> None:
     model = layer()
-    optimizer = PolicyOptimizer(model, OptimizerSection(max_grad_norm=50.0))
+    optimizer = WeightOptimizer(model, OptimizerSection(max_grad_norm=50.0))
     model.weight.grad = torch.tensor([[3.0, 0.0, 4.0]])
     optimizer.step(5.0)
     torch.testing.assert_close(optimizer.state()["weight/exp_avg"], torch.tensor([[0.3, 0.0, 0.4]]))
@@ -67,7 +67,7 @@ def test_gradients_below_the_largest_norm_are_left_alone() -> None:
 
 def test_half_precision_weights_take_steps_smaller_than_their_spacing() -> None:
     model = layer(torch.bfloat16)
-    optimizer = PolicyOptimizer(model, OptimizerSection(learning_rate=1e-3, max_grad_norm=1e9))
+    optimizer = WeightOptimizer(model, OptimizerSection(learning_rate=1e-3, max_grad_norm=1e9))
     train(model, optimizer, 1)
     assert model.weight.tolist() == [[1.0] * 3]  # the next number below 1 is 0.9961
     train(model, optimizer, 9)
@@ -79,13 +79,13 @@ def test_half_precision_weights_take_steps_smaller_than_their_spacing() -> None:
 def test_state_round_trip_continues_bit_for_bit(dtype: torch.dtype) -> None:
     section = OptimizerSection(learning_rate=1e-3, weight_decay=0.1)
     model = layer(dtype)
-    optimizer = PolicyOptimizer(model, section)
+    optimizer = WeightOptimizer(model, section)
     train(model, optimizer, 3)
     other = copy.deepcopy(model)
     saved = {name: tensor.clone() for name, tensor in optimizer.state().items()}
     train(model, optimizer, 3)
 
-    resumed = PolicyOptimizer(other, section)
+    resumed = WeightOptimizer(other, section)
     resumed.load_state(saved)
     train(other, resumed, 3)
     assert torch.equal(model.weight, other.weight)
@@ -95,17 +95,17 @@ def test_state_round_trip_continues_bit_for_bit(dtype: torch.dtype) -> None:
 
 
 def test_state_before_the_first_step_is_loaded_as_such() -> None:
-    optimizer = PolicyOptimizer(layer(), OptimizerSection())
+    optimizer = WeightOptimizer(layer(), OptimizerSection())
     assert optimizer.state() == {}
     model = layer()
-    used = PolicyOptimizer(model, OptimizerSection())
+    used = WeightOptimizer(model, OptimizerSection())
     train(model, used, 1)
     used.load_state({})
     assert used.state() == {}
 
 
 def test_state_of_another_model_is_refused() -> None:
-    optimizer = PolicyOptimizer(layer(), OptimizerSection())
+    optimizer = WeightOptimizer(layer(), OptimizerSection())
     with pytest.raises(ValueError, match="a parameter 'head' it lacks"):
         optimizer.load_state({"head/exp_avg": torch.zeros(1, 3)})
     with pytest.raises(ValueError, match=r"must have shape \[1, 3\], got \[4\]"):
