@@ -6,6 +6,7 @@ import json
 import math
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def log_all(folder: Path, name: str, rows: list[tuple[int, dict[str, float]]], **keep: int) -> None:
-    fan = SinkFan(load_sinks([name], folder, warn=pytest.fail, **keep), pytest.fail)
+    warnings: list[str] = []
+    fan = SinkFan(load_sinks([name], folder, warn=warnings.append, **keep), warnings.append)
     for iteration, metrics in rows:
         fan.log(iteration, metrics)
     fan.close()
+    assert warnings == []
 
 
 def tensorboard_scalars(folder: Path, name: str) -> Rows:
@@ -55,7 +58,18 @@ def tensorboard_scalars(folder: Path, name: str) -> Rows:
 
 
 def wandb_records(folder: Path) -> list[Any]:
-    """What the transaction log of the only offline run holds.
+    """What the only offline run holds, once W&B's own process has written the end of it."""
+    deadline = time.monotonic() + 30
+    while True:
+        records = _written(folder)
+        if any(record.WhichOneof("record_type") == "exit" for record in records):
+            return records
+        assert time.monotonic() < deadline, [record.WhichOneof("record_type") for record in records]
+        time.sleep(0.02)
+
+
+def _written(folder: Path) -> list[Any]:
+    """The records of its transaction log so far.
 
     LevelDB's log format: blocks of 32 KiB after 7 bytes that name the file; each piece has 4 bytes of checksum, 2 of
     length and 1 that says whether it is a whole record (1), or the first, a middle or the last piece of one.
@@ -67,6 +81,8 @@ def wandb_records(folder: Path) -> list[Any]:
         if kind == 0:  # the rest of a block that no piece fits in
             at = (at // _BLOCK + 1) * _BLOCK
             continue
+        if at + 7 + length > len(data):
+            break
         pieces += data[at + 7 : at + 7 + length]
         at += 7 + length
         if _BLOCK - at % _BLOCK < 7:
