@@ -40,7 +40,10 @@ Times = dict[str, dict[str, list[float]]]
 
 
 def measure(rounds: int, folder: Path) -> Times:
-    """Seconds of every round, by what was done and by store: append 64 trajectories, then draw 64 of all there are."""
+    """Seconds of every round, by what was done and by store: append 64 trajectories, then draw 64 of all there are.
+
+    Between the two, the buffer's index follows what was appended; the others have none.
+    """
     random = np.random.default_rng(0)
     store = add_run(ReplayStore.create(folder / "store.sqlite"))
     others = {
@@ -50,6 +53,7 @@ def measure(rounds: int, folder: Path) -> Times:
     }
     sampler = make_sampler("success", 0)
     times: Times = {name: {store: [] for store in ("store", *others)} for name in ("append", "draw")}
+    times["refresh"] = {"store": []}
     for iteration in range(1, rounds + 1):
         rows = [make_trajectory(random, iteration=iteration, slot=slot) for slot in range(ROWS)]
         append = partial(store.append, [TASK], [make_group(iteration)], rows)
@@ -57,6 +61,7 @@ def measure(rounds: int, folder: Path) -> Times:
         for name, other in others.items():
             times["append"][name].append(seconds(partial(other.append, rows)))
         request = DrawRequest(RUN, iteration + 1, 0, (Pick(ROWS),))
+        times["refresh"]["store"].append(seconds(partial(store.available, request, sampler)))
         times["draw"]["store"].append(seconds(partial(store.draw, request, sampler)))
         ids = random_ids(random, iteration)
         for name, other in others.items():

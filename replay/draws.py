@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,7 +21,7 @@ from replay.records import (
     DrawRecord,
     IterationRecord,
 )
-from replay.rows import Row, known
+from replay.rows import known
 from replay.schema import (
     draws,
     iterations,
@@ -31,7 +31,7 @@ from replay.schema import (
     trajectories,
 )
 from replay.validate import check_fields, refused
-from replay.write import add_metrics, insert
+from replay.write import add_metrics, insert_columns
 
 _log = logging.getLogger(__name__)
 
@@ -50,31 +50,41 @@ class ResumeReport:
     """As committed with the iteration resumed from; None before the first."""
 
 
+_COLUMNS = [field.name for field in fields(DrawRecord) if field.name != "state"]
+_REALS = [field.name for field in fields(DrawRecord) if str(field.type).startswith("float")]
+
 _SLOTS = sa.select(draws.c.slot).where(
     draws.c.run == sa.bindparam("run"), draws.c.iteration == sa.bindparam("iteration")
 )
 
 
+def reserve_given(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
+    """Records that somebody else made."""
+    check_fields(records, "iteration", "iteration")
+    reserve(connection, records)
+
+
 def reserve(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
     if not records:
         return
-    check_fields(records, "iteration", "iteration")
     taken = set(execute(connection, _SLOTS, run=records[0].run, iteration=records[0].iteration).scalars())
     for record in records:
         if record.slot in taken:
             where = f"iteration {record.iteration}"
             raise refused("slot", "be reserved once; resume the run to release it", record.slot, where)
         taken.add(record.slot)
-    stamp = {"state": RESERVED, "sequence": next_number(connection, "draws")}
-    insert(connection, draws, [{**_row(record), **stamp} for record in records])
+    _insert(connection, records, state=RESERVED, sequence=next_number(connection, "draws"))
 
 
 def _of(run: str, iteration: int, *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
     return sa.select(*columns).where(draws.c.run == run, draws.c.iteration == iteration)
 
 
-def _row(record: DrawRecord) -> Row:
-    return {name: known(value) if isinstance(value, float) else value for name, value in vars(record).items()}
+def _insert(connection: sa.Connection, records: Sequence[DrawRecord], *, state: str, sequence: int) -> None:
+    columns: dict[str, Sequence[Any]] = {name: [getattr(record, name) for record in records] for name in _COLUMNS}
+    columns |= {name: list(map(known, columns[name])) for name in _REALS}
+    number = len(records)
+    insert_columns(connection, draws, {**columns, "state": [state] * number, "sequence": [sequence] * number})
 
 
 def commit(
@@ -93,7 +103,8 @@ def commit(
         odd = min(slot for slot in {*given, *reserved} if given.get(slot) != reserved.get(slot))
         raise refused(f"draws[{odd}].trajectory", f"be the reserved {reserved.get(odd)!r}", given.get(odd), where)
     connection.execute(draws.delete().where(draws.c.run == iteration.run, draws.c.iteration == iteration.iteration))
-    insert(connection, draws, [{**_row(record), "state": COMMITTED} for record in records])
+    if records:
+        _insert(connection, records, state=COMMITTED, sequence=0)
     row = {name: value for name, value in vars(iteration).items() if name != "metrics"}
     connection.execute(iterations.insert().values(row))
     add_metrics(connection, iteration.run, iteration.iteration, iteration.metrics)

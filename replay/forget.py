@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
+from replay.blobs import BlobError
 from replay.change import set_state
+from replay.conversation import messages_of
 from replay.records import COMMITTED, EVICTED, FORGOTTEN, FORGOTTEN_TASK
 from replay.retention import remove_content
 from replay.rows import chunked
@@ -29,7 +31,6 @@ _MOST_PIECES = 60_000
 _WINDOW = 1 << 24
 _TABLE_BITS = 20
 """Of the table that tells most words of a file from the beginnings of pieces: it fits a processor's cache."""
-_BLOBS = ("token_ids", "behavior_log_probs")
 _BLOB_HEAD = 16
 """Bytes at the beginning of a blob that many have in common."""
 
@@ -91,9 +92,9 @@ def count(connection: sa.Connection, ids: Sequence[str]) -> Traces:
     """What forgetting them would remove."""
     found = Traces(trajectories=len(ids), tasks=len(_tasks_of_none_but(connection, ids)))
     for chunk in chunked(ids):
-        said = sa.select(sa.func.count()).where(messages.c.trajectory.in_(chunk))
+        said = sa.select(sa.func.sum(messages.c.num_messages)).where(messages.c.trajectory.in_(chunk))
         used = sa.select(sa.func.count()).where(draws.c.trajectory.in_(chunk), draws.c.state == COMMITTED)
-        found.messages += connection.scalar(said) or 0
+        found.messages += int(connection.scalar(said) or 0)
         found.updates += connection.scalar(used) or 0
     return found
 
@@ -103,10 +104,9 @@ def forget(connection: sa.Connection, ids: Sequence[str]) -> Traces:
     traces = count(connection, ids)
     orphaned_tasks = _tasks_of_none_but(connection, ids)
     for chunk in chunked(ids):
-        for table, columns in ((messages, ("content", "reasoning", "tool_calls")), (segments, _BLOBS)):
-            query = sa.select(*(_stored(table.c[name]) for name in columns)).where(table.c.trajectory.in_(chunk))
-            for row in connection.execute(query):
-                traces.add(*row)
+        traces.add(*connection.scalars(sa.select(segments.c.tokens).where(segments.c.trajectory.in_(chunk))))
+        for row in connection.execute(sa.select(messages).where(messages.c.trajectory.in_(chunk))):
+            traces.add(row.said, *_texts(row))
     for chunk in chunked(orphaned_tasks):
         for payload in connection.scalars(sa.select(_stored(tasks.c.payload)).where(tasks.c.hash.in_(chunk))):
             traces.add(payload)
@@ -115,9 +115,18 @@ def forget(connection: sa.Connection, ids: Sequence[str]) -> Traces:
     set_state(connection, ids, EVICTED, FORGOTTEN)
     for chunk in chunked(ids):
         # With most of a text known, its hash gives away the rest.
-        hashes = {"content_hash": "", "token_hash": None}
+        hashes = {"content_hash": "", "token_hash": None, "record_checksum": None}
         connection.execute(trajectories.update().where(_rows.id.in_(chunk)).values(hashes))
     return traces
+
+
+def _texts(row: sa.Row[Any]) -> list[str | None]:
+    """As a database of an earlier schema has them, a copy of which may stand beside this one."""
+    try:
+        said = messages_of(row.num_messages, row.said, row.checksum)
+    except BlobError:
+        return []
+    return [text for message in said for text in (message.content, message.reasoning)]
 
 
 def _tasks_of_none_but(connection: sa.Connection, ids: Sequence[str]) -> list[str]:

@@ -13,13 +13,14 @@ from context.messages import Message
 from context.tokens import BehaviorContext, Segment
 from replay.blobs import BlobError, content_hash
 from replay.change import set_state
+from replay.conversation import messages_of
 from replay.errors import ContentGone, CorruptTrajectory, ReplayError
 from replay.prepared import rows_by_key
 from replay.records import EVICTED, QUARANTINED, Trajectory, TrajectoryRecord
-from replay.rows import RECORD_COLUMNS, SEGMENT_COLUMNS, chunked, message_of, record_of, segment_of
+from replay.rows import RECORD_COLUMNS, SEGMENT_COLUMNS, chunked, record_checksum, record_of, segment_of
 from replay.schema import messages, segments, trajectories
 
-_RECORDS = (*RECORD_COLUMNS, trajectories.c.state_reason)
+_RECORDS = (*RECORD_COLUMNS, trajectories.c.record_checksum, trajectories.c.state_reason)
 _SEGMENTS = (segments.c.trajectory, *SEGMENT_COLUMNS)
 _SEGMENT_ORDER = (segments.c.trajectory, segments.c.position)
 _CONTEXTS = get_args(BehaviorContext)
@@ -71,41 +72,44 @@ def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool =
     return loaded
 
 
-def _talks(connection: sa.Connection, ids: Sequence[str]) -> tuple[dict[str, list[Message]], dict[str, str]]:
+def _talks(connection: sa.Connection, ids: Sequence[str]) -> tuple[dict[str, tuple[Message, ...]], dict[str, str]]:
     """Messages by trajectory, and why those of some can't be read."""
-    talks: dict[str, list[Message]] = defaultdict(list)
+    talks: dict[str, tuple[Message, ...]] = {}
     unreadable: dict[str, str] = {}
-    query = sa.select(messages).where(messages.c.trajectory.in_(ids))
-    for said in connection.execute(query.order_by(messages.c.trajectory, messages.c.position)).mappings():
+    for id, *said in rows_by_key(connection, tuple(messages.c), ids, key=messages.c.trajectory):
         try:
-            talks[said["trajectory"]].append(message_of(said))
-        except (ValueError, TypeError) as error:
-            unreadable[said["trajectory"]] = f"message {said['position']} that can't be read ({error})"
+            talks[id] = messages_of(*said)
+        except BlobError as error:
+            unreadable[id] = str(error)
     return talks, unreadable
 
 
 def _load_chunk(
     connection: sa.Connection,
     ids: Sequence[str],
-    talks: Mapping[str, Sequence[Message]],
+    talks: Mapping[str, tuple[Message, ...]],
     loaded: Loaded,
     *,
     verify: Callable[[TrajectoryRecord, Sequence[Segment]], None],
 ) -> None:
     found = rows_by_key(connection, _RECORDS, ids, key=trajectories.c.id)
-    records = [(record_of(row), reason) for *row, reason in found]
     blobs = defaultdict(list)
     parts_of = rows_by_key(connection, _SEGMENTS, ids, key=segments.c.trajectory, order_by=_SEGMENT_ORDER)
     for id, *row in parts_of:
         blobs[id].append(row)
-    for record, reason in records:
-        if record.state == EVICTED and record.id not in blobs:
-            loaded.gone[record.id] = Gone(Trajectory(record, (), tuple(talks.get(record.id, ()))), reason)
-            continue
+    for *values, checksum, reason in found:
+        record = record_of(values)
+        said = talks.get(record.id, ())
         try:
+            # Rows from before there were checksums, and rows without content any more, have none.
+            if checksum is not None and checksum != record_checksum(values):
+                raise BlobError("a record of another checksum: it was changed since it was written")
+            if record.state == EVICTED and record.id not in blobs:
+                loaded.gone[record.id] = Gone(Trajectory(record, (), said), reason)
+                continue
             parts = tuple(segment_of(row) for row in blobs[record.id])
             verify(record, parts)
-            loaded.whole[record.id] = Trajectory(record, parts, tuple(talks.get(record.id, ())))
+            loaded.whole[record.id] = Trajectory(record, parts, said)
         except BlobError as error:
             loaded.corrupt[record.id] = str(error)
 

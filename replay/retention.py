@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from replay.change import set_state
 from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED, RESERVED
-from replay.rows import BLOBS, chunked
+from replay.rows import chunked
 from replay.schema import draws, messages, policies, runs, segments, token_scores, trajectories
 
 _EVICTED_AT = re.compile(r"at iteration ([0-9]+), was ([a-z]+)$")
@@ -184,10 +184,7 @@ def _is_reserved() -> sa.ColumnElement[bool]:
 
 
 def _size() -> sa.ColumnElement[Any]:
-    """Rows from before sizes were stored are measured."""
-    blobs = sum((sa.func.length(segments.c[name]) for name in BLOBS), start=sa.literal(0))
-    measured = sa.select(sa.func.sum(blobs)).where(segments.c.trajectory == _rows.id).correlate(trajectories)
-    return sa.cast(sa.func.coalesce(_rows.num_bytes, measured.scalar_subquery(), 0), sa.BigInteger)
+    return sa.func.coalesce(_rows.num_bytes, 0)
 
 
 _ORDER = (_rows.iteration, _rows.slot, _rows.id)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any, TypeVar
 
-import sqlalchemy as sa
-
-from context.messages import Message, ToolCall
 from context.tokens import Segment
 from replay.blobs import decode_tokens, encode_tokens
-from replay.records import GroupRecord, Trajectory, TrajectoryRecord
+from replay.records import GroupRecord, TrajectoryRecord
 from replay.schema import groups, segments, trajectories
 
 Row = dict[str, Any]
@@ -26,9 +25,13 @@ _LOG_PROB_FIELDS = ("mean_behavior_log_prob", "min_behavior_log_prob")
 _RECORD_FIELDS = [field.name for field in fields(TrajectoryRecord)]
 _LOG_PROB_POSITIONS = [_RECORD_FIELDS.index(name) for name in _LOG_PROB_FIELDS]
 RECORD_COLUMNS = [trajectories.c[name] for name in _RECORD_FIELDS]
+_REAL_FIELDS = {field.name for field in fields(TrajectoryRecord) if str(field.type).startswith("float")}
+_reals_of = itemgetter(*(at for at, name in enumerate(_RECORD_FIELDS) if name in _REAL_FIELDS))
+_others_of = itemgetter(*(at for at, name in enumerate(_RECORD_FIELDS) if name not in {*_REAL_FIELDS, "state"}))
+_REALS = struct.Struct(f"<{len(_REAL_FIELDS)}d")
+_BETWEEN = "\x1f"
 GROUP_COLUMNS = [groups.c[field.name] for field in fields(GroupRecord)]
-BLOBS = ("token_ids", "authors", "behavior_log_probs", "policy_versions")
-SEGMENT_COLUMNS = [segments.c[name] for name in ("reason", "behavior_context", "num_tokens", *BLOBS)]
+SEGMENT_COLUMNS = [segments.c[name] for name in ("reason", "behavior_context", "num_tokens", "tokens")]
 
 
 def now() -> str:
@@ -60,6 +63,16 @@ def record_of(row: Sequence[Any]) -> TrajectoryRecord:
     return TrajectoryRecord(*values)
 
 
+def record_checksum(values: Sequence[Any]) -> int:
+    """CRC-32 of the values of RECORD_COLUMNS, all but the state, which changes in a row's life.
+
+    Databases don't keep the sign of a zero, nor whether a real number was given as a whole one.
+    """
+    reals = [math.nan if value is None else value + 0.0 for value in _reals_of(values)]
+    others = _BETWEEN.join(map(str, _others_of(values)))
+    return zlib.crc32(others.encode("utf-8", "surrogatepass"), zlib.crc32(_REALS.pack(*reals)))
+
+
 def segment_rows(trajectory: str, parts: Sequence[Segment]) -> Iterator[Row]:
     for position, segment in enumerate(parts):
         yield {
@@ -68,44 +81,11 @@ def segment_rows(trajectory: str, parts: Sequence[Segment]) -> Iterator[Row]:
             "reason": segment.reason,
             "behavior_context": segment.behavior_context,
             "num_tokens": len(segment.tokens),
-            **encode_tokens(segment.tokens),
+            "tokens": encode_tokens(segment.tokens),
         }
 
 
 def segment_of(row: Sequence[Any]) -> Segment:
     """From the values of SEGMENT_COLUMNS. Raises BlobError where a blob is not what was written."""
-    reason, behavior_context, count, *blobs = row
-    return Segment(decode_tokens(blobs, count), reason, behavior_context)
-
-
-def message_rows(trajectory: Trajectory) -> Iterator[Row]:
-    for position, message in enumerate(trajectory.messages):
-        yield {
-            "trajectory": trajectory.id,
-            "position": position,
-            "author": message.author,
-            "role": message.role,
-            "content": message.content,
-            "tool_calls": _calls_to_json(message.tool_calls) if message.tool_calls else None,
-            "name": message.name,
-            "tool_call_id": message.tool_call_id,
-            "reasoning": message.reasoning,
-        }
-
-
-def message_of(row: sa.RowMapping) -> Message:
-    calls = json.loads(row["tool_calls"]) if row["tool_calls"] is not None else ()
-    return Message(
-        role=row["role"],
-        content=row["content"],
-        author=row["author"],
-        tool_calls=tuple(ToolCall(**call) for call in calls),
-        name=row["name"],
-        tool_call_id=row["tool_call_id"],
-        reasoning=row["reasoning"],
-    )
-
-
-def _calls_to_json(calls: Iterable[ToolCall]) -> str:
-    rows = [{"name": call.name, "arguments": dict(call.arguments), "id": call.id} for call in calls]
-    return json.dumps(rows, separators=(",", ":"))
+    reason, behavior_context, count, blob = row
+    return Segment(decode_tokens(blob, count), reason, behavior_context)

@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
-REVISION = "0003"
+REVISION = "0004"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
@@ -178,6 +178,7 @@ trajectories = sa.Table(
     _integer("changed", server_default="1"),
     _text("token_hash", null=True),
     _integer("num_bytes", null=True),
+    _integer("record_checksum", null=True),
     sa.Index("trajectories_by_change", "changed"),
     sa.Index("trajectories_by_token_hash", "token_hash"),
     sa.Index("trajectories_by_state", "state"),
@@ -192,26 +193,19 @@ segments = sa.Table(
     _key("trajectory", "trajectories.id", primary_key=True),
     _integer("position", primary_key=True, autoincrement=False),
     _text("reason"),
+    _text("behavior_context"),
     _integer("num_tokens"),
-    _blob("token_ids"),
-    _blob("authors"),
-    _blob("behavior_log_probs"),
-    _blob("policy_versions"),
-    _text("behavior_context", server_default="plain"),
+    _blob("tokens"),
 )
 
+# All messages of a trajectory as one JSON text: see `conversation`. PostgreSQL compresses such a text by itself.
 messages = sa.Table(
     "messages",
     metadata,
     _key("trajectory", "trajectories.id", primary_key=True),
-    _integer("position", primary_key=True, autoincrement=False),
-    _text("author"),
-    _text("role"),
-    _text("content"),
-    _text("tool_calls", null=True),
-    _text("name", null=True),
-    _text("tool_call_id", null=True),
-    _text("reasoning", null=True),
+    _integer("num_messages"),
+    sa.Column("said", sa.LargeBinary().with_variant(sa.Text(), "postgresql"), nullable=False),
+    _integer("checksum"),
 )
 
 draws = sa.Table(

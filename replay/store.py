@@ -116,7 +116,9 @@ class ReplayStore:
         Raises InvalidRecord naming the field; then nothing has been stored.
         """
         tables = {run: self._author_table(run) for run in {t.record.run for t in trajectories}}
-        prepared = write.prepare(tasks, groups, trajectories, tables, redact=admission.redact)
+        prepared = write.prepare(
+            tasks, groups, trajectories, tables, redact=admission.redact, compress_text=self._database.compresses_text
+        )
         return self._database.write(
             lambda connection: write.append(connection, prepared, dedupe=admission.dedupe), idempotent=True
         )
@@ -129,7 +131,7 @@ class ReplayStore:
         authors: Mapping[str, AuthorTable],
     ) -> None:
         """Raises what `append` would raise, and stores nothing. `authors` are the tables of the rows' runs by id."""
-        prepared = write.prepare(tasks, groups, trajectories, authors)
+        prepared = write.prepare(tasks, groups, trajectories, authors, compress_text=self._database.compresses_text)
         self._database.read(lambda connection: write.check(connection, prepared))
 
     def read(self, ids: Sequence[str]) -> list[Trajectory]:
@@ -190,7 +192,7 @@ class ReplayStore:
     def reserve_fresh(self, records: Sequence[DrawRecord]) -> None:
         """The slots of the iteration's own rows."""
         with self._database.writing(durable=False) as connection:
-            draws.reserve(connection, records)
+            draws.reserve_given(connection, records)
 
     def commit(
         self, iteration: IterationRecord, records: Sequence[DrawRecord], *, sampler_state: Mapping[str, Any]

@@ -12,6 +12,8 @@ Positions = npt.NDArray[np.intp]
 Weights = npt.NDArray[np.float64]
 
 _FIRST_CAPACITY = 64
+_FEW = 256
+"""Positions for which summing a node twice is quicker than finding out that they share it."""
 
 
 class SumTree:
@@ -66,12 +68,17 @@ class SumTree:
             return
         if self._journal is not None:
             self._journal.append((positions, self.weights[positions]))
-        nodes = np.sort(positions) + self._leaves
-        self._nodes[positions + self._leaves] = weights
+        nodes = positions + self._leaves
+        self._nodes[nodes] = weights
+        many = len(nodes) > _FEW
+        if many:
+            nodes.sort()
         while nodes[0] > 1:
             nodes >>= 1
-            nodes = nodes[np.concatenate([[True], nodes[1:] != nodes[:-1]])]
-            self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
+            if many:
+                nodes = nodes[np.concatenate([[True], nodes[1:] != nodes[:-1]])]
+            left = 2 * nodes
+            self._nodes[nodes] = self._nodes[left] + self._nodes[left + 1]
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -81,8 +88,10 @@ class SumTree:
             yield
         finally:
             journal, self._journal = self._journal, None
-            for positions, weights in reversed(journal):
-                self.put(positions, weights)
+            if journal:
+                # What a position weighed before it was first put somewhere.
+                positions, first = np.unique(np.concatenate([each for each, _ in journal]), return_index=True)
+                self.put(positions, np.concatenate([each for _, each in journal])[first])
 
     def find(self, shares: npt.NDArray[np.float64]) -> Positions:
         """The position at each share, in [0, 1), of the total: every weight takes a stretch of its own length.

@@ -16,6 +16,7 @@ from context.authors import AuthorTable
 from context.messages import Message, canonical_json
 from replay.blobs import encode_log_probs, token_hash
 from replay.change import next_number
+from replay.conversation import conversation_row
 from replay.errors import InvalidRecord
 from replay.records import (
     DUPLICATE,
@@ -30,14 +31,13 @@ from replay.records import (
     Trajectory,
 )
 from replay.rows import (
-    BLOBS,
     GROUP_COLUMNS,
     RECORD_COLUMNS,
     Row,
     chunked,
     known,
-    message_rows,
     now,
+    record_checksum,
     record_row,
     segment_rows,
 )
@@ -101,7 +101,8 @@ class Prepared:
     groups: dict[str, Row]
     trajectories: dict[str, Row]
     segments: dict[str, list[Row]]
-    messages: dict[str, list[Row]]
+    messages: dict[str, Row]
+    """Of trajectories that have some."""
     derived: dict[str, Row]
     """Columns of a trajectory that follow from its tokens and messages."""
     clipped: dict[str, int]
@@ -118,6 +119,7 @@ def prepare(
     authors: Mapping[str, AuthorTable],
     *,
     redact: Redactor | None = None,
+    compress_text: bool,
 ) -> Prepared:
     """Everything that needs no database lock: check, redact, hash, compress."""
     prepared = Prepared({}, {}, {}, {}, {}, {}, {}, repeated=0, withheld={})
@@ -138,16 +140,20 @@ def prepare(
             prepared.withheld[trajectory.id] = {"state": EVICTED, "state_reason": REDACTED, "token_hash": None}
             prepared.trajectories[trajectory.id]["content_hash"] = ""
         prepared.segments[trajectory.id] = list(segment_rows(trajectory.id, found.segments))
-        prepared.messages[trajectory.id] = list(message_rows(replace(trajectory, messages=said)))
-        prepared.derived[trajectory.id] = _derived(prepared, trajectory.id, found)
+        num_bytes = sum(len(row["tokens"]) for row in prepared.segments[trajectory.id])
+        if said:
+            row, said_bytes = conversation_row(trajectory.id, said, compressed=compress_text)
+            prepared.messages[trajectory.id] = row
+            num_bytes += said_bytes
+        prepared.derived[trajectory.id] = {
+            "token_hash": token_hash(found.segments),
+            "num_bytes": num_bytes,
+            "record_checksum": record_checksum(
+                [prepared.trajectories[trajectory.id][column.key] for column in RECORD_COLUMNS]
+            ),
+        }
         prepared.clipped[trajectory.id] = found.clipped
     return replace(prepared, repeated=repeated)
-
-
-def _derived(prepared: Prepared, id: str, found: Validated) -> Row:
-    blobs = sum(len(row[name]) for row in prepared.segments[id] for name in BLOBS)
-    texts = sum(len(row[name] or "") for row in prepared.messages[id] for name in ("content", "tool_calls"))
-    return {"token_hash": token_hash(found.segments), "num_bytes": blobs + texts}
 
 
 def _validated(
@@ -188,7 +194,7 @@ def append(connection: sa.Connection, prepared: Prepared, *, dedupe: bool = Fals
     reasons = {id: withheld[id]["state_reason"] for id in new if id in withheld}
     same = {id for id, reason in reasons.items() if reason != REDACTED}
     insert(connection, segments, [row for id in new if id not in reasons for row in prepared.segments[id]])
-    insert(connection, messages, [row for id in new if id not in same for row in prepared.messages[id]])
+    insert(connection, messages, [prepared.messages[id] for id in new if id not in same and id in prepared.messages])
     return AppendReport(
         inserted=len(new),
         duplicates=len(prepared.trajectories) - len(new) + prepared.repeated,
@@ -289,19 +295,19 @@ def _stored(
 
 def insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> None:
     if rows:
-        statement, parameters = _batch(table, rows, connection.dialect)
-        connection.exec_driver_sql(statement, parameters)
+        insert_columns(connection, table, {name: [row[name] for row in rows] for name in rows[0]})
 
 
-def _batch(table: sa.Table, rows: Sequence[Row], dialect: sa.Dialect) -> tuple[str, list[Any]]:
-    """The statement and its bound parameters, made a column at a time.
+def insert_columns(connection: sa.Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Columns by name, of at least one row.
 
     SQLAlchemy would look up every column of every row anew, which takes longer than the database does.
     """
-    statement, positions, bind = _compiled_insert(table, tuple(rows[0]), dialect)
+    statement, positions, bind = _compiled_insert(table, tuple(columns), connection.dialect)
     names = positions or list(bind)
-    values = zip(*(bind[name]([row[name] for row in rows]) for name in names), strict=True)
-    return statement, list(values) if positions else [dict(zip(names, row, strict=True)) for row in values]
+    values = zip(*(bind[name](columns[name]) for name in names), strict=True)
+    rows = list(values) if positions else [dict(zip(names, row, strict=True)) for row in values]
+    connection.exec_driver_sql(statement, rows)
 
 
 @lru_cache(maxsize=64)

@@ -30,6 +30,8 @@ class Database(ABC):
     path: Path | None
     """None: the database is no file."""
     read_only: bool
+    compresses_text: bool
+    """Whether it must be given long texts compressed; another one does it by itself, and can search in them."""
 
     @abstractmethod
     def writing(self, *, durable: bool = True) -> AbstractContextManager[sa.Connection]:

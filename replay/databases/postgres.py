@@ -55,6 +55,7 @@ class PostgresDatabase(Database):
     """A database of a server, or one schema of it (`?options=-csearch_path=NAME`)."""
 
     path = None
+    compresses_text = False
 
     def __init__(self, url: sa.URL, *, read_only: bool) -> None:
         self.url = shown(url)

@@ -18,6 +18,7 @@ from typing import Literal
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from replay.blobs import BlobError, decompress_text
 from replay.databases.base import Answer, Database
 from replay.databases.network import network_file_system
 from replay.databases.revision import check_revision, migrate, stored_revision
@@ -36,6 +37,7 @@ class SqliteDatabase(Database):
     """A file. A durable commit takes one fsync."""
 
     path: Path
+    compresses_text = True
 
     def __init__(self, path: Path, *, mode: Mode) -> None:
         self.path = path
@@ -228,6 +230,7 @@ def _engine(path: Path, mode: Mode) -> sa.Engine:
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         connection.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS}")
         connection.execute("PRAGMA foreign_keys=ON")
+        connection.create_function("plain_text", 1, _plain_text, deterministic=True)
         if mode == "ro":
             connection.execute("PRAGMA query_only=ON")
         else:
@@ -243,6 +246,14 @@ def _engine(path: Path, mode: Mode) -> sa.Engine:
             connection.exec_driver_sql(statement)
 
     return engine
+
+
+def _plain_text(frame: bytes) -> str | None:
+    """For searches: a damaged conversation says nothing. Reading it, and `verify`, tell of the damage."""
+    try:
+        return decompress_text(frame)
+    except BlobError:
+        return None
 
 
 def _check_revision(path: Path, *, migrates: bool) -> str | None:

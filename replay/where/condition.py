@@ -18,7 +18,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from replay.schema import ESCAPE, is_storable, messages, trajectories
+from replay.schema import ESCAPE, ExactText, is_storable, messages, trajectories
 from replay.where.fields import Kind
 from replay.where.grammar import All, Comparison, Node, Not, parsed
 
@@ -42,12 +42,12 @@ def _condition(node: Node) -> sa.ColumnElement[bool]:
 def _comparison(node: Comparison) -> sa.ColumnElement[bool]:
     field = node.field
     if field.kind is Kind.messages:
-        said = sa.or_(*(_compared(column, node) for column in (messages.c.content, messages.c.reasoning)))
-        return _exists_message(said)
+        said = sa.or_(*(_compared(_Part(name), node) for name in (_CONTENT, _REASONING)))
+        return _exists_message(said, [form for text in _literals(node) for form in (text, json.dumps(text)[1:-1])])
     if field.kind is Kind.calls:
-        # Each call is stored with its name first: see `rows`.
+        # Each call is stored with its name first: see `conversation`.
         begins = [json.dumps({"name": value}, separators=(",", ":"))[:-1] + "," for value in node.values]
-        return _exists_message(_Calls(messages.c.tool_calls, *map(_text, begins)))
+        return _exists_message(_Calls(_Part(_CALLS), *map(_text, begins)), begins)
     assert field.expression is not None
     expression = field.expression()
     if node.sign == "null":
@@ -56,9 +56,21 @@ def _comparison(node: Comparison) -> sa.ColumnElement[bool]:
     return sa.and_(expression.is_not(None), compared) if field.may_be_unknown else compared
 
 
-def _exists_message(said: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+def _exists_message(said: sa.ColumnElement[bool], needles: Sequence[str]) -> sa.ColumnElement[bool]:
+    """`said` is asked of each message's parts, where at least one of the needles stands somewhere in all of them.
+
+    To find a text in a conversation takes a tenth of the time of taking the conversation apart.
+    """
     mine = messages.c.trajectory == trajectories.c.id
-    return sa.exists().where(mine, said).correlate(trajectories)
+    in_json = [json.dumps(needle, ensure_ascii=False)[1:-1] for needle in needles if is_storable(needle)]
+    likely = sa.or_(*(_Position(_Plain(messages.c.said), _text(needle)) > 0 for needle in dict.fromkeys(in_json)))
+    return sa.exists().where(mine, likely, _AnyMessage(messages.c.said, said)).correlate(trajectories)
+
+
+def _literals(node: Comparison) -> list[str]:
+    """Texts one of which a value holds that fits."""
+    texts = [str(value) for value in node.values]
+    return [max(_pattern(text)[::2], key=len) for text in texts] if node.sign == "like" else texts
 
 
 def _compared(expression: sa.ColumnElement[Any], node: Comparison) -> sa.ColumnElement[bool]:
@@ -124,6 +136,32 @@ def _matches(column: sa.ColumnElement[str], parts: Sequence[str]) -> sa.ColumnEl
 _GLOB = {"%": "*", "_": "?"}
 
 
+_CONTENT: sa.ColumnElement[str] = sa.literal_column("'content'")
+_REASONING: sa.ColumnElement[str] = sa.literal_column("'reasoning'")
+_CALLS: sa.ColumnElement[str] = sa.literal_column("'tool_calls'")
+
+
+class _AnyMessage(FunctionElement[bool]):
+    """(messages of a trajectory as they are stored, condition on the parts of one of them)"""
+
+    type = sa.Boolean()
+    inherit_cache = True
+
+
+class _Plain(FunctionElement[str]):
+    """(messages of a trajectory as they are stored): the JSON."""
+
+    type = sa.Text()
+    inherit_cache = True
+
+
+class _Part(FunctionElement[str]):
+    """(name): of the message that is looked at; NULL where it has no such part."""
+
+    type = ExactText()
+    inherit_cache = True
+
+
 class _Position(FunctionElement[int]):
     """(text, part): where the part begins in the text, from 1; 0: nowhere."""
 
@@ -146,6 +184,39 @@ class _Calls(FunctionElement[bool]):
 
     type = sa.Boolean()
     inherit_cache = True
+
+
+@compiles(_AnyMessage, "sqlite")
+def _any_message_sqlite(element: _AnyMessage, compiler: SQLCompiler, **options: Any) -> str:
+    stored, condition = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"EXISTS (SELECT 1 FROM json_each(plain_text({stored})) AS message WHERE {condition})"  # noqa: S608
+
+
+@compiles(_Plain, "sqlite")
+def _plain_sqlite(element: _Plain, compiler: SQLCompiler, **options: Any) -> str:
+    return f"plain_text({compiler.process(element.clauses, **options)})"
+
+
+@compiles(_Plain, "postgresql")
+def _plain_postgresql(element: _Plain, compiler: SQLCompiler, **options: Any) -> str:
+    return compiler.process(element.clauses, **options)
+
+
+@compiles(_AnyMessage, "postgresql")
+def _any_message_postgresql(element: _AnyMessage, compiler: SQLCompiler, **options: Any) -> str:
+    stored, condition = (compiler.process(clause, **options) for clause in element.clauses)
+    each = f"json_array_elements(CAST({stored} AS json)) AS message(value)"
+    return f"EXISTS (SELECT 1 FROM {each} WHERE {condition})"  # noqa: S608
+
+
+@compiles(_Part, "sqlite")
+def _part_sqlite(element: _Part, compiler: SQLCompiler, **options: Any) -> str:
+    return f"json_extract(message.value, '$.' || {compiler.process(element.clauses, **options)})"
+
+
+@compiles(_Part, "postgresql")
+def _part_postgresql(element: _Part, compiler: SQLCompiler, **options: Any) -> str:
+    return f"(message.value ->> {compiler.process(element.clauses, **options)})"
 
 
 @compiles(_Position, "sqlite")

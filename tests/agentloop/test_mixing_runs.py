@@ -190,7 +190,7 @@ class _Spoiling(SilentDisplay):
         super().iteration(number, total, metrics)
         if number == 1:
             with closing(sqlite3.connect(self._database)) as connection, connection:
-                connection.execute("update segments set token_ids = zeroblob(length(token_ids))")
+                connection.execute("update segments set tokens = zeroblob(length(tokens))")
 
 
 def test_a_task_whose_stored_members_are_corrupt_comes_first_the_next_time(tmp_path: Path, qwen2: Path) -> None:
@@ -213,7 +213,7 @@ def test_run_whose_rows_go_bad_stops_over_its_limit_and_goes_on_without_them(tmp
     database = tmp_path / "small-001" / "replay.sqlite"
     reasons = rows(database, "select state_reason from trajectories where state = 'quarantined'")
     assert len(reasons) == 8
-    assert all("token_ids" in reason for (reason,) in reasons)
+    assert all("tokens with a wrong header" in reason for (reason,) in reasons)
     with pytest.raises(TrainingStopped, match="max_quarantined"):
         train(config, resume=True, display=SilentDisplay())
     with closing(ReplayStore.open(database)) as store:

@@ -13,11 +13,7 @@ from replay import blobs
 from tests.replay.fakes import SHORT, tokens
 
 FIELDS = ("token_ids", "authors", "behavior_log_probs", "policy_versions")
-ENCODED = list(blobs.encode_tokens(SHORT).values())
-
-
-def with_blob(field: str, blob: bytes) -> list[bytes]:
-    return [blob if name == field else kept for name, kept in zip(FIELDS, ENCODED, strict=True)]
+ENCODED = blobs.encode_tokens(SHORT)
 
 
 def rows(element: st.SearchStrategy[float]) -> st.SearchStrategy[list[float]]:
@@ -39,7 +35,7 @@ def test_tokens_come_back_bit_equal(
         np.array(log_probs, np.float32),
         np.array(versions, np.int32),
     )
-    found = blobs.decode_tokens(list(blobs.encode_tokens(given_tokens).values()), 9)
+    found = blobs.decode_tokens(blobs.encode_tokens(given_tokens), 9)
     assert found.equals(given_tokens)
 
 
@@ -48,26 +44,28 @@ def test_log_probs_take_room_for_sampled_tokens_only() -> None:
     sequence = tokens([1] * 2000, (["llm"] * 20 + ["env"] * 20) * 50)
     sampled = np.isfinite(sequence.behavior_log_probs)
     noise = np.where(sampled, -random.random(2000, dtype=np.float32), np.float32(np.nan))
-    blob = blobs.encode_tokens(replace(sequence, behavior_log_probs=noise))["behavior_log_probs"]
-    # 1,000 values of 4 bytes that hardly compress, in 50 stretches.
-    assert len(blob) < 4 * 1000 + 50 * 4
+    blob = blobs.encode_tokens(replace(sequence, behavior_log_probs=noise))
+    # 1,000 values of 4 bytes that hardly compress, in 50 stretches; ids and versions are all alike, authors in turns.
+    assert len(blob) < 4 * 1000 + 50 * 4 + 3 * 60
 
 
 def test_blob_begins_with_magic_kind_format_and_count_little_endian() -> None:
     sequence = TokenSequence.constant(range(258), 0)
-    blob = blobs.encode_tokens(sequence)["token_ids"]
-    assert blob[:8] == b"AL\x01\x01\x02\x01\x00\x00"
-    assert zstandard.decompress(blob[8:])[:8] == b"\x00\x00\x00\x00\x01\x00\x00\x00"
+    blob = blobs.encode_tokens(sequence)
+    assert blob[:8] == b"AL\x05\x01\x02\x01\x00\x00"
+    payload = zstandard.decompress(blob[8:])
+    # Of each token 4 bytes of id, 4 of log-prob, 4 of version and 1 of author, field by field.
+    assert len(payload) == 258 * 13
+    assert payload[:8] == b"\x00\x00\x00\x00\x01\x00\x00\x00"
 
 
-@pytest.mark.parametrize("field", FIELDS)
-def test_every_bit_flip_is_detected_or_harmless(field: str) -> None:
-    blob = bytearray(ENCODED[FIELDS.index(field)])
+def test_every_bit_flip_is_detected_or_harmless() -> None:
+    blob = bytearray(ENCODED)
     harmless = 0
     for bit in range(8 * len(blob)):
         blob[bit // 8] ^= 1 << bit % 8
         try:
-            found = blobs.decode_tokens(with_blob(field, bytes(blob)), len(SHORT))
+            found = blobs.decode_tokens(bytes(blob), len(SHORT))
         except blobs.BlobError:
             pass
         else:
@@ -79,27 +77,36 @@ def test_every_bit_flip_is_detected_or_harmless(field: str) -> None:
 
 
 def test_every_truncation_is_detected() -> None:
-    blob = ENCODED[0]
-    for damaged in [*(blob[:size] for size in range(len(blob))), blob + b"x"]:
-        with pytest.raises(blobs.BlobError, match="^token_ids "):
-            blobs.decode_tokens(with_blob("token_ids", damaged), len(SHORT))
+    for damaged in [*(ENCODED[:size] for size in range(len(ENCODED))), ENCODED + b"x"]:
+        with pytest.raises(blobs.BlobError, match="^tokens "):
+            blobs.decode_tokens(damaged, len(SHORT))
 
 
 def test_bomb_is_refused_before_it_inflates() -> None:
-    bomb = ENCODED[0][:8] + zstandard.compress(bytes(2**28))
-    with pytest.raises(blobs.BlobError, match="declares 268435456 bytes where 24 belong"):
-        blobs.decode_tokens(with_blob("token_ids", bomb), len(SHORT))
+    bomb = ENCODED[:8] + zstandard.compress(bytes(2**28))
+    # 6 tokens of 13 bytes.
+    with pytest.raises(blobs.BlobError, match="declares 268435456 bytes where 78 belong"):
+        blobs.decode_tokens(bomb, len(SHORT))
 
 
 def test_frame_without_a_declared_size_is_refused() -> None:
-    undeclared = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(24))
+    undeclared = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(78))
     with pytest.raises(blobs.BlobError):
-        blobs.decode_tokens(with_blob("token_ids", ENCODED[0][:8] + undeclared), len(SHORT))
+        blobs.decode_tokens(ENCODED[:8] + undeclared, len(SHORT))
 
 
-def test_blob_of_another_field_is_refused() -> None:
-    with pytest.raises(blobs.BlobError, match="token_ids with a wrong header"):
-        blobs.decode_tokens(with_blob("token_ids", ENCODED[3]), len(SHORT))
+def test_blob_of_another_kind_is_refused() -> None:
+    with pytest.raises(blobs.BlobError, match="tokens with a wrong header"):
+        blobs.decode_tokens(blobs.encode_log_probs(SHORT.behavior_log_probs), len(SHORT))
+
+
+def test_text_comes_back_and_a_damaged_or_boundless_one_does_not() -> None:
+    frame = blobs.compress_text("in der Küche 鍵")
+    assert blobs.decompress_text(frame) == "in der Küche 鍵"
+    huge = b"\x28\xb5\x2f\xfd\xe0" + (2**40).to_bytes(8, "little") + frame[6:]
+    for damaged in (frame[:-1], frame + b"x", b"", b"plain", huge):
+        with pytest.raises(blobs.BlobError, match="^text in a "):
+            blobs.decompress_text(damaged)
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -150,7 +150,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(
 def test_corrupt_row_is_one_line_that_names_it(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
     store.append([task()], [group()], [trajectory("abc")])
-    sql(store, "update segments set token_ids = ?", bytes(40))
+    sql(store, "update segments set tokens = ?", bytes(40))
     result = ask("show", "abc", str(tmp_path))
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "trajectory abc must read back as it was written" in result.stderr

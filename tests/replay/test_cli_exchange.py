@@ -57,11 +57,11 @@ def test_export_and_import_print_json(run: Path, other: Path, tmp_path: Path) ->
 
 
 def test_export_of_a_corrupt_row_exits_1(run: Path, tmp_path: Path) -> None:
-    sql(run / "replay.sqlite", "update segments set authors = token_ids where trajectory like '%-1-1-0-0-0'")
+    sql(run / "replay.sqlite", "update segments set tokens = zeroblob(9) where trajectory like '%-1-1-0-0-0'")
     result = ask("export", run, tmp_path / "rows.jsonl")
     assert result.exit_code == 1
     assert "15 rows in" in result.output
-    assert "corrupt, left out: 04738-run-1-1-0-0-0: authors with a wrong header" in result.output
+    assert "corrupt, left out: 04738-run-1-1-0-0-0: tokens with a wrong header" in result.output
 
 
 def test_import_names_bad_rows(run: Path, other: Path, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from tests.replay.fakes import (
     request,
     run_record,
     sql,
-    task,
     tokens,
     trajectory,
 )
@@ -124,7 +123,10 @@ def secretive(location: Location) -> ReplayStore:
         replace(trajectory("b", group="g2", task="t2"), messages=(shared, Message("user", "How is the weather?"))),
         replace(trajectory("c", group="g2", task="t2", slot=1), messages=(shared,)),
     ]
-    tasks = [TaskRecord("t1", "lookup_chain", {"phrase": f"of the task: {SECRET}"}), task("t2")]
+    tasks = [
+        TaskRecord("t1", "lookup_chain", {"phrase": f"of the task: {SECRET}"}),
+        TaskRecord("t2", "lookup_chain", {"phrase": shared.content}),
+    ]
     store.append(tasks, [group("g1", task="t1"), group("g2", task="t2")], rows)
     return store
 
@@ -136,7 +138,8 @@ def holds_secret(folder: Path) -> list[str]:
 def test_forget_leaves_no_byte_of_it_in_the_files(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     secretive(path).close()
-    ((tokens_before,),) = sql(path, "select token_ids from segments where trajectory = 'a'")
+    query = "select tokens, said from segments join messages using (trajectory) where trajectory = 'a'"
+    ((tokens_before, said_before),) = sql(path, query)
     assert holds_secret(tmp_path) == ["replay.sqlite"]
     dry = ask("forget", str(path), "--where", "text contains 'vault'")
     assert dry.output.startswith("would remove the content of 1 trajectories, 4 messages, 1 tasks")
@@ -147,7 +150,8 @@ def test_forget_leaves_no_byte_of_it_in_the_files(tmp_path: Path) -> None:
     # What the other two rows also say is in the file, and is told apart.
     assert "more pieces also stand in rows that were kept" in done.output
     assert holds_secret(tmp_path) == []
-    assert all(tokens_before[20:44] not in file.read_bytes() for file in tmp_path.iterdir())
+    for gone in (tokens_before[20:44], said_before[20:44]):
+        assert all(gone not in file.read_bytes() for file in tmp_path.iterdir())
     state = "select id, state, state_reason, reward, num_tokens from trajectories order by id"
     assert sql(path, state) == [
         ("a", "evicted", "forgotten", 1.0, 3000),
@@ -163,7 +167,7 @@ def test_forget_works_on_a_server_and_says_what_it_cannot_search(location: Locat
     answer = json.loads(ask("forget", str(location), "--where", "id = 'a'", "--yes", "--json").output)
     assert (answer["trajectories"], answer["messages"], answer["tasks"], answer["done"]) == (1, 4, 1, True)
     for question in (
-        "messages where content like '%vault%'",
+        "messages where trajectory = 'a'",
         "segments where trajectory = 'a'",
         "tasks where payload like '%vault%'",
     ):

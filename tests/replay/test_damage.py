@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from context.messages import Message
 from context.tokens import Segment
@@ -22,20 +24,20 @@ from replay.sampling import make_sampler
 from replay.verify import verify
 from tests.replay.fakes import RUN, Born, group, new_store, request, sql, task, tokens, trajectory
 
-BLOBS = ("token_ids", "authors", "behavior_log_probs", "policy_versions")
 PAGE = 4096
+
+
+def flipped(blob: bytes, chance: random.Random) -> bytes:
+    damaged = bytearray(blob)
+    bit = chance.randrange(8 * len(damaged))
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
 
 
 def flip_bits(location: Location, chance: random.Random) -> None:
     """One bit of every row's tokens."""
-    rows = sql(location, f"select trajectory, {', '.join(BLOBS)} from segments where position = 0 order by trajectory")
-    for id, *blobs in rows:
-        # Every bit of the row is as likely.
-        field = chance.choices(range(4), [len(blob) for blob in blobs])[0]
-        damaged = bytearray(blobs[field])
-        bit = chance.randrange(8 * len(damaged))
-        damaged[bit // 8] ^= 1 << bit % 8
-        sql(location, f"update segments set {BLOBS[field]} = ? where trajectory = ?", bytes(damaged), id)
+    for id, blob in sql(location, "select trajectory, tokens from segments where position = 0 order by trajectory"):
+        sql(location, "update segments set tokens = ? where trajectory = ?", flipped(blob, chance), id)
 
 
 def check_flipped(location: Location, count: int) -> None:
@@ -178,10 +180,47 @@ def test_text_in_a_column_of_numbers_is_an_error_by_name(tmp_path: Path) -> None
             store.draw(request(2, 2), make_sampler("uniform", 0))
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("reward", -1.0), ("advantage", 0.25), ("policy_version_min", 3), ("stop_reason", "finax"), ("temperature", 0.5)],
+)
+def test_record_that_was_changed_is_never_trained_on(location: Location, column: str, value: object) -> None:
+    with closing(new_store(location)) as store:
+        store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
+        sql(store, f"update trajectories set {column} = ? where id = 'a'", value)
+        assert [row.trajectory.id for row in store.draw(request(2, 2), make_sampler("uniform", 0))] == ["b"]
+        assert sql(store, "select state, state_reason from trajectories where id = 'a'") == [
+            ("quarantined", "a record of another checksum: it was changed since it was written")
+        ]
+
+
+def test_change_that_takes_the_checksum_away_is_meant(location: Location) -> None:
+    with closing(new_store(location)) as store:
+        store.append([task()], [group()], [trajectory("a")])
+        sql(store, "update trajectories set reward = 0.25, record_checksum = null where id = 'a'")
+        assert store.read(["a"])[0].record.reward == 0.25
+
+
+@given(reward=st.floats(-1e6, 1e6), entropy=st.none() | st.floats(0, 9), text=st.text(max_size=9))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_record_holds_its_checksum_holds(
+    location: Location, reward: float, entropy: float | None, text: str
+) -> None:
+    """Also what databases write otherwise than Python: whole numbers as reals, a negative zero, a NUL."""
+    with closing(new_store(location)) as store:
+        id = f"{reward}/{entropy}/{text}"
+        made = trajectory(id, slot=0, group=id, reward=reward, mean_entropy=entropy, stop_reason=text)
+        whole = trajectory(f"{id}/whole", slot=1, group=id, reward=-0.0, advantage=3, stop_reason=text)
+        store.append([task()], [group(id)], [made, whole])
+        assert [row.id for row in store.read([id, f"{id}/whole"])] == [id, f"{id}/whole"]
+
+
 def test_message_that_can_not_be_read_quarantines_its_row(location: Location) -> None:
     with closing(new_store(location)) as store:
         store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
-        sql(store, "update messages set tool_calls = '{' where trajectory = 'a' and position = 2")
-        with pytest.raises(CorruptTrajectory, match="^trajectory a .* got message 2 that can't be read"):
+        ((said,),) = sql(store, "select said from messages where trajectory = 'a'")
+        other = said.replace("drawer", "closet") if isinstance(said, str) else flipped(said, random.Random(0))
+        sql(store, "update messages set said = ? where trajectory = 'a'", other)
+        with pytest.raises(CorruptTrajectory, match=r"^trajectory a .* got (text in a|messages of another)"):
             store.read(["b", "a"])
         assert sql(store, "select id from trajectories where state = 'quarantined'") == [("a",)]

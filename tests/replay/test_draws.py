@@ -16,7 +16,6 @@ import pytest
 from replay import Drawn, InvalidRecord, Pick, ReplayStore
 from replay.databases import Location
 from replay.records import FRESH, DrawRecord
-from replay.rows import BLOBS
 from replay.sampling import make_sampler
 from tests.replay.fakes import (
     RUN,
@@ -327,12 +326,11 @@ def test_a_changed_bit_is_found_by_the_draw_or_does_no_harm(tmp_path: Path) -> N
     store, random = new_store(tmp_path / "replay.sqlite"), np.random.default_rng(0)
     written = {row.id: row for row in Born(1, rates=(0.5,) * 6, size=50).append_to(store).trajectories}
     with sqlite3.connect(tmp_path / "replay.sqlite") as database:
-        for id, *blobs in database.execute(f"select trajectory, {', '.join(BLOBS)} from segments").fetchall():
-            place = int(random.integers(len(BLOBS)))
-            bit = int(random.integers(8 * len(blobs[place])))
-            changed = bytearray(blobs[place])
+        for id, blob in database.execute("select trajectory, tokens from segments").fetchall():
+            bit = int(random.integers(8 * len(blob)))
+            changed = bytearray(blob)
             changed[bit // 8] ^= 1 << bit % 8
-            database.execute(f"update segments set {BLOBS[place]} = ? where trajectory = ?", (bytes(changed), id))
+            database.execute("update segments set tokens = ? where trajectory = ?", (bytes(changed), id))
     drawn = store.draw(request(2, 300), make_sampler("uniform", 0))
     # Bits that a frame leaves unused change nothing; every other one is told.
     assert len(drawn) < 15

@@ -20,6 +20,7 @@ from context.authors import ENV, LLM, TEMPLATE, USER
 from context.messages import Message, ToolCall
 from context.tokens import Segment, TokenSequence
 from replay import ReplayStore
+from replay.conversation import plain_text
 from replay.databases import Location
 from replay.exchange import ExchangeError, export_file, import_file, jsonl, parquet
 from replay.exchange.plain import Bundle
@@ -75,10 +76,12 @@ def everything(store: ReplayStore) -> list[Any]:
         '"groups"': "*",
         "trajectories": ", ".join(sql_name(name) for name in TrajectoryRecord.__dataclass_fields__),
         "segments": "*",
-        "messages": "*",
+        "messages": "trajectory, num_messages, checksum, said",
         "runs": "id, name, config, authors, authors_hash, code_version, fingerprint",
     }
-    return [sorted(sql(store, f"select {columns} from {table}"), key=repr) for table, columns in tables.items()]
+    found = {table: sql(store, f"select {columns} from {table}") for table, columns in tables.items()}
+    found["messages"] = [(*row, plain_text(said)) for *row, said in found["messages"]]
+    return [sorted(rows, key=repr) for rows in found.values()]
 
 
 def sql_name(field: str) -> str:
@@ -240,9 +243,9 @@ def test_rows_are_chosen_and_those_left_out_counted(store: ReplayStore, tmp_path
 
 def test_corrupt_row_is_left_out_by_name(store: ReplayStore, tmp_path: Path) -> None:
     store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
-    sql(store, "update segments set token_ids = authors where trajectory = 'a'")
+    sql(store, "update segments set tokens = ? where trajectory = 'a'", bytes(9))
     report = export_file(store, tmp_path / "rows.jsonl")
-    assert (report.rows, report.left.corrupt) == (1, {"a": "token_ids with a wrong header"})
+    assert (report.rows, report.left.corrupt) == (1, {"a": "tokens with a wrong header"})
 
 
 def test_rows_stand_in_the_order_of_their_collection(store: ReplayStore, tmp_path: Path) -> None:

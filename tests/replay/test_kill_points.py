@@ -94,8 +94,8 @@ def send_again(location: Location, *, stored: bool) -> None:
         born = Born(2)
         report = store.append([task()], born.groups, born.trajectories)
         assert (report.inserted, report.duplicates) == ((0, 4) if stored else (4, 0))
-        # 8 of iteration 1 and 4 of iteration 2, each of one segment and five messages.
-        for table, count in (("trajectories", 12), ("segments", 12), ("messages", 60)):
+        # 8 of iteration 1 and 4 of iteration 2, each of one segment and one conversation.
+        for table, count in (("trajectories", 12), ("segments", 12), ("messages", 12)):
             assert sql(location, f"select count(*) from {table}") == [(count,)]
         assert len(store.read([row.id for row in born.trajectories])) == 4
 

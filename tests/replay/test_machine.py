@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import subprocess
 from collections.abc import Callable, Iterator
@@ -43,9 +44,9 @@ def one_line(words: list[str]) -> str:
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
-    """A file of experience: 16 rows."""
+    """A file of experience: 48 rows, more than there is room for in pages begun."""
     with closing(new_store(tmp_path / "source.sqlite")) as store:
-        for iteration in (1, 2):
+        for iteration in range(1, 7):
             iterate(store, iteration, make_sampler("uniform", 0))
     assert CliRunner().invoke(app, ["export", str(store.path), str(tmp_path / "rows.jsonl")]).exit_code == 0
     return tmp_path / "rows.jsonl"
@@ -110,10 +111,10 @@ def forget_within(limit: int, path: Path) -> str:
 
 
 def test_forget_without_room_for_a_new_file_says_what_is_done(tmp_path: Path) -> None:
-    """The file of 2 MB can't be written again within 1 MB."""
+    """The file of 2 MB can't be written again within 1 MB. Nothing makes random text smaller than half."""
     path = with_two_rows(tmp_path / "replay.sqlite")
     with closing(ReplayStore.open(path)) as store:
-        long = (Message("user", "x" * 2_000_000),)
+        long = (Message("user", random.Random(0).randbytes(2_000_000).hex()),)
         store.append([], [], [replace(trajectory("c", run="run-2"), messages=long)])
     told = in_child(forget_within, 1_000_000, path)
     assert "database must have room to be written anew, got 'disk I/O error' at" in told

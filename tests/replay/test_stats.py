@@ -161,7 +161,7 @@ def test_whole_id_is_found_though_another_begins_with_it(location: Location) -> 
 def test_corrupt_trajectory_is_told_and_not_shown(location: Location) -> None:
     store = new_store(location)
     store.append([task()], [group()], [trajectory("a")])
-    sql(store, "update segments set token_ids = ?", bytes(40))
+    sql(store, "update segments set tokens = ?", bytes(40))
     with pytest.raises(CorruptTrajectory, match="trajectory a must read back as it was written"):
         stats.trajectory(store, "a")
 

@@ -116,12 +116,12 @@ def test_another_task_or_group_under_the_same_key_is_an_error(store: ReplayStore
 
 
 INJECTED = {
-    "sqlite": "create trigger injected before insert on messages when new.trajectory = 'b' and new.position = 2 "
+    "sqlite": "create trigger injected before insert on messages when new.trajectory = 'b' "
     "begin select raise(abort, 'injected'); end",
     "postgresql": "create function injected() returns trigger language plpgsql as "
     "$$ begin raise check_violation using message = 'injected'; end $$; "
     "create trigger injected before insert on messages for each row "
-    "when (new.trajectory = 'b' and new.position = 2) execute function injected()",
+    "when (new.trajectory = 'b') execute function injected()",
 }
 
 
@@ -192,12 +192,11 @@ def test_ids_may_be_any_text(store: ReplayStore) -> None:
     assert sorted(row.trajectory.id for row in drawn) == sorted(AWKWARD)
 
 
-@pytest.mark.parametrize("field", ["token_ids", "authors", "behavior_log_probs", "policy_versions"])
-def test_bit_flip_in_a_blob_quarantines_the_row(store: ReplayStore, field: str) -> None:
+def test_bit_flip_in_a_blob_quarantines_the_row(store: ReplayStore) -> None:
     store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
-    blob = sql(store, f"select {field} from segments where trajectory = 'a'")[0][0]
+    blob = sql(store, "select tokens from segments where trajectory = 'a'")[0][0]
     damaged = bytes(blob[:-1]) + bytes([blob[-1] ^ 1])
-    sql(store, f"update segments set {field} = ? where trajectory = 'a'", damaged)
+    sql(store, "update segments set tokens = ? where trajectory = 'a'", damaged)
     with pytest.raises(CorruptTrajectory, match="^trajectory a must read back as it was written"):
         store.read(["b", "a"])
     rows = sql(store, "select id, state, state_reason is null from trajectories order by id")
@@ -211,8 +210,7 @@ def test_whole_blobs_of_another_row_are_no_way_past_the_hash(store: ReplayStore)
     store.append([task()], [group()], [trajectory("a"), trajectory("b", segments=other)])
     sql(
         store,
-        "update segments set token_ids = (select token_ids from segments where trajectory = 'b') "
-        "where trajectory = 'a'",
+        "update segments set tokens = (select tokens from segments where trajectory = 'b') where trajectory = 'a'",
     )
     with pytest.raises(CorruptTrajectory, match="another content hash"):
         store.read(["a"])
@@ -227,7 +225,7 @@ def test_missing_segment_is_corruption(store: ReplayStore) -> None:
 
 def test_read_only_store_names_corruption_and_changes_nothing(store: ReplayStore, location: Location) -> None:
     store.append([task()], [group()], [trajectory("a")])
-    sql(store, "update segments set token_ids = ?", bytes(40))
+    sql(store, "update segments set tokens = ?", bytes(40))
     reader = ReplayStore.open(location, read_only=True)
     with pytest.raises(CorruptTrajectory):
         reader.read(["a"])
@@ -237,7 +235,7 @@ def test_read_only_store_names_corruption_and_changes_nothing(store: ReplayStore
 def test_draw_replaces_a_corrupt_row_and_goes_on(store: ReplayStore, caplog: pytest.LogCaptureFixture) -> None:
     born = Born(1, rates=(0.5, 0.5)).append_to(store)
     bad = born.trajectories[0].id
-    sql(store, "update segments set authors = ? where trajectory = ?", bytes(30), bad)
+    sql(store, "update segments set tokens = ? where trajectory = ?", bytes(30), bad)
     drawn = store.draw(request(2, 8), make_sampler("uniform", 0))
     assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in born.trajectories[1:])
     assert [row.draw.slot for row in drawn] == list(range(8, 15))
