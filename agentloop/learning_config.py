@@ -115,3 +115,8 @@ def check_learning(config: RunConfig) -> None:
             f"kl.reward_coef must be > 0 when kl.target is set ({kl.target}), for it is where the adaptive "
             "coefficient begins, got 0. Set it, for example to 0.05."
         )
+    if kl.target is not None and kl.horizon < config.batch.trajectories:
+        raise ValueError(
+            f"kl.horizon must be at least batch.trajectories ({config.batch.trajectories}), for one iteration must not "
+            f"turn the coefficient round, got {kl.horizon}. Raise it."
+        )

@@ -261,7 +261,7 @@ def test_critic_learns_to_explain_returns() -> None:
 def test_resumed_trainer_with_a_critic_equals_the_uninterrupted_one(
     dtype: torch.dtype, section: dict[str, Any]
 ) -> None:
-    kl = {"reward_coef": 0.05, "target": 0.01, "horizon": 100}
+    kl = {"reward_coef": 0.05, "target": 0.01, "horizon": 128}
     config = ppo(batch={"mini_batch": 4, "ppo_epochs": 2}, optimizer={"learning_rate": 0.01}, critic=section, kl=kl)
     reference = tiny_actor(dtype, seed=3)
     actor = tiny_actor(dtype)
@@ -388,6 +388,10 @@ def test_metrics_of_the_critic_are_there_and_only_with_one() -> None:
             "critic.value_coef must be 0 when critic.backbone is own",
         ),
         ({"kl": {"target": 0.1}}, "kl.reward_coef must be > 0 when kl.target is set"),
+        (
+            {"kl": {"target": 0.1, "reward_coef": 0.1, "horizon": 100}},
+            r"kl.horizon must be at least batch.trajectories \(128\)",
+        ),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(sections: dict[str, Any], message: str) -> None:

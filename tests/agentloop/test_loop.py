@@ -179,6 +179,17 @@ def test_kl_to_the_starting_policy_is_zero_before_the_first_step_only(tmp_path: 
     assert kl[1] > 1e-9
 
 
+def test_adaptive_penalty_follows_the_kl_of_what_was_collected(tmp_path: Path, qwen2: Path) -> None:
+    display = SilentDisplay()
+    kl = {"reward_coef": 0.01, "reward_estimator": "k3", "target": 1e-12, "horizon": 100}
+    train(small_config(tmp_path, qwen2, kl=kl), display=display)
+    # No KL in the first iteration of 16 fresh rows: 20 % below is all that counts, 1 - 0.2 x 16 / 100. Then 12 rows
+    # above the target: 1 + 0.2 x 12 / 100.
+    coefficients = [row["actor/kl_coef"] for row in display.iterations]
+    assert coefficients == pytest.approx([0.01, 0.01 * 0.968, 0.01 * 0.968 * 1.024])
+    assert display.iterations[0]["actor/reward_kl"] < 1e-12 < display.iterations[1]["actor/reward_kl"]
+
+
 def test_resumed_run_ends_like_the_unbroken_one(
     finished: tuple[TrainResult, RunConfig, SilentDisplay], tmp_path: Path, qwen2: Path
 ) -> None:
