@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -108,7 +109,7 @@ def check_behavior(batch: Batch, rows: Sequence[BatchRow], loss: LossSection) ->
             )
     for item in rows:
         record, section = item.trajectory.record, loss.replay if item.stream == REPLAY else loss.fresh
-        known = record.mean_behavior_log_prob is not None
+        known = not math.isnan(record.mean_behavior_log_prob)
         truncated = known and (record.top_p < 1.0 or record.top_k > 0)
         if truncated and section.needs_behavior and not section.allow_truncated_sampling:
             raise TruncatedSampling(

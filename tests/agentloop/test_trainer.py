@@ -195,7 +195,7 @@ def test_truncated_sampling_is_refused_where_its_log_probs_enter_a_ratio(sampled
     for taken in ({"anchor": "old"}, {"allow_truncated_sampling": True}, {"objective": "luffy"}):
         trainer(tiny_actor(), run_config(**CONFIG, loss={"replay": taken})).update(rows, iteration=1)
     unknown = row("x", segment("uxx"), stream="replay").trajectory
-    none = replace(unknown, record=replace(unknown.record, **sampled, mean_behavior_log_prob=None))
+    none = replace(unknown, record=replace(unknown.record, **sampled, mean_behavior_log_prob=math.nan))
     recompute = run_config(**CONFIG, loss={"replay": {"missing_log_probs": "recompute"}})
     trainer(tiny_actor(), recompute).update([BatchRow(none, "replay", 1.0)], iteration=1)
 
