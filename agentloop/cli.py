@@ -107,26 +107,27 @@ def _program() -> str:
     return "agentloop" if shutil.which("agentloop") else sys.argv[0]
 
 
-@app.command(epilog="Example: agentloop evaluate runs/quickstart-001 --policy 12 --json")
+@app.command(
+    epilog="Example: agentloop evaluate runs/quickstart-001 --samples 8, or: agentloop evaluate --policy 12 --json"
+)
 def evaluate(
     run: RunArgument = None,
     policy: Annotated[
         int | None, typer.Option(help="Policy version to evaluate; the last checkpoint's when left out.")
     ] = None,
     tasks: Annotated[int | None, typer.Option(min=1, help="Held-out tasks; as configured when left out.")] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Episodes on each task, for pass@k up to that k; as configured when left out."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Held-out success of a run's policy."""
-    from agentloop.console import percent
+    """Held-out success of a run's policy: pass@k, turns and stop reasons with 95 % confidence intervals."""
     from agentloop.evaluate_run import evaluate_run
+    from agentloop.evaluate_table import as_table
 
-    result = evaluate_run(run or newest_run(), policy=policy, tasks=tasks)
-    if as_json:
-        print(json.dumps({**vars(result), "margin": result.margin}))
-    else:
-        share = f"{percent(result.success)} +- {percent(result.margin)}"
-        lost = f", {result.engine_failures} more lost to the engine" if result.engine_failures else ""
-        print(f"held-out success: {share} ({result.tasks} tasks, {result.mean_turns:.1f} turns each{lost})")
+    found = evaluate_run(run or newest_run(), policy=policy, tasks=tasks, samples=samples)
+    print(json.dumps(found.to_json()) if as_json else as_table(found))
 
 
 @app.command(epilog="Example: agentloop config configs/quickstart.yaml --set replay.fraction=0.5")

@@ -232,7 +232,17 @@ class ReplaySection(SamplingSection):
 class EvaluationSection(Section):
     every: int = Field(4, ge=0, description="Iterations between held-out evaluations; 0: only before and after.")
     tasks: Positive = Field(256, description="Held-out tasks of one evaluation; the same ones each time.")
+    samples: Positive = Field(1, description="Episodes on each of them: pass@k is known up to this k.")
     temperature: NonNegative = Field(1.0, description="Sampling temperature of evaluations; 0: greedy.")
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"evaluation.samples must be 1 when evaluation.temperature is 0, for all would be the same, "
+                f"got {self.samples}. Raise the temperature."
+            )
+        return self
 
 
 class CheckpointSection(Section):

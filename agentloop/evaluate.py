@@ -2,49 +2,139 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from agentloop.collect import Actors, Progress, run_episodes, succeeded, whole
 from agentloop.config import RunConfig
 from agentloop.environments import TaskSource
+from agentloop.errors import UserError
+from agentloop.estimates import CONFIDENCE, Estimate, bootstrap, pass_at_k, proportion
 from agentloop.seeds import derive_seed
 
 
 @dataclass(frozen=True)
+class Attempts:
+    """What became of the samples of one task, without those that the engine failed."""
+
+    samples: int
+    successes: int
+    reward: float
+    """Mean of the samples."""
+    turns: float
+    """Mean of the samples."""
+    stops: Mapping[str, int]
+    """Samples by stop reason."""
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    success: float
-    """Share of tasks solved."""
-    tasks: int
-    mean_reward: float
-    mean_turns: float
+    attempts: tuple[Attempts, ...]
+    """One per task with a sample that the engine let through."""
+    samples: int
+    """Asked for per task."""
     engine_failures: int
-    """Tasks that are left out, as the engine failed: whether they would have been solved is unknown."""
+    """Samples that are left out, as the engine failed: whether they would have succeeded is unknown."""
 
     @property
-    def margin(self) -> float:
-        """Half-width of the 95 % confidence interval (normal approximation)."""
-        return 1.96 * math.sqrt(self.success * (1.0 - self.success) / self.tasks)
+    def tasks(self) -> int:
+        return len(self.attempts)
+
+    @property
+    def success(self) -> float:
+        """pass@1: the share of samples that succeed, each task counting alike."""
+        return self._mean(lambda task: task.successes / task.samples)
+
+    def pass_at(self, k: int) -> list[float]:
+        """Of each task with at least k samples."""
+        return [pass_at_k(task.samples, task.successes, k) for task in self.attempts if task.samples >= k]
 
     def metrics(self) -> dict[str, float]:
+        several = {f"eval/pass_at_{self.samples}": self.pass_at(self.samples)} if self.samples > 1 else {}
         return {
             "eval/success": self.success,
-            "eval/reward": self.mean_reward,
-            "eval/turns": self.mean_turns,
+            "eval/reward": self._mean(lambda task: task.reward),
+            "eval/turns": self._mean(lambda task: task.turns),
             "eval/engine_failures": self.engine_failures,
+            **{name: sum(found) / len(found) for name, found in several.items() if found},
+        }
+
+    def _mean(self, figure: Callable[[Attempts], float]) -> float:
+        return sum(map(figure, self.attempts)) / len(self.attempts)
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """An evaluation with 95 % confidence intervals."""
+
+    evaluation: Evaluation
+    pass_at_k: Mapping[int, Estimate]
+    """For k = 1, 2, 4, ... and the number of samples."""
+    mean_reward: Estimate
+    mean_turns: Estimate
+    stop_reasons: Mapping[str, Estimate]
+    """Share of the samples, the most frequent first."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tasks": self.evaluation.tasks,
+            "samples": self.evaluation.samples,
+            "engine_failures": self.evaluation.engine_failures,
+            "success": self.evaluation.success,
+            "confidence": CONFIDENCE,
+            "pass_at_k": {str(k): asdict(found) for k, found in self.pass_at_k.items()},
+            "mean_reward": asdict(self.mean_reward),
+            "mean_turns": asdict(self.mean_turns),
+            "stop_reasons": {reason: asdict(found) for reason, found in self.stop_reasons.items()},
         }
 
 
 def evaluate(actors: Actors, source: TaskSource, config: RunConfig, *, progress: Progress | None = None) -> Evaluation:
-    """One episode on each held-out task. Touches neither the buffer nor the training tasks."""
-    tasks = source.held_out(config.evaluation.tasks)
-    actors.generator.begin(seed=derive_seed(config.run.seed, "evaluate"), temperature=config.evaluation.temperature)
-    everything = list(run_episodes(actors, tasks, config, progress=progress))
-    episodes = whole(everything)
-    return Evaluation(
-        success=sum(succeeded(e, config) for e in episodes) / len(episodes),
-        tasks=len(episodes),
-        mean_reward=sum(e.reward for e in episodes) / len(episodes),
-        mean_turns=sum(e.num_turns for e in episodes) / len(episodes),
-        engine_failures=len(everything) - len(episodes),
+    """`evaluation.samples` episodes on each held-out task. Touches neither the buffer nor the training tasks."""
+    section = config.evaluation
+    tasks = source.held_out(section.tasks)
+    actors.generator.begin(seed=derive_seed(config.run.seed, "evaluate"), temperature=section.temperature)
+    each = [task for task in tasks for _ in range(section.samples)]
+    everything = list(run_episodes(actors, each, config, progress=progress))
+    lost = len(everything) - len(whole(everything))
+    attempts = []
+    for start in range(0, len(everything), section.samples):
+        episodes = [episode for episode in everything[start : start + section.samples] if not episode.failed]
+        if episodes:
+            attempts.append(
+                Attempts(
+                    samples=len(episodes),
+                    successes=sum(succeeded(episode, config) for episode in episodes),
+                    reward=sum(episode.reward for episode in episodes) / len(episodes),
+                    turns=sum(episode.num_turns for episode in episodes) / len(episodes),
+                    stops=Counter(episode.stop_reason for episode in episodes),
+                )
+            )
+    return Evaluation(tuple(attempts), section.samples, lost)
+
+
+def report(evaluation: Evaluation, *, seed: int) -> EvaluationReport:
+    """`seed` decides the bootstrap's draws."""
+    attempts, single = evaluation.attempts, evaluation.samples == 1
+    most = max(task.samples for task in attempts)
+    if most < evaluation.samples:
+        raise UserError(
+            f"the engine must let all {evaluation.samples} samples of a task through, got at most {most} of any. "
+            "Mend it, or ask for fewer with --samples."
+        )
+    powers = [1 << power for power in range(most.bit_length())]
+    stops = sum((Counter(task.stops) for task in attempts), Counter[str]())
+    return EvaluationReport(
+        evaluation,
+        {k: proportion(evaluation.pass_at(k), single=single, seed=seed) for k in sorted({*powers, most})},
+        bootstrap([task.reward for task in attempts], seed=seed),
+        bootstrap([task.turns for task in attempts], seed=seed),
+        {
+            reason: proportion(
+                [task.stops.get(reason, 0) / task.samples for task in attempts], single=single, seed=seed
+            )
+            for reason, _ in sorted(stops.items(), key=lambda item: (-item[1], item[0]))
+        },
     )

@@ -7,21 +7,24 @@ from pathlib import Path
 
 from agentloop.assemble import make_actors, settle_process
 from agentloop.checkpoint import COMPLETE, complete_checkpoints
+from agentloop.config import RunConfig
+from agentloop.config_file import load_plain, to_plain
 from agentloop.console import open_display
 from agentloop.environments import open_tasks
 from agentloop.errors import UserError
-from agentloop.evaluate import Evaluation, evaluate
+from agentloop.evaluate import EvaluationReport, evaluate, report
 from agentloop.generation import LocalGenerator
 from agentloop.models.load import load_model
 from agentloop.run_folder import RunFolder, open_run_folder
+from agentloop.seeds import derive_seed
 
 
-def evaluate_run(run: Path, *, policy: int | None, tasks: int | None) -> Evaluation:
+def evaluate_run(
+    run: Path, *, policy: int | None = None, tasks: int | None = None, samples: int | None = None
+) -> EvaluationReport:
     """Same tasks and seed as during training, so that the figures compare."""
     folder = open_run_folder(run)
-    config = folder.config
-    if tasks is not None:
-        config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": tasks})})
+    config = _asked(folder.config, tasks=tasks, samples=samples)
     settle_process(config)
     factory, source = open_tasks(config)
     loaded = load_model(config.model, _weights(folder, policy))
@@ -30,9 +33,17 @@ def evaluate_run(run: Path, *, policy: int | None, tasks: int | None) -> Evaluat
     display = open_display(stderr=True)
     try:
         progress = partial(display.phase, "evaluate")
-        return evaluate(actors, source, config, progress=progress)
+        found = evaluate(actors, source, config, progress=progress)
     finally:
         display.close()
+    return report(found, seed=derive_seed(config.run.seed, "evaluate", "bootstrap"))
+
+
+def _asked(config: RunConfig, **asked: int | None) -> RunConfig:
+    """The run's configuration with the evaluation that was asked for."""
+    values = to_plain(config)
+    values["evaluation"] |= {name: value for name, value in asked.items() if value is not None}
+    return load_plain(values, source="evaluate")
 
 
 def _weights(folder: RunFolder, policy: int | None) -> Path:

@@ -203,7 +203,9 @@ def test_evaluate_repeats_the_evaluation_of_training(
     result = json.loads(output)
     assert (code, result["tasks"]) == (0, 8)
     assert result["success"] == json.loads(finished.stdout)["success_after"]
-    assert set(result) == {"success", "tasks", "mean_reward", "mean_turns", "engine_failures", "margin"}
+    single = {"success", "tasks", "samples", "engine_failures", "confidence"}
+    assert set(result) == {*single, "pass_at_k", "mean_reward", "mean_turns", "stop_reasons"}
+    assert result["pass_at_k"]["1"]["value"] == result["success"]
 
 
 def test_evaluate_can_take_an_earlier_policy_and_other_tasks(
@@ -212,7 +214,19 @@ def test_evaluate_can_take_an_earlier_policy_and_other_tasks(
     _, output, _ = shell.type(["evaluate", "runs/small-001", "--policy", "0", "--json"], standing)
     assert json.loads(output)["success"] == json.loads(finished.stdout)["success_before"]
     _, output, _ = shell.type(["evaluate", "--tasks", "3"], standing)
-    assert re.fullmatch(r"held-out success: \d+\.\d % \+- \d+\.\d % \(3 tasks, \d\.\d turns each\)\n", output)
+    assert re.match(r"held-out success: \d+\.\d % \(3 tasks\)\n {10,}value +from +to +95 % interval\npass@1 ", output)
+
+
+def test_evaluate_with_samples_tells_pass_at_k(shell: Shell, standing: Path) -> None:
+    _, output, _ = shell.type(["evaluate", "--tasks", "3", "--samples", "6"], standing)
+    lines = output.splitlines()
+    assert re.fullmatch(r"held-out success: \d+\.\d % \(3 tasks, 6 samples each\)", lines[0])
+    assert [line.split()[0] for line in lines[2:6]] == ["pass@1", "pass@2", "pass@4", "pass@6"]
+    _, output, _ = shell.type(["evaluate", "--tasks", "3", "--samples", "6", "--json"], standing)
+    found = json.loads(output)
+    rates = [found["pass_at_k"][k]["value"] for k in ("1", "2", "4", "6")]
+    assert rates == sorted(rates)
+    assert sum(share["value"] for share in found["stop_reasons"].values()) == pytest.approx(1.0)
 
 
 def test_config_as_json_is_the_run_s_own(shell: Shell, config_file: Path, standing: Path) -> None:

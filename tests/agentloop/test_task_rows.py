@@ -314,7 +314,7 @@ def test_epoch_of_rows_gives_each_once(tmp_path: Path, data: Path) -> None:
 
 
 def test_evaluation_is_on_the_held_out_rows(unbroken: tuple[TrainResult, SilentDisplay]) -> None:
-    assert evaluate_run(unbroken[0].folder, policy=None, tasks=100).tasks == 3
+    assert evaluate_run(unbroken[0].folder, tasks=100).evaluation.tasks == 3
 
 
 def test_example_of_word_problems_reads_its_rows() -> None:

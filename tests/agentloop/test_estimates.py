@@ -1,0 +1,142 @@
+"""Figures of an evaluation against formulas written out by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from fractions import Fraction
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.estimates import bootstrap, pass_at_k, proportion, wilson
+from agentloop.evaluate import Attempts, Evaluation, report
+from agentloop.evaluate_table import as_table
+
+
+@pytest.mark.parametrize("samples", range(1, 9))
+def test_pass_at_k_is_the_share_of_subsets_with_a_success(samples: int) -> None:
+    for successes, k in itertools.product(range(samples + 1), range(1, samples + 1)):
+        outcomes = [True] * successes + [False] * (samples - successes)
+        subsets = list(itertools.combinations(outcomes, k))
+        share = Fraction(sum(any(subset) for subset in subsets), len(subsets))
+        assert pass_at_k(samples, successes, k) == pytest.approx(float(share), rel=1e-12, abs=1e-15)
+
+
+def test_pass_at_k_by_hand() -> None:
+    # 5 samples, 2 of them good: pass@1 = 2/5; pass@2 = 1 - 3/10; pass@4 = 1, for only 3 are bad
+    assert [pass_at_k(5, 2, k) for k in (1, 2, 4)] == [pytest.approx(0.4), pytest.approx(0.7), 1.0]
+    assert pass_at_k(4000, 1, 2000) == pytest.approx(0.5)  # numbers of 1200 digits
+    with pytest.raises(ValueError, match=r"^k must be from 1 to the number of samples \(5\), got 6\.$"):
+        pass_at_k(5, 2, 6)
+
+
+def test_wilson_interval_by_hand() -> None:
+    # 8 of 10, z^2 = 3.8415: centre (0.8 + 0.19207) / 1.38415 = 0.71674,
+    # half-width 1.95996 sqrt(0.016 + 0.0096037) / 1.38415 = 0.22658
+    found = wilson(8, 10)
+    assert (found.value, found.interval) == (0.8, "wilson")
+    assert (found.low, found.high) == (pytest.approx(0.49016, abs=1e-5), pytest.approx(0.94332, abs=1e-5))
+    assert (wilson(0, 10).low, wilson(10, 10).high) == (0.0, 1.0)
+    assert wilson(0, 10).high == pytest.approx(3.841459 / 13.841459)  # z^2 / (n + z^2)
+
+
+def test_wilson_bounds_solve_its_equation() -> None:
+    """They are the p at which the observed share is z standard deviations away: |x/n - p| = z sqrt(p (1 - p) / n)."""
+    for successes, trials in ((1, 3), (17, 40), (250, 256)):
+        found = wilson(successes, trials)
+        for bound in (found.low, found.high):
+            distance = abs(successes / trials - bound)
+            assert distance == pytest.approx(1.959964 * math.sqrt(bound * (1 - bound) / trials), rel=1e-5)
+
+
+def test_bootstrap_of_a_large_sample_is_near_the_normal_interval() -> None:
+    random_values = random.Random(5)
+    values = [random_values.random() for _ in range(1000)]
+    mean = sum(values) / 1000
+    error = math.sqrt(sum((value - mean) ** 2 for value in values) / 1000 / 1000)
+    found = bootstrap(values, seed=1)
+    assert (found.value, found.interval) == (mean, "bootstrap")
+    assert found.low == pytest.approx(mean - 1.96 * error, abs=0.1 * error)
+    assert found.high == pytest.approx(mean + 1.96 * error, abs=0.1 * error)
+    assert found == bootstrap(values, seed=1)
+    assert found != bootstrap(values, seed=2)
+
+
+def test_bootstrap_covers_the_truth_as_often_as_it_says() -> None:
+    """Tasks of success rate 0.2 or 0.8, 4 samples each, 40 tasks: of 200 intervals 95 % +- 3 standard deviations."""
+    draws = random.Random(3)
+    covered = 0
+    for trial in range(200):
+        rates = [draws.choice((0.2, 0.8)) for _ in range(40)]
+        shares = [sum(draws.random() < rate for _ in range(4)) / 4 for rate in rates]
+        found = bootstrap(shares, seed=trial)
+        covered += found.low <= 0.5 <= found.high
+    assert 0.95 * 200 - 3 * math.sqrt(200 * 0.95 * 0.05) <= covered  # 181
+
+
+def test_proportion_of_single_trials_is_wilson_s_and_of_several_the_bootstrap_s() -> None:
+    assert proportion([1.0, 0.0, 1.0], single=True, seed=0) == wilson(2, 3)
+    assert proportion([0.5, 0.25, 1.0], single=False, seed=0) == bootstrap([0.5, 0.25, 1.0], seed=0)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_proportion_of_tasks_that_all_agree_is_not_certain(share: float) -> None:
+    found = proportion([share] * 20, single=False, seed=0)
+    assert found == wilson(int(20 * share), 20)
+    assert found.high - found.low == pytest.approx(3.841459 / 23.841459)
+
+
+def attempts(successes: int, samples: int, stops: dict[str, int], turns: float = 2.0) -> Attempts:
+    return Attempts(samples, successes, successes / samples, turns, stops)
+
+
+THREE = Evaluation(
+    (
+        attempts(4, 4, {"answered": 4}, turns=1.0),
+        attempts(1, 4, {"answered": 3, "max_turns": 1}),
+        attempts(0, 3, {"truncated": 3}, turns=6.0),
+    ),
+    samples=4,
+    engine_failures=1,
+)
+
+
+def test_evaluation_counts_tasks_alike_and_leaves_out_what_is_unknown() -> None:
+    # (1 + 1/4 + 0) / 3; pass@2: (1 + (1 - 3/6) + 0) / 3; pass@4 of the two tasks with 4 samples: (1 + 1) / 2
+    found = report(THREE, seed=0)
+    assert {k: estimate.value for k, estimate in found.pass_at_k.items()} == {
+        1: pytest.approx(1.25 / 3),
+        2: pytest.approx(0.5),
+        4: 1.0,
+    }
+    assert found.mean_turns.value == pytest.approx(3.0)
+    assert {reason: share.value for reason, share in found.stop_reasons.items()} == {
+        "answered": pytest.approx(1.75 / 3),
+        "truncated": pytest.approx(1 / 3),
+        "max_turns": pytest.approx(0.25 / 3),
+    }
+    assert THREE.metrics()["eval/pass_at_4"] == 1.0
+    assert THREE.metrics()["eval/success"] == pytest.approx(1.25 / 3)
+
+
+def test_table_names_the_kind_of_every_interval() -> None:
+    lines = as_table(report(THREE, seed=0)).splitlines()
+    assert lines[0] == "held-out success: 41.7 % (3 tasks, 4 samples each, 1 more lost to the engine)"
+    kinds = {line[:18].strip(): line.rsplit("  ", 1)[1] for line in lines[2:]}
+    assert kinds == {
+        "pass@1": "bootstrap over tasks",
+        "pass@2": "bootstrap over tasks",
+        "pass@4": "Wilson",  # both tasks agree
+        "mean turns": "bootstrap over tasks",
+        "mean reward": "bootstrap over tasks",
+        "ended: answered": "bootstrap over tasks",
+        "ended: truncated": "bootstrap over tasks",
+        "ended: max_turns": "bootstrap over tasks",
+    }
+
+
+def test_samples_without_chance_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"evaluation\.samples must be 1 when evaluation\.temperature is 0"):
+        RunConfig.model_validate({"evaluation": {"samples": 2, "temperature": 0.0}})
