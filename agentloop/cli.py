@@ -130,6 +130,34 @@ def evaluate(
     print(json.dumps(found.to_json()) if as_json else as_table(found))
 
 
+@app.command(
+    epilog="Example: agentloop sft configs/model.yaml --set model.path=PATH --set sft.data=demonstrations.jsonl"
+)
+def sft(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the newest training of this name from its last checkpoint.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model on demonstrations of your own, to go on from with train."""
+    from agentloop.config_file import load_config
+    from agentloop.console import open_display
+    from agentloop.sft import sft as train_supervised
+
+    settings = load_config(config, overrides or [])
+    with closing(open_display(stderr=as_json)) as display:
+        result = train_supervised(settings, resume=resume, display=display)
+    if as_json:
+        print(json.dumps({**vars(result), "folder": str(result.folder), "model": str(result.model)}))
+    else:
+        print(f"held-out loss: {result.held_out_before:.4f} -> {result.held_out_after:.4f}")
+        again = "go on with --resume" if result.exit_code else f"go on with --set model.path={result.model}"
+        print(f"folder: {result.folder}   {again}")
+    raise typer.Exit(result.exit_code)
+
+
 @app.command(epilog="Example: agentloop config configs/quickstart.yaml --set replay.fraction=0.5")
 def config(file: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the effective configuration, each key with its meaning."""

@@ -18,6 +18,7 @@ from agentloop.loss_config import LossSection
 from agentloop.mixing_config import EssSection, ScheduleSection, StartSection, check_mixing, mix_rule
 from agentloop.reward_config import RewardSection
 from agentloop.sampling_config import SamplingSection
+from agentloop.sft_config import SftSection
 from agentloop.tasks_config import TasksSection, check_tasks
 from replay.mix_rule import MixRule
 from replay.schedules import progress_at
@@ -284,6 +285,7 @@ class RunConfig(Section):
     batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
     replay: ReplaySection = Field(default_factory=ReplaySection, description="The mixing ratio and how rows are drawn.")
     reward: RewardSection = Field(default_factory=RewardSection, description="What an episode is worth.")
+    sft: SftSection = Field(default_factory=SftSection, description="Supervised training on demonstrations of yours.")
     advantage: AdvantageSection = Field(
         default_factory=AdvantageSection, description="What a trajectory is worth beside others."
     )

@@ -104,6 +104,23 @@ def latest_run_folder(parent: Path, name: str) -> RunFolder:
     return open_run_folder(max(runs)[1])
 
 
+def resumed_run_folder(config: RunConfig) -> RunFolder:
+    """The newest run of the configuration's name, to go on with: it must be the same configuration."""
+    folder = latest_run_folder(Path(config.run.folder), config.run.name)
+    for key, mine in to_plain(folder.config).items():
+        theirs = to_plain(config)[key]
+        if mine == theirs:
+            continue
+        if isinstance(mine, dict):
+            name = next(n for n in mine if mine[n] != theirs.get(n))
+            key, mine, theirs = f"{key}.{name}", mine[name], theirs.get(name)
+        raise UserError(
+            f"{key} must be the run's own when resuming {folder.path} ({mine!r}), "
+            f"got {theirs!r}. Take it back, or start a new run without --resume."
+        )
+    return folder
+
+
 def _numbered(parent: Path, name: str) -> list[tuple[int, Path]]:
     """Also what is left of starts that were killed before they had a run.json."""
     pattern = re.compile(re.escape(name) + r"-(\d+)")

@@ -17,7 +17,7 @@ from agentloop.console import RunDisplay, open_display, percent
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.loop import Loop, LoopState
 from agentloop.report import REPORT_NAME, write_report
-from agentloop.run_folder import RunFolder, create_run_folder, explained, latest_run_folder
+from agentloop.run_folder import RunFolder, create_run_folder, explained, resumed_run_folder
 from agentloop.signals import StopRequest, polite_stop
 from agentloop.stream_losses import stream_losses
 from replay.errors import DatabaseRefused
@@ -46,7 +46,7 @@ def train(
     `trace` has the display told the data flow of the next iteration.
     Raises UserError for what the user can mend, TrainingStopped when the run itself can't go on.
     """
-    folder = _resumed_folder(config) if resume else create_run_folder(config)
+    folder = resumed_run_folder(config) if resume else create_run_folder(config)
     display = display or open_display()
     try:
         with folder.lock(), polite_stop(display.note) as stop:
@@ -79,22 +79,6 @@ def _parts(folder: RunFolder, display: RunDisplay, checkpoint: Checkpoint | None
         if new and not (folder.model / COMPLETE).exists():
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
-
-
-def _resumed_folder(config: RunConfig) -> RunFolder:
-    folder = latest_run_folder(Path(config.run.folder), config.run.name)
-    for key, mine in to_plain(folder.config).items():
-        theirs = to_plain(config)[key]
-        if mine == theirs:
-            continue
-        if isinstance(mine, dict):
-            name = next(n for n in mine if mine[n] != theirs.get(n))
-            key, mine, theirs = f"{key}.{name}", mine[name], theirs.get(name)
-        raise UserError(
-            f"{key} must be the run's own when resuming {folder.path} ({mine!r}), "
-            f"got {theirs!r}. Take it back, or start a new run without --resume."
-        )
-    return folder
 
 
 def _newest_checkpoint(folder: RunFolder) -> Checkpoint | None:

@@ -12,17 +12,14 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
+from torch import nn
 
 from agentloop.config import WarmUpSection
 from agentloop.environments import Environment, EnvironmentFactory, Task, ToolLimits, call_tool
-from agentloop.mini_batches import cut_micro_batches
 from agentloop.models.actor import Actor
 from agentloop.models.load import LoadedModel
+from agentloop.supervised import learn
 from context import AuthorTable, ContextManager, Message, ReplyParser, TokenSequence, loss_mask
 from context.authors import LLM
 from context.strategies import Strategy
@@ -181,32 +178,13 @@ def _accumulate(
 ) -> float:
     """Gradients of the mean loss of the demonstrated tokens; the mean of `_hardest_of_last_reply`."""
     rows = [row for sequences in demonstrated for row in sequences]
-    last = set(itertools.accumulate(len(sequences) for sequences in demonstrated))
-    masks = [loss_mask(row, authors) for row in rows]
-    tokens = sum(int(mask.sum()) for mask in masks)
+    learned = learn(actor, rows, authors, max_tokens=_MICRO_BATCH_TOKENS)
     hardest = 0.0
-    for cut in cut_micro_batches([len(row) for row in rows], _MICRO_BATCH_TOKENS):
-        losses, mask = _token_losses(actor, [rows[i] for i in cut], [masks[i] for i in cut])
-        (losses.sum() / tokens).backward()  # type: ignore[no-untyped-call]
-        for place, i in enumerate(cut):
-            if i + 1 in last:
-                control = [token in control_ids for token in rows[i].token_ids.tolist()]
-                hardest += _hardest_of_last_reply(losses[place].tolist(), mask[place].tolist(), control)
+    for end in itertools.accumulate(len(sequences) for sequences in demonstrated):
+        last = rows[end - 1]
+        control = [token in control_ids for token in last.token_ids.tolist()]
+        hardest += _hardest_of_last_reply(learned.of_tokens[end - 1], loss_mask(last, authors).tolist(), control)
     return hardest / len(demonstrated)
-
-
-def _token_losses(
-    actor: Actor, rows: Sequence[TokenSequence], masks: Sequence[npt.NDArray[np.bool_]]
-) -> tuple[Tensor, Tensor]:
-    """-log-prob of the demonstrated tokens, [B, T] nats, 0 elsewhere; and where they are."""
-    device = actor.device
-    ids = pad_sequence([torch.tensor(row.token_ids.tolist()) for row in rows], batch_first=True).to(device)
-    mask = pad_sequence([torch.from_numpy(mask) for mask in masks], batch_first=True).to(device)
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    attention = torch.arange(ids.shape[1], device=device)[None] < lengths[:, None]
-    temperature = torch.ones(len(rows), device=device)
-    log_probs, _ = actor.log_probs(ids, attention, mask, temperature, entropy=False)
-    return -log_probs, mask
 
 
 def _hardest_of_last_reply(losses: Sequence[float], marked: Sequence[bool], control: Sequence[bool]) -> float:

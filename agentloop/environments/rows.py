@@ -52,8 +52,8 @@ def load_rows(section: TasksSection) -> TaskRows:
         others = [_digest(row, f"{data}, held-out row {number}") for number, row in enumerate(held_out, 1)]
         known = set(digests)
         shared = sum(digest in known for digest in others)
-        return TaskRows(rows, held_out, _digest_of([*digests, "", *others]), shared)
-    there = _held_out(digests, section.held_out_share)
+        return TaskRows(rows, held_out, digest_of([*digests, "", *others]), shared)
+    there = held_out_by_content(digests, section.held_out_share)
     kept = [number for number, held in enumerate(there) if not held]
     if not kept or len(kept) == len(rows):
         raise UserError(
@@ -61,10 +61,10 @@ def load_rows(section: TasksSection) -> TaskRows:
             f"{len(set(digests))} contents. Name a split with tasks.held_out, or add rows."
         )
     away = [number for number, held in enumerate(there) if held]
-    return TaskRows(_Chosen(rows, kept), _Chosen(rows, away), _digest_of([*digests, str(section.held_out_share)]), 0)
+    return TaskRows(_Chosen(rows, kept), _Chosen(rows, away), digest_of([*digests, str(section.held_out_share)]), 0)
 
 
-def _held_out(digests: Sequence[str], share: float) -> list[bool]:
+def held_out_by_content(digests: Sequence[str], share: float) -> list[bool]:
     """By content alone: more rows leave the side of the others as it is. Of few rows, at least one content."""
     most = max(int(share * 2**64), min(int(digest[:16], 16) for digest in digests))
     return [int(digest[:16], 16) <= most for digest in digests]
@@ -220,5 +220,5 @@ def _digest(row: Row, where: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _digest_of(digests: Sequence[str]) -> str:
+def digest_of(digests: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
