@@ -285,7 +285,6 @@ class RunConfig(Section):
     batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
     replay: ReplaySection = Field(default_factory=ReplaySection, description="The mixing ratio and how rows are drawn.")
     reward: RewardSection = Field(default_factory=RewardSection, description="What an episode is worth.")
-    sft: SftSection = Field(default_factory=SftSection, description="Supervised training on demonstrations of yours.")
     advantage: AdvantageSection = Field(
         default_factory=AdvantageSection, description="What a trajectory is worth beside others."
     )
@@ -293,6 +292,7 @@ class RunConfig(Section):
     kl: KlSection = Field(default_factory=KlSection, description="Distance to a reference policy.")
     critic: CriticSection = Field(default_factory=CriticSection, description="What an action is worth (PPO).")
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="AdamW and its schedule.")
+    sft: SftSection = Field(default_factory=SftSection, description="Supervised training on demonstrations of yours.")
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection, description="Held-out success.")
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="What survives a crash.")
     metrics: MetricsSection = Field(default_factory=MetricsSection, description="Where numbers go.")

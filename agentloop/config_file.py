@@ -162,8 +162,10 @@ def _set_below(values: dict[str, Any], path: KeyPath, value: Any, *, length: int
 def _unknown(path: KeyPath) -> str:
     dotted = shown(".".join(path))
     known = dotted_keys()
-    # A key one section too high is the first of its name below; then what is spelled alike.
-    below = [key for key in known if key.startswith(".".join(path[:-1]) + ".") and key.endswith(f".{path[-1]}")]
+    # A key some sections too high is the first of its name below, the nearest; then what is spelled alike.
+    above = "".join(f"{name}." for name in path[:-1])
+    below = [key for key in known if key.startswith(above) and key.endswith(f".{path[-1]}")]
+    below.sort(key=lambda key: key.count("."))
     close = below or difflib.get_close_matches(dotted, known, n=1, cutoff=0.6)
     # A key in the wrong section or at the top: compare the last part alone.
     last = {key.rpartition(".")[2]: key for key in reversed(known)}

@@ -105,7 +105,10 @@ class DemonstrationReader:
             if answers:
                 self._observe(context, answers)
         sequences = [segment.tokens for segment in context.segments()]
-        return [tokens for tokens in sequences if loss_mask(tokens, self._authors).any()]
+        trained = [tokens for tokens in sequences if loss_mask(tokens, self._authors).any()]
+        if not trained:
+            raise BadRow("conversation must hold a token that context lets be trained, got none.")
+        return trained
 
     def _observe(self, context: ContextManager, answers: Sequence[Message]) -> None:
         stopped = context.observe(answers)

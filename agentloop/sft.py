@@ -22,7 +22,7 @@ from agentloop.checkpoint import (
 )
 from agentloop.config import RunConfig
 from agentloop.console import RunDisplay, open_display
-from agentloop.demonstrations import Demonstration, DemonstrationReader, Demonstrations
+from agentloop.demonstrations import Demonstration, DemonstrationReader
 from agentloop.environments.rows import digest_of, held_out_by_content
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.metrics import SinkFan, load_sinks
@@ -72,21 +72,21 @@ def sft(config: RunConfig, *, resume: bool = False, display: RunDisplay | None =
         raise UserError(f"{key} must be named for sft, got null. Set it with --set {key}=PATH.")
     display = display or open_display()
     try:
-        parts = _Data.of(config, config.model.path, display) if not resume else None
+        data = _Data.of(config, config.model.path, display) if not resume else None
         folder = resumed_run_folder(config) if resume else create_run_folder(config)
         with folder.lock(), polite_stop(display.note) as stop:
             complete = complete_checkpoints(folder.checkpoints)
             checkpoint = load_checkpoint(complete[-1]) if complete else None
-            parts = parts or _Data.of(config, checkpoint.model if checkpoint else config.model.path, display)
+            data = data or _Data.of(config, checkpoint.model if checkpoint else config.model.path, display)
             update = checkpoint.values["progress"]["update"] if checkpoint else -1
             sinks = load_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=update)
             with closing(SinkFan(sinks, warn=display.note)) as fan:
-                training = _Training(parts, folder, fan, display)
+                training = _Training(data, folder, fan, display)
                 training.begin(checkpoint)
                 training.run(stop)
     finally:
         display.close()
-    losses, data = training.progress.held_out, training.data
+    losses = training.progress.held_out
     return SftResult(
         folder.path,
         folder.model,
@@ -121,7 +121,12 @@ class _Data:
         loaded = load_model(config.model, weights)
         reader = DemonstrationReader(config, loaded, config.context.author_table())
         found = reader.read(Path(str(config.sft.data)).expanduser(), key="sft.data")
-        trained, held_out = _sides(config, reader, found)
+        others = None
+        if config.sft.held_out is not None:
+            others = reader.read(Path(config.sft.held_out).expanduser(), key="sft.held_out")
+            found.too_long += others.too_long
+            found.ignored += others.ignored
+        trained, held_out = (found.read, others.read) if others is not None else _sides(config, found.read)
         display.note(
             f"demonstrations: {len(trained):,} to train on, {len(held_out):,} held out, {found.too_long:,} left out as "
             "too long for the context"
@@ -135,20 +140,15 @@ def _digests(rows: list[Demonstration]) -> list[str]:
     return [row.digest for row in rows]
 
 
-def _sides(
-    config: RunConfig, reader: DemonstrationReader, found: Demonstrations
-) -> tuple[list[Demonstration], list[Demonstration]]:
-    section = config.sft
-    if section.held_out is not None:
-        return found.read, reader.read(Path(section.held_out).expanduser(), key="sft.held_out").read
-    away = held_out_by_content(_digests(found.read), section.held_out_share)
-    trained = [row for row, is_away in zip(found.read, away, strict=True) if not is_away]
+def _sides(config: RunConfig, read: list[Demonstration]) -> tuple[list[Demonstration], list[Demonstration]]:
+    away = held_out_by_content(_digests(read), config.sft.held_out_share)
+    trained = [row for row, is_away in zip(read, away, strict=True) if not is_away]
     if not trained:
         raise UserError(
-            f"sft.data must hold conversations to train on and others to measure on, got {len(found.read)} of one "
-            "content. Name others with sft.held_out, or add some."
+            f"sft.data must hold conversations to train on and others to measure on, got {len(read)} of one content. "
+            "Name others with sft.held_out, or add some."
         )
-    return trained, [row for row, is_away in zip(found.read, away, strict=True) if is_away]
+    return trained, [row for row, is_away in zip(read, away, strict=True) if is_away]
 
 
 class _Training:
