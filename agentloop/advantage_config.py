@@ -63,6 +63,12 @@ def check_advantages(config: RunConfig) -> None:
         )
     if section.credit == "turn":
         _check_turns(config)
+    elif (section.turn_gamma, section.turn_coef) != (1.0, 1.0):
+        name = "turn_gamma" if section.turn_gamma != 1.0 else "turn_coef"
+        raise ValueError(
+            f"advantage.{name} must be 1 when advantage.credit is trajectory, which knows no turns, got "
+            f"{getattr(section, name)}. Take it out, or set advantage.credit: turn."
+        )
     if config.rollout.recollect_rounds:
         _check_recollecting(config)
     if config.replay.complete_zero_variance:

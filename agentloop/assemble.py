@@ -163,6 +163,11 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
     factory, source = open_tasks(config)
     if source.summary is not None:
         display.note(f"tasks: {source.summary}")
+    if config.advantage.credit == "turn" and not factory.rewards_turns:
+        raise UserError(
+            f"advantage.credit must be trajectory when the environment has no turn_rewards, got turn with "
+            f"{factory.where}. Write def turn_rewards(self, task, messages)."
+        )
     admission = make_admission(config.replay)
     loaded = load_model(config.model, checkpoint.model if checkpoint else first)
     _keep_tokenizer(loaded, folder)

@@ -36,6 +36,11 @@ class RewardModelSection(Section):
     max_tokens: Positive = Field(4096, description="Longest text it is given; what is longer loses its beginning.")
     batch: Positive = Field(8, description="Episodes scored at once.")
 
+    @model_validator(mode="after")
+    def _there_is_a_model(self) -> Self:
+        _refuse_unheard(self, "path", "reward.model")
+        return self
+
 
 class OverlongSection(Section):
     """Soft overlong punishment."""
@@ -48,6 +53,23 @@ class OverlongSection(Section):
     penalty: PositiveFloat = Field(
         1.0, description="What an episode loses that reached the limit, or that a limit cut short."
     )
+
+    @model_validator(mode="after")
+    def _there_is_a_buffer(self) -> Self:
+        _refuse_unheard(self, "buffer", "reward.overlong")
+        return self
+
+
+def _refuse_unheard(section: Section, switch: str, where: str) -> None:
+    """What is set of a part that is off would not be heard."""
+    if getattr(section, switch) is not None:
+        return
+    for name, field in type(section).model_fields.items():
+        given = getattr(section, name)
+        if given != field.default:
+            raise ValueError(
+                f"{where}.{switch} must be set when {where}.{name} is ({given}), got null. Set both, or none."
+            )
 
 
 class RewardSection(Section):

@@ -20,6 +20,7 @@ from agentloop.report import REPORT_NAME, write_report
 from agentloop.run_folder import RunFolder, create_run_folder, explained, resumed_run_folder
 from agentloop.signals import StopRequest, polite_stop
 from agentloop.stream_losses import stream_losses
+from agentloop.valuation import Valuation
 from replay.errors import DatabaseRefused
 from replay.exchange.attach import check_attachable
 from replay.records import RunRecord
@@ -66,7 +67,9 @@ def _parts(folder: RunFolder, display: RunDisplay, checkpoint: Checkpoint | None
     """The parts of the run. A new run that can't be put together leaves no folder for --resume to stumble over."""
     try:
         settle_process(folder.config)
-        stream_losses(folder.config.loss)  # Better refused now than after the warm-up, and so is a database.
+        # Better refused now than after the warm-up: functions of the user's, and a database.
+        stream_losses(folder.config.loss)
+        Valuation.of(folder.config)
         if folder.config.replay.database is not None:
             ReplayStore.create(folder.database).close()
         for place in folder.config.replay.attach.values():

@@ -77,6 +77,10 @@ class EnvironmentFactory:
         check_task(task, f"{self.where}.task_from_row", self.registered)
         return task
 
+    @property
+    def rewards_turns(self) -> bool:
+        return self.environment.turn_rewards is not Environment.turn_rewards
+
     def turn_rewards(self, task: Task, messages: Sequence[Message], *, replies: int) -> tuple[float, ...] | None:
         """What each reply earned by itself, asked of a new instance; None: the environment does not say."""
         try:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from agentloop.config import RunConfig
+from agentloop.errors import UserError
 from agentloop.training import TrainResult, train
 from tests.agentloop.processes import assert_same_bits
 from tests.agentloop.runs import PARITY, SilentDisplay, rows, save_qwen2, small_config
@@ -142,10 +143,11 @@ def test_run_with_turn_credit_learns_where_all_outcomes_are_equal(tmp_path: Path
     assert display.iterations[1]["actor/replay/pg_loss"] != 0.0
 
 
-def test_run_without_turn_rewards_says_how_many_rows_had_none(tmp_path: Path, qwen2: Path) -> None:
-    display = SilentDisplay()
-    train(quick(tmp_path, qwen2, advantage={"credit": "turn"}, run={"iterations": 1}), display=display)
-    assert display.iterations[0]["advantage/unknown_turns"] == 16.0
+def test_environment_that_says_nothing_of_turns_is_refused_at_the_start(tmp_path: Path, qwen2: Path) -> None:
+    config = quick(tmp_path, qwen2, advantage={"credit": "turn"})
+    with pytest.raises(UserError, match="must be trajectory when the environment has no turn_rewards, got turn with"):
+        train(config, display=SilentDisplay())
+    assert not (tmp_path / "small-001").exists()
 
 
 def test_groups_of_equal_rewards_are_collected_anew(tmp_path: Path, qwen2: Path) -> None:

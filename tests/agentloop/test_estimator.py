@@ -106,6 +106,14 @@ def test_replayed_rows_with_nobody_to_compare_with_are_counted_and_teach_nothing
     assert result.metrics == {"replay/without_peers": 1.0}
 
 
+def test_rows_whose_turns_are_unknown_keep_the_advantage_of_the_trajectory_and_are_counted() -> None:
+    rows = [valued("a", 1.0, authors="ulleel", advantage=0.5), valued("b", 0.0, authors="ulel", advantage=-0.5)]
+    result = estimator("dr_grpo", lambda _: [(1.0, 0.0), None], advantage={"credit": "turn"}).in_batch(rows, "stored")
+    # a is compared with nobody whose turns are known: its turns add nothing to the outcome
+    assert build_batch(result.rows, AUTHORS).advantages.tolist() == [[0, 0.5, 0.5, 0, 0, 0.5], [0, -0.5, 0, -0.5, 0, 0]]
+    assert result.metrics == {"advantage/unknown_turns": 1.0}
+
+
 def test_turns_have_their_own_advantages_on_their_own_tokens() -> None:
     rows = [valued("a", 1.0, authors="ulleel", advantage=0.5), valued("b", 0.0, authors="ulel", advantage=-0.5)]
     earned = {"a": (1.0, 0.0), "b": (0.0, 0.0)}
@@ -137,6 +145,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"algorithm": "opo", "advantage": {"function": "a.py:f"}},
         "algorithm must be left out when advantage.function takes its place",
+    ),
+    ({"advantage": {"turn_gamma": 0.9}}, "advantage.turn_gamma must be 1 when advantage.credit is trajectory"),
+    ({"reward": {"model": {"label": 1}}}, "reward.model.path must be set when reward.model.label is"),
+    ({"reward": {"overlong": {"penalty": 2.0}}}, "reward.overlong.buffer must be set when reward.overlong.penalty is"),
+    *(
+        ({"algorithm": "ppo", **given}, f"{name} must be .* when algorithm is ppo")
+        for name, given in (
+            ("advantage.function", {"advantage": {"function": "a.py:f"}}),
+            ("advantage.normalise_batch", {"advantage": {"normalise_batch": "scale"}}),
+            ("advantage.credit", {"advantage": {"credit": "turn"}}),
+            ("replay.baseline", {"replay": {"baseline": "split"}}),
+            ("replay.negative_weight", {"replay": {"negative_weight": 0.5}}),
+            ("rollout.recollect_rounds", {"rollout": {"recollect_rounds": 1}}),
+        )
     ),
     ({"algorithm": "remax", "advantage": {"credit": "turn"}}, "advantage.credit must be trajectory when algorithm"),
     (
