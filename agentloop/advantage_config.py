@@ -103,7 +103,7 @@ def _check_turns(config: RunConfig) -> None:
             f"advantage.credit must be trajectory when {cause}, which has no baseline for a turn, got turn. "
             "Use grpo, dr_grpo, rloo, reinforce or reinforce++."
         )
-    if config.replay_trains() and config.replay.baseline == "stored":
+    if config.replay_trains() and config.replay.baseline == "stored" and algorithm != "reinforce":
         raise ValueError(
             "replay.baseline must not be stored when advantage.credit is turn: rows are stored with the advantage of "
             "the whole trajectory alone. Use shared, split, fresh_only or leave_one_out."
@@ -135,10 +135,10 @@ def _check_compares(config: RunConfig, rule: str) -> None:
 
 def _check_baseline(config: RunConfig) -> None:
     replay = config.replay
-    if config.algorithm == "remax":
+    if config.algorithm in ("reinforce", "remax"):
         raise ValueError(
-            f"replay.baseline must be stored when algorithm is remax, got {replay.baseline}: the greedy reward of a "
-            "stored row is not known. Leave it out."
+            f"replay.baseline must be stored when algorithm is {config.algorithm}, by which no trajectory is compared "
+            f"with others, got {replay.baseline}. Leave it out."
         )
     if config.advantage.function is not None and replay.baseline not in ("shared", "split"):
         raise ValueError(

@@ -207,12 +207,15 @@ def collect(
     The stored reward is the weighted sum of all rewards; advantages are of it less the penalty. An episode that the
     engine or a reward function failed is left out of its group as if it had not been run, and so is a group that lost
     all of them. `before` are the earlier rounds of the same iteration, whose ids must not come again.
+
+    Raises UserError if nothing at all is left.
     """
     valuation = valuation or Valuation.of(config)
     tasks = [task for task, size in groups for _ in range(size)]
     everything = list(run_episodes(actors, tasks, config, progress=progress))
     scores = valuation.scorer.score(everything)
-    episodes = whole(everything)
+    # Of a further round, everything may fail: the first one's groups are there.
+    episodes = [episode for episode in everything if not episode.failed] if before else whole(everything)
     collected = Collected(
         rewrites=Counter(kind for episode in episodes for kind in episode.rewrites),
         engine_failures=len(everything) - len(episodes),
@@ -235,7 +238,7 @@ def collect(
         for episode, total in members:
             place = places.next_member(group.id, task_hash)
             collected.trajectories.append(_trajectory(actors, episode, total, birth, place, config))
-    if episodes and not collected.trajectories:
+    if episodes and not collected.trajectories and not before:
         raise UserError(
             f"reward.functions must give a reward to at least one of {len(episodes)} episodes, got none. "
             "Mend them and --resume: this iteration is collected again."

@@ -153,14 +153,11 @@ class Estimator:
                 normalise_std=self._rule.divides,
             )
             values = turn_advantages(row.advantage, terms, gamma=section.turn_gamma, coef=section.turn_coef)
-            result.append(replace(row, token_advantages=self._over_tokens(row, values)))
-        return result, sum(not member.turn_rewards for member in known)
-
-    def _over_tokens(self, row: BatchRow, turns: Sequence[float]) -> Any:
-        assert self._authors is not None
-        segments = row.trajectory.segments
-        masks = [response_mask(segment.tokens, self._authors) for segment in segments]
-        return over_tokens(masks, [s.reason != _QUESTION for s in segments], turns, outcome=row.advantage)
+            segments = row.trajectory.segments
+            masks = [response_mask(segment.tokens, self._authors) for segment in segments]
+            tokens = over_tokens(masks, [s.reason != _QUESTION for s in segments], values, outcome=row.advantage)
+            result.append(replace(row, token_advantages=tokens))
+        return result, sum(row.token_advantages is None for row in result)
 
     def _weighed(self, row: BatchRow) -> BatchRow:
         """A bound on what a replayed row can push away, whatever its sampler corrects for."""

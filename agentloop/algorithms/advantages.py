@@ -9,7 +9,8 @@ from typing import Literal
 
 from torch import Tensor
 
-_STD_EPSILON = 1e-6
+STD_EPSILON = 1e-6
+"""Added to a deviation that is divided by."""
 
 Algorithm = Literal["grpo", "rloo", "reinforce", "reinforce++", "dr_grpo", "opo", "remax"]
 
@@ -71,7 +72,7 @@ def mean_baseline(members: Sequence[Member], *, normalise_std: bool) -> Baseline
     if not normalise_std:
         return Baseline(mean, 1.0)
     std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
-    return Baseline(mean, std + _STD_EPSILON)
+    return Baseline(mean, std + STD_EPSILON)
 
 
 def length_weighted_baseline(members: Sequence[Member]) -> Baseline:
@@ -153,7 +154,7 @@ def normalised(values: Sequence[float], *, centre: bool) -> list[float]:
         return list(values)
     mean = math.fsum(telling) / len(telling)
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in telling) / (len(telling) - 1))
-    return [(value - (mean if centre else 0.0)) / (std + _STD_EPSILON) if value != 0.0 else 0.0 for value in values]
+    return [(value - (mean if centre else 0.0)) / (std + STD_EPSILON) if value != 0.0 else 0.0 for value in values]
 
 
 def returns(advantages: Tensor, values: Tensor) -> Tensor:

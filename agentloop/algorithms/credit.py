@@ -9,9 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from agentloop.algorithms.advantages import Member
-
-_STD_EPSILON = 1e-6
+from agentloop.algorithms.advantages import STD_EPSILON, Member
 
 
 def relative_turn_rewards(
@@ -42,7 +40,7 @@ def relative_turn_rewards(
     scale = 1.0
     if normalise_std and len(known) > 1:
         spread = math.fsum(math.fsum((r - mean) ** 2 for r in rewards) / len(rewards) for rewards in known)
-        scale = math.sqrt(spread / (len(known) - 1)) + _STD_EPSILON
+        scale = math.sqrt(spread / (len(known) - 1)) + STD_EPSILON
     return tuple((reward - mean) / scale for reward in own)
 
 
@@ -62,12 +60,13 @@ def turn_advantages(outcome: float, turn_terms: Sequence[float], *, gamma: float
 
 def over_tokens(
     action: Sequence[npt.NDArray[np.bool_]], is_main: Sequence[bool], turns: Sequence[float], *, outcome: float
-) -> tuple[npt.NDArray[np.float32], ...]:
+) -> tuple[npt.NDArray[np.float32], ...] | None:
     """The turns' advantages on the action tokens of a trajectory's segments; 0 elsewhere.
 
     A reply is a maximal run of action tokens in a segment of the conversation itself (`is_main`); the last runs are
     the turns, and what was spoken before the first turn has the first one's advantage. Segments beside the
-    conversation (a strategy's question) have `outcome`. Raises ValueError if there are fewer runs than turns.
+    conversation (a strategy's question) have `outcome`. None if there are fewer runs than turns: which is which is
+    then unknown.
     """
     runs = [
         (index, start, end)
@@ -76,7 +75,7 @@ def over_tokens(
         for start, end in _runs(mask)
     ]
     if not turns or len(runs) < len(turns):
-        raise ValueError(f"segments must hold {max(1, len(turns))} replies, one per turn, got {len(runs)}.")
+        return None
     arrays = tuple(np.where(mask & (not main), outcome, 0.0) for mask, main in zip(action, is_main, strict=True))
     spoken_before = len(runs) - len(turns)
     for number, (index, start, end) in enumerate(runs):

@@ -92,7 +92,8 @@ class EnvironmentFactory:
             ) from error
         if rewards is not None and (len(rewards) != replies or not all(map(math.isfinite, rewards))):
             raise UserError(
-                f"{self.where}.turn_rewards must return one finite number per reply ({replies}), got {list(rewards)}."
+                f"{self.where}.turn_rewards must return one finite number per reply ({replies}), got {list(rewards)}. "
+                "Mend it, and --resume if the run had begun."
             )
         return rewards
 

@@ -198,6 +198,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "replay.baseline must be stored, shared or split when advantage.function is set",
     ),
     (
+        {**POOL, "algorithm": "reinforce", "replay": {"fraction": 0.5, "baseline": "split"}},
+        "replay.baseline must be stored when algorithm is reinforce",
+    ),
+    (
         {"replay": {"fraction": 0.5, "baseline": "shared"}},
         "environment.task_pool must be a number when replay.baseline is shared",
     ),
