@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ from agentloop.config import ModelSection
 from agentloop.errors import UserError
 from agentloop.models.reward_model import SequenceClassifier
 from agentloop.reward_config import RewardModelSection
+from agentloop.training import train
 from context import Message
+from replay.store import ReplayStore
+from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
 from tests.context import fakes
 
 TALKS = [
@@ -105,3 +109,25 @@ def test_model_that_can_not_score_is_refused(
 def test_path_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"reward.model.path must be a folder or hub id of a sequence classifier"):
         classifier(tmp_path / "nothing")
+
+
+def test_run_stores_what_the_model_says_of_each_whole_episode(tmp_path: Path) -> None:
+    judge = saved(tmp_path / "judge")
+    config = small_config(
+        tmp_path,
+        save_qwen2(tmp_path / "policy"),
+        run={"iterations": 1},
+        rollout={"max_turns": 1, "max_tokens_per_turn": 12},
+        reward={"environment": 0.0, "model": {"path": str(judge), "weight": 2.0}},
+        evaluation={"every": 0, "tasks": 1},
+    )
+    display = SilentDisplay()
+    result = train(config, display=display)
+    ids = [id for (id,) in rows(result.folder / "replay.sqlite", "select id from trajectories order by slot")]
+    with closing(ReplayStore.open(result.folder / "replay.sqlite", read_only=True)) as store:
+        stored = store.read(ids)
+    scores = classifier(judge).score([trajectory.messages for trajectory in stored])
+    assert [trajectory.record.reward for trajectory in stored] == pytest.approx([2 * s for s in scores], abs=1e-5)
+    assert len({round(score, 4) for score in scores}) > 8
+    assert display.iterations[0]["reward/model"] == pytest.approx(sum(scores) / 16, abs=1e-5)
+    assert display.iterations[0]["rollout/success"] == display.iterations[0]["reward/environment"]
