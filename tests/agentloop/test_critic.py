@@ -223,23 +223,6 @@ def test_critic_learns_from_fresh_rows_unless_told_otherwise() -> None:
     assert value_gradient(actor, whole, both)[0] != pytest.approx(value_gradient(actor, without, both)[0], rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("trajectories", "mini_batch", "ppo_epochs", "expected"),
-    [(9, 4, 1, 3), (9, 4, 2, 6), (9, 9, 3, 3), (9, 1000, 1, 1)],
-)
-def test_critic_and_policy_make_epochs_times_mini_batches_steps(
-    trajectories: int, mini_batch: int, ppo_epochs: int, expected: int
-) -> None:
-    config = ppo(batch={"mini_batch": mini_batch, "ppo_epochs": ppo_epochs}, critic={"train_on": "both"})
-    learner = trainer(tiny_actor(), config)
-    result = learner.update(episodes()[:trajectories], iteration=1)
-    assert result.optimizer_steps == expected
-    state = learner.state()[0]
-    for of_critic in (False, True):
-        steps = {int(v) for k, v in state.items() if k.endswith("/step") and k.startswith("critic.") == of_critic}
-        assert steps == {expected}
-
-
 def test_critic_learns_to_explain_returns() -> None:
     """One reward for every episode with an even first token: after some updates the critic knows."""
     actor = tiny_actor(torch.float32)

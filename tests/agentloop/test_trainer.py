@@ -27,20 +27,6 @@ def silent_rows() -> list[BatchRow]:
     return [row(f"t{i}", segment("uulll", seed=i), advantage=0.0, group=f"g{i}") for i in range(8)]
 
 
-@pytest.mark.parametrize(
-    ("trajectories", "mini_batch", "ppo_epochs", "expected"),
-    [(9, 4, 1, 3), (9, 4, 2, 6), (9, 9, 3, 3), (9, 1000, 1, 1)],
-)
-def test_optimizer_steps_are_epochs_times_mini_batches(
-    trajectories: int, mini_batch: int, ppo_epochs: int, expected: int
-) -> None:
-    config = run_config(batch={"mini_batch": mini_batch, "ppo_epochs": ppo_epochs})
-    learner = trainer(tiny_actor(), config)
-    result = learner.update(mixed_rows(fresh=6, replayed=trajectories - 6), iteration=1)
-    assert result.optimizer_steps == expected
-    assert {int(v) for k, v in learner.state()[0].items() if k.endswith("/step")} == {expected}
-
-
 def test_mini_batch_smaller_than_a_group_leaves_steps_without_rows() -> None:
     rows = [row(f"t{i}", segment("uull", seed=i), advantage=1.0 - i) for i in range(3)]
     result = trainer(tiny_actor(), run_config(batch={"mini_batch": 1})).update(rows, iteration=1)
