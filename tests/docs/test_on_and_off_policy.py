@@ -1,0 +1,112 @@
+"""The numbers of docs/on-and-off-policy.md are what the project's own functions give."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from agentloop.algorithms.corrections import Correction, CorrectionKind, correct
+from agentloop.algorithms.diagnostics import effective_sample_size, trajectory_drift
+from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss
+from agentloop.algorithms.kl import kl_estimate
+from agentloop.algorithms.log_probs import log_ratios
+from agentloop.algorithms.objectives import ObjectiveInput
+from agentloop.loss_config import LossSection
+from agentloop.stream_losses import stream_losses
+from tests.docs.blocks import ROOT
+from tests.docs.tables import table
+
+PAGE = ROOT / "docs" / "on-and-off-policy.md"
+TOKEN = torch.tensor([[True]])
+
+
+def numbers(cell: str) -> list[float]:
+    return [float(word) for word in cell.split(",")]
+
+
+def log_probs() -> dict[str, torch.Tensor]:
+    """Of the page's one token, by policy; [1, 1] float64."""
+    (line,) = re.findall(r"One replayed token, with log-probs (.+):", PAGE.read_text(encoding="utf-8"))
+    given = dict(part.split() for part in line.split(", "))
+    return {name: torch.tensor([[float(value)]], dtype=torch.float64) for name, value in given.items()}
+
+
+def test_quantities_of_the_page_are_those_of_its_token() -> None:
+    token = log_probs()
+    old, behavior, current, reference = (token[name] for name in ("old", "behavior", "current", "reference"))
+    anchors = {
+        name: anchor_log_probs(old, behavior, replay_mask=torch.tensor([True]), fresh="old", replay=name)
+        for name in ("old", "behavior")
+    }
+    zero = torch.tensor([0])
+    expected = {
+        "drift": trajectory_drift(old, behavior, response_mask=TOKEN, trajectory=zero, count=1).sum,
+        "ratio, anchor `old`": log_ratios(current, anchors["old"], TOKEN).exp(),
+        "ratio, anchor `behavior`": log_ratios(current, anchors["behavior"], TOKEN).exp(),
+        "KL to the reference, `k1`": kl_estimate(current, reference, TOKEN, "k1"),
+        "KL to the reference, `k3`": kl_estimate(current, reference, TOKEN, "k3"),
+    }
+    shown = {row["quantity"]: row["value"] for row in table(PAGE, "quantity")}
+    assert shown == {name: f"{value.item():.3f}" for name, value in expected.items()}
+
+
+def weights(old: torch.Tensor, behavior: torch.Tensor, kind: CorrectionKind, **changes: Any) -> torch.Tensor:
+    options = {"level": "token", "mean": "product", "ratio_low": None, "ratio_high": None, "trace_high": None} | changes
+    mask = torch.ones_like(old, dtype=torch.bool)
+    how = Correction(kind, **options)
+    return correct(old, behavior, response_mask=mask, trajectory=torch.tensor([0]), correction=how).weights
+
+
+def trained(advantage: float, anchor: Any, importance: torch.Tensor | None, replay: StreamLoss) -> tuple[float, float]:
+    """Loss and gradient of the page's token."""
+    token, replayed = log_probs(), torch.tensor([True])
+    current = token["current"].requires_grad_()
+    inputs = ObjectiveInput(
+        log_probs=current,
+        anchors=anchor_log_probs(token["old"], token["behavior"], replay_mask=replayed, fresh="old", replay=anchor),
+        behavior_log_probs=token["behavior"],
+        advantages=torch.tensor([[advantage]]),
+        loss_mask=TOKEN,
+        trajectory=torch.tensor([0]),
+        num_trajectories=1,
+        signal_share=torch.ones(1),
+    )
+    result = heterogeneous_loss(
+        inputs, replay_mask=replayed, fresh=replay, replay=replay, importance_weights=importance
+    )
+    (gradient,) = torch.autograd.grad(result.policy.loss.sum(), current)
+    return result.policy.loss.item(), gradient.item()
+
+
+def test_losses_of_the_page_are_those_of_the_default_replay_stream() -> None:
+    token, replay = log_probs(), stream_losses(LossSection()).replay
+    rows = table(PAGE, "gradient")
+    assert len(rows) == 6
+    for row in rows:
+        importance = None
+        if row["correction"] != "`none`":
+            bound = float(row["correction"].removeprefix("`truncate` at "))
+            importance = weights(token["old"], token["behavior"], "truncate", ratio_high=bound)
+        loss, gradient = trained(float(row["advantage"]), row["anchor"].strip("`"), importance, replay)
+        assert (row["loss"], row["gradient"]) == (f"{loss:.3f}", f"{abs(gradient) and gradient:.3f}")
+
+
+def test_sample_sizes_of_the_page_are_those_of_their_drifts() -> None:
+    for row in table(PAGE, "ESS"):
+        logs = torch.tensor(numbers(row["mean log drift of four rows"]), dtype=torch.float64)[:, None]
+        mask, rows = torch.ones(4, 1, dtype=torch.bool), torch.arange(4)
+        drift = trajectory_drift(logs - 1.0, torch.full_like(logs, -1.0), response_mask=mask, trajectory=rows, count=4)
+        assert numbers(row["weights"]) == pytest.approx(drift.weight.tolist(), abs=0.005)
+        assert row["ESS"] == f"{effective_sample_size(drift.weight):.2f}"
+
+
+def test_products_of_the_page_grow_with_length_and_means_do_not() -> None:
+    for row in table(PAGE, "tokens"):
+        old = torch.full((1, int(row["tokens"])), -1.0, dtype=torch.float64)
+        for mean in ("product", "geometric"):
+            found = weights(old, old - 0.01, "truncate", level="sequence", mean=mean, ratio_high=math.inf)
+            assert row[f"`mean: {mean}`"] == f"{found[0, 0].item():.2f}"

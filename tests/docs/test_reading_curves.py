@@ -1,0 +1,133 @@
+"""docs/reading-curves.md explains every metric that a run logs, and no other."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agentloop.estimator import Estimator
+from agentloop.training import train
+from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
+from tests.agentloop.training_examples import row, run_config, segment, tiny_actor, trainer
+from tests.docs.blocks import ROOT
+from tests.docs.tables import tables
+
+PAGE = ROOT / "docs" / "reading-curves.md"
+_TENSORS = ("optimizer/", "weights/")
+"""Begin the names of tensors in a checkpoint."""
+_NAME = re.compile(r"[a-z_]+(?:/[^/\s]+)+")
+
+
+def explained() -> list[str]:
+    """Names in the first cells of the page's tables. `<stream>` stands for any part, `{a,b}` for both."""
+    cells = [line["metric"] for table in tables(PAGE) if "metric" in table[0] for line in table]
+    codes = [code for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
+    return [name for code in codes for name in _alternatives(code)]
+
+
+def _alternatives(name: str) -> Iterator[str]:
+    before, brace, rest = name.partition("{")
+    if not brace:
+        yield name
+        return
+    choices, _, after = rest.partition("}")
+    for choice in choices.split(","):
+        yield from _alternatives(before + choice + after)
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    return re.compile(
+        "".join("[^/]+" if i % 2 else re.escape(part) for i, part in enumerate(re.split("<(.+?)>", name)))
+    )
+
+
+def written() -> set[str]:
+    """Names the code gives to metrics: keys of dictionaries, and what is assigned to; a value in one is `<>`."""
+    names: set[str] = set()
+    for path in [*(ROOT / "agentloop").rglob("*.py"), *(ROOT / "replay").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            keys: list[ast.expr | None] = []
+            if isinstance(node, ast.Dict):
+                keys = list(node.keys)
+            elif isinstance(node, ast.DictComp):
+                keys = [node.key]
+            elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+                keys = [node.slice]
+            names |= {name for key in keys if (name := _text(key)) and _NAME.fullmatch(name)}
+    return {name for name in names if not name.startswith(_TENSORS)}
+
+
+def _text(node: ast.expr | None) -> str | None:
+    """Of a string or an f-string; None of anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "<value>" for part in node.values)
+    return None
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """By a run with replay and one with a critic."""
+    folder = tmp_path_factory.mktemp("runs")
+    model = save_qwen2(folder / "qwen2")
+    short: dict[str, Any] = {
+        "run": {"iterations": 2},
+        "rollout": {"max_turns": 1, "max_tokens_per_turn": 12},
+        "evaluation": {"every": 2, "tasks": 2},
+        "checkpoint": {"every": 2, "keep_policies": "none"},
+    }
+    runs = {
+        "grpo": {"loss": {"replay": {"anchor": "old", "correction": {"kind": "truncate", "ratio_high": 2.0}}}},
+        "ppo": {},
+    }
+    names = set()
+    for algorithm, sections in runs.items():
+        kl = {"reward_coef": 0.01, "target": 0.1}
+        config = small_config(folder / algorithm, model, algorithm, kl=kl, **short, **sections)
+        result = train(config, display=SilentDisplay())
+        names |= {name for (name,) in rows(result.folder / "replay.sqlite", "select distinct name from metrics")}
+    return names
+
+
+def test_every_metric_of_a_run_is_explained(logged: set[str]) -> None:
+    patterns = [pattern(name) for name in explained()]
+    assert {"actor/replay/ess/age_1", "critic/vf_loss", "actor/kl_coef", "eval/success"} <= logged
+    assert sorted(name for name in logged if not any(p.fullmatch(name) for p in patterns)) == []
+
+
+def test_every_metric_that_the_code_names_is_explained() -> None:
+    """Also those that only other settings log."""
+    patterns = [pattern(name) for name in explained()]
+    names = written()
+    assert {"rollout/greedy_reward", "actor/<value>/rejected", "buffer/evicted_by_<value>"} <= names
+    assert sorted(name for name in names if not any(p.fullmatch(name) for p in patterns)) == []
+
+
+def test_every_metric_that_is_explained_is_one(logged: set[str]) -> None:
+    known = [pattern(name) for name in logged | written()]
+    examples = {name: re.sub("<.+?>", "value", name) for name in explained()}
+    logged_as = {name: [other for other in logged if pattern(name).fullmatch(other)] for name in examples}
+    unknown = [
+        name
+        for name, example in examples.items()
+        if not logged_as[name] and not any(p.fullmatch(example) for p in known)
+    ]
+    assert unknown == []
+    assert len(explained()) == len(set(explained()))
+
+
+def test_policy_loss_of_a_short_success_and_a_long_failure_is_positive() -> None:
+    """The page's example: 5 and 10 tokens, advantages +-0.707, ratio 1: -(5 - 10) x 0.707 / 15 = +0.236."""
+    members = [row("success", segment("uu" + 5 * "l")), row("failure", segment("uu" + 10 * "l", seed=1))]
+    advantages = Estimator(run_config()).at_birth([item.trajectory for item in members], [1.0, 0.0])
+    valued = [replace(item, advantage=value) for item, value in zip(members, advantages, strict=True)]
+    metrics = trainer(tiny_actor(), run_config()).update(valued, iteration=1).metrics
+    assert metrics["actor/fresh/pg_loss"] == pytest.approx(5 * math.sqrt(0.5) / 15, abs=1e-5)
+    assert "+0.236" in PAGE.read_text(encoding="utf-8")
