@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
-    from agentloop.config_file import load_config
+    from agentloop.config.file import load_config
     from agentloop.environments import Environment, Task, tool
     from agentloop.training import TrainResult, train
 
@@ -21,7 +21,7 @@ _HOMES = {
     "Task": "agentloop.environments",
     "tool": "agentloop.environments",
     "RunConfig": "agentloop.config",
-    "load_config": "agentloop.config_file",
+    "load_config": "agentloop.config.file",
     "TrainResult": "agentloop.training",
     "train": "agentloop.training",
 }

@@ -15,7 +15,6 @@ import torch
 
 from agentloop.admission import make_admission, make_capacity
 from agentloop.algorithms.kl import KlCoefficient, kl_estimate, kl_penalised_rewards
-from agentloop.batch import BatchRow, build_batch
 from agentloop.checkpoint import COMPLETE, Checkpoint, write_directory
 from agentloop.collect import Actors
 from agentloop.config import RunConfig
@@ -25,7 +24,9 @@ from agentloop.environments import EnvironmentFactory, TaskSource, load_environm
 from agentloop.errors import UserError
 from agentloop.estimator import Estimator
 from agentloop.generation import LocalGenerator
-from agentloop.metrics import SinkFan, load_sinks
+from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.learning.scoring import score
+from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.load import LoadedModel, has_adapters, load_model, quiet
 from agentloop.models.reference import WithoutAdapters
@@ -34,10 +35,9 @@ from agentloop.models.tiny import build_tiny_model
 from agentloop.publish import Publisher
 from agentloop.rewards import RewardScorer
 from agentloop.run_folder import RunFolder
-from agentloop.scoring import score
 from agentloop.seeds import derive_seed
+from agentloop.sinks import SinkFan, load_sinks
 from agentloop.startup_checks import check_scoring, check_tools
-from agentloop.trainer import Trainer
 from agentloop.valuation import Penalty, Valuation, asked_again
 from agentloop.warm_up import Demonstrator, demonstrations, warm_up
 from context import AuthorTable

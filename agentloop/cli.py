@@ -64,7 +64,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train an agent: act, remember, mix, learn."""
-    from agentloop.config_file import load_config
+    from agentloop.config.file import load_config
     from agentloop.console import open_display
     from agentloop.training import train as run_training
 
@@ -142,7 +142,7 @@ def sft(
     as_json: AsJson = False,
 ) -> None:
     """Train a model on demonstrations of your own, to go on from with train."""
-    from agentloop.config_file import load_config
+    from agentloop.config.file import load_config
     from agentloop.console import open_display
     from agentloop.sft import sft as train_supervised
 
@@ -161,7 +161,7 @@ def sft(
 @app.command(epilog="Example: agentloop config configs/quickstart.yaml --set replay.fraction=0.5")
 def config(file: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the effective configuration, each key with its meaning."""
-    from agentloop.config_file import describe_config, load_config, to_plain
+    from agentloop.config.file import describe_config, load_config, to_plain
 
     effective = load_config(file, overrides or [])
     print(json.dumps(to_plain(effective), indent=1) if as_json else describe_config(effective))

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentloop.algorithms.baselines import ReplayBaseline
-from agentloop.batch import BatchRow
 from agentloop.collect import Collected
 from agentloop.config import RunConfig
 from agentloop.estimator import BatchAdvantages, Estimator, Valued, member_of
+from agentloop.learning.batch import BatchRow
 from agentloop.recollect import flat_groups
 from agentloop.valuation import Valuation
 from replay.completion import with_completions

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentloop.advantage_config import normalises_std
 from agentloop.algorithms.advantages import Member, advantages, normalised, rule_of
 from agentloop.algorithms.baselines import ReplayBaseline, compared_members
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
-from agentloop.batch import BatchRow
 from agentloop.class_file import load_function
 from agentloop.config import RunConfig
+from agentloop.config.advantage import normalises_std
 from agentloop.errors import UserError, one_line
+from agentloop.learning.batch import BatchRow
 from context.authors import AuthorTable
 from context.masks import response_mask
 from replay.records import REPLAY, Trajectory

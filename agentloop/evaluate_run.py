@@ -8,7 +8,7 @@ from pathlib import Path
 from agentloop.assemble import make_actors, settle_process
 from agentloop.checkpoint import COMPLETE, complete_checkpoints
 from agentloop.config import RunConfig
-from agentloop.config_file import load_plain, to_plain
+from agentloop.config.file import load_plain, to_plain
 from agentloop.console import open_display
 from agentloop.environments import open_tasks
 from agentloop.errors import UserError

@@ -8,20 +8,20 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from agentloop.assemble import Parts
-from agentloop.batch import BatchRow
 from agentloop.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.collect import Birth, Collected, collect
 from agentloop.composing import Composition, Planned, batch_advantages, completed_advantages, fresh_records
 from agentloop.errors import TrainingStopped
 from agentloop.evaluate import evaluate
+from agentloop.learning.batch import BatchRow
+from agentloop.learning.trainer import UpdateResult
+from agentloop.learning.update_stats import ESS_BY_AGE
 from agentloop.plan_batch import draw_request, plan_iteration
 from agentloop.recollect import recollect
 from agentloop.seeds import derive_seed
 from agentloop.signals import StopRequest
 from agentloop.task_line import TaskLine
 from agentloop.trace import describe_batch, describe_update
-from agentloop.trainer import UpdateResult
-from agentloop.update_stats import ESS_BY_AGE
 from replay.mixing import ReplayStarved
 from replay.observe import as_observed
 from replay.records import DrawRecord, IterationRecord

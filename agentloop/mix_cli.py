@@ -39,7 +39,7 @@ def mix(
     With RUN the first one is what that run would do next; what later ones would find in the buffer is assumed.
     Exit code 1 where replay.shortfall: error would end the run.
     """
-    from agentloop.config_file import load_config
+    from agentloop.config.file import load_config
     from agentloop.dry_run import DryRun
 
     settings = load_config(config, overrides or [])

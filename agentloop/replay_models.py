@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.diagnostics import effective_sample_size, trajectory_drift
-from agentloop.batch import Batch, BatchRow, build_batch
 from agentloop.checkpoint import COMPLETE, complete_checkpoints
 from agentloop.errors import UserError
+from agentloop.learning.batch import Batch, BatchRow, build_batch
+from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
 from agentloop.models.load import load_model
 from agentloop.run_folder import RunFolder
-from agentloop.scoring import score
 from context.authors import AuthorTable
 from replay.records import ELIGIBLE, ORPHANED, UNTRAINABLE, Trajectory
 from replay.schema import trajectories

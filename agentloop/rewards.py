@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentloop.class_file import load_function
+from agentloop.config.reward import OverlongSection, RewardFunctionSection, RewardSection
 from agentloop.environments import Task
 from agentloop.environments.deadline import run_with_deadline
 from agentloop.environments.observations import ToolTimeout
 from agentloop.errors import UserError, one_line
-from agentloop.reward_config import OverlongSection, RewardFunctionSection, RewardSection
 from agentloop.rollout import Episode
 from agentloop.stop_reasons import TRUNCATED
 from context.messages import Message

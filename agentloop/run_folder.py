@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from agentloop.config import RunConfig
-from agentloop.config_file import load_plain, to_plain
+from agentloop.config.file import load_plain, to_plain
 from agentloop.errors import UserError
 from replay.databases.open import DATABASE, Location
 

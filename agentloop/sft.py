@@ -25,14 +25,14 @@ from agentloop.console import RunDisplay, open_display
 from agentloop.demonstrations import Demonstration, DemonstrationReader
 from agentloop.environments.rows import digest_of, held_out_by_content
 from agentloop.errors import TrainingStopped, UserError
-from agentloop.metrics import SinkFan, load_sinks
+from agentloop.learning.optimizer import WeightOptimizer, learning_rate
+from agentloop.learning.supervised import Learned, learn, measure
 from agentloop.models.actor import Actor
 from agentloop.models.load import LoadedModel, load_model, quiet
-from agentloop.optimizer import WeightOptimizer, learning_rate
 from agentloop.run_folder import RunFolder, create_run_folder, resumed_run_folder
 from agentloop.seeds import derive_seed
 from agentloop.signals import StopRequest, polite_stop
-from agentloop.supervised import Learned, learn, measure
+from agentloop.sinks import SinkFan, load_sinks
 
 _SUFFIX = "-sft"
 

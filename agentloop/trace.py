@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.gae import at_last_action_token
-from agentloop.batch import BatchRow
-from agentloop.scoring import ScoredBatch
-from agentloop.trainer import UpdateResult
+from agentloop.learning.batch import BatchRow
+from agentloop.learning.scoring import ScoredBatch
+from agentloop.learning.trainer import UpdateResult
 
 _SHOWN = 3
 """Action tokens from either end of the row that is looked into."""

@@ -12,14 +12,14 @@ from agentloop.assemble import Parts, assemble, settle_process, starting_model, 
 from agentloop.attached import attach_buffers
 from agentloop.checkpoint import COMPLETE, Checkpoint, complete_checkpoints, load_checkpoint, restore_random
 from agentloop.config import RunConfig
-from agentloop.config_file import to_plain
+from agentloop.config.file import to_plain
 from agentloop.console import RunDisplay, open_display, percent
 from agentloop.errors import TrainingStopped, UserError
+from agentloop.learning.stream_losses import stream_losses
 from agentloop.loop import Loop, LoopState
 from agentloop.report import REPORT_NAME, write_report
 from agentloop.run_folder import RunFolder, create_run_folder, explained, resumed_run_folder
 from agentloop.signals import StopRequest, polite_stop
-from agentloop.stream_losses import stream_losses
 from agentloop.valuation import Valuation
 from replay.errors import DatabaseRefused
 from replay.exchange.attach import check_attachable

@@ -17,9 +17,9 @@ from torch import nn
 
 from agentloop.config import WarmUpSection
 from agentloop.environments import Environment, EnvironmentFactory, Task, ToolLimits, call_tool
+from agentloop.learning.supervised import learn
 from agentloop.models.actor import Actor
 from agentloop.models.load import LoadedModel
-from agentloop.supervised import learn
 from context import AuthorTable, ContextManager, Message, ReplyParser, TokenSequence, loss_mask
 from context.authors import LLM
 from context.strategies import Strategy

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentloop.config.tasks import TasksSection
 from agentloop.errors import UserError, one_line, shortened
-from agentloop.tasks_config import TasksSection
 from replay.errors import ReplayError
 from replay.exchange.files import is_parquet, lines
 from replay.exchange.plain import BadRow

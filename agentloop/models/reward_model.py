@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from agentloop.config import ModelSection
+from agentloop.config.reward import RewardModelSection
 from agentloop.errors import UserError, one_line
 from agentloop.models.load import choose_device, quiet
-from agentloop.reward_config import RewardModelSection
 from context.messages import Message, to_template
 
 

@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentloop.batch import build_batch
 from agentloop.config import ModelSection
 from agentloop.errors import UserError
+from agentloop.learning.batch import build_batch
+from agentloop.learning.scoring import score
 from agentloop.models import load
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.models.load import has_adapters, load_model
 from agentloop.models.reference import WithoutAdapters
-from agentloop.scoring import score
 from agentloop.training import train
 from tests.agentloop.runs import SilentDisplay, save_qwen2, small_config
 from tests.agentloop.test_loop import StopAfter, same_bits

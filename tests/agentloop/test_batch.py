@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentloop.batch import build_batch
+from agentloop.learning.batch import build_batch
 from tests.agentloop.training_examples import AUTHORS, row, segment
 
 NAN = math.nan

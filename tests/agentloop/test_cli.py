@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from agentloop.cli import app, main
-from agentloop.config_file import to_plain
+from agentloop.config.file import to_plain
 from tests.agentloop.runs import PARITY, rows, save_qwen2, small_config
 
 PROGRAM = Path(sys.executable).with_name("agentloop")

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agentloop import yaml_reader
-from agentloop.config import RunConfig
-from agentloop.config_file import describe_config, load_config, load_plain, to_plain
-from agentloop.config_keys import dotted_keys
-from agentloop.config_text import reference_yaml
+from agentloop.config import RunConfig, yaml_reader
+from agentloop.config.file import describe_config, load_config, load_plain, to_plain
+from agentloop.config.keys import dotted_keys
+from agentloop.config.text import reference_yaml
 from agentloop.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -300,7 +299,7 @@ def test_load_plain_names_its_source() -> None:
 
 def test_reference_file_is_current() -> None:
     current = (CONFIGS / "reference.yaml").read_text(encoding="utf-8")
-    assert current == reference_yaml(), "python -m agentloop.config_text > configs/reference.yaml"
+    assert current == reference_yaml(), "python -m agentloop.config.text > configs/reference.yaml"
 
 
 def test_quickstart_file_has_its_published_settings() -> None:

@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from agentloop.config import RunConfig
-from agentloop.config_file import load_config
-from agentloop.context_config import ContextSection
+from agentloop.config.context import ContextSection
+from agentloop.config.file import load_config
 from agentloop.context_parts import make_parser, make_strategy
 from agentloop.environments import load_environment
 from agentloop.errors import UserError

@@ -11,14 +11,14 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from agentloop.batch import BatchRow, build_batch
 from agentloop.config import RunConfig
-from agentloop.critic_pass import valued
-from agentloop.critic_update import CriticLearner, CriticLog
 from agentloop.errors import TrainingStopped
+from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.learning.critic_pass import valued
+from agentloop.learning.critic_update import CriticLearner, CriticLog
+from agentloop.learning.scoring import ScoredBatch, score
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
-from agentloop.scoring import ScoredBatch, score
 from context.tokens import Segment
 from tests.agentloop.training_examples import (
     AUTHORS,

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from agentloop.algorithms.baselines import ReplayBaseline
-from agentloop.batch import build_batch
 from agentloop.config import RunConfig
-from agentloop.config_file import load_plain, to_plain
+from agentloop.config.file import load_plain, to_plain
 from agentloop.errors import UserError
 from agentloop.estimator import Estimator, Valued
+from agentloop.learning.batch import build_batch
 from replay.records import Trajectory
 from tests.agentloop import reward_functions
 from tests.agentloop.training_examples import AUTHORS, row, segment

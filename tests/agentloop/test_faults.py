@@ -21,8 +21,8 @@ from agentloop.checkpoint import complete_checkpoints, load_checkpoint
 from agentloop.cli import main
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.metrics import JsonlSink
 from agentloop.report import write_report
+from agentloop.sinks import JsonlSink
 from agentloop.training import train
 from replay.store import ReplayStore
 from tests.agentloop.processes import (

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from agentloop.config import RunConfig
+from agentloop.learning.scoring import ScoredBatch
 from agentloop.models.actor import Actor
-from agentloop.scoring import ScoredBatch
 from tests.agentloop.training_examples import (
     LOSS,
     gradients,

@@ -15,10 +15,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agentloop.batch import BatchRow, build_batch
 from agentloop.config import RunConfig
 from agentloop.console import PlainDisplay
 from agentloop.errors import TrainingStopped, UserError
+from agentloop.learning.batch import BatchRow, build_batch
 from agentloop.models.actor import Actor
 from agentloop.run_folder import latest_run_folder, open_run_folder
 from agentloop.training import TrainResult, train

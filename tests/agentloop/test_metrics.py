@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import UserError
-from agentloop.metrics import JsonlSink, MetricSink, SinkFan, load_sinks
+from agentloop.sinks import JsonlSink, MetricSink, SinkFan, load_sinks
 
 
 class Recording:

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from agentloop.learning_config import OptimizerSection
-from agentloop.optimizer import WeightOptimizer, learning_rate
+from agentloop.config.learning import OptimizerSection
+from agentloop.learning.optimizer import WeightOptimizer, learning_rate
 
 
 def rates(count: int, **settings: Any) -> list[float]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import yaml
 
-from agentloop.batch import BatchRow, build_batch
 from agentloop.cli import main
+from agentloop.learning.batch import BatchRow, build_batch
 from context import AuthorTable, loss_mask, response_mask
 from replay import ReplayStore
 from replay.records import Trajectory

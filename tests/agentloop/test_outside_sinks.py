@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto import wandb_internal_pb2
 
 from agentloop.errors import UserError
-from agentloop.metrics import SinkFan, load_sinks
+from agentloop.sinks import SinkFan, load_sinks
 from agentloop.training import train
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
 

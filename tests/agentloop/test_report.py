@@ -8,10 +8,10 @@ from xml.dom import minidom
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.config_file import to_plain
+from agentloop.config.file import to_plain
 from agentloop.report import write_report
-from agentloop.report_chart import HEIGHT, WIDTH, Axis, Curve, bar_chart, line_chart, number
-from agentloop.report_page import ReportData, duration, render_report
+from agentloop.report.chart import HEIGHT, WIDTH, Axis, Curve, bar_chart, line_chart, number
+from agentloop.report.page import ReportData, duration, render_report
 from context.authors import default_authors
 from replay.records import RunRecord
 from replay.store import ReplayStore

@@ -10,9 +10,9 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 from agentloop.config import ModelSection
+from agentloop.config.reward import RewardModelSection
 from agentloop.errors import UserError
 from agentloop.models.reward_model import SequenceClassifier
-from agentloop.reward_config import RewardModelSection
 from agentloop.training import train
 from context import Message
 from replay.store import ReplayStore

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentloop.config.reward import RewardSection
 from agentloop.environments import LookupChain, Task
 from agentloop.errors import UserError
-from agentloop.reward_config import RewardSection
 from agentloop.rewards import RewardScorer
 from agentloop.rollout import Episode
 from context import Message, Segment, TokenSequence

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from agentloop.config import RunConfig
-from agentloop.config_file import load_config
+from agentloop.config.file import load_config
 from agentloop.errors import UserError
 from agentloop.training import train
 from replay import DatabaseRefused

@@ -19,9 +19,9 @@ from agentloop.demonstrations import DemonstrationReader
 from agentloop.environments import open_tasks
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.evaluate_run import evaluate_run
+from agentloop.learning.supervised import learn, measure
 from agentloop.models.load import LoadedModel, load_model
 from agentloop.sft import SftResult, sft
-from agentloop.supervised import learn, measure
 from context import loss_mask
 from context.tokens import TokenSequence
 from tests.agentloop.processes import assert_same_bits, write_config

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from agentloop.batch import BatchRow, build_batch
 from agentloop.collect import Actors, Birth, Collected, collect
 from agentloop.config import RunConfig
 from agentloop.context_parts import make_strategy
 from agentloop.environments import EnvironmentFactory, Task, load_environment
+from agentloop.learning.batch import BatchRow, build_batch
 from context import HermesParser, loss_mask
 from replay.records import PolicyRecord, RunRecord, Trajectory
 from replay.store import ReplayStore

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentloop.config import RunConfig
+from agentloop.config.tasks import TasksSection
 from agentloop.environments import ToolLimits, call_tool, open_tasks
 from agentloop.environments.rows import load_rows
 from agentloop.errors import UserError
 from agentloop.evaluate_run import evaluate_run
-from agentloop.tasks_config import TasksSection
 from agentloop.training import TrainResult, train
 from context.messages import Message, ToolCall
 from tests.agentloop.processes import assert_same_run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentloop.scoring import ScoredBatch
+from agentloop.learning.scoring import ScoredBatch
 from agentloop.trace import describe_batch
 from agentloop.training import train
 from tests.agentloop.runs import SilentDisplay, save_qwen2, small_config

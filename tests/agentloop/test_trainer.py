@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from agentloop.batch import BatchRow
 from agentloop.errors import TrainingStopped, TruncatedSampling, UnknownAnchor
-from agentloop.update_stats import ESS_BY_AGE, age_bucket
+from agentloop.learning.batch import BatchRow
+from agentloop.learning.update_stats import ESS_BY_AGE, age_bucket
 from tests.agentloop.training_examples import (
     mixed_rows,
     row,

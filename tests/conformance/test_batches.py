@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.aggregation import token_weights
-from agentloop.batch import BatchRow
 from agentloop.estimator import Estimator
+from agentloop.learning.batch import BatchRow
 from tests.agentloop.training_examples import (
     mixed_rows,
     row,

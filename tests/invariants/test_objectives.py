@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentloop.batch import BatchRow
 from agentloop.config import RunConfig
-from agentloop.loss_config import OBJECTIVE_NAMES
-from agentloop.scoring import ScoredBatch
-from agentloop.stream_losses import corrected
+from agentloop.config.loss import OBJECTIVE_NAMES
+from agentloop.learning.batch import BatchRow
+from agentloop.learning.scoring import ScoredBatch
+from agentloop.learning.stream_losses import corrected
 from context.tokens import Segment, TokenSequence
 from tests.agentloop.training_examples import (
     AUTHORS,

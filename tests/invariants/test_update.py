@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.aggregation import Aggregation
-from agentloop.batch import build_batch
+from agentloop.learning.batch import build_batch
 from tests.agentloop.training_examples import (
     AUTHORS,
     LOSS,

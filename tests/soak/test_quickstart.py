@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from agentloop.batch import BatchRow, build_batch
+from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
-from agentloop.scoring import score
 from context import default_authors
 from replay.store import ReplayStore
 from tests.agentloop.runs import ROOT, rows

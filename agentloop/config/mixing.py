@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.config_section import Fraction, NonNegative, Positive, Section
+from agentloop.config.section import Fraction, NonNegative, Positive, Section
 from replay.controller import EssRule
 from replay.mix_rule import SAME_TASK, MixRule, StartRule
 from replay.schedules import Schedule

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from agentloop.class_file import load_class, suggest
-from agentloop.config_section import Fraction, Positive, Section
+from agentloop.config.section import Fraction, Positive, Section
 from agentloop.errors import UserError, one_line
 from replay.comparable import MISMATCHES
 from replay.request import Limits

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agentloop.config import RunConfig
-from agentloop.report_chart import Axis, Curve, Series, number
+from agentloop.report.chart import Axis, Curve, Series, number
 from agentloop.stop_reasons import ANSWERED
 
 Metrics = Mapping[str, Series]

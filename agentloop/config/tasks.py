@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.config_section import Section
+from agentloop.config.section import Section
 
 _Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 

@@ -10,16 +10,16 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.advantage_config import AdvantageSection, check_advantages
-from agentloop.config_section import Fraction, NonNegative, Positive, PositiveFloat, Section
-from agentloop.context_config import ContextSection
-from agentloop.learning_config import CriticSection, KlSection, OptimizerSection, check_learning
-from agentloop.loss_config import LossSection
-from agentloop.mixing_config import EssSection, ScheduleSection, StartSection, check_mixing, mix_rule
-from agentloop.reward_config import RewardSection
-from agentloop.sampling_config import SamplingSection
-from agentloop.sft_config import SftSection
-from agentloop.tasks_config import TasksSection, check_tasks
+from agentloop.config.advantage import AdvantageSection, check_advantages
+from agentloop.config.context import ContextSection
+from agentloop.config.learning import CriticSection, KlSection, OptimizerSection, check_learning
+from agentloop.config.loss import LossSection
+from agentloop.config.mixing import EssSection, ScheduleSection, StartSection, check_mixing, mix_rule
+from agentloop.config.reward import RewardSection
+from agentloop.config.sampling import SamplingSection
+from agentloop.config.section import Fraction, NonNegative, Positive, PositiveFloat, Section
+from agentloop.config.sft import SftSection
+from agentloop.config.tasks import TasksSection, check_tasks
 from replay.mix_rule import MixRule
 from replay.schedules import progress_at
 

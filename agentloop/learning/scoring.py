@@ -9,8 +9,8 @@ from torch import Tensor
 
 from agentloop.algorithms.diagnostics import Drift, trajectory_drift
 from agentloop.algorithms.log_probs import log_ratios
-from agentloop.batch import Batch
-from agentloop.mini_batches import cut_micro_batches
+from agentloop.learning.batch import Batch
+from agentloop.learning.mini_batches import cut_micro_batches
 from agentloop.models.actor import Actor
 
 

@@ -1,6 +1,6 @@
 """A configuration as text for people: valid YAML, each key under its meaning.
 
-`python -m agentloop.config_text > configs/reference.yaml` writes the reference anew.
+`python -m agentloop.config.text > configs/reference.yaml` writes the reference anew.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from agentloop.config import RunConfig
-from agentloop.config_keys import Key, schema_entries
-from agentloop.yaml_reader import resolve_scalar
+from agentloop.config.keys import Key, schema_entries
+from agentloop.config.yaml_reader import resolve_scalar
 
 _WIDTH = 110
 _OBVIOUS = frozenset({"text", "text or null", "true or false", "a mapping"})
@@ -25,7 +25,7 @@ _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_./-]*")
 _REFERENCE_HEADER = """\
 # Every key a run can be told, with its meaning, its rule and its default.
 # A run's own file needs only the keys it changes; `agentloop config FILE` prints the rest.
-# Generated from agentloop/config.py by `python -m agentloop.config_text`; don't edit by hand.
+# Generated from agentloop/config by `python -m agentloop.config.text`; don't edit by hand.
 """
 
 

@@ -15,11 +15,11 @@ from agentloop.algorithms.corrections import Correction, correct
 from agentloop.algorithms.heterogeneous import StreamLoss
 from agentloop.algorithms.objectives import OBJECTIVES, Objective, ObjectiveInput, PolicyLoss
 from agentloop.algorithms.objectives.base import unclipped
-from agentloop.batch import Batch, BatchRow
 from agentloop.class_file import load_function
+from agentloop.config.loss import LossSection, StreamLossSection
 from agentloop.errors import TruncatedSampling, UnknownAnchor, UserError, one_line
-from agentloop.loss_config import LossSection, StreamLossSection
-from agentloop.scoring import ScoredBatch
+from agentloop.learning.batch import Batch, BatchRow
+from agentloop.learning.scoring import ScoredBatch
 from replay.records import FRESH, REPLAY
 
 

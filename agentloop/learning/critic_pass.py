@@ -11,11 +11,11 @@ from torch import Tensor
 from agentloop.algorithms.advantages import returns
 from agentloop.algorithms.gae import at_last_action_token, gae, whitened
 from agentloop.algorithms.kl import kl_estimate, kl_penalised_rewards
-from agentloop.batch import Batch, BatchRow
 from agentloop.config import RunConfig
-from agentloop.mini_batches import cut_micro_batches
+from agentloop.learning.batch import Batch, BatchRow
+from agentloop.learning.mini_batches import cut_micro_batches
+from agentloop.learning.scoring import ScoredBatch, Valued
 from agentloop.models.critic import Critic
-from agentloop.scoring import ScoredBatch, Valued
 from agentloop.stop_reasons import CUT_OFF
 
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from agentloop.algorithms.aggregation import token_weights
 from agentloop.algorithms.value_loss import explained_variance, value_loss
-from agentloop.batch import Batch
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
-from agentloop.mini_batches import cut_micro_batches
+from agentloop.learning.batch import Batch
+from agentloop.learning.mini_batches import cut_micro_batches
+from agentloop.learning.optimizer import WeightOptimizer, learning_rate
+from agentloop.learning.scoring import ScoredBatch
 from agentloop.models.critic import Critic
-from agentloop.optimizer import WeightOptimizer, learning_rate
-from agentloop.scoring import ScoredBatch
 
 
 @dataclass

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from html import escape
 
 from agentloop.config import RunConfig
-from agentloop.report_chart import Curve, Series, bar_chart, line_chart, marker, number
-from agentloop.report_panels import Metrics, Panel, PanelGroup, finite, panel_groups, why_absent
-from agentloop.report_style import STYLE
+from agentloop.report.chart import Curve, Series, bar_chart, line_chart, marker, number
+from agentloop.report.panels import Metrics, Panel, PanelGroup, finite, panel_groups, why_absent
+from agentloop.report.style import STYLE
 
 # No script, no image, no font and no request, whatever a name or a config value may contain.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

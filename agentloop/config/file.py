@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from agentloop.config import RunConfig
-from agentloop.config_keys import Key, KeySection, dotted_keys, schema_entries
-from agentloop.config_text import describe_config
+from agentloop.config.keys import Key, KeySection, dotted_keys, schema_entries
+from agentloop.config.text import describe_config
+from agentloop.config.yaml_reader import MAX_BYTES, read_yaml, shown
 from agentloop.errors import UserError
-from agentloop.yaml_reader import MAX_BYTES, read_yaml, shown
 
 __all__ = ["describe_config", "load_config", "load_plain", "to_plain"]
 

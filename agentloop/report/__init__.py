@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from agentloop.config import RunConfig
-from agentloop.config_file import describe_config, load_plain
+from agentloop.config.file import describe_config, load_plain
 from agentloop.errors import UserError
-from agentloop.report_page import ReportData, render_report
+from agentloop.report.page import ReportData, render_report
 from replay.records import RunRecord
 from replay.stats import metric_series
 from replay.store import ReplayStore

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from agentloop.mini_batches import cut_micro_batches
+from agentloop.learning.mini_batches import cut_micro_batches
 from agentloop.models.actor import Actor
 from context import AuthorTable, TokenSequence, loss_mask
 

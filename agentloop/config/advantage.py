@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from agentloop.config_section import Fraction, NonNegative, Section
-from agentloop.mixing_config import needs_task_pool
+from agentloop.config.mixing import needs_task_pool
+from agentloop.config.section import Fraction, NonNegative, Section
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig

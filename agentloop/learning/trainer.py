@@ -12,19 +12,26 @@ from torch import Tensor
 
 from agentloop.algorithms.diagnostics import Drift, sum_by_trajectory
 from agentloop.algorithms.kl import KlCoefficient
-from agentloop.batch import Batch, BatchRow, build_batch
 from agentloop.config import RunConfig
-from agentloop.critic_pass import mean_reward_kl, valued
-from agentloop.critic_update import CriticLearner, CriticLog, value_metrics
 from agentloop.errors import TrainingStopped
-from agentloop.gradients import accumulate_gradients
-from agentloop.mini_batches import plan_mini_batches
+from agentloop.learning.batch import Batch, BatchRow, build_batch
+from agentloop.learning.critic_pass import mean_reward_kl, valued
+from agentloop.learning.critic_update import CriticLearner, CriticLog, value_metrics
+from agentloop.learning.gradients import accumulate_gradients
+from agentloop.learning.mini_batches import plan_mini_batches
+from agentloop.learning.optimizer import WeightOptimizer, learning_rate
+from agentloop.learning.scoring import ScoredBatch, score
+from agentloop.learning.stream_losses import check_behavior, corrected, stream_losses
+from agentloop.learning.update_stats import (
+    RowStats,
+    UpdateTotals,
+    age_bucket,
+    drift_metrics,
+    drift_quantiles,
+    row_stats,
+)
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
-from agentloop.optimizer import WeightOptimizer, learning_rate
-from agentloop.scoring import ScoredBatch, score
-from agentloop.stream_losses import check_behavior, corrected, stream_losses
-from agentloop.update_stats import RowStats, UpdateTotals, age_bucket, drift_metrics, drift_quantiles, row_stats
 from context.authors import AuthorTable
 from replay.records import REPLAY, Trajectory
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from agentloop.config_section import Fraction, NonNegative, Positive, PositiveFloat, Section
+from agentloop.config.section import Fraction, NonNegative, Positive, PositiveFloat, Section
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig

@@ -12,13 +12,13 @@ from agentloop.algorithms.diagnostics import sum_by_trajectory
 from agentloop.algorithms.heterogeneous import anchor_log_probs, heterogeneous_loss
 from agentloop.algorithms.kl import kl_estimate, kl_loss
 from agentloop.algorithms.objectives import ObjectiveInput
-from agentloop.batch import Batch
 from agentloop.config import RunConfig
-from agentloop.mini_batches import cut_micro_batches, cut_whole_trajectories
+from agentloop.learning.batch import Batch
+from agentloop.learning.mini_batches import cut_micro_batches, cut_whole_trajectories
+from agentloop.learning.scoring import ScoredBatch
+from agentloop.learning.stream_losses import StreamLosses
+from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
-from agentloop.scoring import ScoredBatch
-from agentloop.stream_losses import StreamLosses
-from agentloop.update_stats import UpdateTotals
 
 
 @dataclass(frozen=True)

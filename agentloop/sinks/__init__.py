@@ -189,14 +189,14 @@ def _jsonl_in(folder: Path, keep_through: int | None) -> JsonlSink:
 
 
 def _tensorboard_in(folder: Path, keep_through: int | None) -> MetricSink:
-    from agentloop.tensorboard_sink import TensorBoardSink  # here: it brings a package that few runs need
+    from agentloop.sinks.tensorboard import TensorBoardSink  # here: it brings a package that few runs need
 
     with _writable():
         return TensorBoardSink(folder, keep_through=keep_through)
 
 
 def _wandb(folder: Path, warn: Callable[[str], None]) -> MetricSink | None:
-    from agentloop.wandb_sink import WandbSink
+    from agentloop.sinks.wandb import WandbSink
 
     try:
         return WandbSink(folder)

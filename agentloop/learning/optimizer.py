@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentloop.learning_config import OptimizerSection
+from agentloop.config.learning import OptimizerSection
 
 _MASTER = "master"
 

@@ -1,0 +1,1 @@
+"""From rows of experience to changed weights: batches, passes, gradients, optimizer steps."""
