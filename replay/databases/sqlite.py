@@ -27,7 +27,8 @@ from replay.schema import REVISION
 
 _log = logging.getLogger(__name__)
 
-_BUSY_MILLISECONDS = 30_000
+# SQLite keeps no queue: with dozens of writers on a busy machine, one of them has waited for half a minute.
+_BUSY_MILLISECONDS = 120_000
 _BEGIN = "replay_begin"
 
 Mode = Literal["ro", "rw"]
