@@ -1,4 +1,4 @@
-"""A context strategy acts and the policy learns under it, from nothing, in less than a minute of one core."""
+"""GRPO takes a policy from nothing to its task under a context strategy that acts, in a minute of one core."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.agentloop.strategy_runs import assert_acts_and_learns, strategies
 
 SMALL = (
-    "run.iterations=7",
+    "run.iterations=9",
     "run.stop_at_success=null",
     "tiny.hidden=96",
     "environment.options={hops: [2, 3], keys: 8, p_next: 0.55, p_stop: 0.55, thinking: true}",
@@ -24,4 +24,4 @@ SMALL = (
 @pytest.mark.timeout(400)
 def test_policy_learns_with_a_sliding_window_over_its_newest_turn(tmp_path: Path) -> None:
     run = strategies(tmp_path, *SMALL, "context.strategy=sliding_window", "context.options.budget=190")
-    assert_acts_and_learns(run, "drop_turns")
+    assert_acts_and_learns(run, "drop_turns", rises=0.60)
