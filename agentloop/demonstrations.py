@@ -13,7 +13,8 @@ from agentloop.config import RunConfig
 from agentloop.context_parts import make_strategy
 from agentloop.errors import UserError
 from agentloop.models.load import LoadedModel
-from context import AuthorTable, ContextManager, Message, RenderError, Reply, TokenSequence, loss_mask
+from context import AuthorTable, ContextManager, Message, RenderError, TokenSequence, loss_mask
+from context.parse import KnownReply
 from context.strategies import CONTEXT_FULL
 from replay.errors import ReplayError
 from replay.exchange.files import is_parquet, lines
@@ -41,15 +42,6 @@ class Demonstrations:
 
 class _TooLong(Exception):
     pass
-
-
-class _Given:
-    """A parser for replies that are known before they become tokens."""
-
-    message: Message
-
-    def parse(self, text: str, *, stopped: bool) -> Reply:
-        return Reply("tool_calls" if self.message.tool_calls else "final", self.message, None)
 
 
 class DemonstrationReader:
@@ -84,7 +76,7 @@ class DemonstrationReader:
         return found
 
     def _sequences(self, conversation: Conversation) -> list[TokenSequence]:
-        given, section = _Given(), self._config.context
+        given, section = KnownReply(), self._config.context
         control = section.training_control()
         shown = tuple(turn for turn, (said, _) in enumerate(conversation.turns) if not said.trained)
         context = ContextManager(

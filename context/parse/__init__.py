@@ -7,12 +7,13 @@ from collections.abc import Callable
 from context.parse.json_calls import HermesParser, Llama3JsonParser
 from context.parse.pythonic import PythonicParser
 from context.parse.react import ReactParser
-from context.parse.reply import NAME, Outcome, Reply, ReplyParser
+from context.parse.reply import NAME, KnownReply, Outcome, Reply, ReplyParser
 
 __all__ = [
     "NAME",
     "PARSERS",
     "HermesParser",
+    "KnownReply",
     "Llama3JsonParser",
     "Outcome",
     "PythonicParser",

@@ -41,6 +41,15 @@ class ReplyParser(Protocol):
         ...
 
 
+class KnownReply:
+    """A parser for replies that are known before they become tokens."""
+
+    message: Message
+
+    def parse(self, text: str, *, stopped: bool) -> Reply:
+        return Reply("tool_calls" if self.message.tool_calls else "final", self.message, None)
+
+
 class Malformed(Exception):
     """What is wrong with a tool call, in a few words."""
 

@@ -23,7 +23,7 @@ from context.control import TrainingControl
 from context.manager import ContextManager
 from context.messages import Message, content_hash
 from context.model_files import ModelFiles, load_model_files
-from context.parse import Reply
+from context.parse import KnownReply
 from context.render import Renderer
 from context.template import RenderError
 from context.tokens import Segment, TokenSequence
@@ -281,7 +281,7 @@ class _ChatFile:
     def _said(
         self, conversation: Conversation, number: int, refused: Counter[str]
     ) -> tuple[tuple[Segment, ...], tuple[Message, ...]]:
-        given = _Given()
+        given = KnownReply()
         untrained = tuple(turn for turn, (said, _) in enumerate(conversation.turns) if not said.trained)
         context = ContextManager(
             self._renderer,
@@ -333,15 +333,6 @@ class _ChatFile:
         """Of the run that is to learn."""
         values = self._teaching.run.config.get(section)
         return values.get(name, default) if isinstance(values, dict) else default
-
-
-class _Given:
-    """A parser for replies that are known before they become tokens."""
-
-    message: Message
-
-    def parse(self, text: str, *, stopped: bool) -> Reply:
-        return Reply("tool_calls" if self.message.tool_calls else "final", self.message, None)
 
 
 def _summary(segments: Sequence[Segment], authors: AuthorTable) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
@@ -116,3 +118,17 @@ def rows(database: Location, query: str) -> list[tuple[Any, ...]]:
         return sql(database, query)
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         return connection.execute(query).fetchall()
+
+
+class StopAfter(SilentDisplay):
+    """Sends SIGTERM to its own process after some iterations, as a scheduler would."""
+
+    def __init__(self, iterations: int) -> None:
+        super().__init__()
+        self._left = iterations
+
+    def iteration(self, number: int, total: int, metrics: Any) -> None:
+        super().iteration(number, total, metrics)
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -21,8 +21,8 @@ from agentloop.models.critic import Critic
 from agentloop.models.load import has_adapters, load_model
 from agentloop.models.reference import WithoutAdapters
 from agentloop.training import train
-from tests.agentloop.runs import SilentDisplay, save_qwen2, small_config
-from tests.agentloop.test_loop import StopAfter, same_bits
+from tests.agentloop.runs import SilentDisplay, StopAfter, save_qwen2, small_config
+from tests.agentloop.test_loop import same_bits
 from tests.agentloop.training_examples import AUTHORS, mixed_rows, tiny_actor
 
 

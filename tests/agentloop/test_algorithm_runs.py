@@ -14,8 +14,7 @@ from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.training import TrainResult, train
 from tests.agentloop.processes import assert_same_bits
-from tests.agentloop.runs import PARITY, SilentDisplay, rows, save_qwen2, small_config
-from tests.agentloop.test_mixing_runs import _StopAfter
+from tests.agentloop.runs import PARITY, SilentDisplay, StopAfter, rows, save_qwen2, small_config
 
 HERE = Path(__file__).parent
 
@@ -205,7 +204,7 @@ def test_resumed_run_is_the_unbroken_one(
         return quick(folder, qwen2, algorithm, checkpoint={"every": 1}, **sections)
 
     unbroken = train(config(tmp_path / "a"), display=SilentDisplay())
-    train(config(tmp_path / "b"), display=_StopAfter(1))
+    train(config(tmp_path / "b"), display=StopAfter(1))
     resumed = train(config(tmp_path / "b"), resume=True, display=SilentDisplay())
     last = "checkpoints/000002/model/model.safetensors"
     assert_same_bits(resumed.folder / last, unbroken.folder / last)

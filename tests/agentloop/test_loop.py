@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from agentloop.training import TrainResult, train
 from context import default_authors
 from replay.apportion import group_sizes
 from replay.store import ReplayStore
-from tests.agentloop.runs import SilentDisplay, rows, save_llama, save_qwen2, small_config
+from tests.agentloop.runs import SilentDisplay, StopAfter, rows, save_llama, save_qwen2, small_config
 
 UNTIMED = ("time/", "speed/")
 
@@ -283,20 +281,6 @@ def test_nan_reward_stops_the_run_and_keeps_what_was_learned(tmp_path: Path, qwe
 def test_nan_weights_stop_the_run(tmp_path: Path, qwen2: Path) -> None:
     with pytest.raises((TrainingStopped, UserError)):
         train(small_config(tmp_path, qwen2, optimizer={"learning_rate": 1e30}), display=SilentDisplay())
-
-
-class StopAfter(SilentDisplay):
-    """Sends SIGTERM to its own process after some iterations, as a scheduler would."""
-
-    def __init__(self, iterations: int) -> None:
-        super().__init__()
-        self._left = iterations
-
-    def iteration(self, number: int, total: int, metrics: Any) -> None:
-        super().iteration(number, total, metrics)
-        self._left -= 1
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_batch_that_is_all_replay_is_shown_and_learned_from(tmp_path: Path, qwen2: Path) -> None:

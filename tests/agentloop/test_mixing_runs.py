@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -18,7 +16,7 @@ from agentloop.errors import TrainingStopped
 from agentloop.training import TrainResult, train
 from replay.store import ReplayStore
 from replay.where import condition
-from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
+from tests.agentloop.runs import SilentDisplay, StopAfter, rows, save_qwen2, small_config
 
 # A row for each trajectory of each batch, with its stream.
 BATCHES = """select d.iteration, d.stream, t.task, t.group_id, t.iteration
@@ -233,20 +231,6 @@ def test_batch_that_was_to_be_all_replay_and_can_not_be_read_stops_the_run(tmp_p
     assert train(config, resume=True, display=SilentDisplay()).iterations == 2
 
 
-class _StopAfter(SilentDisplay):
-    """Sends SIGTERM to its own process after some iterations, as a scheduler would."""
-
-    def __init__(self, iterations: int) -> None:
-        super().__init__()
-        self._left = iterations
-
-    def iteration(self, number: int, total: int, metrics: Any) -> None:
-        super().iteration(number, total, metrics)
-        self._left -= 1
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 def test_resumed_run_mixes_like_the_unbroken_one(tmp_path: Path, qwen2: Path) -> None:
     replay = {
         "unit": "trajectory",
@@ -255,7 +239,7 @@ def test_resumed_run_mixes_like_the_unbroken_one(tmp_path: Path, qwen2: Path) ->
         "ess": {"floor": 1.0, "raise_by": 2.0},  # held back at once
         "start": {"success_rate": 0.01},
     }
-    whole, begun, rest = SilentDisplay(), _StopAfter(2), SilentDisplay()
+    whole, begun, rest = SilentDisplay(), StopAfter(2), SilentDisplay()
     unbroken = train(pooled(tmp_path / "a", qwen2, replay), display=whole)
     stopped = train(pooled(tmp_path / "b", qwen2, replay), display=begun)
     before = (stopped.folder / "replay.sqlite").read_bytes()

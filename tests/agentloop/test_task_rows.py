@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from agentloop.evaluate_run import evaluate_run
 from agentloop.training import TrainResult, train
 from context.messages import Message, ToolCall
 from tests.agentloop.processes import assert_same_run
-from tests.agentloop.runs import ROOT, SilentDisplay, rows, save_qwen2, small_config
+from tests.agentloop.runs import ROOT, SilentDisplay, StopAfter, rows, save_qwen2, small_config
 
 ENVIRONMENT = f"{Path(__file__).with_name('parity_environment.py')}:RowParity"
 NUMBERS = [{"number": number, "tags": ["a", str(number)]} for number in range(40)]
@@ -246,20 +244,6 @@ def row_run(folder: Path, model: Path, data: Path, **sections: Any) -> RunConfig
     )
 
 
-class _StopAfter(SilentDisplay):
-    """Sends SIGTERM to its own process after some iterations, as a scheduler would."""
-
-    def __init__(self, iterations: int) -> None:
-        super().__init__()
-        self._left = iterations
-
-    def iteration(self, number: int, total: int, metrics: Any) -> None:
-        super().iteration(number, total, metrics)
-        self._left -= 1
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return jsonl(tmp_path_factory.mktemp("data") / "numbers.jsonl", NUMBERS[:16])
@@ -276,7 +260,7 @@ def test_run_with_a_curriculum_resumes_bit_for_bit(
     tmp_path: Path, qwen2: Path, data: Path, unbroken: tuple[TrainResult, SilentDisplay], after: int
 ) -> None:
     config = row_run(tmp_path, qwen2, data)
-    stopped = train(config, display=_StopAfter(after))
+    stopped = train(config, display=StopAfter(after))
     assert stopped.iterations == after
     resumed = train(config, resume=True, display=SilentDisplay())
     assert_same_run(resumed.folder, unbroken[0].folder)
@@ -296,7 +280,7 @@ def test_run_says_how_many_rows_it_has_and_follows_their_success(unbroken: tuple
 def test_resumed_run_must_find_its_rows(tmp_path: Path, qwen2: Path) -> None:
     data = jsonl(tmp_path / "numbers.jsonl", NUMBERS[:16])
     config = row_run(tmp_path, qwen2, data, tasks={"curriculum": "none"})
-    train(config, display=_StopAfter(1))
+    train(config, display=StopAfter(1))
     jsonl(data, NUMBERS[:15])
     with pytest.raises(UserError, match=r"^tasks\.data must hold the rows that the run began with, got others\."):
         train(config, resume=True, display=SilentDisplay())
