@@ -174,7 +174,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
     authors = config.context.author_table()
     version = checkpoint.values["loop"]["iteration"] if checkpoint else 0
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, policy_version=version)
-    actor = Actor(loaded.model)
+    actor = Actor(loaded.model, packs=config.batch.layout == "packed")
     check_scoring(generator, actor)
     display.note(f"chat template: {check_template(loaded.files).summary()}")
     reference = _reference(config, first, actor)
@@ -236,7 +236,7 @@ def _reference(config: RunConfig, first: Path | str, actor: Actor) -> Actor | No
         return WithoutAdapters(actor)
     model = load_model(config.model, first).model
     model.requires_grad_(False)
-    return Actor(model)
+    return Actor(model, packs=actor.packs)
 
 
 def _valuation(

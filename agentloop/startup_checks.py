@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -63,11 +64,16 @@ def check_scoring(generator: LocalGenerator, actor: Actor) -> None:
     generator.begin(seed=0, temperature=1.0)
     for _ in range(2):
         requests = [GenerationRequest(episode, ids, 4) for episode, ids in prompts.items()]
-        for request, completion in zip(requests, generator.generate(requests), strict=True):
-            ids = [*request.prompt_ids, *completion.token_ids]
-            worst = max(worst, _difference(actor, ids, completion.log_probs))
-            prompts[request.episode] = [*ids, 8, 9]
+        completions = list(generator.generate(requests))
+        rows = [[*request.prompt_ids, *said.token_ids] for request, said in zip(requests, completions, strict=True)]
+        worst = max(worst, _difference(actor, rows, [said.log_probs for said in completions]))
+        prompts = {request.episode: [*row, 8, 9] for request, row in zip(requests, rows, strict=True)}
     limit = _TOLERANCE.get(actor.dtype, _HALF_TOLERANCE)
+    if not worst <= limit and actor.packs:
+        raise UserError(
+            f"batch.layout must be padded for a model that does not tell rows apart by their positions, got packed and "
+            f"log-probs that differ by {worst:.3g} nats with {type(actor.model).__name__}. Set batch.layout: padded."
+        )
     if not worst <= limit:
         raise UserError(
             f"model.path must give the same log-probs when sampling and when scoring (within {limit} nats), got a "
@@ -75,12 +81,17 @@ def check_scoring(generator: LocalGenerator, actor: Actor) -> None:
         )
 
 
-def _difference(actor: Actor, ids: list[int], log_probs: tuple[float, ...]) -> float:
-    tokens = torch.tensor([ids], device=actor.device)
-    mask = torch.arange(len(ids), device=actor.device)[None] >= len(ids) - len(log_probs)
+def _difference(actor: Actor, rows: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> float:
+    """Largest one of the last tokens of each row, all rows scored at once."""
+    width = max(map(len, rows))
+    tokens = torch.zeros((len(rows), width), dtype=torch.int64)
+    there, sampled = torch.zeros((2, len(rows), width), dtype=torch.bool)
+    for position, (row, known) in enumerate(zip(rows, log_probs, strict=True)):
+        tokens[position, : len(row)] = torch.tensor(row)
+        there[position, : len(row)] = True
+        sampled[position, len(row) - len(known) : len(row)] = True
+    tokens, there, sampled = (array.to(actor.device) for array in (tokens, there, sampled))
     with torch.no_grad():
-        again, _ = actor.log_probs(
-            tokens, torch.ones_like(mask), mask, torch.ones(1, device=actor.device), entropy=False
-        )
-    stored = torch.tensor(log_probs, dtype=again.dtype, device=again.device)
-    return float((again[mask] - stored).abs().max())
+        again, _ = actor.log_probs(tokens, there, sampled, torch.ones(len(rows), device=actor.device), entropy=False)
+    stored = torch.tensor([value for known in log_probs for value in known], dtype=again.dtype, device=again.device)
+    return float((again[sampled] - stored).abs().max())

@@ -111,7 +111,12 @@ class BatchSection(Section):
     mini_batch: Positive = Field(64, description="Trajectories per optimizer step.")
     ppo_epochs: Positive = Field(1, description="Passes over the batch in one iteration.")
     micro_batch_tokens: Positive = Field(
-        1536, description="Padded tokens per forward-backward pass; changes speed and memory only."
+        1536, description="Tokens per forward-backward pass, padding included; changes speed and memory only."
+    )
+    layout: Literal["padded", "packed"] = Field(
+        "padded",
+        description="Rows of a pass: padded to one width, or packed one behind another, without padding. Packed is "
+        "quicker with flash-attention, which is told where rows begin, and slower where a mask says so, as on CPUs.",
     )
 
 

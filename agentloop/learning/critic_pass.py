@@ -60,7 +60,7 @@ def state_values(critic: Critic, batch: Batch, *, max_tokens: int) -> tuple[Tens
     `max_tokens`."""
     values = torch.zeros(batch.token_ids.shape, dtype=critic.dtype, device=critic.device)
     behind = values.new_zeros(len(values))
-    for positions in cut_micro_batches(batch.lengths, max_tokens):
+    for positions in cut_micro_batches(batch.lengths, max_tokens, packs=critic.packs):
         index = torch.tensor(positions, device=critic.device)
         part = batch.rows(index)
         found, ends = critic.values(part.token_ids, part.attention_mask, part.response_mask)

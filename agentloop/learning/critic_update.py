@@ -84,7 +84,7 @@ class CriticLearner:
         clipped = torch.zeros((), dtype=torch.int64, device=self.critic.device)
         contributing = mask.any(dim=1).nonzero()[:, 0]
         lengths = batch.attention_mask[contributing].sum(dim=1).tolist()
-        for cut in cut_micro_batches(lengths, self._config.batch.micro_batch_tokens):
+        for cut in cut_micro_batches(lengths, self._config.batch.micro_batch_tokens, packs=self.critic.packs):
             positions = contributing[torch.tensor(cut, device=contributing.device)]
             part, width = mini.rows(positions), int(batch.attention_mask[positions].any(dim=0).sum())
             result = self._value_loss(part, mask[positions, :width], backbone_share)

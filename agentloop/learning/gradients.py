@@ -54,7 +54,8 @@ def accumulate_gradients(
     moved = torch.zeros((2, 2), dtype=torch.float64, device=actor.device)
     contributing = _contributing(batch, config, losses)
     signal_share = _signal_share(batch)
-    for cut in _passes(batch, contributing, config, losses):
+    max_tokens = config.batch.micro_batch_tokens
+    for cut in _passes(batch, contributing, losses, max_tokens=max_tokens, packs=actor.packs):
         positions = contributing[torch.tensor(cut, device=contributing.device)]
         micro = mini.rows(positions)
         width = micro.batch.token_ids.shape[1]
@@ -100,12 +101,12 @@ def _contributing(batch: Batch, config: RunConfig, losses: StreamLosses) -> Tens
     return speaking.nonzero()[:, 0]
 
 
-def _passes(batch: Batch, positions: Tensor, config: RunConfig, losses: StreamLosses) -> list[list[int]]:
+def _passes(batch: Batch, positions: Tensor, losses: StreamLosses, *, max_tokens: int, packs: bool) -> list[list[int]]:
     """Indices into `positions`, which are rows, for each forward-backward pass."""
-    lengths, most = batch.attention_mask[positions].sum(dim=1).tolist(), config.batch.micro_batch_tokens
+    lengths = batch.attention_mask[positions].sum(dim=1).tolist()
     if not losses.whole_trajectories(batch.replay_mask):
-        return cut_micro_batches(lengths, most)
-    return cut_whole_trajectories(lengths, batch.trajectory[positions].tolist(), most)
+        return cut_micro_batches(lengths, max_tokens, packs=packs)
+    return cut_whole_trajectories(lengths, batch.trajectory[positions].tolist(), max_tokens, packs=packs)
 
 
 def _signal_share(batch: Batch) -> Tensor:

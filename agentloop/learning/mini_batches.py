@@ -40,19 +40,17 @@ def plan_mini_batches(groups: Sequence[str | None], size: int, *, seed: Sequence
     return [sorted(rows) for rows in bins]
 
 
-def cut_micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Positions of the rows of each pass, by length: at most `max_tokens` padded tokens, at least one row."""
-    cuts: list[list[int]] = []
-    for position in sorted(range(len(lengths)), key=lambda position: lengths[position]):
-        # Ascending order: the newest row is the longest, and sets the padded width.
-        if cuts and (len(cuts[-1]) + 1) * lengths[position] <= max_tokens:
-            cuts[-1].append(position)
-        else:
-            cuts.append([position])
-    return cuts
+def cut_micro_batches(lengths: Sequence[int], max_tokens: int, *, packs: bool = False) -> list[list[int]]:
+    """Positions of the rows of each pass, by length: at most `max_tokens` tokens, at least one row.
+
+    Padding counts, unless rows are packed.
+    """
+    return cut_whole_trajectories(lengths, range(len(lengths)), max_tokens, packs=packs)
 
 
-def cut_whole_trajectories(lengths: Sequence[int], trajectories: Sequence[int], max_tokens: int) -> list[list[int]]:
+def cut_whole_trajectories(
+    lengths: Sequence[int], trajectories: Sequence[int], max_tokens: int, *, packs: bool = False
+) -> list[list[int]]:
     """Likewise, with all rows of a trajectory in one pass: at least one trajectory, however long it is."""
     rows: dict[int, list[int]] = {}
     for position, trajectory in enumerate(trajectories):
@@ -61,8 +59,11 @@ def cut_whole_trajectories(lengths: Sequence[int], trajectories: Sequence[int], 
     cuts: list[list[int]] = []
     for trajectory in sorted(rows, key=lambda trajectory: longest[trajectory]):
         whole = rows[trajectory]
-        if cuts and (len(cuts[-1]) + len(whole)) * longest[trajectory] <= max_tokens:
-            cuts[-1] += whole
+        together = [*cuts[-1], *whole] if cuts else whole
+        # Ascending order: the newest row is the longest, and sets the padded width.
+        tokens = sum(lengths[p] for p in together) if packs else len(together) * longest[trajectory]
+        if cuts and tokens <= max_tokens:
+            cuts[-1] = together
         else:
             cuts.append(whole)
     return cuts

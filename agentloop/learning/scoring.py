@@ -83,7 +83,7 @@ def score(actor: Actor, batch: Batch, *, max_tokens: int) -> tuple[Tensor, Tenso
     """Log-probs and entropies of the action tokens of all rows, [B, T] nats, in passes of `max_tokens`."""
     log_probs = torch.zeros(batch.token_ids.shape, dtype=actor.dtype, device=actor.device)
     entropies = torch.zeros_like(log_probs)
-    for positions in cut_micro_batches(batch.lengths, max_tokens):
+    for positions in cut_micro_batches(batch.lengths, max_tokens, packs=actor.packs):
         index = torch.tensor(positions, device=actor.device)
         part = batch.rows(index)
         scores = actor.log_probs(part.token_ids, part.attention_mask, part.response_mask, part.temperature)

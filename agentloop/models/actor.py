@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentloop.algorithms.log_probs import Predictions, entropies, log_softmax, predictions
+from agentloop.models.layout import Laid, packed, padded
 
 
 class Actor:
@@ -19,8 +20,10 @@ class Actor:
     weights would not be 1.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, packs: bool = False) -> None:
+        """`packs`: the rows of a pass stand one behind another, without padding."""
         self.model = model
+        self.packs = packs
         self._narrows_head = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
@@ -54,7 +57,10 @@ class Actor:
         if len(wanted.rows) == 0:
             zeros = torch.zeros(token_ids.shape, dtype=self.dtype, device=token_ids.device)
             return zeros, zeros
-        scores = log_softmax(self._logits(token_ids, wanted), temperature[wanted.rows])
+        logits = (
+            self._packed_logits(token_ids, attention_mask, wanted) if self.packs else self._logits(token_ids, wanted)
+        )
+        scores = log_softmax(logits, temperature[wanted.rows])
         targets = token_ids[wanted.rows, wanted.tokens]
         chosen = scores.gather(1, targets[:, None])[:, 0]
         if entropy:
@@ -65,18 +71,27 @@ class Actor:
 
     def _logits(self, token_ids: Tensor, wanted: Predictions) -> Tensor:
         """[N, V] logits of the wanted predictions; the head is applied only where some row needs it."""
-        if self.model.training:
-            self.model.train(False)
-        inputs: dict[str, Any] = {"input_ids": token_ids, "use_cache": False}
-        if self._narrows_head:
-            columns = inputs["logits_to_keep"] = wanted.columns
-        else:
-            columns = torch.arange(token_ids.shape[1], device=token_ids.device)
-        output: Any = self.model(**inputs)
-        logits: Tensor = output.logits
+        columns = wanted.columns if self._narrows_head else torch.arange(token_ids.shape[1], device=token_ids.device)
+        logits = self._forward(padded(token_ids), columns)
         # index_select, not advanced indexing: its backward is an index_add instead of a sorting index_put.
         places = wanted.rows * len(columns) + torch.searchsorted(columns, wanted.sources)
         return logits.flatten(0, 1).index_select(0, places)
+
+    def _packed_logits(self, token_ids: Tensor, attention_mask: Tensor, wanted: Predictions) -> Tensor:
+        """The same from one long row; predictions come in its order."""
+        laid = packed(token_ids, attention_mask)
+        places = laid.starts[wanted.rows] + wanted.sources
+        logits = self._forward(laid, places)[0]
+        return logits if self._narrows_head else logits.index_select(0, places)
+
+    def _forward(self, laid: Laid, columns: Tensor) -> Tensor:
+        """Logits at the columns, or at all of them where the model can't leave any out."""
+        if self.model.training:
+            self.model.train(False)
+        kept: dict[str, Any] = {"logits_to_keep": columns} if self._narrows_head else {}
+        output: Any = self.model(**laid.inputs, **kept, use_cache=False)
+        logits: Tensor = output.logits
+        return logits
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

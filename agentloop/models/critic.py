@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from agentloop.algorithms.log_probs import predictions
 from agentloop.models.actor import Actor
+from agentloop.models.layout import Laid, packed, padded
 
 
 class Critic:
@@ -22,6 +23,7 @@ class Critic:
         """`shared`: on the actor's own weights, which `weights` then leaves out. Else on a copy of them."""
         policy = actor.model.base_model
         self.shared = shared
+        self.packs = actor.packs
         self.dtype = actor.dtype
         self._backbone = policy if shared else copy.deepcopy(policy)
         self._head = nn.Linear(actor.model.config.get_text_config().hidden_size, 1)
@@ -47,19 +49,18 @@ class Critic:
         if self._backbone.training:
             self._backbone.train(False)
         wanted = predictions(response_mask)
-        states = self._states(token_ids, backbone_share)
-        width = token_ids.shape[1]
-        flat = states.flatten(0, 1)
+        laid = packed(token_ids, attention_mask) if self.packs else padded(token_ids)
+        flat = self._states(laid, backbone_share).flatten(0, 1)
         # index_select, not advanced indexing: its backward is an index_add instead of a sorting index_put.
-        before = self._head(flat.index_select(0, wanted.rows * width + wanted.sources))[:, 0]
-        ends = torch.arange(len(token_ids), device=flat.device) * width + attention_mask.sum(dim=1) - 1
+        before = self._head(flat.index_select(0, laid.starts[wanted.rows] + wanted.sources))[:, 0]
+        ends = laid.starts + attention_mask.sum(dim=1) - 1
         values = torch.zeros(token_ids.shape, dtype=self.dtype, device=token_ids.device)
         return values.masked_scatter(response_mask, before), self._head(flat.index_select(0, ends))[:, 0]
 
-    def _states(self, token_ids: Tensor, backbone_share: float) -> Tensor:
+    def _states(self, laid: Laid, backbone_share: float) -> Tensor:
         """[B, T, H] hidden states in the head's type, with the gradient they let through."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and backbone_share > 0):
-            states: Tensor = self._backbone(input_ids=token_ids, use_cache=False).last_hidden_state.to(self.dtype)
+            states: Tensor = self._backbone(**laid.inputs, use_cache=False).last_hidden_state.to(self.dtype)
         if backbone_share in (0.0, 1.0):
             return states
         return states.detach() + backbone_share * (states - states.detach())

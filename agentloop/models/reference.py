@@ -22,7 +22,7 @@ class WithoutAdapters(Actor):
                 "kl.reference must not be adapter_off for a model without adapters, got adapter_off. Use copy, or "
                 "name a folder of adapters in model.path."
             )
-        super().__init__(actor.model)
+        super().__init__(actor.model, packs=actor.packs)
 
     def log_probs(
         self,
