@@ -97,6 +97,8 @@ def compress_text(text: str) -> bytes:
 
 def decompress_text(frame: bytes) -> str:
     """Raises BlobError for anything but a frame of `compress_text`."""
+    if not isinstance(frame, bytes):
+        raise BlobError("text that is no frame")
     try:
         declared = zstandard.frame_content_size(frame)
         if not 0 <= declared <= _LARGEST_TEXT:
@@ -135,6 +137,8 @@ def _stored(tokens: TokenSequence, name: str) -> npt.NDArray[Any]:
 
 def _decode(name: str, kind: int, blob: bytes, count: int, *, size: int) -> bytes:
     """The payload of a frame behind a header, `size` bytes per token."""
+    if not (isinstance(blob, bytes) and isinstance(count, int) and 0 <= count < 1 << 32):
+        raise BlobError(f"{name} that are no bytes, or a count of {count!r}")
     if blob[: _HEADER.size] != _HEADER.pack(_MAGIC, kind, _FORMAT, count):
         raise BlobError(f"{name} with a wrong header")
     expected = count * size

@@ -23,6 +23,7 @@ from replay.retired import RetiredTasks
 from replay.sampling import Moment, RankedSampler, Sampler
 from replay.selection import Chosen, Selection
 from replay.uses import UseCounts
+from replay.validate import check_fields
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class Drawing:
     def draw(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
     ) -> list[Drawn]:
+        check_fields([request], "draw of iteration", "iteration")
         self.refresh(connection, request.limits)
         selection = self._selection(request, sampler)
         if candidates is not None and candidates.corrupt:

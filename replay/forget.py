@@ -6,7 +6,9 @@ are not changed by forgetting it.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
-from replay.blobs import BlobError
 from replay.change import set_state
-from replay.conversation import messages_of
+from replay.conversation import stored_texts
+from replay.databases.sqlite import COPY
 from replay.records import COMMITTED, EVICTED, FORGOTTEN, FORGOTTEN_TASK
 from replay.retention import remove_content
 from replay.rows import chunked
-from replay.schema import ExactText, draws, messages, metadata, segments, tasks, trajectories
+from replay.schema import ExactText, draws, messages, metadata, segments, tasks, to_storable, trajectories
 
 _PIECE = 24
 """Bytes (of texts: characters) of a piece that is searched for."""
@@ -47,6 +49,7 @@ class Traces:
     tasks: int = 0
     updates: int = 0
     """Committed draws of these rows."""
+    ids: list[str] = field(default_factory=list)
     pieces: set[bytes] = field(default_factory=set)
     complete: bool = True
     """False: there was too much to remember pieces of everything."""
@@ -90,7 +93,7 @@ def marked(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> list[str]
 
 def count(connection: sa.Connection, ids: Sequence[str]) -> Traces:
     """What forgetting them would remove."""
-    found = Traces(trajectories=len(ids), tasks=len(_tasks_of_none_but(connection, ids)))
+    found = Traces(trajectories=len(ids), ids=list(ids), tasks=len(_tasks_of_none_but(connection, ids)))
     for chunk in chunked(ids):
         said = sa.select(sa.func.sum(messages.c.num_messages)).where(messages.c.trajectory.in_(chunk))
         used = sa.select(sa.func.count()).where(draws.c.trajectory.in_(chunk), draws.c.state == COMMITTED)
@@ -105,8 +108,9 @@ def forget(connection: sa.Connection, ids: Sequence[str]) -> Traces:
     orphaned_tasks = _tasks_of_none_but(connection, ids)
     for chunk in chunked(ids):
         traces.add(*connection.scalars(sa.select(segments.c.tokens).where(segments.c.trajectory.in_(chunk))))
-        for row in connection.execute(sa.select(messages).where(messages.c.trajectory.in_(chunk))):
-            traces.add(row.said, *_texts(row))
+        for said in connection.scalars(sa.select(messages.c.said).where(messages.c.trajectory.in_(chunk))):
+            # Texts too, as a database of an earlier schema has them: a copy of one may stand beside this one.
+            traces.add(said, *stored_texts(said))
     for chunk in chunked(orphaned_tasks):
         for payload in connection.scalars(sa.select(_stored(tasks.c.payload)).where(tasks.c.hash.in_(chunk))):
             traces.add(payload)
@@ -118,15 +122,6 @@ def forget(connection: sa.Connection, ids: Sequence[str]) -> Traces:
         hashes = {"content_hash": "", "token_hash": None, "record_checksum": None}
         connection.execute(trajectories.update().where(_rows.id.in_(chunk)).values(hashes))
     return traces
-
-
-def _texts(row: sa.Row[Any]) -> list[str | None]:
-    """As a database of an earlier schema has them, a copy of which may stand beside this one."""
-    try:
-        said = messages_of(row.num_messages, row.said, row.checksum)
-    except BlobError:
-        return []
-    return [text for message in said for text in (message.content, message.reasoning)]
 
 
 def _tasks_of_none_but(connection: sa.Connection, ids: Sequence[str]) -> list[str]:
@@ -150,8 +145,23 @@ def proof(connection: sa.Connection, traces: Traces, path: Path | None) -> Proof
     found = {file: set(_found(_windows(file), traces.pieces)) for file in files}
     suspects = set().union(*found.values())
     kept = _kept(connection, suspects) if suspects else set()
-    left = tuple(str(file) for file in files if found[file] - kept)
+    left = tuple(str(file) for file in files if found[file] - kept or _is_copy_with(file, path, traces.ids))
     return Proof(tuple(map(str, files)), len(traces.pieces), len(kept), left)
+
+
+def _is_copy_with(file: Path, path: Path, ids: Sequence[str]) -> bool:
+    """Whether it is a copy that a migration kept, in which some of these rows have content.
+
+    What it holds is laid out as in an earlier schema: pieces of today's are not to be found in it.
+    """
+    if not file.name.endswith(COPY) or file.name == path.name:
+        return False
+    with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as copy:
+        return any(
+            copy.execute(f"SELECT 1 FROM {table} WHERE trajectory = ? LIMIT 1", (to_storable(id),)).fetchone()  # noqa: S608
+            for id in ids
+            for table in ("segments", "messages")
+        )
 
 
 def _kept(connection: sa.Connection, pieces: set[bytes]) -> set[bytes]:
@@ -160,7 +170,9 @@ def _kept(connection: sa.Connection, pieces: set[bytes]) -> set[bytes]:
     for table in metadata.sorted_tables:
         columns = [_stored(c) for c in table.c if isinstance(c.type, (ExactText, sa.LargeBinary))]
         for rows in connection.execute(sa.select(*columns)).partitions(1000) if columns else ():
-            values = (value for row in rows for value in row if value)
+            values = [value for row in rows for value in row if value]
+            if table is messages:
+                values += [text for row in rows for text in stored_texts(row.said)]
             blob = b"\0".join(value if isinstance(value, bytes) else value.encode() for value in values)
             kept.update(piece for piece in pieces - kept if piece in blob)
     return kept

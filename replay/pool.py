@@ -102,13 +102,13 @@ class Pool:
         if not self._limits.is_fixed:
             self._settled = 0
         first, rest = self._settled, slice(self._settled, len(index))
+        self._mask.cut(first)
         if first == len(index) and self._sampler.row_wise:
             self._iteration = now.iteration
             return
         new = allowed(self._buffer, self._limits, now, rest)
         if self._source is not None:
             new &= of_source(index, (self._source,), rest)
-        self._mask.cut(first)
         self._mask.extend(new)
         self._weigh(now)
         self._update(first if self._sampler.row_wise else 0)

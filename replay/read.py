@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, get_args
 
 import sqlalchemy as sa
 
@@ -102,7 +102,7 @@ def _load_chunk(
         said = talks.get(record.id, ())
         try:
             # Rows from before there were checksums, and rows without content any more, have none.
-            if checksum is not None and checksum != record_checksum(values):
+            if checksum is not None and checksum != _checksum(values):
                 raise BlobError("a record of another checksum: it was changed since it was written")
             if record.state == EVICTED and record.id not in blobs:
                 loaded.gone[record.id] = Gone(Trajectory(record, (), said), reason)
@@ -112,6 +112,14 @@ def _load_chunk(
             loaded.whole[record.id] = Trajectory(record, parts, said)
         except BlobError as error:
             loaded.corrupt[record.id] = str(error)
+
+
+def _checksum(values: Sequence[Any]) -> int | None:
+    """None: they can't have been written."""
+    try:
+        return record_checksum(values)
+    except (TypeError, OverflowError):
+        return None
 
 
 def _by_hash(record: TrajectoryRecord, parts: Sequence[Segment]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from context.tokens import Segment
 from replay.blobs import decode_tokens, encode_tokens
 from replay.records import GroupRecord, TrajectoryRecord
-from replay.schema import groups, segments, trajectories
+from replay.schema import from_storable, groups, segments, to_storable, trajectories
 
 Row = dict[str, Any]
 Key = TypeVar("Key")
@@ -64,13 +64,20 @@ def record_of(row: Sequence[Any]) -> TrajectoryRecord:
 
 
 def record_checksum(values: Sequence[Any]) -> int:
-    """CRC-32 of the values of RECORD_COLUMNS, all but the state, which changes in a row's life.
+    """CRC-32 of the values of RECORD_COLUMNS as they are read, all but the state, which changes in a row's life.
 
-    Databases don't keep the sign of a zero, nor whether a real number was given as a whole one.
+    Databases don't keep the sign of a zero, nor whether a real number was given as a whole one. Raises TypeError for
+    texts where numbers belong.
     """
     reals = [math.nan if value is None else value + 0.0 for value in _reals_of(values)]
     others = _BETWEEN.join(map(str, _others_of(values)))
     return zlib.crc32(others.encode("utf-8", "surrogatepass"), zlib.crc32(_REALS.pack(*reals)))
+
+
+def as_read(values: Iterable[Any]) -> list[Any]:
+    """What a database gives back of them: texts of other classes are plain ones, and of two halves of a character one
+    whole is made."""
+    return [from_storable(to_storable(str.__str__(value))) if isinstance(value, str) else value for value in values]
 
 
 def segment_rows(trajectory: str, parts: Sequence[Segment]) -> Iterator[Row]:

@@ -55,7 +55,11 @@ def to_storable(value: str | None) -> str | None:
 def from_storable(value: str | None) -> str | None:
     if value is None or not value.startswith(ESCAPE):
         return value
-    return str(json.loads(value.removeprefix(ESCAPE)))
+    try:
+        return str(json.loads(value.removeprefix(ESCAPE)))
+    except ValueError:
+        # Nobody wrote that: it is shown as it is, and a checksum tells that it was changed.
+        return value
 
 
 def is_storable(text: str) -> bool:

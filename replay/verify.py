@@ -61,7 +61,7 @@ def verify(store: ReplayStore, run: str | None = None, *, where: str | None = No
 
 
 def _check(connection: sa.Connection, ids: list[str], authors: dict[str, AuthorTable], found: Verification) -> None:
-    loaded = load(connection, ids, with_messages=False)
+    loaded = load(connection, ids)
     found.checked += len(loaded.whole) + len(loaded.corrupt)
     found.corrupt |= loaded.corrupt
     for run, rows in groupby(loaded.whole.values(), key=lambda row: row.record.run):

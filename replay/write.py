@@ -34,6 +34,7 @@ from replay.rows import (
     GROUP_COLUMNS,
     RECORD_COLUMNS,
     Row,
+    as_read,
     chunked,
     known,
     now,
@@ -149,7 +150,7 @@ def prepare(
             "token_hash": token_hash(found.segments),
             "num_bytes": num_bytes,
             "record_checksum": record_checksum(
-                [prepared.trajectories[trajectory.id][column.key] for column in RECORD_COLUMNS]
+                as_read(prepared.trajectories[trajectory.id][column.key] for column in RECORD_COLUMNS)
             ),
         }
         prepared.clipped[trajectory.id] = found.clipped

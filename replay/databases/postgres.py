@@ -36,7 +36,7 @@ _SETTINGS = {
     "keepalives_count": "3",
 }
 # A writer waits as long as SQLite's busy timeout; one whose machine vanished with the lock loses it.
-_SESSION = "set lock_timeout = '30s'; set idle_in_transaction_session_timeout = '300s'"
+_SESSION = "set lock_timeout = '120s'; set idle_in_transaction_session_timeout = '300s'"
 _BEGIN = {
     True: sa.select(sa.func.pg_advisory_xact_lock(_LOCK)),
     False: sa.select(sa.func.set_config("synchronous_commit", "off", True), sa.func.pg_advisory_xact_lock(_LOCK)),

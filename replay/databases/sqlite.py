@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 # SQLite keeps no queue: with dozens of writers on a busy machine, one of them has waited for half a minute.
 _BUSY_MILLISECONDS = 120_000
 _BEGIN = "replay_begin"
+COPY = ".backup"
+"""Ends the names of copies that migrations keep."""
 
 Mode = Literal["ro", "rw"]
 
@@ -170,7 +172,7 @@ def create(path: Path) -> SqliteDatabase:
 
 def backup_path(path: Path, revision: str) -> Path:
     """Where a database of that schema is kept before it is migrated."""
-    return path.with_name(f"{path.name}.schema-{revision}.backup")
+    return path.with_name(f"{path.name}.schema-{revision}{COPY}")
 
 
 def _back_up(path: Path, target: Path) -> None:

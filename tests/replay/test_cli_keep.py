@@ -190,6 +190,19 @@ def test_forget_finds_the_copy_that_a_migration_kept(tmp_path: Path) -> None:
     assert ask("forget", str(path), "--where", "id = 'a'", "--yes").exit_code == 0
 
 
+def test_forget_finds_in_an_older_copy_what_is_laid_out_otherwise_there(tmp_path: Path) -> None:
+    """Tokens and calls; and not what only rows that stay have in common with it."""
+    path = tmp_path / "replay.sqlite"
+    fill_old(path, "0003")
+    sql(path, "delete from messages where trajectory = 'a'")
+    with closing(ReplayStore.create(path)) as store:
+        store.append([], [group("g9", task="task-1")], [trajectory("new", group="g9", slot=9)])
+    assert ask("forget", str(path), "--where", "id = 'new'", "--yes").exit_code == 0
+    result = ask("forget", str(path), "--where", "id = 'a'", "--yes")
+    assert result.exit_code == 1
+    assert "found in " in result.output and ".schema-0003.backup" in result.output
+
+
 def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "replay.sqlite"
     secretive(path).close()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from replay import CorruptTrajectory, ReplayError, ReplayStore, stats
 from replay.blobs import content_hash
 from replay.databases import Location
 from replay.records import Trajectory
+from replay.request import Limits
 from replay.retention import Capacity
+from replay.rows import RECORD_COLUMNS, record_checksum
 from replay.sampling import make_sampler
 from replay.verify import verify
 from tests.replay.fakes import RUN, Born, group, new_store, request, sql, task, tokens, trajectory
@@ -192,6 +195,62 @@ def test_record_that_was_changed_is_never_trained_on(location: Location, column:
         assert sql(store, "select state, state_reason from trajectories where id = 'a'") == [
             ("quarantined", "a record of another checksum: it was changed since it was written")
         ]
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("trajectories", "reward", "abc"),
+        ("trajectories", "mean_entropy", b"\x00"),
+        ("segments", "num_tokens", -1),
+        ("segments", "num_tokens", "x"),
+        ("segments", "tokens", "text"),
+        ("messages", "said", 5),
+        ("messages", "said", "text"),
+        ("messages", "num_messages", 4),
+    ],
+)
+def test_values_no_writer_would_store_quarantine_their_row_alone(
+    tmp_path: Path, table: str, column: str, value: object
+) -> None:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
+        key = "id" if table == "trajectories" else "trajectory"
+        sql(store, f"update {table} set {column} = ? where {key} = 'a'", value)
+        assert list(verify(store).corrupt) == ["a"]
+        assert [row["id"] for row in stats.trajectories(store, where="text contains 'drawer'")][-1] == "b"
+        with pytest.raises(CorruptTrajectory, match="^trajectory a "):
+            store.read(["b", "a"])
+        assert store.read(["b"])[0].id == "b"
+
+
+def test_buffer_whose_last_row_goes_has_nothing_to_give(location: Location) -> None:
+    for limits in (Limits(), Limits(max_staleness=4)):
+        with closing(new_store(location)) as store:
+            store.append([task()], [group()], [trajectory(f"{limits.max_staleness}", state="eligible")])
+            wanted, sampler = replace(request(2, 1), limits=limits), make_sampler("uniform", 0)
+            assert store.available(wanted, sampler).rows == 1
+            store.quarantine({f"{limits.max_staleness}": "gone"})
+            assert store.available(wanted, sampler).rows == 0
+            assert store.draw(wanted, sampler) == []
+
+
+class _Stop(str, Enum):  # noqa: UP042  whose str() is another text than it is
+    final = "final"
+
+
+@pytest.mark.parametrize("stop_reason", [_Stop.final, "\ud83d\ude00", "\ud83d", "\x00"])
+def test_text_is_checked_as_it_is_read(location: Location, stop_reason: str) -> None:
+    """One of another class, two halves of one character, a half, and what no database holds."""
+    with closing(new_store(location)) as store:
+        store.append([task()], [group()], [trajectory("a", stop_reason=stop_reason)])
+        assert store.read(["a"])[0].record.state == "eligible"
+
+
+def test_checksum_of_a_record_is_the_one_that_stands_in_databases() -> None:
+    """Fields that are added, moved or retyped must not make stored records look changed."""
+    values = [getattr(trajectory("a").record, column.key) for column in RECORD_COLUMNS]
+    assert record_checksum(values) == 2989609177
 
 
 def test_change_that_takes_the_checksum_away_is_meant(location: Location) -> None:

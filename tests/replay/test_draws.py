@@ -338,3 +338,10 @@ def test_a_changed_bit_is_found_by_the_draw_or_does_no_harm(tmp_path: Path) -> N
         for part, original in zip(row.trajectory.segments, written[row.trajectory.id].segments, strict=True):
             assert part.tokens == original.tokens
     assert sql(store, "select count(*) from trajectories where state = 'quarantined'") == [(300 - len(drawn),)]
+
+
+@pytest.mark.parametrize("numbers", [{"policy_version": np.int64(3)}, {"policy_version": -5}, {"first_slot": -7}])
+def test_draw_checks_the_numbers_it_stores(store: ReplayStore, numbers: dict[str, int]) -> None:
+    Born(1).append_to(store)
+    with pytest.raises(InvalidRecord, match=f"^{next(iter(numbers))} must be "):
+        store.draw(replace(request(2, 1), **numbers), make_sampler("uniform", 0))

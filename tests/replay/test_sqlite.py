@@ -5,6 +5,7 @@ import sqlite3
 import stat
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,6 +18,7 @@ from replay import DatabaseRefused, ReplayError, ReplayStore
 from replay.databases.open import parsed
 from replay.sampling import make_sampler
 from replay.schema import REVISION, metadata
+from replay.verify import verify
 from tests.replay.fakes import group, new_store, request, sql, task, trajectory
 from tests.replay.old_databases import REVISIONS, fill_old
 
@@ -105,6 +107,26 @@ def test_every_earlier_schema_is_migrated_with_equal_rows(tmp_path: Path, revisi
         assert row.messages == (said if revision > "0001" else tuple(replace(part, reasoning=None) for part in said))
     assert sql(path, "select count(*), min(num_bytes) > 100 from trajectories where record_checksum > 0") == [(5, 1)]
     assert len(store.draw(request(9, 99), make_sampler("uniform", 0))) == 5
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "update trajectories set reward = 'abc' where id = 'a'",
+        "update trajectories set stop_reason = '\ue000json:{' where id = 'a'",
+        "update segments set num_tokens = -1 where trajectory = 'a'",
+        "update segments set token_ids = 'text' where trajectory = 'a'",
+        "update segments set authors = x'00' where trajectory = 'a'",
+        "update messages set content = x'ff' where trajectory = 'a' and position = 1",
+    ],
+)
+def test_damaged_row_of_an_earlier_schema_is_migrated_and_found_damaged(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "replay.sqlite"
+    ids = fill_old(path, "0003")
+    sql(path, damage)
+    with closing(ReplayStore.create(path)) as store:
+        assert list(verify(store).corrupt) == ["a"]
+        assert len(store.read([id for id in ids if id != "a"])) == 4
 
 
 def test_there_is_a_database_of_every_earlier_schema() -> None:

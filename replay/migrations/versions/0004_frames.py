@@ -36,6 +36,8 @@ _REALS = (
     "min_behavior_log_prob",
 )
 _ESCAPE = "\ue000json:"
+_NEVER = -1
+"""No checksum: what is damaged already is found to be, by whoever reads it."""
 
 
 def upgrade() -> None:
@@ -60,6 +62,9 @@ def upgrade() -> None:
         sa.Column("checksum", sa.BigInteger, nullable=False),
         sa.PrimaryKeyConstraint("trajectory"),
     )
+    if connection.dialect.name == "postgresql":
+        # Frames are compressed already.
+        op.execute("ALTER TABLE segments ALTER COLUMN tokens SET STORAGE EXTERNAL")
     for rows in _records(connection):
         ids = [row["id"] for row in rows]
         tokens = [_segment(row) for row in _of(connection, old_segments, ids)]
@@ -123,13 +128,15 @@ def _segment(row: sa.RowMapping) -> dict[str, Any]:
     if len(whole) == len(_NEW):
         tokens = _HEADER.pack(b"AL", _TOKENS, 1, row["num_tokens"]) + _compressed(b"".join(whole), -1)
     else:
-        tokens = b"".join(row[name] for name in _OLD)
+        tokens = b"".join(row[name] for name in _OLD if isinstance(row[name], bytes))
     kept = ("trajectory", "position", "reason", "behavior_context", "num_tokens")
     return {**{name: row[name] for name in kept}, "tokens": tokens}
 
 
-def _array(blob: bytes, count: int, kind: int, size: int) -> bytes | None:
+def _array(blob: Any, count: Any, kind: int, size: int) -> bytes | None:
     """None: not what was written."""
+    if not (isinstance(blob, bytes) and isinstance(count, int) and 0 <= count < 1 << 32):
+        return None
     if blob[: _HEADER.size] != _HEADER.pack(b"AL", kind, 1, count):
         return None
     frame = blob[_HEADER.size :]
@@ -142,15 +149,16 @@ def _array(blob: bytes, count: int, kind: int, size: int) -> bytes | None:
 
 
 def _conversation(trajectory: str, rows: Sequence[sa.RowMapping]) -> dict[str, Any]:
-    """Texts as they are stored, escaped ones included."""
+    """Texts as they are stored, escaped ones included. Anything else among them is told by the checksum."""
     said = [{name: row[name] for name in _MESSAGE if row[name] is not None} for row in rows]
-    text = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(said, ensure_ascii=False, separators=(",", ":"), default=repr)
+    whole = all(isinstance(value, str) for message in said for value in message.values())
     return {
         "trajectory": trajectory,
         "num_messages": len(said),
         "text": text,
         "frame": _compressed(text.encode(), 1),
-        "checksum": zlib.crc32(text.encode()),
+        "checksum": zlib.crc32(text.encode()) if whole else _NEVER,
     }
 
 
@@ -161,14 +169,21 @@ def _compressed(payload: bytes, level: int) -> bytes:
 def _finish(connection: sa.Connection, row: sa.RowMapping, num_bytes: int) -> None:
     """The checksum that tells later changes of the record, none for one whose content was forgotten; and its size,
     which for one without content stays what it was."""
-    reals = struct.pack(f"<{len(_REALS)}d", *(math.nan if row[name] is None else row[name] + 0.0 for name in _REALS))
-    others = "\x1f".join(str(_plain(row, name)) for name in _RECORD if name not in (*_REALS, "state"))
-    checksum = zlib.crc32(others.encode("utf-8", "surrogatepass"), zlib.crc32(reals))
+    try:
+        checksum = _checksum(row)
+    except (TypeError, ValueError, OverflowError):
+        checksum = _NEVER
     table = sa.table("trajectories", sa.column("id"), sa.column("record_checksum"), sa.column("num_bytes"))
     values = {"record_checksum": checksum if row["content_hash"] else None}
     if num_bytes:
         values["num_bytes"] = num_bytes
     connection.execute(table.update().where(table.c.id == row["id"]).values(values))
+
+
+def _checksum(row: sa.RowMapping) -> int:
+    reals = struct.pack(f"<{len(_REALS)}d", *(math.nan if row[name] is None else row[name] + 0.0 for name in _REALS))
+    others = "\x1f".join(str(_plain(row, name)) for name in _RECORD if name not in (*_REALS, "state"))
+    return zlib.crc32(others.encode("utf-8", "surrogatepass"), zlib.crc32(reals))
 
 
 def _plain(row: sa.RowMapping, name: str) -> Any:
