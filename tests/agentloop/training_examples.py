@@ -155,7 +155,7 @@ def weights_of(actor: Actor) -> Tensor:
 
 
 def scored_rows(actor: Actor, rows: list[BatchRow], *, old: Actor, ref: Actor | None = None) -> ScoredBatch:
-    batch = build_batch(rows, AUTHORS)
+    batch = build_batch(rows, AUTHORS).to(actor.device)
     references = None if ref is None else score(ref, batch, max_tokens=64)[0]
     return ScoredBatch(batch, score(old, batch, max_tokens=64)[0], references)
 

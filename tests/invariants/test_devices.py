@@ -1,0 +1,51 @@
+"""A GPU learns what a CPU learns."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from agentloop.learning.batch import build_batch
+from agentloop.learning.scoring import score
+from agentloop.models.actor import Actor
+from tests.agentloop.training_examples import (
+    AUTHORS,
+    gradients,
+    mixed_rows,
+    run_config,
+    scored_rows,
+    tiny_actor,
+)
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+TOLERANCE = 1e-4
+
+
+def on_both(*, packs: bool) -> tuple[Actor, Actor]:
+    actor = tiny_actor(torch.float32)
+    other = Actor(copy.deepcopy(actor.model).to("cuda"), packs=packs)
+    return Actor(actor.model, packs=packs), other
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_log_probs_and_entropies_of_a_gpu_are_those_of_a_cpu(packs: bool) -> None:
+    cpu, gpu = on_both(packs=packs)
+    batch = build_batch(mixed_rows(), AUTHORS)
+    wanted, found = score(cpu, batch, max_tokens=60), score(gpu, batch.to(gpu.device), max_tokens=60)
+    for one, other in zip(wanted, found, strict=True):
+        assert (other.cpu() - one).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("objective", ["ppo_clip", "gspo", "cispo", "gmpo", "topr"])
+@pytest.mark.parametrize("packs", [False, True])
+def test_gradient_of_a_gpu_is_that_of_a_cpu(objective: str, packs: bool) -> None:
+    cpu, gpu = on_both(packs=packs)
+    old = tiny_actor(torch.float32, seed=1)
+    config = run_config(loss={"fresh": {"objective": objective}, "replay": {"objective": objective}})
+    loss, gradient, _ = gradients(cpu, scored_rows(cpu, mixed_rows(), old=old), config)
+    old_on_gpu = Actor(copy.deepcopy(old.model).to("cuda"))
+    other_loss, other, _ = gradients(gpu, scored_rows(gpu, mixed_rows(), old=old_on_gpu), config)
+    assert (other.cpu() - gradient).abs().max() <= TOLERANCE * gradient.abs().max()
+    assert other_loss == pytest.approx(loss, rel=TOLERANCE)
