@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from agentloop.algorithms.advantages import Member, advantages, normalised, rule_of
 from agentloop.algorithms.baselines import ReplayBaseline, compared_members
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
@@ -160,11 +162,17 @@ class Estimator:
         return result, sum(row.token_advantages is None for row in result)
 
     def _weighed(self, row: BatchRow) -> BatchRow:
-        """A bound on what a replayed row can push away, whatever its sampler corrects for."""
-        most = self._config.replay.negative_weight
-        if row.stream != REPLAY or row.advantage >= 0 or most == 1.0:
+        """A bound on what a replayed row can push away: its weight is at most 1, and multiplied by another such one.
+
+        Where tokens have advantages of their own, the negative ones are multiplied instead, whatever the row's is.
+        """
+        share = self._config.replay.negative_weight
+        if row.stream != REPLAY or share == 1.0:
             return row
-        return replace(row, weight=most * min(row.weight, 1.0))
+        if row.token_advantages is not None:
+            bounded = tuple(np.where(values < 0, np.float32(share) * values, values) for values in row.token_advantages)
+            return replace(row, token_advantages=bounded)
+        return replace(row, weight=share * row.weight) if row.advantage < 0 else row
 
 
 def member_of(row: Trajectory, worth: float) -> Member:

@@ -263,7 +263,7 @@ class Loop:
         owed = self.state.tasks.owed
         done = [index for index in batch.tasks if index not in owed]
         groups = [*batch.fresh.groups, *batch.fresh.spare_groups]
-        self.parts.source.observe(done, {group.task: (group.size, group.success_rate) for group in groups})
+        self.parts.source.observe(done, [(group.task, group.size, group.success_rate) for group in groups])
         return self.parts.source.metrics()
 
     def publish(self, version: int) -> None:

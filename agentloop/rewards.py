@@ -135,8 +135,8 @@ class RewardScorer:
             problem = f"none within reward.timeout_s={self._section.timeout_s:g} s"
         elif isinstance(answer, BaseException):
             problem = one_line(answer)
-        elif isinstance(answer, (int, float)) and math.isfinite(answer):
-            return float(answer)
+        elif math.isfinite(number := _number(answer)):
+            return number
         else:
             problem = repr(answer)[:80]
         if self._section.on_error == "drop":
@@ -169,6 +169,16 @@ def _load(row: RewardFunctionSection) -> Callable[..., Any]:
             f"reward.functions must take one argument, the ended episode, got {row.function} with {one_line(error)}."
         ) from error
     return function
+
+
+def _number(answer: Any) -> float:
+    """As a float: numbers of Python, NumPy and torch; NaN for anything else, text among it."""
+    if isinstance(answer, (str, bytes, bytearray)):
+        return math.nan
+    try:
+        return float(answer)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch: RuntimeError for several numbers
+        return math.nan
 
 
 def _ended(episode: Episode) -> EndedEpisode:

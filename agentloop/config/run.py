@@ -194,7 +194,9 @@ class ReplaySection(SamplingSection):
         "task in the batch: all (shared), replayed (split), fresh (fresh_only), all but itself (leave_one_out).",
     )
     negative_weight: Fraction = Field(
-        1.0, description="Most weight of the loss of a replayed row with a negative advantage; 0: they teach nothing."
+        1.0,
+        description="What the loss of a replayed row with a negative advantage is multiplied by (credit turn: the "
+        "negative advantages of its tokens); 0: they teach nothing.",
     )
     capacity: CapacitySection = Field(
         default_factory=CapacitySection,

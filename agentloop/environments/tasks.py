@@ -14,8 +14,8 @@ from agentloop.environments.rows import TaskRows, load_rows
 from agentloop.errors import UserError
 from agentloop.seeds import derive_seed
 
-Rates = Mapping[str, tuple[int, float]]
-"""Attempts of the policy and the share of them that succeeded, by the task's hash."""
+Tried = tuple[str, int, float]
+"""Of a group: its task's hash, attempts of the policy, and the share of them that succeeded."""
 
 _MOST_CHECKED = 20_000
 """Rows that are read as tasks before a run begins: a second or two. The rest are when their turn comes."""
@@ -81,13 +81,24 @@ class TaskSource:
         random.Random(f"{self._seed}/held-out").shuffle(order)
         return [self._of_row(self._rows.held_out, number) for number in order[:count]]
 
-    def observe(self, done: Sequence[int], rates: Rates) -> None:
-        """The tasks at the indices `done` have been in a batch; `rates` of those that the policy tried in it."""
+    def observe(self, done: Sequence[int], groups: Sequence[Tried]) -> None:
+        """The tasks at the indices `done` have been in a batch; `groups` are those that the policy tried in it.
+
+        A task's groups are counted together and once, at however many of the indices it stands.
+        """
         if self._order is None or not self._order.adapts:
             return
+        counts: dict[str, tuple[int, float]] = {}
+        for task, size, rate in groups:
+            attempts, successes = counts.get(task, (0, 0.0))
+            counts[task] = (attempts + size, successes + size * rate)
+        counted: set[int] = set()
         for index in done:
-            attempts, rate = rates.get(self._factory.task_hash(self.train(index)), (0, 0.0))
-            self._order.observe(index, attempts=attempts, successes=attempts * rate)
+            number = self._order.at(index)
+            attempts, successes = counts.get(self._factory.task_hash(self.train(index)), (0, 0.0))
+            again = number in counted
+            self._order.observe(index, attempts=0 if again else attempts, successes=0.0 if again else successes)
+            counted.add(number)
 
     def metrics(self) -> dict[str, float]:
         return {} if self._order is None else self._order.metrics()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +14,11 @@ from agentloop.config import ModelSection
 from agentloop.config.reward import RewardModelSection
 from agentloop.errors import UserError, one_line
 from agentloop.models.load import choose_device, quiet
-from context.messages import Message, to_template
+from context.messages import Message, below, to_template
 
 
 class SequenceClassifier:
-    """Reads a conversation in its own chat template, or where it has none, as one line per message."""
+    """Reads a conversation in its own chat template, or where it has none, as lines of `role: content`."""
 
     def __init__(self, section: RewardModelSection, policy: ModelSection) -> None:
         """On the policy's device. Raises UserError for what is no sequence classifier."""
@@ -51,6 +52,7 @@ class SequenceClassifier:
                 f"{section.label} with {outputs} outputs. Change it."
             )
         self._pad()
+        self._check_length(model)
         model.config.pad_token_id = self._tokenizer.pad_token_id
         self._model: Any = model.to(choose_device(policy)).eval().requires_grad_(False)
 
@@ -77,7 +79,7 @@ class SequenceClassifier:
 
     def _text(self, messages: Sequence[Message]) -> str:
         if self._tokenizer.chat_template is None:
-            return "\n".join(f"{message.role}: {message.content}" for message in messages)
+            return "\n".join(line for message in messages for line in _lines(message))
         text: str = self._tokenizer.apply_chat_template([to_template(m) for m in messages], tokenize=False)
         return text
 
@@ -91,3 +93,34 @@ class SequenceClassifier:
                     f"{self._section.path!r}."
                 )
             self._tokenizer.pad_token = self._tokenizer.eos_token
+
+    def _check_length(self, model: Any) -> None:
+        """A longer text would be outside the positions that the model has learned, or has at all."""
+        most, asked = _positions(model), self._section.max_tokens
+        if most is not None and asked > most:
+            raise UserError(
+                f"reward.model.max_tokens must be at most {most}, the positions of {self._section.path!r}, got {asked}."
+                " Lower it."
+            )
+
+
+def _positions(model: Any) -> int | None:
+    """Longest text of a model; None: it does not say."""
+    most = getattr(model.config, "max_position_embeddings", None)
+    if most is None or most <= 0:
+        return None
+    tables = (part for name, part in model.named_modules() if name.endswith("position_embeddings"))
+    padding = next((table.padding_idx for table in tables if isinstance(table, torch.nn.Embedding)), None)
+    # Models after RoBERTa count positions from behind the one of the padding.
+    return int(most) if padding is None else int(most) - padding - 1
+
+
+def _lines(message: Message) -> list[str]:
+    """All that was said: reasoning, content and tool calls, a line each, those that there are."""
+    role = message.role if message.name is None else f"{message.role} ({message.name})"
+    content = below(message.content, message.note)
+    lines = [] if message.reasoning is None else [f"{role} (reasoning): {message.reasoning}"]
+    if content or not message.tool_calls:
+        lines.append(f"{role}: {content}")
+    calls = [(call.name, json.dumps(dict(call.arguments), ensure_ascii=False)) for call in message.tool_calls]
+    return [*lines, *(f"{role} calls {name}: {arguments}" for name, arguments in calls)]

@@ -7,6 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import torch
+
 from agentloop.algorithms.advantages import Member
 from agentloop.rewards import EndedEpisode
 
@@ -60,6 +63,22 @@ def infinite(episode: EndedEpisode) -> float:
 
 def wordy(episode: EndedEpisode) -> Any:
     return "1"
+
+
+def several(episode: EndedEpisode) -> Any:
+    return torch.tensor([1.0, 2.0])
+
+
+def not_a_number_of_numpy(episode: EndedEpisode) -> Any:
+    return np.float32("nan")
+
+
+def complex_number(episode: EndedEpisode) -> Any:
+    return 1j
+
+
+def nothing(episode: EndedEpisode) -> Any:
+    return None
 
 
 def no_arguments() -> float:

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
 from agentloop.config import ModelSection
 from agentloop.config.reward import RewardModelSection
@@ -15,6 +22,7 @@ from agentloop.errors import UserError
 from agentloop.models.reward_model import SequenceClassifier
 from agentloop.training import train
 from context import Message
+from context.messages import ToolCall
 from replay.store import ReplayStore
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
 from tests.context import fakes
@@ -88,6 +96,46 @@ def test_long_conversation_loses_its_beginning(tmp_path: Path) -> None:
     model = classifier(saved(tmp_path), max_tokens=12)
     end = Message("assistant", "and so it ended, as it had to end", author="llm")
     assert model.score([(Message("user", "one"), end)]) == model.score([(Message("user", "two" * 40), end)])
+
+
+def test_model_without_a_template_reads_reasoning_and_tool_calls(tmp_path: Path) -> None:
+    def talk(argument: int, thought: str) -> tuple[Message, ...]:
+        call = ToolCall("add", {"a": argument, "b": "é"})
+        return (
+            Message("user", "sum?", note="two left"),
+            Message("assistant", "", author="llm", tool_calls=(call,), reasoning=thought),
+            Message("tool", "5", author="env", name="add"),
+            Message("assistant", "It is 5.", author="llm"),
+        )
+
+    model = classifier(saved(tmp_path, template=False))
+    assert model._text(talk(2, "I need a tool.")) == (
+        "user: sum?\n\ntwo left\nassistant (reasoning): I need a tool.\n"
+        'assistant calls add: {"a": 2, "b": "é"}\ntool (add): 5\nassistant: It is 5.'
+    )
+    first, other_call, other_thought = model.score([talk(2, "so"), talk(7, "so"), talk(2, "hm")])
+    assert len({round(score, 5) for score in (first, other_call, other_thought)}) == 3
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "rotary")
+    assert len(classifier(folder, max_tokens=32768).score(TALKS)) == 3
+    with pytest.raises(UserError, match=r"^reward\.model\.max_tokens must be at most 32768, .*, got 32769\. Lower it"):
+        classifier(folder, max_tokens=32769)
+
+
+def test_positions_that_begin_behind_the_padding_are_not_counted(tmp_path: Path) -> None:
+    """RoBERTa: 34 positions, of which those up to padding's, 0 and 1, stand for no token."""
+    saved(tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = RobertaConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=34, type_vocab_size=1, num_labels=1, pad_token_id=1, **sizes
+    )
+    RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+    assert len(classifier(tmp_path, max_tokens=32).score(TALKS)) == 3
+    with pytest.raises(UserError, match=r"^reward\.model\.max_tokens must be at most 32, "):
+        classifier(tmp_path, max_tokens=33)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 import math
 import random
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from agentloop.config.reward import RewardSection
 from agentloop.environments import LookupChain, Task
@@ -75,6 +78,10 @@ def test_async_functions_wait_together_within_their_bound_and_keep_the_order() -
         ("waiting", r"none within reward.timeout_s=0.05 s"),
         ("infinite", "got inf"),
         ("wordy", "got '1'"),
+        ("several", r"got tensor\(\[1\., 2\.\]\)"),
+        ("not_a_number_of_numpy", r"got np.float32\(nan\)"),
+        ("complex_number", r"got 1j"),
+        ("nothing", "got None"),
     ],
 )
 def test_function_that_gives_no_number_stops_the_run_or_costs_the_episode(name: str, told: str) -> None:
@@ -84,6 +91,20 @@ def test_function_that_gives_no_number_stops_the_run_or_costs_the_episode(name: 
     forgiving = scorer(functions=named(name), timeout_s=0.05, on_error="drop")
     assert forgiving.can_fail
     assert math.isnan(forgiving.score(episodes).totals[0])
+
+
+@pytest.mark.parametrize(
+    "answer", [np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5), Fraction(1, 2), Decimal("0.5")]
+)
+def test_number_of_any_library_is_a_reward(answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Function:
+        def __call__(self, episode: object) -> object:
+            return answer
+
+    monkeypatch.setattr("agentloop.rewards.load_function", lambda spec, *, what: Function())
+    (total,) = scorer(environment=0.0, functions=named("brief")).score([episode()]).totals
+    assert type(total) is float
+    assert total == 0.5
 
 
 def test_function_that_fails_for_one_episode_leaves_the_others() -> None:

@@ -316,3 +316,16 @@ def test_example_of_word_problems_reads_its_rows() -> None:
     right = task.payload["answer"]
     for text, reward in ((f"It is {right}.", 1.0), (f"{right}0", 0.0), ("no idea", 0.0)):
         assert environment.reward(task, (*task.messages(), Message("assistant", text))) == reward
+
+
+def test_task_with_several_groups_in_a_batch_is_counted_once_with_all_of_them(tmp_path: Path) -> None:
+    data = jsonl(tmp_path / "numbers.jsonl", NUMBERS[:6])
+    tasks = {"data": str(data), "curriculum": "learnability"}
+    factory, source = open_tasks(
+        RunConfig.model_validate({"environment": {"name": ENVIRONMENT}, "tasks": tasks | {"curriculum_decay": 1.0}})
+    )
+    hashes = [factory.task_hash(source.train(index)) for index in range(12)]
+    twice = next(task for task in hashes if hashes.count(task) > 1)
+    source.observe(range(12), [(twice, 8, 0.25), (twice, 4, 1.0)])
+    # 8 x 0.25 + 4 = 6 of 12; all others are untried.
+    assert source.state()["order"]["counts"] == [[source.state()["order"]["counts"][0][0], 12.0, 6.0]]
