@@ -60,8 +60,8 @@ class CriticLearner:
         self._optimizer.clear_gradients()
         return rate
 
-    def accumulate(self, mini: ScoredBatch, log: CriticLog, *, backbone_share: float) -> float:
-        """Add the gradient of the mini-batch's value loss to the critic's parameters; the loss.
+    def accumulate(self, mini: ScoredBatch, log: CriticLog, *, backbone_share: float) -> float | None:
+        """Add the gradient of the mini-batch's value loss to the critic's parameters; its loss, None without a token.
 
         The mean over the step's trained tokens, of fresh rows or of both streams (`critic.train_on`), each times its
         row's `loss_weights`: cutting the step into passes changes speed and memory only. `backbone_share` of the
@@ -70,6 +70,8 @@ class CriticLearner:
         batch, valued = mini.batch, mini.valued
         assert valued is not None, "a critic learns from a batch it has valued"
         mask = learned(batch, self._config)
+        if not bool(mask.any()):
+            return None
         weights = token_weights(
             mask,
             batch.trajectory,
@@ -105,12 +107,16 @@ class CriticLearner:
         result = value_loss(values, valued.values, valued.returns, mask=mask, value_clip=self._config.critic.value_clip)
         return result.loss, result.clipped
 
-    def step(self, loss: float, log: CriticLog, *, iteration: int) -> None:
+    def step(self, loss: float | None, log: CriticLog, *, iteration: int) -> None:
         """One optimizer step. Without a gradient, or with one that is not finite, it leaves everything as it is.
 
         Raises TrainingStopped for a loss or gradient that is not finite if `critic.optimizer.on_bad_gradient` is stop.
         """
         log.steps += 1
+        if loss is None:
+            self._optimizer.clear_gradients()
+            log.skipped_no_signal += 1
+            return
         norm = self._optimizer.gradient_norm()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._optimizer.clear_gradients()

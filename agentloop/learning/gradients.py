@@ -178,7 +178,9 @@ def _backward(
         loss = loss + config.kl.loss_coef * kl
     if section.entropy_coef > 0:
         loss = loss - section.entropy_coef * (entropies * weights).sum()
-    torch.autograd.backward(loss)
+    # An objective of one's own that trains none of these rows may give a plain 0.
+    if loss.requires_grad:
+        torch.autograd.backward(loss)
     totals.add(result, batch.loss_mask, weights=shares.own_weights, trajectory=batch.trajectory)
     return loss.detach(), kl.detach(), _moved(log_probs.detach(), micro)
 

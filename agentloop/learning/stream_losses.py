@@ -16,6 +16,7 @@ from agentloop.algorithms.heterogeneous import StreamLoss
 from agentloop.algorithms.objectives import OBJECTIVES, Objective, ObjectiveInput, PolicyLoss
 from agentloop.algorithms.objectives.base import unclipped
 from agentloop.class_file import load_function
+from agentloop.config import RunConfig
 from agentloop.config.loss import LossSection, StreamLossSection
 from agentloop.errors import TruncatedSampling, UnknownAnchor, UserError, one_line
 from agentloop.learning.batch import Batch, BatchRow
@@ -78,6 +79,12 @@ def _own(function: Callable[..., Any], options: dict[str, Any], where: str) -> O
             got = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise UserError(f"{name} must return a loss per token, a [B, T] tensor, or a PolicyLoss, got {got}.")
         zero = torch.zeros_like(inputs.log_probs)
+        constant = inputs.log_probs.requires_grad and not result.loss.requires_grad
+        if constant and bool((result.loss[inputs.loss_mask] != 0).any()):
+            raise UserError(
+                f"{name} must return a loss with a gradient, got a constant. Compute it from inputs.log_probs, without "
+                "detach, item or numpy."
+            )
         return PolicyLoss(
             torch.where(inputs.loss_mask, result.loss.to(zero.dtype), zero),
             result.clipped.bool() & inputs.loss_mask,
@@ -87,12 +94,15 @@ def _own(function: Callable[..., Any], options: dict[str, Any], where: str) -> O
     return objective
 
 
-def check_behavior(batch: Batch, rows: Sequence[BatchRow], loss: LossSection) -> None:
+def check_behavior(batch: Batch, rows: Sequence[BatchRow], config: RunConfig) -> None:
     """Refuse behavior log-probs that are no denominator: unknown ones, and those of a truncated distribution.
 
     Any number in the place of an unknown one would be a made-up ratio. With top-p or top-k, the stored ones are of a
-    distribution that the recomputed ones are not of.
+    distribution that the recomputed ones are not of. A KL loss whose gradient is weighed by importance has a ratio too,
+    where unknown ones are replaced by the old ones.
     """
+    loss = config.loss
+    weighs_kl = config.kl.loss_coef > 0 and config.kl.loss_gradient == "importance"
     unknown = (batch.loss_mask & ~batch.behavior_log_probs.isfinite()).sum(dim=1)
     for row in unknown.nonzero()[:, 0].tolist():
         stream, section = (REPLAY, loss.replay) if batch.replay_mask[row] else (FRESH, loss.fresh)
@@ -111,7 +121,8 @@ def check_behavior(batch: Batch, rows: Sequence[BatchRow], loss: LossSection) ->
         record, section = item.trajectory.record, loss.replay if item.stream == REPLAY else loss.fresh
         known = not math.isnan(record.mean_behavior_log_prob)
         truncated = known and (record.top_p < 1.0 or record.top_k > 0)
-        if truncated and section.needs_behavior and not section.allow_truncated_sampling:
+        enters = section.needs_behavior or (weighs_kl and section.anchor == "behavior")
+        if truncated and enters and not section.allow_truncated_sampling:
             raise TruncatedSampling(
                 f"trajectory {record.id} must be sampled from the whole distribution to be weighed by its behavior "
                 f"log-probs, got top_p={record.top_p:g} and top_k={record.top_k}. Set loss.{item.stream}.anchor: old "

@@ -124,7 +124,7 @@ class Trainer:
         ratio needs, and TruncatedSampling for one of top-p or top-k sampling.
         """
         batch = build_batch(rows, self._authors)
-        check_behavior(batch, rows, self._config.loss)
+        check_behavior(batch, rows, self._config)
         scored, metrics = self._score(batch, reference=self._reference if self._needs_reference() else None)
         if self._critic is not None:
             scored = valued(scored, rows, self._critic.critic, self._config, kl_coef=self.kl_coef.value)

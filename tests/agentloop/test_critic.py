@@ -223,6 +223,24 @@ def test_critic_learns_from_fresh_rows_unless_told_otherwise() -> None:
     assert value_gradient(actor, whole, both)[0] != pytest.approx(value_gradient(actor, without, both)[0], rel=1e-3)
 
 
+def test_steps_without_a_token_to_learn_from_are_in_no_value_loss() -> None:
+    """A critic of fresh rows: three steps of them and three of replayed ones tell the mean of the first three."""
+    rows = [replace(item, stream="fresh" if i < 3 else "replay") for i, item in enumerate(episodes()[:6])]
+    rows = [replace_group(item, f"g{i}") for i, item in enumerate(rows)]
+    config = ppo(batch={"mini_batch": 1}, critic={"optimizer": {"learning_rate": 1e-12}, "whiten_advantages": False})
+    mixed = trainer(tiny_actor(), config).update(rows, iteration=1).metrics
+    alone = trainer(tiny_actor(), config).update(rows[:3], iteration=1).metrics
+    assert mixed["critic/skipped_no_signal"] == 3
+    assert mixed["critic/vf_loss"] == pytest.approx(alone["critic/vf_loss"], rel=1e-6)
+    replayed = trainer(tiny_actor(), config).update(rows[3:], iteration=1).metrics
+    assert "critic/vf_loss" not in replayed
+
+
+def replace_group(item: BatchRow, group: str) -> BatchRow:
+    record = replace(item.trajectory.record, group=group)
+    return replace(item, trajectory=replace(item.trajectory, record=record))
+
+
 def test_critic_learns_to_explain_returns() -> None:
     """One reward for every episode with an even first token: after some updates the critic knows."""
     actor = tiny_actor(torch.float32)

@@ -1,14 +1,17 @@
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from agentloop.errors import TrainingStopped, TruncatedSampling, UnknownAnchor
+from agentloop.errors import TrainingStopped, TruncatedSampling, UnknownAnchor, UserError
 from agentloop.learning.batch import BatchRow
+from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import ESS_BY_AGE, age_bucket
+from agentloop.models.actor import Actor
 from tests.agentloop.training_examples import (
     mixed_rows,
     row,
@@ -180,6 +183,14 @@ def test_truncated_sampling_is_refused_where_its_log_probs_enter_a_ratio(sampled
     assert torch.equal(weights_of(actor), before)
     for taken in ({"anchor": "old"}, {"allow_truncated_sampling": True}, {"objective": "luffy"}):
         trainer(tiny_actor(), run_config(**CONFIG, loss={"replay": taken})).update(rows, iteration=1)
+    charged: dict[str, Any] = {**CONFIG, "kl": {"loss_coef": 0.1, "loss_gradient": "importance"}}
+    with pytest.raises(TruncatedSampling, match=r"trajectory cut must be sampled from the whole distribution"):
+        trainer(actor, run_config(**charged, loss={"replay": {"objective": "luffy"}}), reference=tiny_actor()).update(
+            rows, iteration=1
+        )
+    trainer(tiny_actor(), run_config(**charged, loss={"replay": {"anchor": "old"}}), reference=tiny_actor()).update(
+        rows, iteration=1
+    )
     unknown = row("x", segment("uxx"), stream="replay").trajectory
     none = replace(unknown, record=replace(unknown.record, **sampled, mean_behavior_log_prob=math.nan))
     recompute = run_config(**CONFIG, loss={"replay": {"missing_log_probs": "recompute"}})
@@ -378,3 +389,25 @@ def test_replay_stream_has_an_ess_for_each_age() -> None:
 )
 def test_age_buckets_double(staleness: int | None, bucket: str) -> None:
     assert age_bucket(staleness) == bucket
+
+
+def test_objective_of_ones_own_without_a_gradient_is_refused_unless_it_is_zero(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def detached(inputs):\n    return -inputs.log_probs.detach() * inputs.advantages\n\n\n"
+        "def nothing(inputs):\n    return inputs.advantages * 0.0\n"
+    )
+
+    def learner(actor: Actor, name: str) -> Trainer:
+        return trainer(actor, run_config(**CONFIG, loss={"fresh": {"objective": f"{file}:{name}"}}))
+
+    rows = [row(f"t{i}", segment("uulll", seed=i)) for i in range(4)]
+    with pytest.raises(
+        UserError, match=r"loss.fresh.objective \(detached\) must return a loss with a gradient, got a c"
+    ):
+        learner(tiny_actor(), "detached").update(rows, iteration=1)
+    actor = tiny_actor()
+    before = weights_of(actor)
+    metrics = learner(actor, "nothing").update(rows, iteration=1).metrics
+    assert metrics["actor/skipped_no_signal"] == 1
+    assert torch.equal(weights_of(actor), before)
