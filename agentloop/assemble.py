@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from agentloop.admission import make_admission, make_capacity
-from agentloop.algorithms.kl import KlCoefficient, kl_estimate, kl_penalised_rewards
 from agentloop.checkpoint import COMPLETE, Checkpoint, write_directory
 from agentloop.collect import Actors
 from agentloop.config import RunConfig
@@ -24,26 +23,24 @@ from agentloop.environments import EnvironmentFactory, TaskSource, load_environm
 from agentloop.errors import UserError
 from agentloop.estimator import Estimator
 from agentloop.generation import LocalGenerator
-from agentloop.learning.batch import BatchRow, build_batch
-from agentloop.learning.scoring import score
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.load import LoadedModel, has_adapters, load_model, quiet
 from agentloop.models.reference import WithoutAdapters
 from agentloop.models.reward_model import SequenceClassifier
 from agentloop.models.tiny import build_tiny_model
+from agentloop.penalty import Penalty, reward_penalty
 from agentloop.publish import Publisher
 from agentloop.rewards import RewardScorer
 from agentloop.run_folder import RunFolder
 from agentloop.seeds import derive_seed
 from agentloop.sinks import SinkFan, load_sinks
 from agentloop.startup_checks import check_scoring, check_tools
-from agentloop.valuation import Penalty, Valuation, asked_again
+from agentloop.valuation import Valuation, asked_again
 from agentloop.warm_up import Demonstrator, demonstrations, warm_up
 from context import AuthorTable
 from context.verdict import check_template
 from replay.mixing import Mixer
-from replay.records import Trajectory
 from replay.retention import Capacity
 from replay.sampling import Sampler
 from replay.store import ReplayStore
@@ -197,7 +194,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
         sinks=SinkFan(sinks, warn=display.note),
         display=display,
         authors=authors,
-        valuation=_valuation(config, factory, store, _penalty(config, reference, authors, trainer.kl_coef)),
+        valuation=_valuation(config, factory, store, reward_penalty(config, reference, authors, trainer.kl_coef)),
         fingerprint=loaded.fingerprint,
     )
 
@@ -249,25 +246,3 @@ def _valuation(
         Estimator(config, config.context.author_table(), asked_again(factory, store)),
         penalty,
     )
-
-
-def _penalty(
-    config: RunConfig, reference: Actor | None, authors: AuthorTable, coefficient: KlCoefficient
-) -> Penalty | None:
-    """Sum over a trajectory's action tokens of coefficient x KL from behavior to reference, in reward units.
-
-    None with a critic, which sees the penalty token by token.
-    """
-    if reference is None or config.kl.reward_coef == 0.0 or config.algorithm == "ppo":
-        return None
-
-    def penalty(trajectories: Sequence[Trajectory]) -> list[float]:
-        batch = build_batch([BatchRow(t, "fresh", 0.0) for t in trajectories], authors).to(reference.device)
-        ref, _ = score(reference, batch, max_tokens=config.batch.micro_batch_tokens)
-        kl = kl_estimate(batch.behavior_log_probs.to(ref.dtype), ref, batch.response_mask, config.kl.reward_estimator)
-        rewards = kl_penalised_rewards(torch.zeros_like(ref), kl, coefficient.value)
-        totals = torch.zeros(len(batch.trajectory_ids), dtype=rewards.dtype, device=rewards.device)
-        totals.index_add_(0, batch.trajectory, rewards.sum(dim=1))
-        return [-total for total in totals.tolist()]
-
-    return penalty

@@ -19,8 +19,9 @@ from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, Task, ToolLimits
 from agentloop.errors import UserError
 from agentloop.generation import Completion, GenerationFailed, GenerationRequest, Generator, replies
+from agentloop.penalty import Charge, kl_metrics
 from agentloop.rollout import Ask, Episode, EpisodeLimits, rollout
-from agentloop.valuation import Valuation
+from agentloop.valuation import Valuation, net
 from context import (
     NOT_SAMPLED,
     AuthorTable,
@@ -95,6 +96,8 @@ class Collected:
     """Episodes that are in no group, as their engine failed."""
     worth: dict[str, float] = field(default_factory=dict)
     """Reward less penalty, by id."""
+    charges: dict[str, Charge] = field(default_factory=dict)
+    """What each was charged for its distance from the reference, by id."""
     told: dict[str, float] = field(default_factory=dict)
     """Metrics of what came before the groups: parts of rewards, greedy episodes, rounds."""
     spare_groups: list[GroupRecord] = field(default_factory=list)
@@ -120,6 +123,7 @@ class Collected:
             "context/segments": statistics.fmean(len(trajectory.segments) for trajectory in rows),
             **{f"context/rewrites/{kind}": count / len(records) for kind, count in sorted(self.rewrites.items())},
             **{f"rollout/stop/{reason}": count / len(records) for reason, count in sorted(stops.items())},
+            **kl_metrics(self.charges.values()),
             **self.told,
         }
 
@@ -243,8 +247,10 @@ def collect(
             f"reward.functions must give a reward to at least one of {len(episodes)} episodes, got none. "
             "Mend them and --resume: this iteration is collected again."
         )
-    greedy = _greedy_rewards(actors, [task for task, _ in groups], config, valuation, collected)
-    worth = valuation.worth(collected.trajectories)
+    greedy = _greedy_worth(actors, [task for task, _ in groups], birth, config, valuation, collected)
+    charges = valuation.charges(collected.trajectories)
+    worth = net(collected.trajectories, charges)
+    collected.charges = {row.id: charge for row, charge in zip(collected.trajectories, charges, strict=True)}
     advantages = valuation.estimator.at_birth(collected.trajectories, worth, greedy)
     collected.worth = {row.id: value for row, value in zip(collected.trajectories, worth, strict=True)}
     collected.trajectories = [
@@ -254,20 +260,34 @@ def collect(
     return collected
 
 
-def _greedy_rewards(
-    actors: Actors, tasks: Sequence[Task], config: RunConfig, valuation: Valuation, collected: Collected
+def _greedy_worth(
+    actors: Actors,
+    tasks: Sequence[Task],
+    birth: Birth,
+    config: RunConfig,
+    valuation: Valuation,
+    collected: Collected,
 ) -> dict[str, float]:
-    """The reward of one greedy episode per task, by its hash; nothing is kept of it but its reward."""
+    """What one greedy episode per task is worth, by its hash: its reward less the penalty the sampled ones pay too.
+
+    Nothing else is kept of it. Its log-probs are those of temperature 1.
+    """
     if not (valuation.estimator.asks_greedy and tasks):
         return {}
     by_hash = {actors.factory.task_hash(task): task for task in tasks}
     actors.generator.begin(seed=0, temperature=0.0)
-    totals = valuation.scorer.score(list(run_episodes(actors, list(by_hash.values()), config))).totals
-    known = {task: total for task, total in zip(by_hash, totals, strict=True) if not math.isnan(total)}
-    collected.told["rollout/greedy_failures"] = len(totals) - len(known)
-    if known:
-        collected.told["rollout/greedy_reward"] = statistics.fmean(known.values())
-    return known
+    episodes = list(run_episodes(actors, list(by_hash.values()), config))
+    totals = valuation.scorer.score(episodes).totals
+    rows = [
+        _trajectory(actors, episode, total, birth, _Place("", task, slot=0, member=0), config)
+        for task, episode, total in zip(by_hash, episodes, totals, strict=True)
+        if not math.isnan(total)
+    ]
+    collected.told["rollout/greedy_failures"] = len(totals) - len(rows)
+    if rows:
+        collected.told["rollout/greedy_reward"] = statistics.fmean(row.record.reward for row in rows)
+    rows = [replace(row, record=replace(row.record, temperature=1.0)) for row in rows]
+    return {row.record.task: value for row, value in zip(rows, valuation.worth(rows), strict=True)}
 
 
 def whole(episodes: Sequence[Episode]) -> list[Episode]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentloop.algorithms.baselines import ReplayBaseline
 from agentloop.collect import Collected
 from agentloop.config import RunConfig
-from agentloop.estimator import BatchAdvantages, Estimator, Valued, member_of
+from agentloop.estimator import BatchAdvantages, Valued, member_of
 from agentloop.learning.batch import BatchRow
 from agentloop.recollect import flat_groups
 from agentloop.valuation import Valuation
@@ -145,7 +145,7 @@ def batch_advantages(
     return valuation.estimator.in_batch(rows, baseline)
 
 
-def completed_advantages(fresh: Collected, drawn: Sequence[Drawn], estimator: Estimator) -> dict[str, float]:
+def completed_advantages(fresh: Collected, drawn: Sequence[Drawn], valuation: Valuation) -> dict[str, float]:
     """Advantages of fresh members of equal reward, over their group and the drawn rows of its task that differ.
 
     Only theirs: a drawn row keeps the advantage it is stored with, like every replayed row.
@@ -157,8 +157,10 @@ def completed_advantages(fresh: Collected, drawn: Sequence[Drawn], estimator: Es
             d.trajectory for d in drawn if d.trajectory.record.task == group.task and d.trajectory.record.reward != own
         ]
         if others:
-            together = [member_of(row, row.record.reward) for row in (*members, *others)]
-            over_all = estimator.of_one_group(together)[: len(members)]
+            together = [member_of(row, fresh.worth[row.id]) for row in members]
+            for row, value in zip(others, valuation.worth(others), strict=True):
+                together.append(replace(member_of(row, value), replayed=True))
+            over_all = valuation.estimator.of_one_task(together)[: len(members)]
             advantages |= {row.id: advantage for row, advantage in zip(members, over_all, strict=True)}
     return advantages
 

@@ -79,9 +79,9 @@ class Estimator:
         ]
         return self._advantages(members, "stored")
 
-    def of_one_group(self, members: Sequence[Member]) -> list[float]:
-        """Of members that are all compared with each other, fresh or not."""
-        return self._advantages([replace(member, task="", group="") for member in members], "shared")
+    def of_one_task(self, members: Sequence[Member]) -> list[float]:
+        """Of members of one task that are all compared with each other, fresh or not."""
+        return self._advantages(members, "shared")
 
     def in_batch(self, valued: Sequence[Valued], baseline: ReplayBaseline) -> BatchAdvantages:
         """The rows with the advantages they are trained with; `baseline` says what replayed ones are measured by.

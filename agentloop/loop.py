@@ -14,6 +14,7 @@ from agentloop.composing import Composition, Planned, batch_advantages, complete
 from agentloop.errors import TrainingStopped
 from agentloop.evaluate import evaluate
 from agentloop.learning.batch import BatchRow
+from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.trainer import UpdateResult
 from agentloop.learning.update_stats import ESS_BY_AGE
 from agentloop.plan_batch import draw_request, plan_iteration
@@ -194,7 +195,7 @@ class Loop:
         baseline = replay.baseline if replay.mode == "train" else "stored"
         completed: dict[str, float] = {}
         if replay.complete_zero_variance and baseline == "stored":
-            completed = completed_advantages(fresh, drawn, valuation.estimator)
+            completed = completed_advantages(fresh, drawn, valuation)
         advantages = batch_advantages(fresh, drawn, completed, valuation=valuation, baseline=baseline)
         return Composition(planned, fresh, fresh_draws, drawn, completed, advantages)
 
@@ -212,14 +213,17 @@ class Loop:
         return result, observed
 
     def _learn(self, rows: list[BatchRow], iteration: int) -> UpdateResult:
-        trainer, display = self.parts.trainer, self.parts.display
+        trainer, display, valuation = self.parts.trainer, self.parts.display, self.parts.valuation
         if not self._trace:
             return trainer.update(rows, iteration=iteration)
         self._trace = False
         decode = self.parts.actors.renderer.codec.decode
-        result = trainer.update(
-            rows, iteration=iteration, told=lambda scored: display.note(describe_batch(scored, rows, text=decode))
-        )
+        worth = None if valuation.penalty is None else valuation.worth([row.trajectory for row in rows])
+
+        def told(scored: ScoredBatch) -> None:
+            display.note(describe_batch(scored, rows, worth=worth, text=decode))
+
+        result = trainer.update(rows, iteration=iteration, told=told)
         display.note(describe_update(result))
         return result
 

@@ -74,6 +74,7 @@ def _joined(
         rewrites=sum((round.rewrites for round in collected), Counter()),
         engine_failures=sum(round.engine_failures for round in collected),
         worth={id: value for round in collected for id, value in round.worth.items()},
+        charges={id: charge for round in collected for id, charge in round.charges.items()},
         told={**_mean_told(collected), **{name: float(count) for name, count in counts.items()}},
         spare_groups=spare,
         spare=[row for group in spare for row in members[group.id]],

@@ -28,11 +28,18 @@ class _Line:
     why_none: str = ""
 
 
-def describe_batch(scored: ScoredBatch, rows: Sequence[BatchRow], *, text: Callable[[list[int]], str]) -> str:
+def describe_batch(
+    scored: ScoredBatch,
+    rows: Sequence[BatchRow],
+    *,
+    worth: Sequence[float] | None,
+    text: Callable[[list[int]], str],
+) -> str:
     """Arrays of a batch before its first optimizer step: shape, type, and the values at a few action tokens.
 
     Those are the first and the last ones (there is the score) of the first trajectory with a trained token, a fresh one
-    if there is any. `text` decodes token ids.
+    if there is any. `worth` is each row's reward less the penalty on it as a whole, None where there is none; `text`
+    decodes token ids.
     """
     batch = scored.batch
     row = _row_to_show(scored)
@@ -54,7 +61,7 @@ def describe_batch(scored: ScoredBatch, rows: Sequence[BatchRow], *, text: Calla
         "",
         _cells("role", "here", "elsewhere", "shape, type", "values"),
     ]
-    return "\n".join(lines + [_shown(line, row, columns) for line in _arrays(scored, rows)])
+    return "\n".join(lines + [_shown(line, row, columns) for line in _arrays(scored, rows, worth)])
 
 
 def describe_update(result: UpdateResult) -> str:
@@ -65,12 +72,20 @@ def describe_update(result: UpdateResult) -> str:
     return "\n".join(["", f"after {result.optimizer_steps} optimizer steps", *lines, ""])
 
 
-def _arrays(scored: ScoredBatch, rows: Sequence[BatchRow]) -> list[_Line]:
+def _arrays(scored: ScoredBatch, rows: Sequence[BatchRow], worth: Sequence[float] | None) -> list[_Line]:
     batch, valued = scored.batch, scored.valued
-    scores = batch.advantages.new_tensor([row.trajectory.record.reward for row in rows])
+    earned = [row.trajectory.record.reward for row in rows]
     no_critic = "this algorithm has no critic"
-    # Without a critic, a KL penalty was taken off whole rewards when they were collected.
-    at_last = at_last_action_token(scores, batch.response_mask, batch.trajectory)
+    no_reference = "no kl coefficient asks for it here"
+    if worth is not None:
+        no_reference = "whole rewards were charged for the distance to it, as they were collected"
+
+    def at_last(values: Sequence[float]) -> Tensor:
+        return at_last_action_token(batch.advantages.new_tensor(values), batch.response_mask, batch.trajectory)
+
+    scores, rewards = (
+        (valued.scores, valued.rewards) if valued else (at_last(earned), at_last(earned if worth is None else worth))
+    )
     return [
         _Line("rollout", "token_ids", "responses", batch.token_ids),
         _Line("rollout", "response_mask", "response_mask", batch.response_mask),
@@ -79,9 +94,9 @@ def _arrays(scored: ScoredBatch, rows: Sequence[BatchRow]) -> list[_Line]:
         _Line("replay", "replay_mask", "exp_mask", batch.replay_mask),
         _Line("actor", "old_log_probs", "old_log_probs", scored.old_log_probs),
         _Line("actor", "entropies", "entropys", scored.entropies),
-        _Line("reference", "ref_log_probs", "ref_log_prob", scored.ref_log_probs, "no kl coefficient asks for it here"),
-        _Line("reward", "scores", "token_level_scores", valued.scores if valued else at_last),
-        _Line("reward", "rewards", "token_level_rewards", valued.rewards if valued else at_last),
+        _Line("reference", "ref_log_probs", "ref_log_prob", scored.ref_log_probs, no_reference),
+        _Line("reward", "scores", "token_level_scores", scores),
+        _Line("reward", "rewards", "token_level_rewards", rewards),
         _Line("critic", "values", "values", valued.values if valued else None, no_critic),
         _Line("critic", "returns", "returns", valued.returns if valued else None, no_critic),
         _Line("loss", "advantages", "advantages", batch.advantages),

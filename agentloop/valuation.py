@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, Task
 from agentloop.estimator import Estimator, TurnRewards
+from agentloop.penalty import Charge, Penalty
 from agentloop.rewards import RewardScorer
 from context.authors import DEMONSTRATION, LLM
 from context.messages import Message
@@ -15,9 +16,6 @@ from replay.errors import CorruptTrajectory
 from replay.records import TaskRecord, Trajectory
 from replay.store import ReplayStore
 from replay.task_records import task_records
-
-Penalty = Callable[[Sequence[Trajectory]], list[float]]
-"""What is taken off each trajectory's reward before advantages: the KL to the starting policy."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +29,20 @@ class Valuation:
         """Without a reward model, a KL penalty and turns: what needs neither weights nor a buffer."""
         return cls(RewardScorer(config.reward, max_tokens=config.context.max_tokens), Estimator(config))
 
+    def charges(self, rows: Sequence[Trajectory]) -> list[Charge]:
+        """What each pays for its distance from the reference; nothing without a penalty."""
+        if self.penalty is None or not rows:
+            return [Charge()] * len(rows)
+        return self.penalty(rows)
+
     def worth(self, rows: Sequence[Trajectory]) -> list[float]:
         """The reward of each less its penalty."""
-        rewards = [row.record.reward for row in rows]
-        if self.penalty is None or not rows:
-            return rewards
-        return [reward - taken for reward, taken in zip(rewards, self.penalty(rows), strict=True)]
+        return net(rows, self.charges(rows))
+
+
+def net(rows: Sequence[Trajectory], charges: Sequence[Charge]) -> list[float]:
+    """Rewards less penalties."""
+    return [row.record.reward - charge.penalty for row, charge in zip(rows, charges, strict=True)]
 
 
 def asked_again(factory: EnvironmentFactory, store: ReplayStore) -> TurnRewards:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from agentloop.collect import Collected
 from agentloop.composing import completed_advantages
 from agentloop.config import RunConfig
-from agentloop.estimator import Estimator
+from agentloop.penalty import Charge
 from agentloop.recollect import flat_groups, recollect
+from agentloop.valuation import Valuation
 from replay.records import DrawRecord, GroupRecord, Trajectory
 from replay.store import Drawn
 from tests.agentloop.training_examples import row, segment
@@ -38,6 +40,7 @@ def collected(**rewards: Sequence[float]) -> Collected:
         trajectories=rows,
         rewrites=Counter({"clip": 1}),
         worth={t.id: t.record.reward for t in rows},
+        charges={t.id: Charge(tokens=1) for t in rows},
         told={"reward/brief": float(len(rows)), "rollout/reward_failures": 1.0},
     )
 
@@ -69,7 +72,7 @@ def test_silent_groups_are_replaced_in_their_places_until_none_is_left() -> None
     assert names(result.spare_groups) == ["a", "c", "e"]
     assert [t.record.group for t in result.spare] == ["a", "a", "c", "c", "c", "e", "e"]
     assert result.further_tasks == (1, 2)
-    assert len(result.worth) == 16
+    assert len(result.worth) == len(result.charges) == 16
     assert result.rewrites == {"clip": 3}
     assert result.told == {
         "reward/brief": (9 * 9 + 4 * 4 + 3 * 3) / 16,
@@ -122,5 +125,26 @@ def test_completed_groups_are_measured_by_the_runs_own_algorithm(algorithm: str,
         Drawn(DrawRecord("run", 2, 4 + i, t.id, "replay", None, None), t)
         for i, t in enumerate((trajectory("x", "a", 1.0), trajectory("y", "a", 0.0), trajectory("z", "b", 5.0)))
     ]
-    estimator = Estimator(RunConfig.model_validate({"algorithm": algorithm}))
-    assert completed_advantages(fresh, drawn, estimator) == pytest.approx({"a0": expected, "a1": expected}, abs=1e-15)
+    valuation = Valuation.of(RunConfig.model_validate({"algorithm": algorithm}))
+    assert completed_advantages(fresh, drawn, valuation) == pytest.approx({"a0": expected, "a1": expected}, abs=1e-15)
+
+
+def test_function_of_ones_own_sees_who_completes_a_group_and_what_each_is_worth(tmp_path: Path) -> None:
+    """Fields as in any batch; the stored row is charged 0.25, the fresh ones 0.125 each."""
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def told(members):\n"
+        "    names = [(m.group, m.task, m.replayed) for m in members]\n"
+        "    fresh = ('a', 'task of a', False)\n"
+        "    if members[0].task != 'task' and names != [fresh, fresh, ('old', 'task of a', True)]:\n"
+        "        raise ValueError(names)\n"
+        "    return [m.reward - members[-1].reward for m in members]\n"
+    )
+    valuation = Valuation.of(RunConfig.model_validate({"advantage": {"function": f"{file}:told"}}))
+    fresh = replace(collected(a=(0, 0)), worth={"a0": -0.125, "a1": -0.125})
+    stored = trajectory("x", "old", 1.0)
+    stored = replace(stored, record=replace(stored.record, task="task of a"))
+    drawn = [Drawn(DrawRecord("run", 2, 4, "x", "replay", None, None), stored)]
+    charging = replace(valuation, penalty=lambda rows: [Charge(0.25, 1.0, 1) for _ in rows])
+    # -0.125 - (1 - 0.25)
+    assert completed_advantages(fresh, drawn, charging) == {"a0": -0.875, "a1": -0.875}

@@ -30,7 +30,7 @@ NAMES = {
 }
 
 
-def traced(algorithm: str) -> tuple[dict[str, list[str]], ScoredBatch]:
+def traced(algorithm: str, worth: list[float] | None = None) -> tuple[dict[str, list[str]], ScoredBatch]:
     """The words behind each array's two names, and the batch they are of."""
     kl = {"reward_coef": 0.1} if algorithm == "ppo" else {}
     reference = tiny_actor(seed=1)
@@ -38,7 +38,7 @@ def traced(algorithm: str) -> tuple[dict[str, list[str]], ScoredBatch]:
     rows = [row("first", segment("uulllllll")), row("second", segment("ull"), stream="replay")]
     shown: list[ScoredBatch] = []
     learner.update(rows, iteration=1, told=shown.append)
-    text = describe_batch(shown[0], rows, text=lambda ids: f"<{ids[0]}>")
+    text = describe_batch(shown[0], rows, worth=worth, text=lambda ids: f"<{ids[0]}>")
     lines = [line.split() for line in text.splitlines()[5:]]
     assert {words[1]: words[2] for words in lines} == NAMES
     return {words[1]: words[3:] for words in lines}, shown[0]
@@ -61,7 +61,14 @@ def test_trace_says_which_role_an_algorithm_lacks() -> None:
     for name in ("values", "returns"):
         assert lines[name] == ["none", "this", "algorithm", "has", "no", "critic"]
     assert lines["ref_log_probs"][0] == "none"
-    assert float(lines["rewards"][-1]) == 1.0
+    assert lines["ref_log_probs"][1:] == ["no", "kl", "coefficient", "asks", "for", "it", "here"]
+    assert float(lines["rewards"][-1]) == float(lines["scores"][-1]) == 1.0
+
+
+def test_trace_shows_what_a_penalty_leaves_of_whole_rewards() -> None:
+    lines, _ = traced("grpo", worth=[0.75, 0.5])
+    assert (float(lines["scores"][-1]), float(lines["rewards"][-1])) == (1.0, 0.75)
+    assert " ".join(lines["ref_log_probs"]).startswith("none whole rewards were charged for the distance to it")
 
 
 def test_run_prints_the_data_flow_of_one_iteration_and_is_not_changed_by_it(tmp_path: Path) -> None:
