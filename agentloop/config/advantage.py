@@ -20,7 +20,7 @@ class AdvantageSection(Section):
     normalise_std: bool | None = Field(
         None,
         description="Divide by the group's standard deviation; null: if the algorithm is grpo, or ppo, whose samplers "
-        "alone look at it. No other one may.",
+        "alone look at it. No other one may; reinforce++ divides by the whole iteration's.",
     )
     function: str | None = Field(
         None,
@@ -60,6 +60,16 @@ def check_advantages(config: RunConfig) -> None:
         raise ValueError(
             f"algorithm must be left out when advantage.function takes its place, got {algorithm} and "
             f"{section.function}. Remove one of them."
+        )
+    if section.normalise_std is not None and section.function is not None:
+        raise ValueError(
+            "advantage.normalise_std must be null when advantage.function is set, whose numbers are taken as they are, "
+            f"got {str(section.normalise_std).lower()}. Remove it."
+        )
+    if section.normalise_std is False and algorithm == "reinforce++":
+        raise ValueError(
+            "advantage.normalise_std must be null when algorithm is reinforce++, which divides by the deviation of the "
+            "whole iteration, got false. Remove it, or set algorithm: reinforce."
         )
     if section.credit == "turn":
         _check_turns(config)

@@ -50,7 +50,7 @@ class CriticSection(Section):
     train_on: Literal["fresh", "both"] = Field(
         "fresh",
         description="Rows the critic learns from; both: from replayed ones too, which are a selection if "
-        "replay.successful_only.",
+        "replay.successful_only; of no effect where nothing is replayed.",
     )
     whiten_advantages: bool = Field(
         True, description="Advantages less their mean, over their standard deviation, both of the fresh rows."
@@ -65,12 +65,15 @@ class KlSection(Section):
     loss_gradient: Literal["plain", "straight_through", "importance"] = Field(
         "plain",
         description="Its gradient. plain: the estimator's own (of k1: nothing on average); straight_through: k2's, "
-        "which is the KL's for fresh tokens; importance: the KL's for replayed tokens too (k1, k3).",
+        "which is the KL's for fresh tokens; importance: the KL's for replayed tokens too (k1, k3). Like its estimator "
+        "of no effect where loss_coef is 0.",
     )
     reward_coef: NonNegative = Field(
         0.0, description="Weight of the per-token KL to the reference taken off the rewards."
     )
-    reward_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="Its estimator.")
+    reward_estimator: Literal["k1", "k2", "k3", "abs"] = Field(
+        "k1", description="Its estimator; of no effect where reward_coef is 0."
+    )
     target: PositiveFloat | None = Field(
         None,
         description="Adaptive reward_coef: it rises while the KL per fresh action token is above this and falls while "
@@ -91,7 +94,7 @@ class KlSection(Section):
 
 def check_learning(config: RunConfig) -> None:
     """What only a critic knows of is not said without one; and what would do nothing to values or the KL."""
-    critic, kl = config.critic, config.kl
+    critic = config.critic
     if config.algorithm != "ppo":
         named = next((name for name, value in critic if value != getattr(CriticSection(), name)), None)
         if named is not None:
@@ -109,6 +112,21 @@ def check_learning(config: RunConfig) -> None:
         raise ValueError(
             f"critic.value_coef must be 0 when critic.backbone is own, for then all of it learns, "
             f"got {critic.value_coef}. Set critic.backbone: shared, or take it out."
+        )
+    _check_kl(config)
+
+
+def _check_kl(config: RunConfig) -> None:
+    kl, default = config.kl, KlSection()
+    if kl.loss_gradient == "importance" and kl.loss_estimator not in ("k1", "k3"):
+        raise ValueError(
+            f"kl.loss_estimator must be k1 or k3 when kl.loss_gradient is importance, for others are no estimate of "
+            f"the KL that weights could make right, got {kl.loss_estimator}. Change one of them."
+        )
+    if kl.target is None and kl.horizon != default.horizon:
+        raise ValueError(
+            f"kl.horizon must be left at {default.horizon} when kl.target is null, got {kl.horizon}. It would change "
+            "nothing: remove it, or set kl.target."
         )
     if kl.target is not None and kl.reward_coef == 0.0:
         raise ValueError(

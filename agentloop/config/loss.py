@@ -182,7 +182,18 @@ class LossSection(Section):
     entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus.")
 
     @model_validator(mode="after")
-    def _streams_are_whole(self) -> Self:
+    def _parts_agree(self) -> Self:
+        normed = self.aggregation == "seq-mean-token-sum-norm"
+        if normed and self.norm_length is None:
+            raise ValueError(
+                "loss.norm_length must be a number of tokens when loss.aggregation is seq-mean-token-sum-norm, "
+                "got null. Set it, for example to context.max_tokens."
+            )
+        if not normed and self.norm_length is not None:
+            raise ValueError(
+                f"loss.norm_length must be null when loss.aggregation is {self.aggregation}, got "
+                f"{self.norm_length:g}. Remove it, or set loss.aggregation: seq-mean-token-sum-norm."
+            )
         for where, stream in (("loss.fresh", self.fresh), ("loss.replay", self.replay)):
             _check_objective(where, stream)
             _check_correction(where, stream)

@@ -89,6 +89,17 @@ class RewardSection(Section):
     )
 
     @model_validator(mode="after")
+    def _there_are_functions(self) -> Self:
+        for name in () if self.functions else ("parallel", "timeout_s", "on_error"):
+            given, default = getattr(self, name), type(self).model_fields[name].default
+            if given != default:
+                raise ValueError(
+                    f"reward.{name} must be left at {default} when reward.functions is [], got {given}. It would "
+                    "change nothing: remove it, or name functions."
+                )
+        return self
+
+    @model_validator(mode="after")
     def _functions_have_names(self) -> Self:
         names = [row.name for row in self.functions]
         for name in names:

@@ -306,11 +306,6 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        if self.loss.aggregation == "seq-mean-token-sum-norm" and self.loss.norm_length is None:
-            raise ValueError(
-                "loss.norm_length must be a number of tokens when loss.aggregation is seq-mean-token-sum-norm, "
-                "got null. Set it, for example to context.max_tokens."
-            )
         if self.replay.weight != 1.0 and self.loss.normalise != "per_stream":
             raise ValueError(
                 f"replay.weight must be 1 when loss.normalise is joint, got {self.replay.weight}. "

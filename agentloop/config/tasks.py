@@ -70,6 +70,14 @@ class TasksSection(Section):
                 f"tasks.shuffle must be true when tasks.curriculum is {self.curriculum}, which decides the order, "
                 "got false. Set one of them."
             )
+        unused = {"none": ("curriculum_decay", "curriculum_floor"), "easy_first": ("curriculum_floor",)}
+        for name in unused.get(self.curriculum, ()):
+            given, default = getattr(self, name), type(self).model_fields[name].default
+            if given != default:
+                raise ValueError(
+                    f"tasks.{name} must be left at {default:g} when tasks.curriculum is {self.curriculum}, got "
+                    f"{given:g}. It would change nothing: remove it, or set tasks.curriculum: learnability."
+                )
         return self
 
 

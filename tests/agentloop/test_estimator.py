@@ -162,6 +162,14 @@ POOL = {"environment": {"task_pool": 8}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "dr_grpo", "advantage": {"normalise_std": True}}, "advantage.normalise_std must be null or false"),
     (
+        {"advantage": {"function": "a.py:f", "normalise_std": False}},
+        "advantage.normalise_std must be null when advantage.function is set.*got false",
+    ),
+    (
+        {"algorithm": "reinforce++", "advantage": {"normalise_std": False}},
+        r"advantage.normalise_std must be null when algorithm is reinforce\+\+",
+    ),
+    (
         {"algorithm": "opo", "advantage": {"function": "a.py:f"}},
         "algorithm must be left out when advantage.function takes its place",
     ),

@@ -12,6 +12,7 @@ from agentloop.learning.scoring import ScoredBatch
 from agentloop.models.actor import Actor
 from tests.agentloop.training_examples import (
     LOSS,
+    aggregated_by,
     gradients,
     mixed_rows,
     row,
@@ -58,12 +59,12 @@ def aggregated(sequences: dict[int, list[Tensor]], config: RunConfig) -> Tensor:
     sums = [torch.stack(tokens).sum() for tokens in sequences.values()]
     means = [torch.stack(tokens).mean() for tokens in sequences.values()]
     tokens = sum(len(tokens) for tokens in sequences.values())
-    assert config.loss.norm_length is not None
+    length = config.loss.norm_length or float("nan")
     return {
         "token-mean": torch.stack(sums).sum() / tokens,
         "seq-mean-token-sum": torch.stack(sums).mean(),
         "seq-mean-token-mean": torch.stack(means).mean(),
-        "seq-mean-token-sum-norm": torch.stack(sums).mean() / config.loss.norm_length,
+        "seq-mean-token-sum-norm": torch.stack(sums).mean() / length,
     }[config.loss.aggregation]
 
 
@@ -72,7 +73,7 @@ def aggregated(sequences: dict[int, list[Tensor]], config: RunConfig) -> Tensor:
 @pytest.mark.parametrize("regularised", [False, True])
 def test_loss_and_gradient_equal_the_written_formula(mode: str, normalise: str, regularised: bool) -> None:
     config = run_config(
-        loss={**LOSS, "aggregation": mode, "normalise": normalise, "entropy_coef": 0.01 * regularised},
+        loss={**LOSS, **aggregated_by(mode), "normalise": normalise, "entropy_coef": 0.01 * regularised},
         kl={"loss_coef": 0.1 * regularised},
         replay={"weight": 0.5 if normalise == "per_stream" else 1.0},
         batch={"micro_batch_tokens": 40},

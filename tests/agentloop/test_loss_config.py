@@ -45,6 +45,42 @@ def test_objective_that_can_not_be_meant_is_refused(replay: dict[str, Any], mess
 
 
 @pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"loss": {"norm_length": 7.0}},
+            "loss.norm_length must be null when loss.aggregation is token-mean, got 7. Remove",
+        ),
+        ({"loss": {"aggregation": "seq-mean-token-sum-norm"}}, "loss.norm_length must be a number of tokens"),
+        (
+            {"kl": {"loss_gradient": "importance", "loss_estimator": "k2"}},
+            "kl.loss_estimator must be k1 or k3 when kl.loss_gradient is importance, .*, got k2",
+        ),
+        ({"kl": {"reward_coef": 0.1, "horizon": 500}}, "kl.horizon must be left at 10000 when kl.target is null"),
+        ({"reward": {"on_error": "drop"}}, r"reward.on_error must be left at stop when reward.functions is \[\]"),
+        ({"reward": {"timeout_s": 5.0}}, r"reward.timeout_s must be left at 60.0 when reward.functions is \[\], got 5"),
+        (
+            {"tasks": {"curriculum_decay": 0.9}},
+            "tasks.curriculum_decay must be left at 0.5 when tasks.curriculum is none, got 0.9",
+        ),
+        (
+            {"tasks": {"curriculum": "easy_first", "curriculum_floor": 0.2}},
+            "tasks.curriculum_floor must be left at 0.1 when tasks.curriculum is easy_first, got 0.2",
+        ),
+    ],
+)
+def test_option_of_a_part_that_is_off_is_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        run_config(**sections)
+
+
+def test_coefficient_can_be_swept_through_zero() -> None:
+    for coef in (0.0, 0.1):
+        run_config(kl={"reward_coef": coef, "reward_estimator": "k3"})
+        run_config(kl={"loss_coef": coef, "loss_estimator": "k1", "loss_gradient": "importance"})
+
+
+@pytest.mark.parametrize(
     ("correction", "message"),
     [
         ({"kind": "truncate"}, "ratio_high must be a number when .* is truncate, got null. Set it, for example to 2"),

@@ -29,7 +29,6 @@ VOCABULARY = 23
 LOSS: dict[str, Any] = {
     "fresh": {"anchor": "old", "ppo_clip": {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}},
     "replay": {"anchor": "behavior", "ppo_clip": {"clip_low": 0.3, "clip_high": 0.6, "dual_clip": None}},
-    "norm_length": 7.0,
 }
 """Bounds and anchors that differ between the streams."""
 _CODES = {"u": "user", "e": "env", "l": "llm", "d": "llm(do_not_train)", "x": "demonstration"}
@@ -143,6 +142,11 @@ def run_config(**sections: dict[str, Any]) -> RunConfig:
     """Rows here bring their own groups, so the size of fresh ones only has to fit any mini-batch."""
     batch = {"group_size": 1, **sections.pop("batch", {})}
     return RunConfig.model_validate({"batch": batch, **sections})
+
+
+def aggregated_by(mode: str) -> dict[str, Any]:
+    """Settings of the loss for one way to aggregate."""
+    return {"aggregation": mode, "norm_length": 7.0 if mode == "seq-mean-token-sum-norm" else None}
 
 
 def trainer(actor: Actor, config: RunConfig, *, reference: Actor | None = None) -> Trainer:

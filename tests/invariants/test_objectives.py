@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from agentloop.algorithms.kl import Estimator, KlGradient
 from agentloop.config import RunConfig
 from agentloop.config.loss import OBJECTIVE_NAMES
-from agentloop.learning.batch import BatchRow
+from agentloop.learning.batch import Batch, BatchRow
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.stream_losses import corrected
+from agentloop.models.actor import Actor
 from context.tokens import Segment, TokenSequence
 from tests.agentloop.training_examples import (
     AUTHORS,
+    aggregated_by,
     gradients,
     mixed_rows,
     row,
@@ -91,7 +94,8 @@ def learned(
 ) -> tuple[float, Tensor, dict[str, float]]:
     actor, old = tiny_actor(dtype, seed=0), tiny_actor(dtype, seed=1)
     scored: ScoredBatch
-    scored, metrics = corrected(scored_rows(actor, rows, old=old), config.loss)
+    ref = tiny_actor(dtype, seed=2) if config.kl.loss_coef > 0 else None
+    scored, metrics = corrected(scored_rows(actor, rows, old=old, ref=ref), config.loss)
     loss, gradient, totals = gradients(actor, scored, config)
     return loss, gradient, metrics | totals.metrics()
 
@@ -122,6 +126,71 @@ def test_objective_does_not_depend_on_passes_row_order_or_segments(
     assert_equal(config, variants, dtype)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "gradient"), [("k3", "plain"), ("abs", "straight_through"), ("k1", "importance")]
+)
+@pytest.mark.parametrize("name", ["ppo_clip", "gspo"])
+def test_regularised_loss_does_not_depend_on_passes_row_order_or_segments(
+    name: str, estimator: str, gradient: str, tmp_path: Path
+) -> None:
+    sections: dict[str, Any] = {
+        "loss": {**streams(name, tmp_path), "aggregation": "seq-mean-token-mean", "entropy_coef": 0.02},
+        "kl": {"loss_coef": 0.1, "loss_estimator": estimator, "loss_gradient": gradient},
+    }
+    config, rows = run_config(**sections), rows_to_learn()
+    order = np.random.default_rng(0).permutation(len(rows))
+    variants = [(rows, run_config(**sections, batch={"micro_batch_tokens": most})) for most in (1, 30)]
+    variants += [([rows[i] for i in order], config), ([split(item) for item in rows], config)]
+    assert_equal(config, variants, torch.float64)
+    for part in ("kl", "loss"):
+        weaker = {"kl": {"loss_coef": 0.0}, "loss": {"entropy_coef": 0.0}}[part]
+        without = run_config(**{**sections, part: {**sections[part], **weaker}})
+        assert learned(rows, without)[0] != pytest.approx(learned(rows, config)[0], rel=1e-4)
+
+
+class Told(Actor):
+    """Says given log-probs and entropies of a batch's tokens."""
+
+    def __init__(self, actor: Actor, batch: Batch, log_probs: Tensor, entropies: Tensor) -> None:
+        super().__init__(actor.model)
+        self._token_ids, self._said = batch.token_ids, (log_probs, entropies)
+
+    def log_probs(self, token_ids: Tensor, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """Rows come in an order of the passes."""
+        log_probs, entropies = self._said
+        rows = (token_ids[:, None] == self._token_ids).all(dim=2).nonzero()[:, 1]
+        return log_probs[rows], entropies[rows]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "gradient"),
+    [
+        (estimator, gradient)
+        for estimator in get_args(Estimator)
+        for gradient in get_args(KlGradient)
+        if gradient != "importance" or estimator in ("k1", "k3")
+    ],
+)
+def test_masked_tokens_get_no_gradient_from_the_kl_or_the_entropy_bonus(estimator: str, gradient: str) -> None:
+    config = run_config(
+        loss={"fresh": {"objective": "reinforce"}, "replay": {"objective": "reinforce"}, "entropy_coef": 0.02},
+        kl={"loss_coef": 0.1, "loss_estimator": estimator, "loss_gradient": gradient},
+    )
+    actor = tiny_actor()
+    rows = [*(replace(item, advantage=0.0) for item in mixed_rows()), row("n", segment("uldedl"), advantage=0.0)]
+    scored = scored_rows(actor, rows, old=tiny_actor(seed=1), ref=tiny_actor(seed=2))
+    mask = scored.batch.loss_mask
+    generator = torch.Generator().manual_seed(0)
+    log_probs, entropies = (-3 * torch.rand((2, *mask.shape), generator=generator, dtype=torch.float64)).unbind()
+    said = [log_probs.clone().requires_grad_(), (-entropies).clone().requires_grad_()]
+    gradients(Told(actor, scored.batch, *said), scored, config)
+    for tensor in said:
+        assert tensor.grad is not None
+        assert bool((tensor.grad[~mask] == 0).all())
+        assert bool((tensor.grad[mask] != 0).all())
+    assert bool((~mask & scored.batch.response_mask).any())
+
+
 @pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda c: f"{c['kind']}-{c['level']}")
 def test_correction_does_not_depend_on_passes_row_order_or_segments(correction: dict[str, Any]) -> None:
     stream = {"anchor": "old", "missing_log_probs": "recompute", "correction": correction}
@@ -137,7 +206,7 @@ def test_correction_does_not_depend_on_passes_row_order_or_segments(correction: 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 @pytest.mark.parametrize("name", ["ppo_clip", "gspo", "gpg", "bc"])
 def test_mixed_loss_is_both_streams_sums_over_the_joint_denominator(name: str, mode: str, tmp_path: Path) -> None:
-    loss = {**streams(name, tmp_path), "aggregation": mode, "norm_length": 7.0}
+    loss = {**streams(name, tmp_path), **aggregated_by(mode)}
     config, rows = run_config(loss=loss), rows_to_learn()
     parts = [[item for item in rows if item.stream == stream] for stream in ("fresh", "replay")]
     if mode == "token-mean":

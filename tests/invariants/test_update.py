@@ -11,6 +11,7 @@ from agentloop.learning.batch import build_batch
 from tests.agentloop.training_examples import (
     AUTHORS,
     LOSS,
+    aggregated_by,
     gradients,
     mixed_rows,
     row,
@@ -42,7 +43,7 @@ def test_gradient_of_one_pass_equals_that_of_one_row_at_a_time(
     results: list[tuple[float, Tensor]] = []
     for micro_batch_tokens in (10**6, 1, 30):
         config = run_config(
-            loss={**LOSS, "aggregation": mode, "normalise": normalise},
+            loss={**LOSS, **aggregated_by(mode), "normalise": normalise},
             batch={"micro_batch_tokens": micro_batch_tokens},
         )
         loss, gradient, _ = gradients(actor, scored, config)
