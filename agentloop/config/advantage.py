@@ -118,6 +118,14 @@ def _check_turns(config: RunConfig) -> None:
             "replay.baseline must not be stored when advantage.credit is turn: rows are stored with the advantage of "
             "the whole trajectory alone. Use shared, split, fresh_only or leave_one_out."
         )
+    loss = config.loss.replay
+    blind = "bc" in (loss.objective, loss.missing_log_probs) and loss.bc.weighting == "uniform"
+    if config.replay.negative_weight != 1.0 and blind:
+        raise ValueError(
+            "replay.negative_weight must be 1 when advantage.credit is turn and loss.replay.bc.weighting is uniform, "
+            f"for bc then knows no negative turns, got {config.replay.negative_weight:g}. Remove it, or set "
+            "loss.replay.bc.weighting: advantage."
+        )
 
 
 def _check_recollecting(config: RunConfig) -> None:

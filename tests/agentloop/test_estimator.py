@@ -170,6 +170,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         r"advantage.normalise_std must be null when algorithm is reinforce\+\+",
     ),
     (
+        {
+            "advantage": {"credit": "turn"},
+            "replay": {"negative_weight": 0.5},
+            "loss": {"replay": {"missing_log_probs": "bc"}},
+        },
+        "replay.negative_weight must be 1 when advantage.credit is turn and loss.replay.bc.weighting is uniform, .*0.5",
+    ),
+    (
         {"algorithm": "opo", "advantage": {"function": "a.py:f"}},
         "algorithm must be left out when advantage.function takes its place",
     ),
