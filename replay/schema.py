@@ -35,7 +35,7 @@ class ExactText(sa.types.TypeDecorator[str]):
         return to_storable
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[str | None], str | None]:
-        return from_storable
+        return _of_column
 
 
 def storable_column(values: Sequence[str | None]) -> Sequence[str | None]:
@@ -45,7 +45,7 @@ def storable_column(values: Sequence[str | None]) -> Sequence[str | None]:
 
 def restored_column(values: Sequence[str]) -> list[str]:
     """What ExactText returns, for many values at once."""
-    return list(values) if ESCAPE not in "".join(values) else [str(from_storable(value)) for value in values]
+    return list(values) if ESCAPE not in "".join(values) else [str(_of_column(value)) for value in values]
 
 
 def to_storable(value: str | None) -> str | None:
@@ -53,12 +53,17 @@ def to_storable(value: str | None) -> str | None:
 
 
 def from_storable(value: str | None) -> str | None:
+    """Raises ValueError for what `to_storable` did not make."""
     if value is None or not value.startswith(ESCAPE):
         return value
+    return str(json.loads(value.removeprefix(ESCAPE)))
+
+
+def _of_column(value: str | None) -> str | None:
+    """Of a column, what nobody wrote is shown as it is: the row's checksum tells that it was changed."""
     try:
-        return str(json.loads(value.removeprefix(ESCAPE)))
+        return from_storable(value)
     except ValueError:
-        # Nobody wrote that: it is shown as it is, and a checksum tells that it was changed.
         return value
 
 
