@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from context.tokens import Segment
 from replay.blobs import decode_tokens, encode_tokens
 from replay.records import GroupRecord, TrajectoryRecord
-from replay.schema import from_storable, groups, segments, to_storable, trajectories
+from replay.schema import from_storable, groups, is_storable, segments, to_storable, trajectories
 
 Row = dict[str, Any]
 Key = TypeVar("Key")
@@ -77,7 +77,11 @@ def record_checksum(values: Sequence[Any]) -> int:
 def as_read(values: Iterable[Any]) -> list[Any]:
     """What a database gives back of them: texts of other classes are plain ones, and of two halves of a character one
     whole is made."""
-    return [from_storable(to_storable(str.__str__(value))) if isinstance(value, str) else value for value in values]
+    given = list(values)
+    texts = [value for value in given if isinstance(value, str)]
+    if all(type(text) is str for text in texts) and is_storable("".join(texts)):
+        return given
+    return [from_storable(to_storable(str.__str__(value))) if isinstance(value, str) else value for value in given]
 
 
 def segment_rows(trajectory: str, parts: Sequence[Segment]) -> Iterator[Row]:
