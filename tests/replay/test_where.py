@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ ODD = (
     "100%_done\\",
     "[a-z]*?",
     "NUL \x00 within",
+    'NUL \x00, a\nbreak, a "quote", 鍵',
     "half \ud83d of a pair",
     "whole 😀 of it",
     "\ue000json:",
@@ -179,9 +180,9 @@ TEXTUAL = (Kind.text, Kind.messages)
 
 
 @st.composite
-def comparisons(draw: st.DrawFn) -> Comparison:
-    # `bytes` is the database's own count.
-    field = FIELDS[draw(st.sampled_from(sorted(set(FIELDS) - {"bytes"})))]
+def comparisons(draw: st.DrawFn, names: Sequence[str] = sorted(set(FIELDS) - {"bytes"})) -> Comparison:
+    """`bytes` is the database's own count."""
+    field = FIELDS[draw(st.sampled_from(names))]
     values = VALUES[field.kind] if not field.choices else st.sampled_from(field.choices)
     signs = ["=", "in"]
     signs += ["like", "contains"] if field.kind in TEXTUAL else []
@@ -223,6 +224,21 @@ def literal(value: Any) -> str:
 @given(node=nodes)
 def test_filter_finds_what_a_plain_filter_over_the_rows_finds(store: ReplayStore, node: Node) -> None:
     assert found(store, written(node)) == [row.id for row in ROWS if holds(node, row)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(node=comparisons(["text", "tool"]))
+def test_conversations_are_found_by_what_is_said_in_them(store: ReplayStore, node: Node) -> None:
+    """They are searched as a whole before they are taken apart: nothing may be passed over."""
+    assert found(store, written(node)) == [row.id for row in ROWS if holds(node, row)]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=ascii)
+def test_every_piece_of_an_odd_text_is_found(store: ReplayStore, odd: str) -> None:
+    """Also where the text is stored as JSON and the piece alone would not be."""
+    for piece in {odd[at : at + 3] for at in range(len(odd))}:
+        node = Comparison(FIELDS["text"], "contains", (piece,))
+        assert found(store, written(node)) == [row.id for row in ROWS if holds(node, row)]
 
 
 @settings(deadline=None)
