@@ -5,13 +5,16 @@ Every task has a private store of 32 keys. A record is {"next": key, "see": key}
 `see` leads into other chains, which look alike and end in wrong codes, and no way leads back. Stores are
 random, so there is nothing to memorise: an agent has to copy keys, read fields and know when to stop.
 
-With `thinking` and `padding` episodes grow long enough for what a context strategy leaves out to matter.
+With `thinking` and `padding` episodes grow long enough for what a context strategy leaves out to matter. With `delay_s`
+acting takes as long as it does with tools that wait for something, which is when fresh episodes are dear.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
+import time
 from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any
@@ -51,13 +54,14 @@ class LookupChain(Environment):
         thinking: bool = False,
         padding: int = 0,
         keys: int = len(KEYS),
+        delay_s: float = 0.0,
     ) -> None:
         """`hops` is the fewest and most lookups a task needs.
 
         The demonstrator follows `next` rather than `see` with probability `p_next`, and stops at a code,
         be it right or wrong, with probability `p_stop`. With `thinking` it first says which field it goes by.
         Tool results end in a note of `padding` words that say nothing. Stores have `keys` keys, and codes to match:
-        copying among fewer is learned sooner.
+        copying among fewer is learned sooner. A lookup takes `delay_s` seconds, as one of a distant service would.
         """
         if not 1 <= hops[0] <= hops[1] <= MAX_CALLS:
             raise ValueError(f"hops must be [fewest, most] with 1 <= fewest <= most <= {MAX_CALLS}, got {list(hops)}")
@@ -68,6 +72,8 @@ class LookupChain(Environment):
         if not hops[1] + LONGEST_DECOY <= keys <= len(KEYS):
             most = f"{hops[1] + LONGEST_DECOY} (the longest chain, and decoys) to {len(KEYS)}"
             raise ValueError(f"keys must be {most}, got {keys}")
+        if not 0.0 <= delay_s < math.inf:
+            raise ValueError(f"delay_s must be >= 0, got {delay_s}")
         self.hops = hops
         self.p_next = p_next
         self.p_stop = p_stop
@@ -75,6 +81,7 @@ class LookupChain(Environment):
         self.padding = padding
         self.keys = KEYS[:keys]
         self.codes = CODES[: keys * len(CODES) // len(KEYS)]
+        self.delay_s = delay_s
         self._store: Mapping[str, Record] = {}
 
     def make_task(self, rng: random.Random) -> Task:
@@ -104,6 +111,7 @@ class LookupChain(Environment):
     @tool
     def lookup(self, key: str) -> dict[str, str]:
         """Look up the record of a key."""
+        time.sleep(self.delay_s)
         record = self._store.get(key, {"error": "unknown key"})
         note = " ".join(islice(cycle(FILLER), self.padding))
         return {**record, "note": note} if note else record

@@ -1,0 +1,197 @@
+"""One run of an arm: from a warmed-up model to the target, with what it took, evaluations apart."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import json
+import math
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agentloop import __version__
+from agentloop.assemble import Parts, assemble, settle_process, starting_model
+from agentloop.config import RunConfig
+from agentloop.config.file import load_config, to_plain
+from agentloop.environments import load_environment
+from agentloop.evaluate import evaluate
+from agentloop.loop import Loop, LoopState
+from agentloop.run_folder import create_run_folder
+from benchmarks._replay_arms import BUDGET, COMMON, TARGET, TASKS, Settings
+from replay.records import RunRecord
+
+ROOT = Path(__file__).parents[1]
+_EVERY = ((0.8, 128), (0.5, 256), (0.0, 512))
+"""Fresh episodes between evaluations once held-out success is this high: they cost as much as what is between them."""
+Result = dict[str, Any]
+
+
+@dataclass
+class _Display:
+    """Keeps the figures of the last iteration, and tells nobody."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        return
+
+    def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
+        self.metrics = dict(metrics)
+
+    def note(self, text: str) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+@dataclass
+class _Meter:
+    """What training has taken so far; CPU-seconds are this process's."""
+
+    fresh: int = 0
+    trained: int = 0
+    cpu: float = 0.0
+    wall: float = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        cpu, wall = time.process_time(), time.perf_counter()
+        yield
+        self.cpu += time.process_time() - cpu
+        self.wall += time.perf_counter() - wall
+
+
+def configuration(settings: Settings, *, seed: int, folder: Path) -> RunConfig:
+    given = {"run.seed": seed, "run.folder": str(folder)} | dict(settings)
+    return load_config(
+        ROOT / "configs" / "quickstart.yaml", [f"{key}={json.dumps(value)}" for key, value in given.items()]
+    )
+
+
+def starting_point(task: str, seed: int, work: Path) -> Path:
+    """The warmed-up model that all arms of this seed begin with; made at first use, one process at a time."""
+    name = TASKS[task].start or task
+    target = work / "start" / f"{name}-{seed}"
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "start.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            config = configuration({**COMMON, **TASKS[name].settings}, seed=seed, folder=work / "warm-up")
+            folder = create_run_folder(config)
+            settle_process(config)
+            starting_model(folder, _Display())
+            target.parent.mkdir(exist_ok=True)
+            folder.model.rename(target)
+            shutil.rmtree(folder.path)
+    return target
+
+
+def _iterations(settings: Settings) -> int:
+    """In which the budget is spent: the learning rate is then the same at the same number of fresh episodes.
+
+    One more than that, for the last one would evaluate by itself.
+    """
+    config = configuration(settings, seed=0, folder=ROOT)
+    return math.ceil(BUDGET / (config.batch.trajectories * (1.0 - config.replay.fraction))) + 1
+
+
+def run_arm(task: str, settings: Settings, seed: int, work: Path, *, budget: int = BUDGET) -> Result:
+    """Train until held-out success was at least TARGET in two evaluations in a row, or the budget is spent."""
+    start = starting_point(task, seed, work)
+    everything = {**COMMON, **TASKS[task].settings, "model.path": str(start), **settings}
+    everything = {"run.iterations": _iterations(everything), **everything}
+    config = configuration(everything, seed=seed, folder=work / "runs")
+    folder = create_run_folder(config)
+    settle_process(config)
+    display = _Display()
+    try:
+        with closing(assemble(folder, display, checkpoint=None, first=start)) as parts:
+            _begin(parts)
+            result = _train(Loop(parts, LoopState()), display, budget=budget)
+    finally:
+        shutil.rmtree(folder.path)
+    return {
+        "task": task,
+        "seed": seed,
+        "settings": dict(settings),
+        **result,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "commit": commit(),
+    }
+
+
+def _begin(parts: Parts) -> None:
+    parts.store.add_run(
+        RunRecord(
+            id=parts.run_id,
+            name=parts.folder.path.name,
+            config=to_plain(parts.config),
+            authors=parts.authors.to_json(),
+            authors_hash=parts.authors.hash,
+            code_version=__version__,
+            fingerprint=parts.fingerprint,
+        )
+    )
+    parts.publisher.publish(0, parts.config.checkpoint)
+
+
+def _train(loop: Loop, display: _Display, *, budget: int) -> Result:
+    meter, iteration, least_ess, least_factor = _Meter(), 0, 1.0, 1.0
+    curve = [[0, 0, 0, 0.0, 0.0, held_out_success(loop.parts)]]
+    while meter.fresh < budget and not _reached(curve):
+        iteration += 1
+        with meter.running():
+            loop.iterate(iteration)
+        told = display.metrics
+        meter.fresh += int(told["batch/fresh"])
+        meter.trained += int(told["batch/fresh"] + told["batch/replay"]) * loop.config.batch.ppo_epochs
+        least_ess = min(least_ess, told.get("actor/replay/ess", 1.0))
+        least_factor = min(least_factor, told.get("replay/controller_factor", 1.0))
+        every = next(episodes for success, episodes in _EVERY if curve[-1][-1] >= success)
+        if meter.fresh // every > curve[-1][1] // every or meter.fresh >= budget:
+            success = held_out_success(loop.parts)
+            cpu, wall = round(meter.cpu, 2), round(meter.wall, 2)
+            curve.append([iteration, meter.fresh, meter.trained, cpu, wall, round(success, 4)])
+    return {
+        "curve": curve,
+        "least_ess": round(least_ess, 3),
+        "least_factor": round(least_factor, 3),
+    }
+
+
+def _reached(curve: list[list[float]]) -> bool:
+    return len(curve) > 1 and min(point[-1] for point in curve[-2:]) >= TARGET
+
+
+def held_out_success(parts: Parts) -> float:
+    """As `agentloop evaluate` has it, without the tools' delay: evaluations are no part of what is measured."""
+    config, factory = parts.config, parts.actors.factory
+    options = {**config.environment.options, "delay_s": 0.0}
+    quick = load_environment(config.environment.name, options, factory.registered)
+    return evaluate(replace(parts.actors, factory=quick), parts.source, config).success
+
+
+def commit() -> str:
+    """Of the code that is running; `unknown` where it is not a checkout."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def add_result(path: Path, result: Result) -> None:
+    """One line, in one write: several processes may add to the same file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), "w") as stream:
+        stream.write(json.dumps(result) + "\n")
+
+
+def read_results(path: Path) -> list[Result]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
