@@ -17,6 +17,7 @@ from torch import nn
 
 from agentloop.config import WarmUpSection
 from agentloop.environments import Environment, EnvironmentFactory, Task, ToolLimits, call_tool
+from agentloop.learning.optimizer import hidden_matrices
 from agentloop.learning.supervised import learn
 from agentloop.models.actor import Actor
 from agentloop.models.load import LoadedModel
@@ -199,11 +200,9 @@ def _hardest_of_last_reply(losses: Sequence[float], marked: Sequence[bool], cont
 
 
 def _optimizers(model: nn.Module, section: WarmUpSection) -> list[torch.optim.Optimizer]:
-    matrices: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        hidden_matrix = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
-        (matrices if hidden_matrix else rest).append(parameter)
+    hidden = hidden_matrices(model)
+    matrices = [parameter for name, parameter in model.named_parameters() if name in hidden]
+    rest = [parameter for name, parameter in model.named_parameters() if name not in hidden]
     return [
         torch.optim.Muon(matrices, lr=section.learning_rate_matrices, weight_decay=0.0),
         torch.optim.AdamW(rest, lr=section.learning_rate_rest, betas=(0.9, 0.95), weight_decay=0.0),

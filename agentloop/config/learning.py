@@ -6,25 +6,62 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from agentloop.config.section import Fraction, NonNegative, Positive, PositiveFloat, Section
+from agentloop.config.section import BelowOne, Fraction, NonNegative, Positive, PositiveFloat, Section
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
 
 
 class OptimizerSection(Section):
-    learning_rate: PositiveFloat = Field(1.5e-3, description="Peak learning rate of AdamW.")
+    name: Literal["adamw", "sgd", "adafactor", "muon"] = Field(
+        "adamw", description="What makes steps of gradients: see docs/algorithms.md. muon has AdamW beside it."
+    )
+    learning_rate: PositiveFloat = Field(
+        1.5e-3, description="Peak learning rate; of adafactor relative to the size of the weights."
+    )
     warmup_iterations: int = Field(0, ge=0, description="Iterations over which the learning rate rises.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "cosine", description="Course of the learning rate after that."
     )
     final_factor: Fraction = Field(0.1, description="Learning rate at the end, as a share of the peak.")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's betas.")
-    weight_decay: NonNegative = Field(0.0, description="AdamW's weight decay.")
+    betas: tuple[BelowOne, BelowOne] = Field(
+        (0.9, 0.95), description="Decay of the means of gradient and squared gradient: of adamw, and where muon has it."
+    )
+    momentum: BelowOne = Field(0.95, description="Momentum of sgd, and of muon's matrices.")
+    weight_decay: NonNegative = Field(
+        0.0, description="Weights shrink by this times the learning rate each step; sgd adds it to the gradient."
+    )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this norm.")
     on_bad_gradient: Literal["skip", "stop"] = Field(
         "stop", description="A NaN or infinite loss or gradient: skip the step and count it, or stop the run."
     )
+
+    @property
+    def shardable(self) -> bool:
+        """Whether it can move weights sharded over ranks: Adafactor and Muon look at whole matrices."""
+        return self.name in ("adamw", "sgd")
+
+    def check(self, where: str) -> None:
+        """Options stand where they act. `where` is the section's own path."""
+        for key, names in _ACTS.items():
+            got, default = getattr(self, key), OptimizerSection.model_fields[key].default
+            if self.name not in names and got != default:
+                shown = list(got) if isinstance(got, tuple) else got
+                raise ValueError(
+                    f"{where}.{key} must be left out when {where}.name is {self.name}, which has none, got {shown}. "
+                    f"Remove it, or set {where}.name: {names[0]}."
+                )
+
+    def check_shardable(self, where: str) -> None:
+        if not self.shardable:
+            raise ValueError(
+                f"{where}.name must be adamw or sgd on several ranks, for {self.name} looks at whole matrices, "
+                f"got {self.name}. Change it, or train on one rank."
+            )
+
+
+_ACTS = {"betas": ("adamw", "muon"), "momentum": ("sgd", "muon")}
+"""The optimizers that have an option, for those that not all have."""
 
 
 class CriticSection(Section):
@@ -56,7 +93,7 @@ class CriticSection(Section):
         True, description="Advantages less their mean, over their standard deviation, both of the fresh rows."
     )
     warmup_iterations: int = Field(0, ge=0, description="First iterations in which only the critic learns.")
-    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="The critic's own AdamW.")
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="What moves the critic.")
 
 
 class KlSection(Section):
@@ -95,6 +132,8 @@ class KlSection(Section):
 def check_learning(config: RunConfig) -> None:
     """What only a critic knows of is not said without one; and what would do nothing to values or the KL."""
     critic = config.critic
+    config.optimizer.check("optimizer")
+    critic.optimizer.check("critic.optimizer")
     if config.algorithm != "ppo":
         named = next((name for name, value in critic if value != getattr(CriticSection(), name)), None)
         if named is not None:

@@ -298,7 +298,7 @@ class RunConfig(Section):
     loss: LossSection = Field(default_factory=LossSection, description="The heterogeneous on/off-policy loss.")
     kl: KlSection = Field(default_factory=KlSection, description="Distance to a reference policy.")
     critic: CriticSection = Field(default_factory=CriticSection, description="What an action is worth (PPO).")
-    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="AdamW and its schedule.")
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="What moves the policy.")
     sft: SftSection = Field(default_factory=SftSection, description="Supervised training on demonstrations of yours.")
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection, description="Held-out success.")
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="What survives a crash.")

@@ -1,16 +1,19 @@
-"""AdamW over the weights of a policy or a critic: its learning rate, its gradient's norm, its state."""
+"""What moves the weights of a policy or a critic: its learning rate, its gradient's norm, its state."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
 
 from agentloop.config.learning import OptimizerSection
 
 _MASTER = "master"
+_REDUCED = {"row_var": -1, "col_var": -2}
+"""Adafactor's factored second moment: the axis each is a mean over."""
 
 
 def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int) -> float:
@@ -33,14 +36,23 @@ def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int)
 
 
 class WeightOptimizer:
-    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) over the trainable parameters of a model.
+    """One of torch's optimizers over the trainable parameters of a model, which may be sharded over ranks (FSDP2).
+
+    `adamw` (Loshchilov & Hutter 2019, arXiv 1711.05101), `sgd` with momentum, `adafactor` (Shazeer & Stern 2018, arXiv
+    1804.04235), `muon` (Jordan et al. 2024) for hidden matrices with AdamW for everything else; Muon's steps are scaled
+    to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982), so that one learning rate is right for both.
 
     Half-precision weights are updated through float32 masters: next to a weight of 1, bfloat16 can't
     represent changes below 0.004, so small updates would be lost without a trace.
+
+    Raises ValueError for sharded parameters if the optimizer looks at whole matrices (`OptimizerSection.shardable`).
     """
 
     def __init__(self, model: nn.Module, section: OptimizerSection) -> None:
+        self.name = section.name
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not section.shardable and any(isinstance(p, DTensor) for p in self._parameters.values()):
+            raise ValueError(f"optimizer.name must be adamw or sgd when weights are sharded, got {section.name}.")
         self._masters = {
             name: p.detach().float().requires_grad_()
             for name, p in self._parameters.items()
@@ -48,21 +60,30 @@ class WeightOptimizer:
         }
         self._targets = {name: self._masters.get(name, p) for name, p in self._parameters.items()}
         self._max_norm = section.max_grad_norm
-        self._adamw = torch.optim.AdamW(
-            list(self._targets.values()),
-            lr=section.learning_rate,
-            betas=section.betas,
-            weight_decay=section.weight_decay,
-        )
+        matrices = hidden_matrices(model) if section.name == "muon" else frozenset()
+        self._movers: dict[str, str] = {
+            name: "adamw" if section.name == "muon" and name not in matrices else section.name
+            for name in self._parameters
+        }
+        """The optimizer that moves each parameter."""
+        self._optimizers = {
+            mover: _torch_optimizer(mover, [t for n, t in self._targets.items() if self._movers[n] == mover], section)
+            for mover in dict.fromkeys(self._movers.values())
+        }
 
     def set_learning_rate(self, rate: float) -> None:
-        for group in self._adamw.param_groups:
-            group["lr"] = rate
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = rate
 
     def gradient_norm(self) -> float:
-        """Euclidean norm of all gradients together; NaN or inf if any of them is."""
-        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-        return float(nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        """Euclidean norm of all gradients together, over all ranks; NaN or inf if any of them is."""
+        whole: list[Tensor] = []
+        sharded: list[Tensor] = []
+        for parameter in self._parameters.values():
+            if parameter.grad is not None:
+                (sharded if isinstance(parameter.grad, DTensor) else whole).append(parameter.grad)
+        return math.hypot(*(_total_norm(part) for part in (whole, sharded) if part))
 
     def clear_gradients(self) -> None:
         for parameter in self._parameters.values():
@@ -74,7 +95,8 @@ class WeightOptimizer:
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 self._targets[name].grad = parameter.grad.to(self._targets[name].dtype).mul_(scale)
-        self._adamw.step()
+        for optimizer in self._optimizers.values():
+            optimizer.step()
         with torch.no_grad():
             for name, master in self._masters.items():
                 self._parameters[name].copy_(master)
@@ -82,36 +104,102 @@ class WeightOptimizer:
         self.clear_gradients()
 
     def state(self) -> dict[str, Tensor]:
-        """Moments, step counts and masters as `<parameter>/<field>`; live tensors, not copies."""
+        """Moments, step counts and masters as `<parameter>/<optimizer>.<field>` and `<parameter>/master`.
+
+        Live tensors, not copies; sharded as the parameters are.
+        """
         tensors = {f"{name}/{_MASTER}": master.detach() for name, master in self._masters.items()}
         for name, target in self._targets.items():
-            for field, value in self._adamw.state.get(target, {}).items():
-                tensors[f"{name}/{field}"] = value
+            mover = self._movers[name]
+            for field, value in self._optimizers[mover].state.get(target, {}).items():
+                tensors[f"{name}/{mover}.{field}"] = value
         return tensors
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Continue from `state()`, exactly. Raises ValueError if it belongs to another model."""
-        fields: dict[str, dict[str, Any]] = {}
+        """Continue from `state()`, exactly; whole tensors are sharded as the parameters are.
+
+        Raises ValueError if it belongs to another model or another optimizer.
+        """
+        masters: dict[str, Tensor] = {}
+        fields: dict[str, dict[str, Tensor]] = {}
         for key, value in tensors.items():
-            name, _, field = key.rpartition("/")
-            fields.setdefault(name, {})[field] = value
-        for name, state in fields.items():
+            name, _, entry = key.rpartition("/")
             if name not in self._targets:
                 raise ValueError(f"optimizer state must belong to this model, got a parameter {name!r} it lacks.")
-            for field, value in state.items():
-                if field != "step" and value.shape != self._targets[name].shape:
-                    raise ValueError(
-                        f"optimizer state {name}/{field} must have shape {list(self._targets[name].shape)}, "
-                        f"got {list(value.shape)}. It belongs to another model."
-                    )
-        for name, master in self._masters.items():
-            with torch.no_grad():
-                master.copy_(fields.get(name, {}).pop(_MASTER, self._parameters[name]))
-        self._adamw.state.clear()
-        for name, target in self._targets.items():
-            if fields.get(name):
-                self._adamw.state[target] = {
-                    # AdamW keeps its step counts on the CPU.
-                    field: value.clone() if field == "step" else value.clone().to(target.device)
-                    for field, value in fields[name].items()
-                }
+            mover, _, field = entry.rpartition(".")
+            is_master = entry == _MASTER and name in self._masters
+            if not is_master and mover != self._movers[name]:
+                raise ValueError(
+                    f"optimizer state must be that of {self.name}, which keeps {self._movers[name]}'s for {name}, "
+                    f"got {entry}. It belongs to another optimizer."
+                )
+            shape = _shape(field, self._targets[name])
+            if list(value.shape) != shape:
+                raise ValueError(
+                    f"optimizer state {key} must have shape {shape}, got {list(value.shape)}. "
+                    "It belongs to another model."
+                )
+            (masters if is_master else fields.setdefault(name, {}))[name if is_master else field] = value
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                master.copy_(_laid_like(masters.get(name, self._parameters[name]), master))
+        for optimizer in self._optimizers.values():
+            optimizer.state.clear()
+        for name, state in fields.items():
+            target = self._targets[name]
+            # Step counts stay on the CPU, where torch keeps them.
+            self._optimizers[self._movers[name]].state[target] = {
+                field: value.clone() if field == "step" else _laid_like(value, target) for field, value in state.items()
+            }
+
+
+def _torch_optimizer(mover: str, targets: list[Tensor], section: OptimizerSection) -> torch.optim.Optimizer:
+    rate, decay = section.learning_rate, section.weight_decay
+    if mover == "sgd":
+        return torch.optim.SGD(targets, lr=rate, momentum=section.momentum, weight_decay=decay)
+    if mover == "adafactor":
+        return torch.optim.Adafactor(targets, lr=rate, weight_decay=decay)
+    if mover == "muon":
+        return torch.optim.Muon(
+            targets, lr=rate, momentum=section.momentum, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
+        )
+    return torch.optim.AdamW(targets, lr=rate, betas=section.betas, weight_decay=decay)
+
+
+def hidden_matrices(model: nn.Module) -> frozenset[str]:
+    """Names of the trainable matrices between embeddings and head, which is what Muon is made for.
+
+    A matrix of one row, such as a value head's, is a vector.
+    """
+    outside: set[int] = set()
+    for module in model.modules():
+        head = module.get_output_embeddings() if isinstance(module, PreTrainedModel) else None
+        end = module if isinstance(module, nn.Embedding) else head
+        outside |= {id(parameter) for parameter in end.parameters()} if end is not None else set()
+    return frozenset(
+        name
+        for name, p in model.named_parameters()
+        if p.requires_grad and p.ndim == 2 and min(p.shape) > 1 and id(p) not in outside
+    )
+
+
+def _total_norm(gradients: list[Tensor]) -> float:
+    norm = nn.utils.get_total_norm(gradients)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def _shape(field: str, target: Tensor) -> list[int]:
+    """Of a field of the state of `target`, on all ranks together."""
+    shape = list(target.shape)
+    if field == "step":
+        return []
+    if field in _REDUCED:
+        shape[_REDUCED[field]] = 1
+    return shape
+
+
+def _laid_like(value: Tensor, target: Tensor) -> Tensor:
+    """A copy where `target` is, sharded as it is."""
+    if isinstance(target, DTensor) and not isinstance(value, DTensor):
+        return distribute_tensor(value.detach().to(target.device), target.device_mesh, target.placements)
+    return value.detach().clone().to(target.device)

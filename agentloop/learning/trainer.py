@@ -224,15 +224,15 @@ class Trainer:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The tensors of optimizer and critic (live, not copies) and JSON-able values that say what they belong to."""
         tensors = self._optimizer.state()
-        values: dict[str, Any] = {"optimizer": "adamw", "kl_coef": self.kl_coef.value}
+        values: dict[str, Any] = {"optimizer": self._optimizer.name, "kl_coef": self.kl_coef.value}
         if self._critic is not None:
             tensors |= {f"{_CRITIC}{name}": tensor for name, tensor in self._critic.state().items()}
         return tensors, values
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Continue from `state()`, exactly. Raises ValueError for the state of another optimizer or model."""
-        if values.get("optimizer") != "adamw":
-            raise ValueError(f"optimizer state must be that of adamw, got {values}.")
+        if values.get("optimizer") != self._optimizer.name:
+            raise ValueError(f"optimizer state must be that of {self._optimizer.name}, got {values}.")
         self._optimizer.load_state({k: t for k, t in tensors.items() if not k.startswith(_CRITIC)})
         critic = {k.removeprefix(_CRITIC): t for k, t in tensors.items() if k.startswith(_CRITIC)}
         if self._critic is not None:

@@ -150,7 +150,7 @@ def test_load_config_refuses_in_one_line(tmp_path: Path, text: str, message: str
         ),
         (
             "optimizer: {betas: [1, x]}",
-            "optimizer.betas must be a list of 2: a number, a number, got [1, 'x'].",
+            "optimizer.betas must be a list of 2: a number of at least 0 and below 1, a number of at least 0",
         ),
         ("replay: 3", "replay must be a section of keys, got 3."),
         ("run: {<<: {seed: 1}}", "run.<< must be a known key, got an unknown one."),

@@ -1,12 +1,22 @@
 import copy
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
+from agentloop.config import RunConfig
 from agentloop.config.learning import OptimizerSection
-from agentloop.learning.optimizer import WeightOptimizer, learning_rate
+from agentloop.learning.optimizer import WeightOptimizer, hidden_matrices, learning_rate
+from agentloop.models.actor import Actor
+from agentloop.models.critic import Critic
+from tests.agentloop.training_examples import tiny_actor
 
 
 def rates(count: int, **settings: Any) -> list[float]:
@@ -53,7 +63,7 @@ def test_gradients_are_scaled_down_to_the_largest_norm_allowed() -> None:
     model.weight.grad = torch.tensor([[3.0, 0.0, 4.0]])
     assert optimizer.gradient_norm() == 5.0
     optimizer.step(5.0)
-    torch.testing.assert_close(optimizer.state()["weight/exp_avg"], torch.tensor([[0.03, 0.0, 0.04]]))
+    torch.testing.assert_close(optimizer.state()["weight/adamw.exp_avg"], torch.tensor([[0.03, 0.0, 0.04]]))
     assert model.weight.grad is None
 
 
@@ -62,7 +72,7 @@ def test_gradients_below_the_largest_norm_are_left_alone() -> None:
     optimizer = WeightOptimizer(model, OptimizerSection(max_grad_norm=50.0))
     model.weight.grad = torch.tensor([[3.0, 0.0, 4.0]])
     optimizer.step(5.0)
-    torch.testing.assert_close(optimizer.state()["weight/exp_avg"], torch.tensor([[0.3, 0.0, 0.4]]))
+    torch.testing.assert_close(optimizer.state()["weight/adamw.exp_avg"], torch.tensor([[0.3, 0.0, 0.4]]))
 
 
 def test_half_precision_weights_take_steps_smaller_than_their_spacing() -> None:
@@ -75,23 +85,249 @@ def test_half_precision_weights_take_steps_smaller_than_their_spacing() -> None:
     assert model.weight.tolist() == [[0.98828125] * 3] or model.weight.tolist() == [[0.9921875] * 3]
 
 
+# Every optimizer
+
+NAMES = ("adamw", "sgd", "adafactor", "muon")
+
+
+def section(name: str, **options: Any) -> OptimizerSection:
+    return OptimizerSection.model_validate({"name": name, "learning_rate": 0.01, "weight_decay": 0.1, **options})
+
+
+def small(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    """Two hidden matrices between an embedding and a head of one row, with a bias and a norm."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3, bias=False))
+    model.append(nn.Linear(3, 1, bias=False))
+    return model.to(dtype)
+
+
+MATRICES = frozenset({"1.weight", "3.weight"})
+
+
+def give_gradients(model: nn.Module, seed: int) -> None:
+    """Of numbers that bfloat16 has."""
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape).bfloat16().to(parameter.dtype)
+
+
+def step(model: nn.Module, optimizer: WeightOptimizer, seeds: range) -> None:
+    for seed in seeds:
+        give_gradients(model, seed)
+        optimizer.step(optimizer.gradient_norm())
+
+
+Memory = dict[str, torch.Tensor]
+
+
+def adamw_step(p: torch.Tensor, g: torch.Tensor, memory: Memory, t: int) -> torch.Tensor:
+    memory["m"] = 0.9 * memory.get("m", 0.0) + 0.1 * g
+    memory["v"] = 0.95 * memory.get("v", 0.0) + 0.05 * g**2
+    update = (memory["m"] / (1 - 0.9**t)) / ((memory["v"] / (1 - 0.95**t)).sqrt() + 1e-8)
+    return p * (1 - 0.01 * 0.1) - 0.01 * update
+
+
+def sgd_step(p: torch.Tensor, g: torch.Tensor, memory: Memory, t: int) -> torch.Tensor:
+    memory["m"] = 0.95 * memory.get("m", 0.0) + (g + 0.1 * p)
+    return p - 0.01 * memory["m"]
+
+
+def adafactor_step(p: torch.Tensor, g: torch.Tensor, memory: Memory, t: int) -> torch.Tensor:
+    """The second moment of a matrix from the means of its rows and columns; the step relative to the weights."""
+    share = t**-0.8
+    if p.ndim == 2:
+        memory["r"] = (1 - share) * memory.get("r", 0.0) + share * (g**2).mean(dim=1, keepdim=True)
+        memory["c"] = (1 - share) * memory.get("c", 0.0) + share * (g**2).mean(dim=0, keepdim=True)
+        second = memory["r"] * memory["c"] / memory["r"].mean()
+    else:
+        second = memory["v"] = (1 - share) * memory.get("v", 0.0) + share * g**2
+    update = g / second.sqrt()
+    update = update / max(1.0, float((update**2).mean().sqrt()))
+    size = max(1e-3, float((p**2).mean().sqrt()))
+    return p * (1 - 0.01 * 0.1) - min(0.01, t**-0.5) * size * update
+
+
+def muon_step(p: torch.Tensor, g: torch.Tensor, memory: Memory, t: int) -> torch.Tensor:
+    """Nesterov's momentum, five Newton-Schulz iterations, and steps of the size of AdamW's."""
+    memory["m"] = 0.95 * memory.get("m", 0.0) + 0.05 * g
+    x = 0.05 * g + 0.95 * memory["m"]
+    x = x / x.norm()
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return p * (1 - 0.01 * 0.1) - 0.01 * 0.2 * max(p.shape) ** 0.5 * x
+
+
+@pytest.mark.parametrize(
+    ("name", "by_hand", "tolerance"),
+    [
+        ("adamw", adamw_step, 1e-12),
+        ("sgd", sgd_step, 1e-12),
+        ("adafactor", adafactor_step, 1e-12),
+        # Newton-Schulz is made in bfloat16, of steps that are at most 0.01 x 0.2 x sqrt(6) x 1.3 = 0.006 large.
+        ("muon", muon_step, 2e-4),
+    ],
+)
+def test_steps_are_those_written_by_hand(name: str, by_hand: Any, tolerance: float) -> None:
+    model = small()
+    optimizer = WeightOptimizer(model, section(name, max_grad_norm=1e9))
+    expected = {key: p.detach().clone() for key, p in model.named_parameters()}
+    memories: dict[str, Memory] = {key: {} for key in expected}
+    for t in range(1, 4):
+        give_gradients(model, t)
+        for key, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            rule = adamw_step if name == "muon" and key not in MATRICES else by_hand
+            expected[key] = rule(expected[key], parameter.grad, memories[key], t)
+        optimizer.step(optimizer.gradient_norm())
+    for key, parameter in model.named_parameters():
+        allowed = tolerance if key in MATRICES else 1e-12
+        torch.testing.assert_close(parameter.detach(), expected[key], rtol=0.0, atol=allowed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_weights_are_those_of_float32_rounded(name: str) -> None:
+    half, single = small(torch.bfloat16), small(torch.bfloat16).float()
+    for model in (half, single):
+        step(model, WeightOptimizer(model, section(name, learning_rate=1e-3, max_grad_norm=1e9)), range(8))
+    for (key, rounded), parameter in zip(half.named_parameters(), single.parameters(), strict=True):
+        assert torch.equal(rounded, parameter.bfloat16()), key
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_state_round_trip_continues_bit_for_bit(dtype: torch.dtype) -> None:
-    section = OptimizerSection(learning_rate=1e-3, weight_decay=0.1)
-    model = layer(dtype)
-    optimizer = WeightOptimizer(model, section)
-    train(model, optimizer, 3)
+@pytest.mark.parametrize("options", [*({"name": name} for name in NAMES), {"name": "sgd", "momentum": 0.0}])
+def test_state_round_trip_continues_bit_for_bit(options: dict[str, Any], dtype: torch.dtype) -> None:
+    model = small(dtype)
+    optimizer = WeightOptimizer(model, section(**options))
+    step(model, optimizer, range(3))
     other = copy.deepcopy(model)
     saved = {name: tensor.clone() for name, tensor in optimizer.state().items()}
-    train(model, optimizer, 3)
+    step(model, optimizer, range(3, 6))
 
-    resumed = WeightOptimizer(other, section)
+    resumed = WeightOptimizer(other, section(**options))
     resumed.load_state(saved)
-    train(other, resumed, 3)
-    assert torch.equal(model.weight, other.weight)
+    step(other, resumed, range(3, 6))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     left, right = optimizer.state(), resumed.state()
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_of_another_optimizer_is_refused(name: str) -> None:
+    model = small()
+    optimizer = WeightOptimizer(model, section(name))
+    step(model, optimizer, range(1))
+    for other in {*NAMES} - {name}:
+        with pytest.raises(ValueError, match=f"must be that of {other}, .* It belongs to another optimizer"):
+            WeightOptimizer(small(), section(other)).load_state(optimizer.state())
+
+
+def test_muon_moves_hidden_matrices_and_adamw_the_rest() -> None:
+    assert hidden_matrices(small()) == MATRICES
+    model = tiny_actor().model
+    in_layers = {f"model.layers.{i}.{name}" for i in range(2) for name in LAYER_MATRICES}
+    assert hidden_matrices(model) == in_layers
+    # A value head is one row.
+    of_critic = hidden_matrices(Critic(Actor(model), shared=False).weights)
+    assert of_critic == {name.replace("model.", "backbone.") for name in in_layers}
+
+
+LAYER_MATRICES = (
+    *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        (
+            {"name": "sgd", "betas": [0.8, 0.9]},
+            r"betas must be left out when optimizer.name is sgd, .* got \[0.8, 0.9\]",
+        ),
+        ({"name": "adafactor", "betas": [0.8, 0.9]}, "betas must be left out when optimizer.name is adafactor"),
+        ({"name": "adafactor", "momentum": 0.5}, "momentum must be left out when optimizer.name is adafactor"),
+        ({"momentum": 0.5}, "momentum must be left out when optimizer.name is adamw, .* got 0.5. Remove it"),
+    ],
+)
+def test_option_of_another_optimizer_is_refused(options: dict[str, Any], refused: str) -> None:
+    with pytest.raises(ValueError, match=rf"optimizer\.{refused}"):
+        RunConfig.model_validate({"optimizer": options})
+    with pytest.raises(ValueError, match=r"critic\.optimizer\.\w+ must be left out when critic\.optimizer\.name is"):
+        RunConfig.model_validate({"algorithm": "ppo", "critic": {"optimizer": options}})
+
+
+# Weights sharded over ranks
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[DeviceMesh]:
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def sharded(mesh: DeviceMesh, dtype: torch.dtype) -> nn.Sequential:
+    model = small(dtype)
+    for part in (*model, model):
+        fully_shard(part, mesh=mesh)
+    return model
+
+
+def learn(model: nn.Module, optimizer: WeightOptimizer, times: int) -> list[float]:
+    norms = []
+    for _ in range(times):
+        (model(torch.arange(5)) ** 2).sum().backward()
+        norms.append(optimizer.gradient_norm())
+        optimizer.step(norms[-1])
+    return norms
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_sharded_weights_are_moved_like_whole_ones(one_rank: DeviceMesh, name: str, dtype: torch.dtype) -> None:
+    plain, model = small(dtype), sharded(one_rank, dtype)
+    alone, optimizer = (WeightOptimizer(m, section(name, max_grad_norm=0.5)) for m in (plain, model))
+    assert learn(model, optimizer, 3) == learn(plain, alone, 3)
+    state = optimizer.state()
+    assert all(isinstance(value, DTensor) or field.endswith(".step") for field, value in state.items())
+    assert {field: whole(value).tolist() for field, value in state.items()} == {
+        field: value.tolist() for field, value in alone.state().items()
+    }
+    # What one machine saved goes on in shards, and so does what was sharded.
+    for saved in (alone.state(), state):
+        resumed = sharded(one_rank, dtype)
+        set_model_state_dict(resumed, plain.state_dict(), options=StateDictOptions(full_state_dict=True))
+        continued = WeightOptimizer(resumed, section(name, max_grad_norm=0.5))
+        continued.load_state({field: value.clone() for field, value in saved.items()})
+        expected = copy.deepcopy(plain)
+        reference = WeightOptimizer(expected, section(name, max_grad_norm=0.5))
+        reference.load_state(alone.state())
+        assert learn(resumed, continued, 2) == learn(expected, reference, 2)
+        pairs = zip(resumed.parameters(), expected.parameters(), strict=True)
+        assert all(torch.equal(whole(a), b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", ["adafactor", "muon"])
+def test_optimizer_that_looks_at_whole_matrices_is_refused_for_sharded_weights(one_rank: DeviceMesh, name: str) -> None:
+    with pytest.raises(ValueError, match=f"optimizer.name must be adamw or sgd when weights are sharded, got {name}"):
+        WeightOptimizer(sharded(one_rank, torch.float32), section(name))
+    with pytest.raises(
+        ValueError, match=rf"critic.optimizer.name must be adamw or sgd on several ranks, .* got {name}"
+    ):
+        section(name).check_shardable("critic.optimizer")
+
+
+# States that don't fit
 
 
 def test_state_before_the_first_step_is_loaded_as_such() -> None:
@@ -107,6 +343,6 @@ def test_state_before_the_first_step_is_loaded_as_such() -> None:
 def test_state_of_another_model_is_refused() -> None:
     optimizer = WeightOptimizer(layer(), OptimizerSection())
     with pytest.raises(ValueError, match="a parameter 'head' it lacks"):
-        optimizer.load_state({"head/exp_avg": torch.zeros(1, 3)})
+        optimizer.load_state({"head/adamw.exp_avg": torch.zeros(1, 3)})
     with pytest.raises(ValueError, match=r"must have shape \[1, 3\], got \[4\]"):
-        optimizer.load_state({"weight/exp_avg": torch.zeros(4)})
+        optimizer.load_state({"weight/adamw.exp_avg": torch.zeros(4)})
