@@ -350,8 +350,8 @@ def test_policy_holds_still_once_it_is_too_far_and_the_critic_goes_on() -> None:
     assert result.optimizer_steps == 4
     assert result.metrics["actor/held_steps"] == 3
     state = learner.state()[0]
-    assert {int(v) for k, v in state.items() if k.endswith("/step") and not k.startswith("critic.")} == {1}
-    assert {int(v) for k, v in state.items() if k.endswith("/step") and k.startswith("critic.")} == {4}
+    assert {int(v) for k, v in state.items() if k.endswith("/adamw.step") and not k.startswith("critic.")} == {1}
+    assert {int(v) for k, v in state.items() if k.endswith("/adamw.step") and k.startswith("critic.")} == {4}
     free = trainer(tiny_actor(), ppo(batch={"mini_batch": 100, "ppo_epochs": 4}, kl={"early_stop": 1e9}))
     assert "actor/held_steps" not in free.update(episodes(), iteration=1).metrics
 

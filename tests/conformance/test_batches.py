@@ -128,5 +128,5 @@ def test_optimizer_steps_are_epochs_times_mini_batches(
     assert result.optimizer_steps == expected
     state = learner.state()[0]
     for of_critic in {False, algorithm == "ppo"}:
-        steps = {int(v) for k, v in state.items() if k.endswith("/step") and k.startswith("critic.") == of_critic}
+        steps = {int(v) for k, v in state.items() if k.endswith("/adamw.step") and k.startswith("critic.") == of_critic}
         assert steps == {expected}
