@@ -25,6 +25,7 @@ from agentloop.estimator import Estimator
 from agentloop.generation import LocalGenerator
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
+from agentloop.models.adapters import load_policy
 from agentloop.models.load import LoadedModel, has_adapters, load_model, quiet
 from agentloop.models.reference import WithoutAdapters
 from agentloop.models.reward_model import SequenceClassifier
@@ -166,7 +167,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
             f"{factory.where}. Write def turn_rewards(self, task, messages)."
         )
     admission = make_admission(config.replay)
-    loaded = load_model(config.model, checkpoint.model if checkpoint else first)
+    loaded = load_policy(config, first, saved=checkpoint.model if checkpoint else None)
     _keep_tokenizer(loaded, folder)
     authors = config.context.author_table()
     version = checkpoint.values["loop"]["iteration"] if checkpoint else 0

@@ -14,7 +14,7 @@ from agentloop.environments import open_tasks
 from agentloop.errors import UserError
 from agentloop.evaluate import EvaluationReport, evaluate, report
 from agentloop.generation import LocalGenerator
-from agentloop.models.load import load_model
+from agentloop.models.adapters import load_policy
 from agentloop.run_folder import RunFolder, open_run_folder
 from agentloop.seeds import derive_seed
 
@@ -27,7 +27,7 @@ def evaluate_run(
     config = _asked(folder.config, tasks=tasks, samples=samples)
     settle_process(config)
     factory, source = open_tasks(config)
-    loaded = load_model(config.model, _weights(folder, policy))
+    loaded = load_policy(config, config.model.path or folder.model, saved=_weights(folder, policy))
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids)
     actors = make_actors(config, factory, loaded, generator)
     display = open_display(stderr=True)

@@ -19,7 +19,7 @@ from agentloop.errors import UserError
 from agentloop.learning.batch import Batch, BatchRow, build_batch
 from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
-from agentloop.models.load import load_model
+from agentloop.models.adapters import load_policy
 from agentloop.run_folder import RunFolder
 from context.authors import AuthorTable
 from replay.records import ELIGIBLE, ORPHANED, UNTRAINABLE, Trajectory
@@ -157,7 +157,8 @@ def rescore(
 
 
 def _actor(folder: RunFolder, weights: Path | str) -> Actor:
-    return Actor(load_model(folder.config.model, weights).model)
+    first = folder.config.model.path or folder.model
+    return Actor(load_policy(folder.config, first, saved=None if weights == first else Path(weights)).model)
 
 
 def _spans(store: ReplayStore, run: str, where: str | None) -> dict[str, tuple[int, int]]:

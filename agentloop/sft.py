@@ -28,7 +28,8 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.optimizer import WeightOptimizer, learning_rate
 from agentloop.learning.supervised import Learned, learn, measure
 from agentloop.models.actor import Actor
-from agentloop.models.load import LoadedModel, load_model, quiet
+from agentloop.models.adapters import load_policy
+from agentloop.models.load import LoadedModel, quiet
 from agentloop.run_folder import RunFolder, create_run_folder, resumed_run_folder
 from agentloop.seeds import derive_seed
 from agentloop.signals import StopRequest, polite_stop
@@ -77,7 +78,8 @@ def sft(config: RunConfig, *, resume: bool = False, display: RunDisplay | None =
         with folder.lock(), polite_stop(display.note) as stop:
             complete = complete_checkpoints(folder.checkpoints)
             checkpoint = load_checkpoint(complete[-1]) if complete else None
-            data = data or _Data.of(config, checkpoint.model if checkpoint else config.model.path, display)
+            saved = checkpoint.model if checkpoint else None
+            data = data or _Data.of(config, config.model.path, display, saved=saved)
             update = checkpoint.values["progress"]["update"] if checkpoint else -1
             sinks = load_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=update)
             with closing(SinkFan(sinks, warn=display.note)) as fan:
@@ -116,9 +118,9 @@ class _Data:
     digest: str
 
     @classmethod
-    def of(cls, config: RunConfig, weights: Path | str, display: RunDisplay) -> _Data:
+    def of(cls, config: RunConfig, first: str, display: RunDisplay, *, saved: Path | None = None) -> _Data:
         settle_process(config)
-        loaded = load_model(config.model, weights)
+        loaded = load_policy(config, first, saved=saved)
         reader = DemonstrationReader(config, loaded, config.context.author_table())
         found = reader.read(Path(str(config.sft.data)).expanduser(), key="sft.data")
         others = None

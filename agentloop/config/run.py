@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from agentloop.config.advantage import AdvantageSection, check_advantages
 from agentloop.config.context import ContextSection
 from agentloop.config.learning import CriticSection, KlSection, OptimizerSection, check_learning
+from agentloop.config.lora import LoraSection
 from agentloop.config.loss import LossSection
 from agentloop.config.mixing import EssSection, ScheduleSection, StartSection, check_mixing, mix_rule
 from agentloop.config.reward import RewardSection
@@ -279,6 +280,7 @@ class RunConfig(Section):
     )
     run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
     model: ModelSection = Field(default_factory=ModelSection, description="The policy.")
+    lora: LoraSection = Field(default_factory=LoraSection, description="Adapters on the policy.")
     tiny: TinyModelSection = Field(
         default_factory=TinyModelSection, description="The built-in model, used when model.path is null."
     )
@@ -314,6 +316,7 @@ class RunConfig(Section):
         check_tasks(self.tasks, self.environment.task_pool)
         check_mixing(self)
         check_learning(self)
+        self.lora.check()
         check_advantages(self)
         self.replay.check_groups(self.replay.unit)
         self._log_probs_are_there()

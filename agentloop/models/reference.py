@@ -20,7 +20,7 @@ class WithoutAdapters(Actor):
         if not has_adapters(actor.model):
             raise UserError(
                 "kl.reference must not be adapter_off for a model without adapters, got adapter_off. Use copy, or "
-                "name a folder of adapters in model.path."
+                "set lora.rank."
             )
         super().__init__(actor.model, packs=actor.packs)
 

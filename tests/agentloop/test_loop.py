@@ -200,11 +200,11 @@ def test_resumed_run_ends_like_the_unbroken_one(
 
 def test_resumed_run_with_a_critic_ends_like_the_unbroken_one(tmp_path: Path, qwen2: Path) -> None:
     kl = {"reward_coef": 0.05, "target": 0.01, "horizon": 100}
-    sections: dict[str, Any] = {"kl": kl, "batch": {"ppo_epochs": 2}}
+    moved = {"optimizer": {"name": "muon"}, "critic": {"optimizer": {"name": "adafactor"}}}
+    sections: dict[str, Any] = {"kl": kl, "batch": {"ppo_epochs": 2}, **moved}
 
     def config(folder: Path) -> RunConfig:
-        plain = small_config(folder, qwen2, **sections).model_dump()
-        return RunConfig.model_validate({**plain, "algorithm": "ppo"})
+        return small_config(folder, qwen2, "ppo", **sections)
 
     unbroken_display, resumed_display = SilentDisplay(), SilentDisplay()
     unbroken = train(config(tmp_path / "a"), display=unbroken_display)
@@ -218,6 +218,8 @@ def test_resumed_run_with_a_critic_ends_like_the_unbroken_one(tmp_path: Path, qw
     ]
     assert same_bits(*checkpoints)
     assert any(name.startswith("critic.weights/backbone") for name in checkpoints[0])
+    assert any(name.endswith("q_proj.weight/muon.momentum_buffer") for name in checkpoints[0])
+    assert any(name.endswith("q_proj.weight/adafactor.row_var") for name in checkpoints[0])
     last = unbroken_display.iterations[-1]
     assert {"critic/vf_loss", "critic/explained_variance", "actor/kl_coef", "actor/reward_kl"} <= last.keys()
     # What the draws say a row was trained with is what the critic made of it.

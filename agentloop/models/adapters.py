@@ -1,0 +1,88 @@
+"""LoRA adapters that a run begins with on a frozen model: put on it, and loaded again from what was saved."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentloop.config import RunConfig
+from agentloop.errors import UserError, one_line
+from agentloop.models.load import LoadedModel, has_adapters, load_model, quiet
+from agentloop.seeds import derive_seed
+
+
+def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = None) -> LoadedModel:
+    """The weights a run begins with at `first`, or those it `saved` since.
+
+    With `lora.rank`, what is saved are adapters, and the model at `first` lies below them wherever the run's folder has
+    been moved to; another whole model is loaded as it is. Raises UserError where adapters can't be put on it.
+    """
+    if config.lora.rank == 0 or (saved is not None and not (saved / "adapter_config.json").exists()):
+        return load_model(config.model, saved or first)
+    if importlib.util.find_spec("peft") is None:
+        raise UserError(
+            f"lora.rank must be 0 where peft is not installed, got {config.lora.rank}. pip install 'agentloop[peft]'"
+        )
+    loaded = load_model(config.model, first)
+    if has_adapters(loaded.model):
+        raise UserError(
+            f"lora.rank must be 0 when model.path has adapters, which are then trained, got {config.lora.rank} and "
+            f"{str(first)!r}. Take lora.rank out, or name the model below them."
+        )
+    model: Any = loaded.model
+    if saved is None:
+        _add_adapters(model, config, first)
+    else:
+        with quiet():
+            model.load_adapter(str(saved))
+        model.enable_adapters()  # they are loaded frozen
+    model.eval()
+    return loaded
+
+
+def _add_adapters(model: Any, config: RunConfig, first: Path | str) -> None:
+    """New ones, which change nothing yet: one of the two matrices is 0, the other made from the run's seed."""
+    from peft import LoraConfig
+
+    section = config.lora
+    if section.target_modules != "auto":
+        _check_names(model, section.target_modules)
+    shape = LoraConfig(
+        r=section.rank,
+        lora_alpha=section.alpha,
+        target_modules="all-linear" if section.target_modules == "auto" else list(section.target_modules),
+        lora_dropout=0.0,  # the policy is scored in evaluation mode, where there is none
+        task_type="CAUSAL_LM",
+        revision=config.model.revision,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(derive_seed(config.run.seed, "lora"))
+        try:
+            model.add_adapter(shape)
+        except ValueError as error:
+            raise UserError(
+                f"lora.target_modules must name linear layers, got {list(section.target_modules)}: {one_line(error)}"
+            ) from error
+    if Path(first).is_dir():  # so that a published folder finds the model below it from anywhere
+        model.peft_config["default"].base_model_name_or_path = str(Path(first).resolve())
+
+
+def _check_names(model: Any, names: tuple[str, ...]) -> None:
+    """Each is there, and none is at an end of the model.
+
+    The head's weight is used apart from its layer, where an adapter would not be seen.
+    """
+    layers = dict(model.named_modules())
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    for name in names:
+        found = [layer for path, layer in layers.items() if path == name or path.endswith(f".{name}")]
+        if not found or any(layer is end for layer in found for end in ends):
+            kinds = {path.rpartition(".")[2] for path, layer in layers.items() if isinstance(layer, torch.nn.Linear)}
+            inner = sorted(kinds - {path.rpartition(".")[2] for path, layer in layers.items() if layer in ends})
+            raise UserError(
+                f"lora.target_modules must name layers between embeddings and head, got {name!r}. "
+                f"This model has {', '.join(inner)}."
+            )
