@@ -175,7 +175,7 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
     actor = Actor(loaded.model, packs=config.batch.layout == "packed")
     check_scoring(generator, actor)
     display.note(f"chat template: {check_template(loaded.files).summary()}")
-    reference = _reference(config, first, actor)
+    reference = reference_policy(config, first, actor)
     trainer = Trainer(actor, config, authors=authors, reference=reference)
     sinks = load_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
     store = ReplayStore.create(folder.database)
@@ -226,7 +226,8 @@ def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
         write_directory(folder.model, loaded.tokenizer.save_pretrained)
 
 
-def _reference(config: RunConfig, first: Path | str, actor: Actor) -> Actor | None:
+def reference_policy(config: RunConfig, first: Path | str, actor: Actor) -> Actor | None:
+    """What the KL is measured against; None where no part of the configuration asks for it."""
     section = config.kl
     if section.loss_coef == 0.0 and section.reward_coef == 0.0:
         return None

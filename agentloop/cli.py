@@ -16,7 +16,7 @@ import typer
 from agentloop.context_cli import app as context_app
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.mix_cli import mix
-from agentloop.replay_cli import rescore, verify
+from agentloop.replay_cli import rescore, verify, whatif
 from context import PrefixError, RenderError
 from replay.cli import app as replay_app
 from replay.errors import ReplayError
@@ -37,6 +37,9 @@ app.add_typer(context_app, name="context", epilog="Example: agentloop context ch
 replay_app.command(epilog="Example: agentloop replay mix configs/quickstart.yaml --iterations 20")(mix)
 replay_app.command(epilog="Example: agentloop replay verify runs/quickstart-001 --log-probs")(verify)
 replay_app.command(epilog="Example: agentloop replay rescore --where 'staleness > 8'")(rescore)
+replay_app.command(epilog="Example: agentloop replay whatif runs/quickstart-001 --loss own --loss gspo --report")(
+    whatif
+)
 app.add_typer(replay_app, name="replay", epilog="Example: agentloop replay ls --failed")
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]

@@ -105,7 +105,8 @@ class Estimator:
         rows = self._normalised(rows)
         if self._config.advantage.credit == "turn":
             rows, metrics["advantage/unknown_turns"] = self._with_turns(rows, members, baseline)
-        return BatchAdvantages([self._weighed(row) for row in rows], {k: float(v) for k, v in metrics.items()})
+        share = self._config.replay.negative_weight
+        return BatchAdvantages([weighed(row, share) for row in rows], {k: float(v) for k, v in metrics.items()})
 
     def _compared(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[tuple[int, ...]]:
         return compared_members(members, baseline, whole_batch=self._rule.compares == "batch")
@@ -161,18 +162,19 @@ class Estimator:
             result.append(replace(row, token_advantages=tokens))
         return result, sum(row.token_advantages is None for row in result)
 
-    def _weighed(self, row: BatchRow) -> BatchRow:
-        """A bound on what a replayed row can push away: its weight is at most 1, and multiplied by another such one.
 
-        Where tokens have advantages of their own, the negative ones are multiplied instead, whatever the row's is.
-        """
-        share = self._config.replay.negative_weight
-        if row.stream != REPLAY or share == 1.0:
-            return row
-        if row.token_advantages is not None:
-            bounded = tuple(np.where(values < 0, np.float32(share) * values, values) for values in row.token_advantages)
-            return replace(row, token_advantages=bounded)
-        return replace(row, weight=share * row.weight) if row.advantage < 0 else row
+def weighed(row: BatchRow, share: float) -> BatchRow:
+    """A bound on what a replayed row can push away: its weight is at most 1, and multiplied by another such one.
+
+    `share` is `replay.negative_weight`. Where tokens have advantages of their own, the negative ones are multiplied
+    instead, whatever the row's is.
+    """
+    if row.stream != REPLAY or share == 1.0:
+        return row
+    if row.token_advantages is not None:
+        bounded = tuple(np.where(values < 0, np.float32(share) * values, values) for values in row.token_advantages)
+        return replace(row, token_advantages=bounded)
+    return replace(row, weight=share * row.weight) if row.advantage < 0 else row
 
 
 def member_of(row: Trajectory, worth: float) -> Member:

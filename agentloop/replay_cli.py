@@ -1,4 +1,4 @@
-"""`agentloop replay verify | rescore`: the commands that may ask a model.
+"""`agentloop replay verify | rescore | whatif`: the commands that may ask a model.
 
 What needs torch is imported when a model is asked, so that all other commands answer at once.
 """
@@ -6,6 +6,8 @@ What needs torch is imported when a model is asked, so that all other commands a
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,6 +100,85 @@ def rescore(
         version, weights = replay_models.named_weights(folder, model, policy)
         drifted = replay_models.rescore(buffer.store, folder, version, weights, where=where, limit=limit)
     print(json.dumps(vars(drifted)) if as_json else _drift_text(drifted))
+
+
+class Stream(StrEnum):
+    """How rows of the buffer are trained."""
+
+    fresh = "fresh"
+    replay = "replay"
+
+
+def whatif(
+    run: Run = None,
+    loss: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--loss",
+            metavar="FILE|NAME",
+            help="A YAML file of the keys to change in the run's loss, the name of an objective, or `own`; repeat it. "
+            "The run's own beside a few others when left out.",
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint",
+            "--model",
+            metavar="PATH",
+            help="Weights to ask, such as RUN/checkpoints/000012; the run's newest when left out.",
+        ),
+    ] = None,
+    policy: Policy = None,
+    where: Where = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most trajectories, taken evenly over their age.")] = 512,
+    stream: Annotated[Stream, typer.Option("--as", help="How they are trained.")] = Stream.replay,
+    iteration: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="The batch of this iteration instead, each row in the stream it was in, by the policy that the update "
+            "started from.",
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=0, help="Most clipped trajectories and tokens named per objective.")] = 0,
+    report: Annotated[bool, typer.Option("--report", help="Also write it into the run's report.html.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What each objective would have done with stored trajectories: clipping, gradient and ESS, by staleness.
+
+    One optimizer step of every objective is computed and none is made: weights and buffer stay as they are.
+    """
+    with opened(run) as buffer:
+        from agentloop.console import open_display
+        from agentloop.replay_models import named_weights
+        from agentloop.report import write_report
+        from agentloop.report.whatif import whatif_section
+        from agentloop.whatif import what_if
+        from agentloop.whatif_losses import asked_losses
+        from agentloop.whatif_rows import Asked, policy_of_iteration
+        from agentloop.whatif_text import as_text
+
+        folder = _run_folder(buffer)
+        losses = asked_losses(folder.config, loss or ())
+        if iteration is not None and model is None and policy is None:
+            policy = policy_of_iteration(buffer.store, folder, iteration)
+        asked = Asked(where, None if iteration is not None else limit, stream.value, iteration)
+        with closing(open_display(stderr=True)) as display:
+            found = what_if(
+                buffer.store,
+                folder,
+                named_weights(folder, model, policy),
+                losses=losses,
+                asked=asked,
+                tokens=tokens,
+                told=display.phase,
+            )
+        if report:
+            path = write_report(buffer.store, folder.path, run=folder.run_id, further=(whatif_section(found),))
+    print(json.dumps(found.to_json(), indent=1) if as_json else as_text(found))
+    if report and not as_json:
+        print(f"report: {path}")
 
 
 def _run_folder(buffer: Opened) -> RunFolder:

@@ -92,6 +92,8 @@ def named_weights(folder: RunFolder, model: Path | None, policy: int | None) -> 
                 "set checkpoint.keep_policies to keep more."
             )
         return version, known[version]
+    if (model / "model").is_dir():  # a whole checkpoint
+        model = model / "model"
     numbered = model.absolute().parent if model.name == "model" else model.absolute()
     if policy is None and not numbered.name.isdecimal():
         raise UserError(f"--policy must be given with a model whose folder has no number, got --model {model} alone.")

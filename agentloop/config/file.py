@@ -5,6 +5,7 @@ The form of an error: `FILE:LINE: <config.path> must <rule>, got <value>. <what 
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import re
@@ -21,7 +22,7 @@ from agentloop.config.text import describe_config
 from agentloop.config.yaml_reader import MAX_BYTES, read_yaml, shown
 from agentloop.errors import UserError
 
-__all__ = ["describe_config", "load_config", "load_plain", "to_plain"]
+__all__ = ["describe_config", "load_config", "load_over", "load_plain", "read_keys", "to_plain"]
 
 KeyPath = tuple[str, ...]
 Place = Callable[[KeyPath], str]
@@ -30,17 +31,32 @@ Place = Callable[[KeyPath], str]
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration in `path` with `dotted.key=value` overrides laid over it, the last one winning."""
+    given, places = read_keys(path)
+    source = str(path)
+    values = _laid_over_defaults(given, _place_in(places, source))
+    for override in overrides:
+        _apply(override, values, places)
+    return _validated(values, _place_in(places, source))
+
+
+def read_keys(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
+    """What a file says, not yet checked, and where it says each of its keys."""
     source = str(path)
     document = read_yaml(_text_of(path), source)
     given = {} if document.value is None else document.value
     if not isinstance(given, dict):
         found = shown(given)
         raise UserError(f"{source}:1: the file must hold keys and values, got {found}. See configs/reference.yaml.")
-    places: dict[KeyPath, str] = {key: f"{source}:{line}" for key, line in document.lines.items()}
-    values = _laid_over_defaults(given, _place_in(places, source))
-    for override in overrides:
-        _apply(override, values, places)
-    return _validated(values, _place_in(places, source))
+    return given, {key: f"{source}:{line}" for key, line in document.lines.items()}
+
+
+def load_over(
+    base: Mapping[str, Any], given: Mapping[str, Any], places: Mapping[KeyPath, str], *, source: str
+) -> RunConfig:
+    """`given` over a whole configuration that `to_plain` gave; both from `read_keys`, or `places` empty."""
+    values, place = copy.deepcopy(dict(base)), _place_in(places, source)
+    _lay_over(values, given, (), place)
+    return _validated(values, place)
 
 
 def to_plain(config: RunConfig) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from agentloop.config import RunConfig
@@ -17,11 +18,16 @@ from replay.store import ReplayStore
 REPORT_NAME = "report.html"
 
 
-def write_report(store: ReplayStore, run_folder: Path, *, run: str | None = None) -> Path:
-    """Write the report of `run`, or of the only one in `store`, and return its path; an older one is replaced whole."""
+def write_report(
+    store: ReplayStore, run_folder: Path, *, run: str | None = None, further: tuple[str, ...] = ()
+) -> Path:
+    """Write the report of `run`, or of the only one in `store`, and return its path; an older one is replaced whole.
+
+    `further` is markup of sections below the panels.
+    """
     path = run_folder / REPORT_NAME
     beside = path.with_name(f"{REPORT_NAME}.tmp")
-    beside.write_text(render_report(report_data(store, run)), encoding="utf-8")
+    beside.write_text(render_report(replace(report_data(store, run), further=further)), encoding="utf-8")
     os.replace(beside, path)
     return path
 

@@ -26,6 +26,8 @@ class ReportData:
     config_text: str
     config: RunConfig | None = None
     """None: written by a version whose configuration this one can't read."""
+    further: tuple[str, ...] = ()
+    """Markup of sections below the panels."""
 
 
 def render_report(data: ReportData) -> str:
@@ -39,6 +41,7 @@ def render_report(data: ReportData) -> str:
             f"<title>{escape(data.name)} - agentloop report</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>",
             _header(data),
             *(_group(group) for group in groups),
+            *data.further,
             "<details>\n<summary>Configuration</summary>\n"
             f'<pre tabindex="0">{escape(data.config_text)}</pre>\n</details>',
             f"<footer>Written by agentloop {escape(data.code_version)}.</footer>",
@@ -139,11 +142,12 @@ def _percent(share: float) -> str:
 
 
 def _group(group: PanelGroup) -> str:
-    panels = "\n".join(_panel(panel) for panel in group.panels)
+    panels = "\n".join(figure(panel) for panel in group.panels)
     return f'<section>\n<h2>{escape(group.title)}</h2>\n<div class="panels">\n{panels}\n</div>\n</section>'
 
 
-def _panel(panel: Panel) -> str:
+def figure(panel: Panel) -> str:
+    """A chart with its title, how to read it, and its legend."""
     head = f'<figcaption><h3>{escape(panel.title)}</h3><p class="how">{escape(panel.how)}</p></figcaption>'
     measured = [curve for curve in panel.curves if curve.series]
     if not measured:
@@ -192,5 +196,6 @@ def _summary(panel: Panel, measured: Sequence[Curve]) -> str:
     for curve in measured:
         first, last = curve.series[0], curve.series[-1]
         values = [number(point[1], percent=panel.axis.percent) for point in (first, last)]
-        told.append(f"{curve.label} from {values[0]} at iteration {first[0]} to {values[1]} at {last[0]}")
+        places = [panel.axis.place(point[0]) for point in (first, last)]
+        told.append(f"{curve.label} from {values[0]} at {panel.axis.across} {places[0]} to {values[1]} at {places[1]}")
     return f"{panel.title}: {'; '.join(told)}."

@@ -79,10 +79,10 @@ h3 { font-size: 15px; margin: 0; }
 .curve.s0 { stroke: var(--s0); } .mark.s0, .bar.s0 { fill: var(--s0); }
 .curve.s1 { stroke: var(--s1); } .mark.s1, .bar.s1 { fill: var(--s1); }
 .curve.s2 { stroke: var(--s2); } .mark.s2, .bar.s2 { fill: var(--s2); }
-.bar.s3 { fill: var(--s3); }
-.bar.s4 { fill: var(--s4); }
-.bar.s5 { fill: var(--s5); }
-.bar.s6 { fill: var(--s6); }
+.curve.s3 { stroke: var(--s3); } .mark.s3, .bar.s3 { fill: var(--s3); }
+.curve.s4 { stroke: var(--s4); } .mark.s4, .bar.s4 { fill: var(--s4); }
+.curve.s5 { stroke: var(--s5); } .mark.s5, .bar.s5 { fill: var(--s5); }
+.curve.s6 { stroke: var(--s6); } .mark.s6, .bar.s6 { fill: var(--s6); }
 .missing {
   flex: 1; display: flex; flex-direction: column; align-items: center; justify-content: center; gap: 4px;
   min-height: 190px; margin: 0 0 6px; padding: 20px; text-align: center; color: var(--soft); font-size: 13px;
@@ -91,6 +91,11 @@ h3 { font-size: 15px; margin: 0; }
 .missing strong { color: var(--ink); font-size: 14px; font-weight: 600; }
 .missing svg { width: 72px; height: 30px; margin-bottom: 6px; }
 .missing path { fill: none; stroke: var(--line); stroke-width: 2; stroke-dasharray: 4 5; stroke-linecap: round; }
+.numbers { overflow-x: auto; margin: 16px 0 0; padding: 4px 16px; background: var(--card); border-radius: 12px; }
+table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { padding: 7px 10px 7px 0; text-align: right; white-space: nowrap; border-top: 1px solid var(--line); }
+th { color: var(--soft); font-weight: 400; border-top: none; }
+th.text, td.text { text-align: left; }
 details { margin-top: 44px; }
 summary { cursor: pointer; padding: 14px 18px; font-weight: 600; }
 pre {
