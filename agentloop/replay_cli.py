@@ -102,6 +102,10 @@ def rescore(
     print(json.dumps(vars(drifted)) if as_json else _drift_text(drifted))
 
 
+_MOST_ROWS = 512
+"""Of a what-if: a few updates' worth."""
+
+
 class Stream(StrEnum):
     """How rows of the buffer are trained."""
 
@@ -131,14 +135,19 @@ def whatif(
     ] = None,
     policy: Policy = None,
     where: Where = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most trajectories, taken evenly over their age.")] = 512,
-    stream: Annotated[Stream, typer.Option("--as", help="How they are trained.")] = Stream.replay,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Most trajectories, taken evenly over their age; {_MOST_ROWS} when left out."),
+    ] = None,
+    stream: Annotated[
+        Stream | None, typer.Option("--as", help="How they are trained; as replay when left out.")
+    ] = None,
     iteration: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="The batch of this iteration instead, each row in the stream it was in, by the policy that the update "
-            "started from.",
+            help="The whole batch of this iteration instead, each row in the stream it was in, by the policy that the "
+            "update started from.",
         ),
     ] = None,
     tokens: Annotated[int, typer.Option(min=0, help="Most clipped trajectories and tokens named per objective.")] = 0,
@@ -149,6 +158,8 @@ def whatif(
 
     One optimizer step of every objective is computed and none is made: weights and buffer stay as they are.
     """
+    if iteration is not None and (stream is not None or limit is not None):
+        fail("--iteration must be given without --as and --limit, for its batch is looked at as it was, got both.")
     with opened(run) as buffer:
         from agentloop.console import open_display
         from agentloop.replay_models import named_weights
@@ -163,7 +174,7 @@ def whatif(
         losses = asked_losses(folder.config, loss or ())
         if iteration is not None and model is None and policy is None:
             policy = policy_of_iteration(buffer.store, folder, iteration)
-        asked = Asked(where, None if iteration is not None else limit, stream.value, iteration)
+        asked = Asked(where, limit or _MOST_ROWS, (stream or Stream.replay).value, iteration)
         with closing(open_display(stderr=True)) as display:
             found = what_if(
                 buffer.store,

@@ -34,10 +34,11 @@ class Asked:
 
     where: str | None = None
     limit: int | None = None
+    """Of rows of the buffer."""
     stream: Stream = "replay"
-    """How they are trained; rows of an iteration as they were."""
+    """How rows of the buffer are trained."""
     iteration: int | None = None
-    """The batch of this iteration instead of the buffer."""
+    """The batch of this iteration instead of the buffer, whole and as it was."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def choose_rows(store: ReplayStore, folder: RunFolder, version: int, asked: Aske
     else:
         candidates = _of_iteration(store, folder, asked, taken)
     taken.found = len(candidates)
-    if asked.limit is not None and len(candidates) > asked.limit:
+    if asked.iteration is None and asked.limit is not None and len(candidates) > asked.limit:
         candidates = [candidates[place * len(candidates) // asked.limit] for place in range(asked.limit)]
     with store.reading() as connection:
         loaded = load(connection, [candidate.id for candidate in candidates], with_messages=False)

@@ -16,7 +16,9 @@ from agentloop.whatif_step import Ready
 from context.codec import TokenCodec
 
 _BEFORE = 12
-"""Tokens of text shown before a clipped one."""
+"""Tokens of text shown before a clipped one,"""
+_CHARACTERS = 40
+"""and at most so many characters."""
 
 
 def most_clipped(
@@ -79,7 +81,7 @@ def _tokens(one: Ready, rows: Sequence[Row], codec: TokenCodec, log_ratios: Tens
                 position=at,
                 ratio=float(log_ratios[line, at].double().exp()),
                 advantage=float(batch.advantages[line, at]),
-                before=shown(codec.decode(ids[max(0, at - _BEFORE) : at])),
+                before=shown(codec.decode(ids[max(0, at - _BEFORE) : at])[-_CHARACTERS:]),
                 text=shown(codec.decode([ids[at]])),
             )
         )

@@ -58,7 +58,7 @@ def test_model_needs_a_run_folder(tmp_path: Path) -> None:
     assert "RUN must be a run folder with a run.json" in str(result.exception)
 
 
-@pytest.mark.parametrize("command", ["verify", "rescore"])
+@pytest.mark.parametrize("command", ["verify", "rescore", "whatif"])
 def test_help_has_an_example(command: str) -> None:
     assert f"Example: agentloop replay {command}" in ask(command, "--help").output
 
