@@ -142,8 +142,9 @@ def _notes(run: RunConfig, rows: Sequence[Row], losses: Sequence[WhatIfLoss]) ->
                 "nothing"
             )
     if run.algorithm == "ppo":
-        yield "algorithm ppo: a row's advantage is the mean that its critic gave its tokens, on every one of them; what a "\
-            "critic on the policy's own backbone adds to its gradient is left out"
+        yield "algorithm ppo: a row's advantage is the mean that its critic gave its tokens, on every one of them"
+    if run.critic.backbone == "shared":
+        yield "critic.backbone shared: what the critic adds to the policy's gradient is left out"
     if run.advantage.credit == "turn":
         yield "advantage.credit turn: a row's advantage stands on all of its tokens; those of its turns are not stored"
     if REPLAY in streams and type(run.replay.make_sampler(0)).correction is not Sampler.correction:
