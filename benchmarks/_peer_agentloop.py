@@ -1,0 +1,68 @@
+"""agentloop's side of `vs_trl`: the loop of `agentloop train`, buffer included, without evaluations and checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import closing
+from typing import Any
+
+import torch
+
+from agentloop.assemble import Parts, assemble, settle_process
+from agentloop.collect import Collected
+from agentloop.composing import Planned
+from agentloop.console import open_display
+from agentloop.loop import Loop, LoopState
+from agentloop.models.actor import Actor
+from agentloop.run_folder import create_run_folder
+from agentloop.training import _begin
+from benchmarks._peer import MOST_ITERATIONS, Phases, Talk, order, run_config
+
+
+class TimedLoop(Loop):
+    def __init__(self, parts: Parts, state: LoopState, phases: Phases) -> None:
+        super().__init__(parts, state)
+        self._phases = phases
+        self.fresh = 0
+
+    def collect(self, iteration: int, planned: Planned) -> Collected:
+        with self._phases.timed("generation"):
+            collected = super().collect(iteration, planned)
+        self.fresh = len(collected.trajectories)
+        return collected
+
+    def update(self, *arguments: Any) -> Any:
+        with self._phases.timed("update"):
+            return super().update(*arguments)
+
+
+def time_log_probs_without_gradient(phases: Phases) -> None:
+    """Old log-probs are those that the actor is asked for without a gradient."""
+    plain = Actor.log_probs
+    timed = phases.wrap("old_log_probs", plain)
+
+    def log_probs(self: Actor, *arguments: Any, **options: Any) -> Any:
+        return (plain if torch.is_grad_enabled() else timed)(self, *arguments, **options)
+
+    Actor.log_probs = log_probs  # type: ignore[method-assign]
+
+
+def main() -> None:
+    asked = order()
+    talk = Talk(asked.weights)
+    config = run_config(asked)
+    folder = create_run_folder(config)
+    settle_process(config)
+    display = open_display(stderr=True)
+    with closing(assemble(folder, display, checkpoint=None, first=asked.model)) as parts:
+        loop = TimedLoop(parts, _begin(parts, None), talk.phases)
+        time_log_probs_without_gradient(talk.phases)
+        talk.begin()
+        for iteration in range(1, MOST_ITERATIONS + 1):
+            loop.iterate(iteration)
+            if not talk.goes_on(parts.trainer._actor.model, fresh=loop.fresh):
+                break
+
+
+if __name__ == "__main__":
+    main()

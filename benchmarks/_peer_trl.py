@@ -1,0 +1,183 @@
+"""TRL's side of `vs_trl`: GRPOTrainer with the quickstart's environment behind `environment_factory`.
+
+Set as kindly as could be found: no gradient checkpointing and no bfloat16 (both on by default, both slower here),
+replies capped as agentloop's are, the quickest batch per pass of 8 to 64 rows, nothing logged, saved or drawn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from trl.chat_template_utils import qwen3_template
+
+from agentloop.config import RunConfig
+from agentloop.environments import Environment, EnvironmentFactory, Task, TaskSource, open_tasks
+from agentloop.environments.lookup_chain import MAX_CALLS
+from agentloop.models.load import load_model
+from benchmarks._peer import MOST_ITERATIONS, Phases, Talk, order, run_config
+from context import Message, Renderer, ToolCall
+
+ROWS_PER_PASS = 16
+
+
+class LookUps:
+    """The environment as TRL asks for it: every public method but `reset` is a tool."""
+
+    def __init__(self, source: TaskSource, factory: EnvironmentFactory) -> None:
+        self._source, self._factory = source, factory
+        self._environment: Environment
+        self._task: Task
+
+    def reset(self, *, index: int, **_: Any) -> None:
+        self._task = self._source.train(index)
+        self._environment = self._factory.create()
+        self._environment.start(self._task)
+
+    def lookup(self, key: str) -> str:
+        """Look up the record of a key.
+
+        Args:
+            key: The key.
+        """
+        tool: Any = self._environment
+        return json.dumps(tool.lookup(key))
+
+    def _reward(self, last: Mapping[str, Any]) -> float:
+        """Of a completion that ends with the message `last`."""
+        if last["role"] != "assistant" or last.get("tool_calls"):
+            return 0.0
+        answer = Message("assistant", last.get("content") or "", author="llm")
+        return self._environment.reward(self._task, [answer])
+
+
+def reward(completions: Sequence[Any], environments: Sequence[LookUps], **_: Any) -> list[float]:
+    pairs = zip(environments, completions, strict=True)
+    return [environment._reward(completion[-1]) for environment, completion in pairs]
+
+
+class TimedTrainer(GRPOTrainer):
+    """Tells how long its parts take, and writes prompts and tool results in the tokens that the model knows.
+
+    agentloop encodes contents apart from the template around them, so that none becomes a control token. A tokenizer
+    given both at once merges some of them across the border, and the tiny model has never seen such tokens.
+    """
+
+    phases: Phases
+    renderer: Renderer
+    tool_descriptions: Sequence[Mapping[str, Any]]
+
+    def _tokenize_prompts(self, prompts: list[list[dict[str, Any]]]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        messages = [[Message(row["role"], row["content"], author="env") for row in prompt] for prompt in prompts]
+        rendered = [self.renderer.initial(each, self.tool_descriptions) for each in messages]
+        return [tokens.token_ids.tolist() for tokens in rendered], None, {}
+
+    def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
+        reply = Message("assistant", "", author="llm", tool_calls=(ToolCall("lookup", {}),))
+        results = [Message("tool", row["content"], author="env", name=row["name"]) for row in tool_messages]
+        ids: list[int] = self.renderer.increment(reply, results).token_ids.tolist()
+        return ids
+
+    def _generate(self, *arguments: Any) -> Any:
+        with self.phases.timed("generation"):
+            return super()._generate(*arguments)
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **options: Any) -> Any:
+        if torch.is_grad_enabled():
+            return super()._get_per_token_logps_and_entropies(*arguments, **options)
+        with self.phases.timed("old_log_probs"):
+            return super()._get_per_token_logps_and_entropies(*arguments, **options)
+
+
+class EachBatch(TrainerCallback):
+    """After the optimizer steps of one batch of episodes, the judge is asked."""
+
+    def __init__(self, talk: Talk, *, updates: int, fresh: int) -> None:
+        self._talk, self._updates, self._fresh = talk, updates, fresh
+
+    def on_step_end(self, args: Any, state: Any, control: Any, *, model: torch.nn.Module, **_: Any) -> None:
+        if state.global_step % self._updates == 0 and not self._talk.goes_on(model, fresh=self._fresh):
+            control.should_training_stop = True
+
+
+def grpo_config(config: RunConfig, *, updates: int) -> GRPOConfig:
+    """The run's settings in TRL's words."""
+    batch, loss, optimizer = config.batch, config.loss.fresh.ppo_clip, config.optimizer
+    passes = batch.trajectories // ROWS_PER_PASS
+    return GRPOConfig(
+        output_dir=f"{config.run.folder}/trl",
+        seed=config.run.seed,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        learning_rate=optimizer.learning_rate,
+        lr_scheduler_type="constant",
+        adam_beta1=optimizer.betas[0],
+        adam_beta2=optimizer.betas[1],
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        max_steps=MOST_ITERATIONS * updates,
+        per_device_train_batch_size=ROWS_PER_PASS,
+        steps_per_generation=passes,
+        gradient_accumulation_steps=passes // updates,
+        num_generations=batch.group_size,
+        shuffle_dataset=False,
+        temperature=config.rollout.temperature,
+        max_completion_length=320,
+        generation_kwargs={"max_new_tokens": config.rollout.max_tokens_per_turn},
+        max_tool_calling_iterations=MAX_CALLS,
+        beta=0.0,
+        epsilon=loss.clip_low,
+        epsilon_high=loss.clip_high,
+        delta=loss.dual_clip,
+        loss_type="dapo",
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def make_trainer(config: RunConfig, *, updates: int) -> TimedTrainer:
+    factory, source = open_tasks(config)
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+    tokenizer.response_template = qwen3_template  # without it: "Unrecognized chat template"
+    tasks = MOST_ITERATIONS * config.batch.trajectories // config.batch.group_size
+    rows = [{"prompt": _prompt(source.train(index)), "index": index} for index in range(tasks)]
+    trainer = TimedTrainer(
+        model=AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32),
+        args=grpo_config(config, updates=updates),
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list(rows),
+        reward_funcs=reward,
+        environment_factory=partial(LookUps, source, factory),
+    )
+    trainer.phases, trainer.tool_descriptions = Phases(), factory.tools
+    trainer.renderer = load_model(config.model, config.model.path).renderer(config.context.author_table())
+    return trainer
+
+
+def _prompt(task: Task) -> list[dict[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in task.messages()]
+
+
+def main() -> None:
+    asked = order()
+    talk = Talk(asked.weights)
+    config = run_config(asked)
+    torch.set_num_threads(config.run.threads)
+    trainer = make_trainer(config, updates=asked.updates)
+    trainer.phases = talk.phases
+    trainer.add_callback(EachBatch(talk, updates=asked.updates, fresh=config.batch.trajectories))
+    talk.begin()
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
