@@ -71,7 +71,11 @@ def run_config(asked: Order) -> RunConfig:
         "batch.mini_batch": trajectories // asked.updates,
         "evaluation.every": 0,
         "checkpoint.keep_policies": "none",
-        **({} if asked.replay else {"replay.fraction": 0, "replay.schedule.final": "null", "replay.schedule.shape": "constant"}),
+        **(
+            {}
+            if asked.replay
+            else {"replay.fraction": 0, "replay.schedule.final": "null", "replay.schedule.shape": "constant"}
+        ),
     }
     return load_config(QUICKSTART, [f"{key}={value}" for key, value in changes.items()])
 

@@ -2,10 +2,14 @@
 
 Rows have different lengths, so new tokens are padded on the left; those columns are holes that no query sees. When
 a turn begins, ended rows are dropped and the rest are packed to the left again, so holes do not pile up.
+
+A hole costs as much as a token. So what all first prompts begin with is computed once, and rows with more to see than
+most are shown the more of it apart from the others.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +21,8 @@ from transformers.cache_utils import DynamicLayer
 from agentloop.generation.base import GenerationRequest
 
 _GROWTH = 64
+_WORTH_A_CALL = 128
+"""Tokens. Calling the model once more costs about as much as showing it this many."""
 
 
 class EpisodeCache:
@@ -38,15 +44,27 @@ class EpisodeCache:
         return len(self._fed[self._row_of[episode]])
 
     def admit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Forget everything; these episodes begin from nothing."""
+        """Forget everything; these episodes begin from nothing, or from what all their prompts begin with."""
+        shared = list(requests[0].prompt_ids)
+        for request in requests:
+            shared = _common(shared, request.prompt_ids)
+        if self._packs and len(shared) * (len(requests) - 1) > _WORTH_A_CALL:
+            self._reset(1)
+            self.feed([shared])
+            self._pack(torch.zeros(len(requests), dtype=torch.long, device=self._model.device))
+            self._fed = [list(shared) for _ in requests]
+        else:
+            self._reset(len(requests))
+        self._row_of = {request.episode: row for row, request in enumerate(requests)}
+
+    def _reset(self, rows: int) -> None:
         if self._packs:
             self._states = Cache(layer_class_to_replicate=_PackedLayer)
         else:
             self._states = DynamicCache(config=self._model.config)
-        self._fed = [[] for _ in requests]
-        self._row_of = {request.episode: row for row, request in enumerate(requests)}
-        self._real = torch.zeros((len(requests), 0), dtype=torch.bool, device=self._model.device)
-        self._length = torch.zeros((len(requests),), dtype=torch.long, device=self._model.device)
+        self._fed = [[] for _ in range(rows)]
+        self._real = torch.zeros((rows, 0), dtype=torch.bool, device=self._model.device)
+        self._length = torch.zeros((rows,), dtype=torch.long, device=self._model.device)
 
     def keep(self, requests: Sequence[GenerationRequest]) -> bool:
         """Narrow to the requested episodes; False if any is new.
@@ -73,8 +91,40 @@ class EpisodeCache:
             layer.pack(rows, columns)
         self._real = torch.arange(width, device=rows.device)[None] < self._length[:, None]
 
+    def part(self, rows: Sequence[int]) -> EpisodeCache | None:
+        """These rows in a cache of their own, to be given back with `rejoin`; None where the model's layers can't."""
+        if not self._packs:
+            return None
+        index = torch.tensor(rows, device=self._model.device)
+        part = EpisodeCache(self._model)
+        part._states = Cache(layers=[layer.part(index) for layer in self._states.layers])
+        part._fed = [self._fed[row] for row in rows]
+        part._real, part._length = self._real[index], self._length[index]
+        return part
+
+    def rejoin(self, rows: Sequence[int], part: EpisodeCache) -> None:
+        """What the rows were shown since they were parted; nothing was shown to the others meanwhile."""
+        index = torch.tensor(rows, device=self._model.device)
+        for layer, other in zip(self._states.layers, part._states.layers, strict=True):
+            layer.rejoin(index, other)
+        real = self._real.new_zeros((len(self._real), part._real.shape[1]))
+        real[:, : self._real.shape[1]] = self._real
+        real[index] = part._real
+        self._real = real
+        self._length[index] = part._length
+
     def feed(self, chunks: Sequence[list[int]]) -> Tensor:
         """Show each row its new tokens; the logits after the last one, [B, V]. An empty chunk leaves a hole."""
+        even = _even_width([len(chunk) for chunk in chunks])
+        long = [row for row, chunk in enumerate(chunks) if len(chunk) > even]
+        part = self.part(long) if long and self._states.layers else None
+        if part is None:
+            return self._feed(chunks)
+        part.feed([chunks[row][:-even] for row in long])
+        self.rejoin(long, part)
+        return self._feed([chunk[-even:] for chunk in chunks])
+
+    def _feed(self, chunks: Sequence[list[int]]) -> Tensor:
         width = max(len(chunk) for chunk in chunks)
         ids = torch.tensor([[0] * (width - len(chunk)) + chunk for chunk in chunks], device=self._model.device)
         sizes = torch.tensor([len(chunk) for chunk in chunks], device=ids.device)
@@ -121,14 +171,33 @@ class _PackedLayer(DynamicLayer):
             self._blocks = [key_states[..., :0, :], value_states[..., :0, :]]
         used = self.get_seq_length()
         end = used + key_states.shape[-2]
-        for i, states in enumerate((key_states, value_states)):
-            if self._blocks[i].shape[-2] < end:
-                grown = _zeros(states, end + _GROWTH)
-                grown[..., :used, :] = self._blocks[i][..., :used, :]
-                self._blocks[i] = grown
-            self._blocks[i][..., used:end, :] = states
+        self._grow(used, end)
+        for block, states in zip(self._blocks, (key_states, value_states), strict=True):
+            block[..., used:end, :] = states
         self.keys, self.values = (block[..., :end, :] for block in self._blocks)
         return self.keys, self.values
+
+    def _grow(self, used: int, end: int) -> None:
+        for i, block in enumerate(self._blocks):
+            if block.shape[-2] < end:
+                self._blocks[i] = _zeros(block, end + _GROWTH)
+                self._blocks[i][..., :used, :] = block[..., :used, :]
+
+    def part(self, rows: Tensor) -> _PackedLayer:
+        """A layer of these rows alone."""
+        part = copy.copy(self)
+        part._blocks = [self.keys[rows], self.values[rows]]
+        part.keys, part.values = part._blocks
+        return part
+
+    def rejoin(self, rows: Tensor, part: _PackedLayer) -> None:
+        """The columns that `part` has more become columns of these rows; the others' are zeros."""
+        used, end = self.get_seq_length(), part.get_seq_length()
+        self._grow(used, end)
+        for block, states in zip(self._blocks, (part.keys, part.values), strict=True):
+            block[..., used:end, :] = 0
+            block[rows, :, used:end] = states[..., used:, :]
+        self.keys, self.values = (block[..., :end, :] for block in self._blocks)
 
     def pack(self, rows: Tensor, columns: Tensor) -> None:
         """Take `columns` [rows, width] of each of `rows`."""
@@ -141,6 +210,21 @@ class _PackedLayer(DynamicLayer):
 def _zeros(states: Tensor, columns: int) -> Tensor:
     # Not empty: a hole's garbage could be NaN, and 0 x NaN is NaN.
     return states.new_zeros((*states.shape[:-2], columns, states.shape[-1]))
+
+
+def _even_width(sizes: Sequence[int]) -> int:
+    """Tokens up to which all rows are fed together, so that as little as possible is padding.
+
+    Longer rows are shown the rest before, together and padded alike. The longest row's size: all at once.
+    """
+    longest, rows = max(sizes), len(sizes)
+    costs = {
+        width: rows * width + sum(size > width for size in sizes) * (longest - width) + _WORTH_A_CALL
+        for width in set(sizes)
+        if 0 < width < longest
+    }
+    best = min(costs, key=costs.__getitem__, default=longest)
+    return best if best < longest and costs[best] < rows * longest else longest
 
 
 def _common(fed: list[int], prompt: Sequence[int]) -> list[int]:

@@ -18,6 +18,9 @@ from agentloop.errors import TrainingStopped
 from agentloop.generation.base import Completion, GenerationRequest
 from agentloop.generation.cache import EpisodeCache
 
+_FEW = 0.5
+"""Share of a batch that copying its keys and values pays for, to go on without the others' holes."""
+
 
 class LocalGenerator:
     """Samples from `model` as it is now; `published()` counts its versions."""
@@ -51,24 +54,37 @@ class LocalGenerator:
         if not self._cache.keep(requests):
             self._cache.admit(requests)
         logits = self._cache.feed([list(r.prompt_ids[self._cache.fed(r.episode) :]) for r in requests])
-        return self._decode(requests, logits)
-
-    def _decode(self, requests: Sequence[GenerationRequest], logits: Tensor) -> list[Completion]:
         replies = [_Reply(request.max_new_tokens) for request in requests]
+        self._decode(self._cache, replies, logits)
+        return [reply.completion() for reply in replies]
+
+    def _decode(self, cache: EpisodeCache, replies: Sequence[_Reply], logits: Tensor) -> None:
+        """Sample until every reply has ended. One that has is fed holes until few enough are left to go on alone."""
         while True:
-            tokens, log_probs, entropies = self._sample(logits)
-            columns = zip(replies, tokens.tolist(), log_probs.tolist(), entropies.tolist(), strict=True)
-            for reply, token, log_prob, entropy in columns:
-                if math.isnan(log_prob):
-                    raise TrainingStopped(
-                        f"log-probs of the policy must be numbers, got NaN from policy version {self._version}. "
-                        "Its weights are NaN or too large: lower optimizer.learning_rate, or check model.path."
-                    )
-                reply.add(token, log_prob, entropy, stop_ids=self._stop_ids)
-            if all(reply.ended for reply in replies):
-                return [reply.completion() for reply in replies]
+            self._add(replies, logits)
             # A reply's last token is not fed: the next turn's prompt begins with it.
-            logits = self._cache.feed([[] if reply.ended else [reply.token_ids[-1]] for reply in replies])
+            chunks = [[] if reply.ended else [reply.token_ids[-1]] for reply in replies]
+            running = [row for row, chunk in enumerate(chunks) if chunk]
+            if not running:
+                return
+            part = cache.part(running) if len(running) <= len(replies) * _FEW else None
+            if part is not None:
+                logits = part.feed([chunks[row] for row in running])
+                self._decode(part, [replies[row] for row in running], logits)
+                cache.rejoin(running, part)
+                return
+            logits = cache.feed(chunks)
+
+    def _add(self, replies: Sequence[_Reply], logits: Tensor) -> None:
+        tokens, log_probs, entropies = self._sample(logits)
+        columns = zip(replies, tokens.tolist(), log_probs.tolist(), entropies.tolist(), strict=True)
+        for reply, token, log_prob, entropy in columns:
+            if math.isnan(log_prob):
+                raise TrainingStopped(
+                    f"log-probs of the policy must be numbers, got NaN from policy version {self._version}. "
+                    "Its weights are NaN or too large: lower optimizer.learning_rate, or check model.path."
+                )
+            reply.add(token, log_prob, entropy, stop_ids=self._stop_ids)
 
     def _sample(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         greedy = self._temperature == 0.0

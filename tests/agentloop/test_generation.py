@@ -53,12 +53,20 @@ def plain_log_probs(
     return [scores[len(prompt) - 1 + i, token].item() for i, token in enumerate(reply)]
 
 
-def conversation(model: PreTrainedModel, *, temperature: float = 1.0, rewrite: int | None = None) -> float:
+def conversation(
+    model: PreTrainedModel,
+    *,
+    temperature: float = 1.0,
+    rewrite: int | None = None,
+    shared: int = 0,
+    longest_news: int = 6,
+) -> float:
     """Several turns of ragged episodes, some ending early; the largest difference to the plain forward."""
     rng = random.Random(3)
     engine = LocalGenerator(model, stop_ids=frozenset([STOP]))
     engine.begin(seed=11, temperature=temperature)
-    prompts = {e: [rng.randrange(8, VOCABULARY) for _ in range(rng.randrange(1, 12))] for e in range(9)}
+    beginning = [rng.randrange(8, VOCABULARY) for _ in range(shared)]
+    prompts = {e: beginning + [rng.randrange(8, VOCABULARY) for _ in range(rng.randrange(1, 12))] for e in range(9)}
     worst = 0.0
     for turn in range(5):
         requests = [GenerationRequest(e, prompt, rng.randrange(1, 9)) for e, prompt in prompts.items()]
@@ -66,7 +74,7 @@ def conversation(model: PreTrainedModel, *, temperature: float = 1.0, rewrite: i
             prompt = list(request.prompt_ids)
             expected = plain_log_probs(model, prompt, completion.token_ids, temperature)
             worst = max(worst, *(abs(a - b) for a, b in zip(expected, completion.log_probs, strict=True)))
-            news = [rng.randrange(8, VOCABULARY) for _ in range(rng.randrange(0, 6))]
+            news = [rng.randrange(8, VOCABULARY) for _ in range(rng.choice([0, 1, 2, 3, 4, 5, longest_news]))]
             prompts[request.episode] = prompt + list(completion.token_ids) + news
             if rewrite is not None and turn in (2, 3) and request.episode % 2:
                 before = prompts[request.episode]
@@ -98,6 +106,55 @@ def test_generator_keeps_what_a_rewritten_prompt_begins_with() -> None:
     engine.generate([GenerationRequest(0, [8, 9, 10, 11, 12, 13], 1)])
     engine.generate([GenerationRequest(0, [8, 9, 10, 20, 21], 1)])
     assert fed == [6, 2]
+
+
+def test_generator_log_probs_are_the_same_however_prompts_are_fed() -> None:
+    assert conversation(llama(), shared=40, longest_news=90) < 1e-5
+    assert conversation(llama("eager"), shared=40, longest_news=90) < 1e-5
+    assert conversation(windowed(), shared=40, longest_news=90) < 1e-5
+
+
+def fed_shapes(model: PreTrainedModel) -> list[tuple[int, ...]]:
+    """[rows, tokens] of each of the model's forward passes from now on."""
+    shapes: list[tuple[int, ...]] = []
+    model.register_forward_pre_hook(
+        lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    return shapes
+
+
+def test_generator_computes_what_all_first_prompts_begin_with_once() -> None:
+    model = llama()
+    engine = LocalGenerator(model, stop_ids=frozenset())
+    engine.begin(seed=0, temperature=1.0)
+    shapes = fed_shapes(model)
+    beginning = list(range(8, 38))
+    engine.generate([GenerationRequest(e, [*beginning, 40 + e, 50], 1) for e in range(6)])
+    assert shapes == [(1, 30), (6, 2)]
+    engine.begin(seed=0, temperature=1.0)
+    engine.generate([GenerationRequest(e, [*beginning[:20], 40 + e, 50], 1) for e in range(6)])
+    assert shapes[2:] == [(6, 22)]  # 5 x 20 tokens saved are not worth another pass
+
+
+def test_generator_feeds_rows_with_more_to_see_apart() -> None:
+    model = llama()
+    engine = LocalGenerator(model, stop_ids=frozenset())
+    engine.begin(seed=0, temperature=1.0)
+    first = engine.generate([GenerationRequest(e, [40 + e, 50], 1) for e in range(6)])
+    shapes = fed_shapes(model)
+    news = {e: list(range(8, 48)) if e == 2 else [9, 10] for e in range(6)}
+    engine.generate([GenerationRequest(e, [40 + e, 50, *first[e].token_ids, *news[e]], 1) for e in range(6)])
+    # Row 2 has 41 tokens to see, the others 3: 38 + 6 x 3 instead of 6 x 41.
+    assert shapes == [(1, 38), (6, 3)]
+
+
+def test_generator_goes_on_without_ended_rows_once_half_have_ended() -> None:
+    model = llama()
+    engine = LocalGenerator(model, stop_ids=frozenset())
+    engine.begin(seed=0, temperature=1.0)
+    shapes = fed_shapes(model)
+    engine.generate([GenerationRequest(e, [40 + e, 50], 2 + 2 * (e == 3)) for e in range(4)])
+    assert shapes == [(4, 2), (4, 1), (1, 1), (1, 1)]
 
 
 def test_generator_with_windowed_attention_equals_a_plain_forward() -> None:

@@ -1,0 +1,200 @@
+"""CPU-seconds and fresh episodes to 90 % held-out success: agentloop beside TRL's GRPOTrainer.
+
+Both train the quickstart's warmed-up model on the same tasks in the same order: 16 tasks of 8 attempts, two optimizer
+steps, one learning rate throughout, the same clipping and AdamW. Each run is a process of its own. This one looks at
+its weights after every second iteration, with one evaluator on 256 held-out tasks, while the run's clock stands still.
+
+`python -m benchmarks.vs_trl` takes about ten minutes; `--quick`, which is what `make bench` runs, is one pair of runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_model as load_weights
+
+from agentloop.assemble import make_actors, settle_process, starting_model
+from agentloop.config.file import load_config
+from agentloop.console import open_display
+from agentloop.environments import open_tasks
+from agentloop.evaluate import evaluate
+from agentloop.generation import LocalGenerator
+from agentloop.models.load import load_model
+from agentloop.run_folder import create_run_folder
+from benchmarks._goals import show
+from benchmarks._peer import GO_ON, MOST_ITERATIONS, QUICKSTART, ROOT
+
+GOALS = {"cpu_ratio": ">= 5"}
+TARGET = 0.9
+EVALUATE_EVERY = 2
+SEEDS = (3, 4)
+ARMS: Mapping[str, tuple[str, ...]] = {
+    "agentloop": ("_peer_agentloop",),
+    "trl": ("_peer_trl",),
+    "agentloop_replay": ("_peer_agentloop", "--replay"),
+    "trl_one_update": ("_peer_trl", "--updates", "1"),
+}
+"""Module and its options. The first two are alike; the third replays as the quickstart does; the fourth makes one
+optimizer step per batch, which spares TRL its old log-probs."""
+QUICK = ("agentloop", "trl")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm with one seed."""
+
+    iterations: list[dict[str, Any]]
+    """What the side told after each."""
+    success: list[tuple[int, float]]
+    """(iterations made, held-out success)."""
+
+    @property
+    def reached(self) -> int | None:
+        """Iterations to the first of two evaluations in a row that are at or above the target."""
+        pairs = zip(self.success, self.success[1:], strict=False)
+        return next((made for (made, one), (_, other) in pairs if min(one, other) >= TARGET), None)
+
+    def to_target(self, what: str) -> float:
+        """Sum of `what` over the iterations until then; infinite if it did not happen."""
+        return math.inf if self.reached is None else sum(told[what] for told in self.iterations[: self.reached])
+
+    def of_iteration(self, phase: str | None = None) -> float:
+        """Median CPU-seconds of an iteration, or of a phase of it, after the first, which pays for lazy set-up."""
+        later = self.iterations[1:]
+        return statistics.median(told["cpu_s"] if phase is None else told["phases"].get(phase, 0.0) for told in later)
+
+    @property
+    def peak_mib(self) -> float:
+        return max(told["peak_mib"] for told in self.iterations)
+
+
+class Judge:
+    """Makes the warmed-up model of one seed, and says how good weights are."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        options = [f"run.seed={seed}", f"run.folder={folder}", "run.name=start", "model.device=cpu"]
+        config = load_config(QUICKSTART, options)
+        settle_process(config)
+        run = create_run_folder(config)
+        self.model = Path(starting_model(run, open_display(stderr=True)))
+        self.seed, self.folder = seed, folder
+        self._config = config
+        self._loaded = load_model(config.model, self.model)
+        factory, self._source = open_tasks(config)
+        self._generator = LocalGenerator(self._loaded.model, stop_ids=self._loaded.stop_ids)
+        self._actors = make_actors(config, factory, self._loaded, self._generator)
+
+    def success(self, weights: Path) -> float:
+        load_weights(self._loaded.model, str(weights))
+        self._generator.published(self._generator.policy_version + 1)
+        return evaluate(self._actors, self._source, self._config).success
+
+
+def run_arm(judge: Judge, arm: str) -> Run:
+    folder = judge.folder / arm
+    folder.mkdir()
+    weights = folder / "weights.safetensors"
+    module, *options = ARMS[arm]
+    command = [sys.executable, "-m", f"benchmarks.{module}", *options]
+    command += ["--model", str(judge.model), "--seed", str(judge.seed), "--weights", str(weights)]
+    quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    log = folder / "log.txt"
+    run = Run([], [])
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **quiet},
+        ) as side,
+    ):
+        assert side.stdin is not None and side.stdout is not None
+        for line in side.stdout:
+            run.iterations.append(json.loads(line))
+            made = len(run.iterations)
+            if made % EVALUATE_EVERY == 0:
+                run.success.append((made, judge.success(weights)))
+            goes_on = run.reached is None and made < MOST_ITERATIONS
+            side.stdin.write(f"{GO_ON if goes_on else 'stop'}\n")
+            side.stdin.flush()
+    if side.returncode != 0:
+        raise RuntimeError(f"{arm} must end well, got exit code {side.returncode}:\n{log.read_text()[-2000:]}")
+    return run
+
+
+def measure(seeds: Sequence[int], arms: Sequence[str]) -> dict[str, list[Run]]:
+    """The runs of each arm, one per seed; which comes first alternates."""
+    runs: dict[str, list[Run]] = {arm: [] for arm in arms}
+    for number, seed in enumerate(seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            judge = Judge(Path(folder), seed)
+            for arm in arms if number % 2 == 0 else arms[::-1]:
+                run = run_arm(judge, arm)
+                runs[arm].append(run)
+                print(f"  seed {seed} {arm}: {_curve(run)}", flush=True)
+    return runs
+
+
+def _curve(run: Run) -> str:
+    points = ", ".join(f"{success:.3f}" for _, success in run.success)
+    where = "not reached" if run.reached is None else f"{run.to_target('cpu_s'):.1f} cpu-s"
+    return f"{where}; success every {EVALUATE_EVERY} iterations: {points}"
+
+
+def figures(runs: Mapping[str, Sequence[Run]]) -> dict[str, float]:
+    """Means over seeds; ratios are TRL's to agentloop's."""
+    found: dict[str, float] = {}
+    for arm, each in runs.items():
+        found[f"{arm}_cpu_s_to_90"] = statistics.fmean(run.to_target("cpu_s") for run in each)
+        found[f"{arm}_fresh_to_90"] = statistics.fmean(run.to_target("fresh") for run in each)
+        found[f"{arm}_wall_s_to_90"] = statistics.fmean(run.to_target("wall_s") for run in each)
+        found[f"{arm}_peak_mib"] = max(run.peak_mib for run in each)
+        found[f"{arm}_iteration_cpu_s"] = statistics.fmean(run.of_iteration() for run in each)
+        for phase in ("generation", "old_log_probs"):
+            found[f"{arm}_{phase}_cpu_s"] = statistics.fmean(run.of_iteration(phase) for run in each)
+        found[f"{arm}_rest_cpu_s"] = (
+            found[f"{arm}_iteration_cpu_s"] - found[f"{arm}_generation_cpu_s"] - found[f"{arm}_old_log_probs_cpu_s"]
+        )
+    for name, figure in (("cpu", "cpu_s_to_90"), ("fresh", "fresh_to_90"), ("iteration", "iteration_cpu_s")):
+        found[f"{name}_ratio"] = found[f"trl_{figure}"] / found[f"agentloop_{figure}"]
+    found["memory_ratio"] = found["trl_peak_mib"] / found["agentloop_peak_mib"]
+    for arm in runs.keys() - set(QUICK):
+        ours, theirs = ("agentloop", arm) if arm.startswith("trl") else (arm, "trl")
+        found[f"cpu_ratio_{arm}"] = found[f"{theirs}_cpu_s_to_90"] / found[f"{ours}_cpu_s_to_90"]
+    return found
+
+
+def main(*, quick: bool = True, seeds: Sequence[int] = SEEDS) -> dict[str, float]:
+    missing = [name for name in ("trl", "datasets", "accelerate") if find_spec(name) is None]
+    if missing:
+        print(f"vs_trl needs {', '.join(missing)}: pip install -e '.[dev]', and trl with --no-deps")
+        return {}
+    arms = QUICK if quick else tuple(ARMS)
+    print(f"{', '.join(arms)} to {TARGET:.0%} held-out success")
+    found = figures(measure(seeds[:1] if quick else seeds, arms))
+    show(found, GOALS)
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.vs_trl")
+    parser.add_argument("--quick", action="store_true", help="one pair of runs with one seed")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    arguments = parser.parse_args()
+    main(quick=arguments.quick, seeds=arguments.seeds)
