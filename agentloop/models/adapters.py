@@ -34,7 +34,7 @@ def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = No
         )
     model: Any = loaded.model
     if saved is None:
-        _add_adapters(model, config, first)
+        add_adapters(model, config, first)
     else:
         with quiet():
             model.load_adapter(str(saved))
@@ -43,7 +43,7 @@ def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = No
     return loaded
 
 
-def _add_adapters(model: Any, config: RunConfig, first: Path | str) -> None:
+def add_adapters(model: Any, config: RunConfig, first: Path | str) -> None:
     """New ones, which change nothing yet: one of the two matrices is 0, the other made from the run's seed."""
     from peft import LoraConfig
 
