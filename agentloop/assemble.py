@@ -122,7 +122,7 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     parser = make_parser(config.context.parser, loaded.template.source)
     strategy = make_strategy(config.context.strategy, config.context.options)
     result = warm_up(
-        Actor(loaded.model),
+        Actor(loaded.model, compute=config.compute),
         Demonstrator(loaded, authors, parser, factory=factory, strategy=strategy),
         demonstrations(factory, seed=seed, strategy=strategy),
         section,
@@ -171,8 +171,8 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
     _keep_tokenizer(loaded, folder)
     authors = config.context.author_table()
     version = checkpoint.values["loop"]["iteration"] if checkpoint else 0
-    generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, policy_version=version)
-    actor = Actor(loaded.model, packs=config.batch.layout == "packed")
+    generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, policy_version=version, compute=config.compute)
+    actor = Actor(loaded.model, packs=config.batch.layout == "packed", compute=config.compute)
     check_scoring(generator, actor)
     display.note(f"chat template: {check_template(loaded.files).summary()}")
     reference = reference_policy(config, first, actor)
@@ -235,7 +235,7 @@ def reference_policy(config: RunConfig, first: Path | str, actor: Actor) -> Acto
         return WithoutAdapters(actor)
     model = load_model(config.model, first).model
     model.requires_grad_(False)
-    return Actor(model, packs=actor.packs)
+    return Actor(model, packs=actor.packs, compute=actor.compute)
 
 
 def _valuation(

@@ -28,7 +28,7 @@ def evaluate_run(
     settle_process(config)
     factory, source = open_tasks(config)
     loaded = load_policy(config, config.model.path or folder.model, saved=_weights(folder, policy))
-    generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids)
+    generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, compute=config.compute)
     actors = make_actors(config, factory, loaded, generator)
     display = open_display(stderr=True)
     try:

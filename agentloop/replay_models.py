@@ -159,8 +159,10 @@ def rescore(
 
 
 def _actor(folder: RunFolder, weights: Path | str) -> Actor:
-    first = folder.config.model.path or folder.model
-    return Actor(load_policy(folder.config, first, saved=None if weights == first else Path(weights)).model)
+    config = folder.config
+    first = config.model.path or folder.model
+    loaded = load_policy(config, first, saved=None if weights == first else Path(weights))
+    return Actor(loaded.model, compute=config.compute)
 
 
 def _spans(store: ReplayStore, run: str, where: str | None) -> dict[str, tuple[int, int]]:

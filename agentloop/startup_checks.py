@@ -14,9 +14,8 @@ from agentloop.models.actor import Actor
 from agentloop.models.load import LoadedModel
 from context import Message, ReactParser, ReplyParser, ToolCall
 
-_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+_TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.5
 """Nats between sampling and scoring. Half precision rounds differently in batches of other shapes."""
-_HALF_TOLERANCE = 0.5
 _EXAMPLES: dict[str, Any] = {"string": "a", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 
 
@@ -68,7 +67,7 @@ def check_scoring(generator: LocalGenerator, actor: Actor) -> None:
         rows = [[*request.prompt_ids, *said.token_ids] for request, said in zip(requests, completions, strict=True)]
         worst = max(worst, _difference(actor, rows, [said.log_probs for said in completions]))
         prompts = {request.episode: [*row, 8, 9] for request, row in zip(requests, rows, strict=True)}
-    limit = _TOLERANCE.get(actor.dtype, _HALF_TOLERANCE)
+    limit = _HALF_TOLERANCE if actor.half_precision else _TOLERANCE
     if not worst <= limit and actor.packs:
         raise UserError(
             f"batch.layout must be padded for a model that does not tell rows apart by their positions, got packed and "

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from agentloop.config.advantage import AdvantageSection, check_advantages
+from agentloop.config.compute import ComputeSection, check_compute
 from agentloop.config.context import ContextSection
 from agentloop.config.learning import CriticSection, KlSection, OptimizerSection, check_learning
 from agentloop.config.lora import LoraSection
@@ -292,6 +293,7 @@ class RunConfig(Section):
     context: ContextSection = Field(default_factory=ContextSection, description="What the policy sees.")
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
     batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
+    compute: ComputeSection = Field(default_factory=ComputeSection, description="How numbers are made.")
     replay: ReplaySection = Field(default_factory=ReplaySection, description="The mixing ratio and how rows are drawn.")
     reward: RewardSection = Field(default_factory=RewardSection, description="What an episode is worth.")
     advantage: AdvantageSection = Field(
@@ -314,6 +316,7 @@ class RunConfig(Section):
                 "Set loss.normalise: per_stream."
             )
         check_tasks(self.tasks, self.environment.task_pool)
+        check_compute(self)
         check_mixing(self)
         check_learning(self)
         self.lora.check()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentloop.config.compute import ComputeSection
 from agentloop.errors import TrainingStopped
 from agentloop.generation.base import Completion, GenerationRequest
 from agentloop.generation.cache import EpisodeCache
@@ -25,8 +26,17 @@ _FEW = 0.5
 class LocalGenerator:
     """Samples from `model` as it is now; `published()` counts its versions."""
 
-    def __init__(self, model: PreTrainedModel, *, stop_ids: frozenset[int], policy_version: int = 0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        stop_ids: frozenset[int],
+        policy_version: int = 0,
+        compute: ComputeSection | None = None,
+    ) -> None:
+        """`compute` says in which type it multiplies; the rest of it is about scoring."""
         self._model = model
+        self._autocast = compute is not None and compute.autocast == "bfloat16"
         self._stop_ids = stop_ids
         self._version = policy_version
         self._random = torch.Generator(device=model.device)
@@ -51,11 +61,13 @@ class LocalGenerator:
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         if not requests:
             return []
-        if not self._cache.keep(requests):
-            self._cache.admit(requests)
-        logits = self._cache.feed([list(r.prompt_ids[self._cache.fed(r.episode) :]) for r in requests])
         replies = [_Reply(request.max_new_tokens) for request in requests]
-        self._decode(self._cache, replies, logits)
+        # Around all steps, so that weights are cast once.
+        with torch.autocast(self._model.device.type, dtype=torch.bfloat16, enabled=self._autocast):
+            if not self._cache.keep(requests):
+                self._cache.admit(requests)
+            logits = self._cache.feed([list(r.prompt_ids[self._cache.fed(r.episode) :]) for r in requests])
+            self._decode(self._cache, replies, logits)
         return [reply.completion() for reply in replies]
 
     def _decode(self, cache: EpisodeCache, replies: Sequence[_Reply], logits: Tensor) -> None:

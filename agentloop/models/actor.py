@@ -10,7 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentloop.algorithms.log_probs import Predictions, entropies, log_softmax, predictions
+from agentloop.config.compute import ComputeSection
+from agentloop.models.head import Asked, Head
 from agentloop.models.layout import Laid, packed, padded
+from agentloop.models.passes import Passes
 
 
 class Actor:
@@ -20,10 +23,13 @@ class Actor:
     weights would not be 1.
     """
 
-    def __init__(self, model: PreTrainedModel, *, packs: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, packs: bool = False, compute: ComputeSection | None = None) -> None:
         """`packs`: the rows of a pass stand one behind another, without padding."""
         self.model = model
         self.packs = packs
+        self.compute = compute or ComputeSection()
+        self._head = Head(model, self.compute)
+        self._passes = Passes(model.base_model, model.device, self.compute)
         self._narrows_head = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
@@ -34,6 +40,11 @@ class Actor:
     def dtype(self) -> torch.dtype:
         """Of log-probs: float32, or float64 for a float64 model."""
         return torch.float64 if self.model.dtype == torch.float64 else torch.float32
+
+    @property
+    def half_precision(self) -> bool:
+        """Its products are rounded to 16 bits, differently in batches of other shapes."""
+        return self.model.dtype.itemsize == 2 or self.compute.autocast != "none"
 
     def log_probs(
         self,
@@ -57,41 +68,44 @@ class Actor:
         if len(wanted.rows) == 0:
             zeros = torch.zeros(token_ids.shape, dtype=self.dtype, device=token_ids.device)
             return zeros, zeros
-        logits = (
-            self._packed_logits(token_ids, attention_mask, wanted) if self.packs else self._logits(token_ids, wanted)
-        )
-        scores = log_softmax(logits, temperature[wanted.rows])
-        targets = token_ids[wanted.rows, wanted.tokens]
-        chosen = scores.gather(1, targets[:, None])[:, 0]
-        if entropy:
-            uncertainty = entropies(scores)
+        laid, columns, places = self._laid_out(token_ids, attention_mask, wanted)
+        asked = Asked(places, token_ids[wanted.rows, wanted.tokens], temperature[wanted.rows], entropy)
+        how = self._head.way(len(places))
+        if how is None:
+            chosen, uncertainty = _of_logits(self._forward(laid, columns), asked)
         else:
+            chosen, uncertainty = self._head.scores(asked, how, lambda: self._forward(laid, columns))
+        if uncertainty is None:
             uncertainty = torch.full_like(chosen, torch.nan, requires_grad=False)
         return _spread(chosen, response_mask), _spread(uncertainty, response_mask)
 
-    def _logits(self, token_ids: Tensor, wanted: Predictions) -> Tensor:
-        """[N, V] logits of the wanted predictions; the head is applied only where some row needs it."""
+    def _laid_out(self, token_ids: Tensor, attention_mask: Tensor, wanted: Predictions) -> tuple[Laid, Tensor, Tensor]:
+        """The pass, the columns whose states reach the head (only some where the model can leave others out), and the
+        places of the wanted predictions among those states."""
+        if self.packs:
+            laid = packed(token_ids, attention_mask)
+            places = laid.starts[wanted.rows] + wanted.sources
+            return laid, places, torch.arange(len(places), device=places.device) if self._narrows_head else places
         columns = wanted.columns if self._narrows_head else torch.arange(token_ids.shape[1], device=token_ids.device)
-        logits = self._forward(padded(token_ids), columns)
-        # index_select, not advanced indexing: its backward is an index_add instead of a sorting index_put.
         places = wanted.rows * len(columns) + torch.searchsorted(columns, wanted.sources)
-        return logits.flatten(0, 1).index_select(0, places)
-
-    def _packed_logits(self, token_ids: Tensor, attention_mask: Tensor, wanted: Predictions) -> Tensor:
-        """The same from one long row; predictions come in its order."""
-        laid = packed(token_ids, attention_mask)
-        places = laid.starts[wanted.rows] + wanted.sources
-        logits = self._forward(laid, places)[0]
-        return logits if self._narrows_head else logits.index_select(0, places)
+        return padded(token_ids), columns, places
 
     def _forward(self, laid: Laid, columns: Tensor) -> Tensor:
         """Logits at the columns, or at all of them where the model can't leave any out."""
         if self.model.training:
             self.model.train(False)
         kept: dict[str, Any] = {"logits_to_keep": columns} if self._narrows_head else {}
-        output: Any = self.model(**laid.inputs, **kept, use_cache=False)
+        with self._passes.open():
+            output: Any = self.model(**laid.inputs, **kept, use_cache=False)
         logits: Tensor = output.logits
         return logits
+
+
+def _of_logits(logits: Tensor, asked: Asked) -> tuple[Tensor, Tensor | None]:
+    # index_select, not advanced indexing: its backward is an index_add instead of a sorting index_put.
+    scores = log_softmax(logits.flatten(0, 1).index_select(0, asked.places), asked.temperature)
+    chosen = scores.gather(1, asked.targets[:, None])[:, 0]
+    return chosen, entropies(scores) if asked.entropy else None
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

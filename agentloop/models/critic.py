@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from agentloop.algorithms.log_probs import predictions
 from agentloop.models.actor import Actor
 from agentloop.models.layout import Laid, packed, padded
+from agentloop.models.passes import Passes
 
 
 class Critic:
@@ -26,6 +27,7 @@ class Critic:
         self.packs = actor.packs
         self.dtype = actor.dtype
         self._backbone = policy if shared else copy.deepcopy(policy)
+        self._passes = Passes(self._backbone, actor.device, actor.compute)
         self._head = nn.Linear(actor.model.config.get_text_config().hidden_size, 1)
         self._head.to(device=actor.device, dtype=actor.dtype)
         nn.init.zeros_(self._head.weight)
@@ -59,7 +61,7 @@ class Critic:
 
     def _states(self, laid: Laid, backbone_share: float) -> Tensor:
         """[B, T, H] hidden states in the head's type, with the gradient they let through."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and backbone_share > 0):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and backbone_share > 0), self._passes.open():
             states: Tensor = self._backbone(**laid.inputs, use_cache=False).last_hidden_state.to(self.dtype)
         if backbone_share in (0.0, 1.0):
             return states

@@ -22,7 +22,7 @@ class WithoutAdapters(Actor):
                 "kl.reference must not be adapter_off for a model without adapters, got adapter_off. Use copy, or "
                 "set lora.rank."
             )
-        super().__init__(actor.model, packs=actor.packs)
+        super().__init__(actor.model, packs=actor.packs, compute=actor.compute)
 
     def log_probs(
         self,

@@ -1,0 +1,86 @@
+"""How a pass over a model is made: in which type it multiplies, what it keeps for backward, compiled or not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agentloop.config.compute import ComputeSection
+from agentloop.errors import UserError
+
+
+@contextmanager
+def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Hooks around it, and what shards it, stay."""
+    own = module.__dict__.get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+
+def autocast(device: torch.device, compute: ComputeSection) -> AbstractContextManager[Any]:
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=compute.autocast == "bfloat16")
+
+
+class Passes:
+    """Of one backbone, as the configuration's `compute` says."""
+
+    def __init__(self, backbone: nn.Module, device: torch.device, compute: ComputeSection) -> None:
+        self._backbone, self._device, self._compute = backbone, device, compute
+        self._compiled = _compiled(backbone, device) if compute.compile else None
+        self._recomputed: list[tuple[nn.Module, Callable[..., Any]]] = []
+        if compute.gradient_checkpointing:
+            layers = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
+            # transformers' own switch acts in training mode alone, which has dropout.
+            self._recomputed = [(layer, _recomputed(layer.forward)) for layer in layers]
+            if not layers:
+                raise UserError(
+                    f"compute.gradient_checkpointing must be false for a model without layers of the kind that can be "
+                    f"made again, got true with {type(backbone).__name__}. Take it out."
+                )
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """While the model is called; backward may follow outside."""
+        with ExitStack() as stack:
+            stack.enter_context(autocast(self._device, self._compute))
+            if self._compiled is not None:
+                stack.enter_context(forward_replaced(self._backbone, self._compiled))
+            if torch.is_grad_enabled():
+                for layer, forward in self._recomputed:
+                    stack.enter_context(forward_replaced(layer, forward))
+            yield
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    # Nothing is random in evaluation mode.
+    return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def _compiled(backbone: nn.Module, device: torch.device) -> Callable[..., Any]:
+    missing = _missing_compiler(device)
+    if missing is not None:
+        raise UserError(f"compute.compile must be false where there is no {missing}, got true. Install it.")
+    compiled: Callable[..., Any] = torch.compile(backbone.forward, dynamic=True)
+    return compiled
+
+
+def _missing_compiler(device: torch.device) -> str | None:
+    if device.type == "cpu":
+        return None if shutil.which(os.environ.get("CXX", "g++")) else "C++ compiler"
+    return None if importlib.util.find_spec("triton") else "triton"

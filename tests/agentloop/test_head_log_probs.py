@@ -1,0 +1,228 @@
+"""Log-probs from hidden states: the plain path's values and gradients, in chunks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from agentloop.algorithms.head_log_probs import How, TorchRows, head_log_probs
+from agentloop.algorithms.log_probs import entropies, log_softmax
+
+TOLERANCES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
+# One chunk; even ones; ragged edges on both sides; a token and a word at a time.
+CHUNKS = [(64, 64), (3, 8), (5, 7), (1, 1)]
+
+
+def chunks(size: tuple[int, int]) -> How:
+    return How(*size, TorchRows())
+
+
+def case(dtype: torch.dtype, *, tokens: int = 12, scale: float = 1.0, with_bias: bool = True) -> dict[str, Any]:
+    """A vocabulary of 24, width 6, temperatures from 0.5 to 2."""
+    made = torch.Generator().manual_seed(0)
+    bias = torch.randn(24, generator=made, dtype=torch.float64).to(dtype).requires_grad_()
+    return {
+        "hidden": (scale * torch.randn(tokens, 6, generator=made, dtype=torch.float64)).to(dtype).requires_grad_(),
+        "weight": torch.randn(24, 6, generator=made, dtype=torch.float64).to(dtype).requires_grad_(),
+        "bias": bias if with_bias else None,
+        "targets": torch.randint(0, 24, (tokens,), generator=made),
+        "temperature": 0.5 + 1.5 * torch.rand(tokens, generator=made),
+    }
+
+
+def plain(inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    logits = torch.nn.functional.linear(inputs["hidden"], inputs["weight"], inputs["bias"])
+    scores = log_softmax(logits, inputs["temperature"])
+    return scores.gather(1, inputs["targets"][:, None])[:, 0], entropies(scores)
+
+
+def derivatives(inputs: dict[str, Any], outputs: tuple[Tensor | None, ...]) -> list[Tensor]:
+    """Of a sum with different weights, negative ones among them, wrt all that has a gradient."""
+    made = torch.Generator().manual_seed(1)
+    loss = sum(
+        ((out * torch.randn(out.shape, generator=made, dtype=torch.float64).to(out.dtype)).sum())
+        for out in outputs
+        if out is not None
+    )
+    assert isinstance(loss, Tensor)
+    leaves = [value for value in inputs.values() if value is not None and value.requires_grad]
+    return list(torch.autograd.grad(loss, leaves))
+
+
+def assert_close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
+    assert found.dtype == wanted.dtype
+    scale = max(1.0, *wanted.abs().flatten().tolist(), 0.0)
+    assert bool(((found - wanted).abs() <= tolerance * scale).all())
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("size", CHUNKS)
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+def test_values_and_gradients_are_those_of_the_plain_path(
+    dtype: torch.dtype, tolerance: float, size: tuple[int, int], with_bias: bool
+) -> None:
+    inputs = case(dtype, with_bias=with_bias)
+    wanted, found = plain(inputs), head_log_probs(**inputs, how=chunks(size))
+    for one, other in zip(found, wanted, strict=True):
+        assert one is not None
+        assert_close(one, other, tolerance)
+    for one, other in zip(derivatives(inputs, found), derivatives(inputs, wanted), strict=True):
+        assert_close(one, other, tolerance)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+def test_log_probs_and_entropies_have_their_gradient_alone(dtype: torch.dtype, tolerance: float, which: int) -> None:
+    inputs = case(dtype)
+    found, wanted = (
+        derivatives(inputs, (outputs[which],))
+        for outputs in (head_log_probs(**inputs, how=chunks((5, 7))), plain(inputs))
+    )
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(one, other, tolerance)
+    if which == 0:
+        without, nothing = head_log_probs(**inputs, entropy=False, how=chunks((5, 7)))
+        assert nothing is None
+        for one, other in zip(derivatives(inputs, (without,)), wanted, strict=True):
+            assert_close(one, other, tolerance)
+
+
+def test_two_words_at_temperature_two_by_hand() -> None:
+    # Logits (0, 2 log 3) at temperature 2 are (0, log 3): probabilities 1/4 and 3/4.
+    hidden = torch.tensor([[2 * math.log(3)]], dtype=torch.float64, requires_grad=True)
+    weight = torch.tensor([[0.0], [1.0]], dtype=torch.float64, requires_grad=True)
+    log_probs, uncertainty = head_log_probs(
+        hidden, weight, targets=torch.tensor([0]), temperature=torch.tensor([2.0]), how=chunks((1, 1))
+    )
+    assert uncertainty is not None
+    assert log_probs.item() == pytest.approx(math.log(1 / 4), abs=1e-12)
+    assert uncertainty.item() == pytest.approx(0.25 * math.log(4) + 0.75 * math.log(4 / 3), abs=1e-12)
+    of_hidden, of_weight = torch.autograd.grad(log_probs.sum(), (hidden, weight), retain_graph=True)
+    # d log p_0 / d logits = (1 - 1/4, -3/4) / 2; the hidden state meets weights 0 and 1, the weights 2 log 3.
+    assert of_hidden.item() == pytest.approx(-3 / 8, abs=1e-12)
+    assert of_weight[:, 0].tolist() == pytest.approx([3 / 8 * 2 * math.log(3), -3 / 8 * 2 * math.log(3)], abs=1e-12)
+    # d entropy / d logit_1 = -p_1 (log p_1 + entropy) / 2, and log p_1 + entropy = (log 3/4 - log 1/4) / 4 = log 3 / 4.
+    (of_hidden,) = torch.autograd.grad(uncertainty.sum(), hidden)
+    assert of_hidden.item() == pytest.approx(-0.75 * math.log(3) / 4 / 2, abs=1e-12)
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    inputs = case(torch.float64, tokens=3)
+
+    def scores(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:
+        rest = {name: inputs[name] for name in ("targets", "temperature")}
+        return head_log_probs(hidden, weight, bias=bias, **rest, how=chunks((2, 7)))
+
+    assert torch.autograd.gradcheck(scores, (inputs["hidden"], inputs["weight"], inputs["bias"]))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+def test_logits_of_ten_thousand_stay_numbers(dtype: torch.dtype, tolerance: float) -> None:
+    inputs = case(dtype, with_bias=False)
+    with torch.no_grad():
+        inputs["hidden"].zero_()[:, 0] = torch.linspace(-1e4, 1e4, 12, dtype=torch.float64).to(dtype)
+        inputs["weight"][:, 0] = torch.linspace(-1, 1, 24, dtype=torch.float64).to(dtype)
+        inputs["temperature"].fill_(1.0)
+    found, wanted = head_log_probs(**inputs, how=chunks((5, 7))), plain(inputs)
+    for one, other in zip(found, wanted, strict=True):
+        assert one is not None
+        assert bool(one.isfinite().all())
+        assert_close(one, other, tolerance)
+    for one, other in zip(derivatives(inputs, found), derivatives(inputs, wanted), strict=True):
+        assert bool(one.isfinite().all())
+        assert_close(one, other, tolerance)
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_one_token_and_none_have_gradients(tokens: int) -> None:
+    inputs = case(torch.float64, tokens=tokens)
+    found = head_log_probs(**inputs, how=chunks((5, 7)))
+    assert [None if values is None else values.shape for values in found] == [(tokens,), (tokens,)]
+    for one, other in zip(derivatives(inputs, found), derivatives(inputs, plain(inputs)), strict=True):
+        assert_close(one, other, 1e-10)
+
+
+def test_bfloat16_is_summed_in_float32() -> None:
+    # 8 bits of mantissa: values of the same operands differ by float32's rounding, gradients by that of their own type.
+    inputs = case(torch.bfloat16)
+    precise = {
+        name: value.detach().float().requires_grad_() if value is not None and value.requires_grad else value
+        for name, value in inputs.items()
+    }
+    found, wanted = head_log_probs(**inputs, how=chunks((5, 7))), plain(precise)
+    for one, other in zip(found, wanted, strict=True):
+        assert one is not None
+        assert_close(one, other, 1e-5)
+    for one, other in zip(derivatives(inputs, found), derivatives(precise, wanted), strict=True):
+        assert one.dtype == torch.bfloat16
+        assert_close(one.float(), other, 2**-8)
+
+
+def test_autocast_changes_nothing_where_products_have_no_wider_results() -> None:
+    inputs = case(torch.float32)
+    outside = head_log_probs(**inputs, how=chunks((5, 7)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = head_log_probs(**inputs, how=chunks((5, 7)))
+        gradients = derivatives(inputs, inside)
+    for one, other in zip(inside, outside, strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
+    for one, other in zip(gradients, derivatives(inputs, outside), strict=True):
+        assert torch.equal(one, other)
+
+
+class Sizes(TorchDispatchMode):
+    """Calls by name, and the most numbers of one storage that a call returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.calls.append(func.overloadpacket.__name__)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.largest = max(self.largest, leaf.untyped_storage().nbytes() // leaf.element_size())
+        return result
+
+
+def recorded(action: Callable[[], object]) -> Sizes:
+    with Sizes() as sizes:
+        action()
+    return sizes
+
+
+def test_no_array_is_as_large_as_the_logits() -> None:
+    made = torch.Generator().manual_seed(0)
+    hidden = torch.randn(200, 4, generator=made, requires_grad=True)
+    weight = torch.randn(300, 4, generator=made, requires_grad=True)
+    targets, temperature = torch.randint(0, 300, (200,), generator=made), torch.ones(200)
+
+    def both_ways(how: How) -> None:
+        found = head_log_probs(hidden, weight, targets=targets, temperature=temperature, how=how)
+        derivatives({"hidden": hidden, "weight": weight}, found)
+
+    # Chunks of 16 x 32 and as much room again, beside [200, 4] and [300, 4]; logits have 60,000 numbers.
+    assert recorded(lambda: both_ways(chunks((16, 32)))).largest == max(2 * 16 * 32, 200 * 4, 300 * 4)
+    assert recorded(lambda: both_ways(chunks((200, 300)))).largest == 2 * 200 * 300
+
+
+def test_frozen_head_costs_no_product_for_its_gradient() -> None:
+    # 12 tokens in 3 chunks of 5, 24 words in 4 of 7: a product per chunk in forward, and again in backward.
+    for frozen, products in ((True, 12), (False, 24)):
+        inputs = case(torch.float64, with_bias=False)
+        inputs["weight"].requires_grad_(not frozen)
+        log_probs, _ = head_log_probs(**inputs, how=chunks((5, 7)))
+        counted = recorded(lambda inputs=inputs, log_probs=log_probs: derivatives(inputs, (log_probs,)))  # type: ignore[misc]
+        assert counted.calls.count("mm") == 12
+        assert counted.calls.count("addmm_") == products
