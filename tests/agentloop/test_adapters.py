@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ from agentloop.models.adapters import load_policy
 from agentloop.models.critic import Critic
 from agentloop.models.load import has_adapters, load_model
 from agentloop.models.reference import WithoutAdapters
+from agentloop.replay_models import check_log_probs, weights_of_run
+from agentloop.run_folder import open_run_folder
 from agentloop.sft import sft
 from agentloop.training import train
+from replay.store import ReplayStore
 from tests.agentloop.runs import SilentDisplay, StopAfter, save_qwen2, small_config
 from tests.agentloop.test_loop import same_bits
 from tests.agentloop.training_examples import AUTHORS, mixed_rows, tiny_actor
@@ -183,6 +187,12 @@ def test_run_with_lora_trains_and_keeps_adapters_alone_and_resumes_like_the_unbr
     # A snapshot is a model of its own, from wherever it is loaded; a run knows what lies below it.
     loaded = trained(load_model(ModelSection(), policies[-1]).model)
     assert evaluate_run(whole.folder, policy=3, tasks=2).evaluation.tasks == 2
+    store = ReplayStore.open(whole.folder / "replay.sqlite", read_only=True)
+    with closing(store):
+        folder = open_run_folder(whole.folder)
+        check = check_log_probs(store, folder, weights_of_run(folder))
+    assert [found.version for found in check.policies] == [0, 1, 2]
+    assert check.worst < 1e-4
     moved = base.rename(base.with_name("moved"))
     try:
         assert same_bits(trained(load_policy(again, moved, saved=policies[-1]).model), loaded)
