@@ -211,6 +211,13 @@ def test_sft_lowers_the_held_out_loss_and_leaves_a_model(
     assert evaluate_run(result.folder).evaluation.tasks == 8
 
 
+@pytest.mark.parametrize(("name", "rate"), [("sgd", 0.5), ("adafactor", 0.1), ("muon", 0.01)])
+def test_every_optimizer_learns(tmp_path: Path, qwen2: Path, data: Path, name: str, rate: float) -> None:
+    config = configured(tmp_path, qwen2, data, sft={"learning_rate": rate}, optimizer={"name": name})
+    result = sft(config, display=SilentDisplay())
+    assert result.held_out_after < result.held_out_before - 4.0  # of 5.9 nats at first
+
+
 @pytest.mark.parametrize("after", [3, 9])
 def test_stopped_sft_resumes_bit_for_bit(
     tmp_path: Path, qwen2: Path, data: Path, unbroken: tuple[SftResult, SilentDisplay], after: int
