@@ -20,6 +20,7 @@ from agentloop.learning.batch import Batch, BatchRow, build_batch
 from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
+from agentloop.models.load import LoadedModel
 from agentloop.run_folder import RunFolder
 from context.authors import AuthorTable
 from replay.records import ELIGIBLE, ORPHANED, UNTRAINABLE, Trajectory
@@ -158,11 +159,14 @@ def rescore(
     )
 
 
+def load_weights(folder: RunFolder, weights: Path | str) -> LoadedModel:
+    """One of `weights_of_run`, or another model of its family."""
+    first = folder.config.model.path or folder.model
+    return load_policy(folder.config, first, saved=None if weights == first else Path(weights))
+
+
 def _actor(folder: RunFolder, weights: Path | str) -> Actor:
-    config = folder.config
-    first = config.model.path or folder.model
-    loaded = load_policy(config, first, saved=None if weights == first else Path(weights))
-    return Actor(loaded.model, compute=config.compute)
+    return Actor(load_weights(folder, weights).model, compute=folder.config.compute)
 
 
 def _spans(store: ReplayStore, run: str, where: str | None) -> dict[str, tuple[int, int]]:

@@ -17,8 +17,7 @@ from agentloop.learning.batch import build_batch
 from agentloop.learning.scoring import ScoredBatch, score
 from agentloop.learning.stream_losses import check_behavior, corrected, stream_losses
 from agentloop.models.actor import Actor
-from agentloop.models.load import load_model
-from agentloop.replay_models import weights_of_run
+from agentloop.replay_models import load_weights, weights_of_run
 from agentloop.run_folder import RunFolder
 from agentloop.whatif_answer import ALL, Effect, PartData, WhatIf
 from agentloop.whatif_losses import WhatIfLoss
@@ -60,7 +59,7 @@ def what_if(
             "agentloop replay ls"
         )
     torch.set_num_threads(folder.config.run.threads)
-    loaded = load_model(folder.config.model, weights)
+    loaded = load_weights(folder, weights)
     actor = Actor(loaded.model, packs=folder.config.batch.layout == "packed")
     told("score", 0, 1)
     scored = _scored(actor, folder, rows, [loss.config for loss in losses])

@@ -26,7 +26,7 @@ from agentloop.models.adapters import load_policy
 from agentloop.models.critic import Critic
 from agentloop.models.load import has_adapters, load_model
 from agentloop.models.reference import WithoutAdapters
-from agentloop.replay_models import check_log_probs, weights_of_run
+from agentloop.replay_models import check_log_probs, load_weights, weights_of_run
 from agentloop.run_folder import open_run_folder
 from agentloop.sft import sft
 from agentloop.training import train
@@ -192,6 +192,11 @@ def test_run_with_lora_trains_and_keeps_adapters_alone_and_resumes_like_the_unbr
         folder = open_run_folder(whole.folder)
         check = check_log_probs(store, folder, weights_of_run(folder))
     assert [found.version for found in check.policies] == [0, 1, 2]
+    # What the run began with, the whole model, has its new adapters on.
+    assert (
+        trained(load_weights(folder, weights_of_run(folder)[0]).model).keys()
+        == trained(load_weights(folder, policies[-1]).model).keys()
+    )
     assert check.worst < 1e-4
     moved = base.rename(base.with_name("moved"))
     try:
