@@ -58,9 +58,10 @@ def what_if(
             f"rows to look at must be at least one, got none of {folder.path}{left}. Change what is asked for; see: "
             "agentloop replay ls"
         )
-    torch.set_num_threads(folder.config.run.threads)
+    config = folder.config
+    torch.set_num_threads(config.run.threads)
     loaded = load_weights(folder, weights)
-    actor = Actor(loaded.model, packs=folder.config.batch.layout == "packed")
+    actor = Actor(loaded.model, packs=config.batch.layout == "packed", compute=config.compute)
     told("score", 0, 1)
     scored = _scored(actor, folder, rows, [loss.config for loss in losses])
     told("score", 1, 1)
@@ -72,13 +73,13 @@ def what_if(
         version=version,
         weights=str(weights),
         rows=rows_in_words(asked),
-        advantages=advantages_in_words(folder.config, asked),
+        advantages=advantages_in_words(config, asked),
         found=taken.found,
         variants=tuple(loss.variant for loss in losses),
         data=data,
         effects=effects,
         left_out=taken.reasons(),
-        notes=tuple(_notes(folder.config, rows, losses)),
+        notes=tuple(_notes(config, rows, losses)),
         trajectories=trajectories,
         tokens=clipped,
     )
@@ -118,7 +119,12 @@ def _measured(
     buckets = buckets_of(rows)
     data: list[PartData] = []
     effects: list[Effect] = []
-    told("gradients", 0, len(buckets) + 1)
+    total = len(ready) * (len(buckets) + 1)
+
+    def so_far(before: int) -> Callable[[int], None]:
+        return lambda done: told("gradients", before + done, total)
+
+    told("gradients", 0, total)
     for bucket in [*buckets, ALL]:
         chosen = [place for place, row in enumerate(rows) if bucket in (ALL, row.bucket)]
         members = torch.tensor(chosen, device=batch.trajectory.device)
@@ -126,8 +132,8 @@ def _measured(
         if bucket == ALL and len(buckets) == 1:
             effects += [replace(effect, bucket=ALL) for effect in effects]
         else:
-            effects += effects_of(actor, ready, bucket, members)
-        told("gradients", len(data), len(buckets) + 1)
+            effects += effects_of(actor, ready, bucket, members, told=so_far(len(effects)))
+    told("gradients", total, total)
     return tuple(data), tuple(effects)
 
 

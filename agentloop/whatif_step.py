@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,9 +65,17 @@ def part_data(bucket: str, drift: Drift, members: Tensor, action_tokens: Tensor)
     )
 
 
-def effects_of(actor: Actor, ready: Sequence[Ready], bucket: str, members: Tensor) -> list[Effect]:
-    """Every objective on the rows of these trajectories alone. Leaves no gradient behind."""
-    steps = [_step(actor, one, members) for one in ready]
+def effects_of(
+    actor: Actor, ready: Sequence[Ready], bucket: str, members: Tensor, *, told: Callable[[int], None] = lambda _: None
+) -> list[Effect]:
+    """Every objective on the rows of these trajectories alone. Leaves no gradient behind.
+
+    `told` hears how many objectives are done. Holds the gradient of each at once: as many times the trained weights.
+    """
+    steps = []
+    for one in ready:
+        steps.append(_step(actor, one, members))
+        told(len(steps))
     names = [one.loss.name for one in ready]
     gradients = [gradient for _, _, gradient in steps]
     cosines = [{name: _cosine(mine, other) for name, other in zip(names, gradients, strict=True)} for mine in gradients]

@@ -12,10 +12,13 @@ from agentloop.learning.batch import BatchRow
 from agentloop.learning.stream_losses import corrected, stream_losses
 from agentloop.whatif_answer import Variant, WhatIf
 from agentloop.whatif_losses import WhatIfLoss
+from agentloop.whatif_rows import Row
 from agentloop.whatif_step import Ready, effects_of, part_data
 from agentloop.whatif_text import as_text
+from agentloop.whatif_tokens import most_clipped
 from tests.agentloop.training_examples import (
     gradients,
+    mixed_rows,
     row,
     run_config,
     sampled_by,
@@ -24,6 +27,7 @@ from tests.agentloop.training_examples import (
     tiny_actor,
     weights_of,
 )
+from tests.context.fakes import family
 
 RATIOS = (1.5, 0.5, 1.1)
 ADVANTAGES = (1.0, -1.0, 1.0)
@@ -104,6 +108,30 @@ def test_data_of_a_part_are_those_of_its_rows_alone() -> None:
     unknown = [row("u", segment("uux"), stream="replay")]
     nothing = part_data("unknown", scored_rows(actor, unknown, old=actor).drift(), torch.tensor([0]), torch.ones(1))
     assert (nothing.unknown, nothing.drift_mean, nothing.ess) == (1, None, None)
+
+
+def test_clipped_tokens_are_named_by_their_place_in_their_segment() -> None:
+    actor = tiny_actor()
+    items = mixed_rows(fresh=0, replayed=6)  # every second one has two segments
+    asked = ready(actor, items, "ppo_clip")
+    trajectories, tokens = most_clipped([asked], [Row(item, "4-7") for item in items], family("chatml").codec, 50)
+    stored = {item.trajectory.id: item.trajectory.segments for item in items}
+    lines = iter(asked.scored.old_log_probs.tolist())
+    scored = {(name, place): next(lines) for name, parts in stored.items() for place in range(len(parts))}
+    assert {token.segment for token in tokens} == {0, 1}
+    for token in tokens:
+        behavior = stored[token.trajectory][token.segment].tokens.behavior_log_probs[token.position]
+        current = scored[token.trajectory, token.segment][token.position]
+        assert math.log(token.ratio) == pytest.approx(current - float(behavior), rel=1e-4)
+        assert (token.ratio > 1.2) if token.advantage > 0 else (token.ratio < 0.8)
+    distances = [abs(math.log(token.ratio)) for token in tokens]
+    assert distances == sorted(distances, reverse=True)
+    # All that clips is among them, and counted by trajectory too.
+    (effect,) = effects_of(actor, [asked], "all", torch.arange(6))
+    assert effect.clipped == pytest.approx(len(tokens) / effect.trained_tokens)
+    assert sum(row.clipped for row in trajectories) == len(tokens)
+    shares = [row.clipped / row.trained for row in trajectories]
+    assert shares == sorted(shares, reverse=True)
 
 
 def test_number_that_is_not_finite_is_null_in_json_and_seen_in_text() -> None:
