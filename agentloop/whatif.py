@@ -65,7 +65,8 @@ def what_if(
     told("score", 0, 1)
     scored = _scored(actor, folder, rows, [loss.config for loss in losses])
     told("score", 1, 1)
-    ready = [_ready(loss, scored, rows) for loss in losses]
+    ready, unfit = all_ready(losses, scored, rows)
+    losses = [one.loss for one in ready]
     data, effects = _measured(actor, ready, scored, rows, told=told)
     trajectories, clipped = most_clipped(ready, rows, loaded.codec, tokens)
     return WhatIf(
@@ -75,11 +76,11 @@ def what_if(
         rows=rows_in_words(asked),
         advantages=advantages_in_words(config, asked),
         found=taken.found,
-        variants=tuple(loss.variant for loss in losses),
+        objectives=tuple(loss.objective for loss in losses),
         data=data,
         effects=effects,
         left_out=taken.reasons(),
-        notes=tuple(_notes(config, rows, losses)),
+        notes=(*_notes(config, rows, losses), *unfit),
         trajectories=trajectories,
         tokens=clipped,
     )
@@ -96,6 +97,19 @@ def _scored(actor: Actor, folder: RunFolder, rows: Sequence[Row], configs: Seque
     reference = reference_policy(with_kl, weights_of_run(folder)[0], actor)
     assert reference is not None
     return ScoredBatch(batch, old, score(reference, batch, max_tokens=run.batch.micro_batch_tokens)[0])
+
+
+def all_ready(losses: Sequence[WhatIfLoss], scored: ScoredBatch, rows: Sequence[Row]) -> tuple[list[Ready], list[str]]:
+    """The objectives with their batches, and why some that nobody asked for can't be trained on these rows."""
+    ready, unfit = [], []
+    for loss in losses:
+        try:
+            ready.append(_ready(loss, scored, rows))
+        except UserError as error:
+            if loss.asked:
+                raise
+            unfit.append(f"left out: {error}")
+    return ready, unfit
 
 
 def _ready(loss: WhatIfLoss, scored: ScoredBatch, rows: Sequence[Row]) -> Ready:

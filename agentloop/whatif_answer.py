@@ -11,7 +11,7 @@ ALL = "all"
 
 
 @dataclass(frozen=True)
-class Variant:
+class AskedObjective:
     """An objective that was asked about."""
 
     name: str
@@ -39,7 +39,7 @@ class PartData:
 class Effect:
     """One optimizer step of one objective on one part alone, which is not made."""
 
-    variant: str
+    objective: str
     bucket: str
     trained_tokens: int
     """After a correction by rejection."""
@@ -65,7 +65,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class ClippedTrajectory:
-    variant: str
+    objective: str
     trajectory: str
     bucket: str
     advantage: float
@@ -75,7 +75,7 @@ class ClippedTrajectory:
 
 @dataclass(frozen=True)
 class ClippedToken:
-    variant: str
+    objective: str
     trajectory: str
     bucket: str
     segment: int
@@ -110,7 +110,7 @@ class WhatIf:
     """Where their advantages come from, in words."""
     found: int
     """Rows to choose from."""
-    variants: tuple[Variant, ...]
+    objectives: tuple[AskedObjective, ...]
     data: tuple[PartData, ...]
     """By bucket, the youngest first; `all` is the last."""
     effects: tuple[Effect, ...]
@@ -120,8 +120,8 @@ class WhatIf:
     trajectories: tuple[ClippedTrajectory, ...] = ()
     tokens: tuple[ClippedToken, ...] = ()
 
-    def effect(self, variant: str, bucket: str = ALL) -> Effect:
-        (found,) = [e for e in self.effects if (e.variant, e.bucket) == (variant, bucket)]
+    def effect(self, objective: str, bucket: str = ALL) -> Effect:
+        (found,) = [e for e in self.effects if (e.objective, e.bucket) == (objective, bucket)]
         return found
 
     def to_json(self) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from agentloop.config.file import load_over, read_keys, to_plain
 from agentloop.config.loss import OBJECTIVE_NAMES, LossSection, StreamLossSection
 from agentloop.config.yaml_reader import shown
 from agentloop.errors import UserError
-from agentloop.whatif_answer import Variant
+from agentloop.whatif_answer import AskedObjective
 
 OWN = "own"
 """Names the run's own loss."""
@@ -37,11 +37,13 @@ class WhatIfLoss:
 
     name: str
     config: RunConfig
+    asked: bool = True
+    """False: shown for comparison, where it fits the rows."""
 
     @property
-    def variant(self) -> Variant:
+    def objective(self) -> AskedObjective:
         loss = self.config.loss
-        return Variant(self.name, _in_short(loss.fresh), _in_short(loss.replay))
+        return AskedObjective(self.name, _in_short(loss.fresh), _in_short(loss.replay))
 
 
 def asked_losses(config: RunConfig, asked: Sequence[str]) -> list[WhatIfLoss]:
@@ -50,8 +52,7 @@ def asked_losses(config: RunConfig, asked: Sequence[str]) -> list[WhatIfLoss]:
     Raises UserError for a file that is not there, a key that is unknown or no part of a loss, and a wrong value.
     """
     if not asked:
-        others = [_named(config, name) for name in _BESIDE]
-        return [WhatIfLoss(OWN, config), *(other for other in others if other.config != config)]
+        return [WhatIfLoss(OWN, config), *_beside(config)]
     if (twice := next((text for text, count in Counter(asked).items() if count > 1), None)) is not None:
         raise UserError(f"--loss must name each objective once, got {twice} twice.")
     stems = Counter(Path(text).stem for text in asked)
@@ -61,6 +62,16 @@ def asked_losses(config: RunConfig, asked: Sequence[str]) -> list[WhatIfLoss]:
         else WhatIfLoss(text if stems[Path(text).stem] > 1 else Path(text).stem, _from_file(config, Path(text)))
         for text in asked
     ]
+
+
+def _beside(config: RunConfig) -> Iterator[WhatIfLoss]:
+    for name in _BESIDE:
+        try:
+            other = _named(config, name)
+        except UserError:
+            continue  # the run's configuration has no room for it, and nobody asked
+        if other.config != config:
+            yield replace(other, asked=False)
 
 
 def _named(config: RunConfig, name: str) -> WhatIfLoss:
@@ -108,17 +119,14 @@ def _without_options(
         if not isinstance(new, Mapping):
             continue
         kept = dict(loss[stream])
-        used = {new.get(key, kept[key]) for key in ("objective", "missing_log_probs")}
+        used = [new.get(key, kept[key]) for key in ("objective", "missing_log_probs")]
         for name in OBJECTIVE_NAMES:
             if name in kept and (name not in used or name in afresh):
                 kept[name] = defaults[stream][name]
         if new.get("objective", kept["objective"]) != kept["objective"]:
             kept["options"] = {}
-        correction = new.get("correction")
-        if (
-            isinstance(correction, Mapping)
-            and correction.get("kind", kept["correction"]["kind"]) != (kept["correction"]["kind"])
-        ):
+        correction, kind = new.get("correction"), kept["correction"]["kind"]
+        if isinstance(correction, Mapping) and correction.get("kind", kind) != kind:
             kept["correction"] = defaults[stream]["correction"]
         loss[stream] = kept
     return {**whole, "loss": loss}

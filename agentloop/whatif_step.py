@@ -110,7 +110,7 @@ def _effect(
 
     low, middle, high = _quantiles(totals)
     return Effect(
-        variant=name,
+        objective=name,
         bucket=bucket,
         trained_tokens=int(trained),
         clipped=share(totals.clipped),

@@ -36,13 +36,13 @@ def _lines(found: WhatIf) -> Iterator[str]:
     )
     yield ""
     yield "one optimizer step of each objective, alone on the rows of a bucket and on all:"
-    with_cosine = found.variants[1:] != ()
-    titles = [*_EFFECTS.split(), *([f"cos({found.variants[0].name})"] if with_cosine else [])]
+    with_cosine = found.objectives[1:] != ()
+    titles = [*_EFFECTS.split(), *([f"cos({found.objectives[0].name})"] if with_cosine else [])]
     yield table(titles, [_effect(effect, found) for effect in found.effects])
-    if len(found.variants) > 2:
+    if len(found.objectives) > 2:
         yield ""
         yield "cosines of the gradients on all rows: 1, the weights would move the same way"
-        yield table(["", *(v.name for v in found.variants)], _cosines(found))
+        yield table(["", *(v.name for v in found.objectives)], _cosines(found))
     for note in found.notes:
         yield f"note: {note}"
     yield from _clipped(found)
@@ -57,9 +57,9 @@ def heading(found: WhatIf) -> Iterator[str]:
     for part in found.left_out:
         more = "" if part.count == len(part.ids) else ", ..."
         yield f"left out    {part.count:,}, {part.why}: {', '.join(id[:12] for id in part.ids)}{more}"
-    width = max(len(variant.name) for variant in found.variants)
-    for variant in found.variants:
-        yield f"objective   {variant.name:<{width}}  fresh {variant.fresh}; replay {variant.replay}"
+    width = max(len(objective.name) for objective in found.objectives)
+    for objective in found.objectives:
+        yield f"objective   {objective.name:<{width}}  fresh {objective.fresh}; replay {objective.replay}"
 
 
 def percent(share: float | None) -> str:
@@ -69,7 +69,7 @@ def percent(share: float | None) -> str:
 def _effect(effect: Effect, found: WhatIf) -> list[str]:
     cells = [
         effect.bucket,
-        effect.variant,
+        effect.objective,
         str(effect.trained_tokens),
         percent(effect.clipped),
         percent(effect.clipped_above),
@@ -79,20 +79,20 @@ def _effect(effect: Effect, found: WhatIf) -> list[str]:
         f"{effect.loss:.5f}",
         f"{effect.gradient_norm:.4g}",
     ]
-    return [*cells, *([number(effect.cosines[found.variants[0].name], 3)] if found.variants[1:] else [])]
+    return [*cells, *([number(effect.cosines[found.objectives[0].name], 3)] if found.objectives[1:] else [])]
 
 
 def _cosines(found: WhatIf) -> list[list[str]]:
-    names = [variant.name for variant in found.variants]
+    names = [objective.name for objective in found.objectives]
     return [[name, *(number(found.effect(name, ALL).cosines[other], 3) for other in names)] for name in names]
 
 
 def _clipped(found: WhatIf) -> Iterator[str]:
-    for variant in found.variants:
-        rows = [t for t in found.trajectories if t.variant == variant.name]
-        tokens = [t for t in found.tokens if t.variant == variant.name]
+    for objective in found.objectives:
+        rows = [t for t in found.trajectories if t.objective == objective.name]
+        tokens = [t for t in found.tokens if t.objective == objective.name]
         if rows:
-            yield f"\nmost clipped by {variant.name}:"
+            yield f"\nmost clipped by {objective.name}:"
             yield table(
                 ["trajectory", "bucket", "advantage", "clipped", "of", "share"],
                 [

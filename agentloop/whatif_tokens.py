@@ -74,7 +74,7 @@ def _tokens(one: Ready, rows: Sequence[Row], codec: TokenCodec, log_ratios: Tens
         ids = batch.token_ids[line].tolist()
         found.append(
             ClippedToken(
-                variant=one.loss.name,
+                objective=one.loss.name,
                 trajectory=row.item.trajectory.id,
                 bucket=row.bucket,
                 segment=position,

@@ -34,10 +34,10 @@ def whatif_section(found: WhatIf) -> str:
 def _panels(found: WhatIf, places: tuple[str, ...]) -> list[Panel]:
     def across(value: Callable[[Effect], float | None]) -> tuple[Curve, ...]:
         curves = []
-        for index, variant in enumerate(found.variants):
-            effects = [(place, value(found.effect(variant.name, bucket))) for place, bucket in enumerate(places)]
+        for index, objective in enumerate(found.objectives):
+            effects = [(place, value(found.effect(objective.name, bucket))) for place, bucket in enumerate(places)]
             series = [(place, share) for place, share in effects if share is not None]
-            curves.append(Curve(variant.name, series, f"s{index % _COLOURS}"))
+            curves.append(Curve(objective.name, series, f"s{index % _COLOURS}"))
         return tuple(curves)
 
     ess = [(place, part.ess) for place, part in enumerate(found.data) if part.bucket != ALL]
@@ -59,19 +59,19 @@ def _panels(found: WhatIf, places: tuple[str, ...]) -> list[Panel]:
 
 def _notes(found: WhatIf) -> list[str]:
     left = [f"Left out: {part.count:,}, {part.why}." for part in found.left_out]
-    losses = [f"{v.name}: fresh {v.fresh}; replay {v.replay}." for v in found.variants]
+    losses = [f"{v.name}: fresh {v.fresh}; replay {v.replay}." for v in found.objectives]
     return [*losses, *left, *(f"{note[0].upper()}{note[1:]}." for note in found.notes)]
 
 
 def _table(found: WhatIf) -> str:
-    first = found.variants[0].name
-    titles = ["staleness", *_DATA, "objective", *_EFFECT, *([f"cosine with {first}"] if found.variants[1:] else [])]
+    first = found.objectives[0].name
+    titles = ["staleness", *_DATA, "objective", *_EFFECT, *([f"cosine with {first}"] if found.objectives[1:] else [])]
     lines = [_line(titles, "th", text=(0, 1 + len(_DATA)))]
     for part in found.data:
-        for variant in found.variants:
-            cells = [*_data_cells(part), *_effect_cells(found.effect(variant.name, part.bucket))]
-            if found.variants[1:]:
-                cells.append(_told(found.effect(variant.name, part.bucket).cosines[first]))
+        for objective in found.objectives:
+            cells = [*_data_cells(part), *_effect_cells(found.effect(objective.name, part.bucket))]
+            if found.objectives[1:]:
+                cells.append(_told(found.effect(objective.name, part.bucket).cosines[first]))
             lines.append(_line(cells, "td", text=(0, 1 + len(_DATA))))
     return f"<table>\n{''.join(lines)}</table>"
 
@@ -84,7 +84,7 @@ def _effect_cells(effect: Effect) -> list[str]:
     shares = [_share(value) for value in (effect.clipped, effect.clipped_above, effect.clipped_below)]
     ratios = (effect.ratio_p01, effect.ratio_p50, effect.ratio_p99)
     numbers = [_told(value) for value in (*ratios, effect.loss, effect.gradient_norm)]
-    return [effect.variant, f"{effect.trained_tokens:,}", *shares, *numbers]
+    return [effect.objective, f"{effect.trained_tokens:,}", *shares, *numbers]
 
 
 def _line(cells: Sequence[str], tag: str, *, text: Sequence[int]) -> str:

@@ -222,7 +222,7 @@ def test_objective_that_must_clip_everything_clips_everything(
         # The same log-probs for both, and cispo's weights are 1000 where they were about 1.
         assert (tight.ratio_p01, tight.ratio_p99) == (free.ratio_p01, free.ratio_p99)
         assert tight.gradient_norm > 500 * free.gradient_norm
-    assert [t.variant for t in found.tokens] == ["tight", "tight"]
+    assert [t.objective for t in found.tokens] == ["tight", "tight"]
     first = found.tokens[0]
     assert abs(torch.tensor(first.ratio).log()) >= abs(torch.tensor(found.tokens[1].ratio).log())
     assert {(t.clipped, t.trained) for t in found.trajectories} == {(t.trained, t.trained) for t in found.trajectories}
@@ -298,6 +298,7 @@ def test_bounds_of_the_runs_own_objective_do_not_follow_another_one(
         ("replay: {weight: 2.0}", "replay.weight must be 1 when loss.normalise is joint, got 2.0"),
         ("\nbatch: {mini_batch: 16}", "bad.yaml:2: batch must be left out of a loss, got a key that is no part of one"),
         ("kl: {reference: copy}", "kl.reference must be left out of a loss"),
+        ("loss: {replay: {objective: [gspo]}}", "loss.replay.objective must be text, got ['gspo']"),
         ("loss: 3", "loss must be a section of keys, got 3"),
         ("[1]", "the file must hold keys and values, got [1]"),
         (None, "the file must be there to read, got: no such file or directory"),
@@ -342,7 +343,7 @@ def test_command_changes_nothing_and_report_is_all_that_is_written(copied: Path)
     answer = json.loads(written.stdout)
     html = (copied / "report.html").read_text()
     WellFormed(html)
-    (effect,) = [e for e in answer["effects"] if (e["variant"], e["bucket"]) == ("reinforce", "all")]
+    (effect,) = [e for e in answer["effects"] if (e["objective"], e["bucket"]) == ("reinforce", "all")]
     assert effect["cosines"]["reinforce"] == pytest.approx(1.0)
     seen = text_of(html)
     assert "What would other objectives have done?" in seen

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from agentloop.errors import UserError
 from agentloop.learning.batch import BatchRow
 from agentloop.learning.stream_losses import corrected, stream_losses
-from agentloop.whatif_answer import Variant, WhatIf
+from agentloop.whatif import all_ready
+from agentloop.whatif_answer import AskedObjective, WhatIf
 from agentloop.whatif_losses import WhatIfLoss
 from agentloop.whatif_rows import Row
 from agentloop.whatif_step import Ready, effects_of, part_data
@@ -134,13 +137,29 @@ def test_clipped_tokens_are_named_by_their_place_in_their_segment() -> None:
     assert shares == sorted(shares, reverse=True)
 
 
+def test_objective_that_nobody_asked_for_is_left_out_where_rows_do_not_fit_it() -> None:
+    actor = tiny_actor()
+    demonstrated = [row("t", segment("uux"), stream="replay")]
+    scored = scored_rows(actor, demonstrated, old=actor)
+    cloning = WhatIfLoss("own", run_config(loss={"replay": {"objective": "bc"}}))
+    clip = WhatIfLoss("ppo_clip", run_config())
+    rows = [Row(item, "0") for item in demonstrated]
+    fitting, why = all_ready([cloning, replace(clip, asked=False)], scored, rows)
+    assert [one.loss.name for one in fitting] == ["own"]
+    assert why[0].startswith("left out: ppo_clip: behavior_log_probs of trajectory t must be known")
+    with pytest.raises(UserError, match="ppo_clip: behavior_log_probs of trajectory t must be known"):
+        all_ready([cloning, clip], scored, rows)
+
+
 def test_number_that_is_not_finite_is_null_in_json_and_seen_in_text() -> None:
     actor = tiny_actor()
     rows = three_tokens(actor)
     (effect,) = effects_of(actor, [ready(actor, rows, "surrogate")], "all", torch.arange(3))
     part = part_data("all", scored_rows(actor, rows, old=actor).drift(), torch.arange(3), torch.ones(3))
     broken = type(effect)(**{**vars(effect), "gradient_norm": math.nan, "ratio_p01": None})
-    found = WhatIf("r", 1, "w", "rows", "known", 3, (Variant("surrogate", "a", "b"),), (part,), (broken,), (), ())
+    found = WhatIf(
+        "r", 1, "w", "rows", "known", 3, (AskedObjective("surrogate", "a", "b"),), (part,), (broken,), (), ()
+    )
     assert found.to_json()["effects"][0]["gradient_norm"] is None
     line = next(line for line in as_text(found).splitlines() if "surrogate" in line and "all" in line)
     assert line.split()[-1] == "nan" and " - " in line
