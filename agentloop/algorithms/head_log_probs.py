@@ -319,7 +319,7 @@ def _add_product(sum: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == sum.dtype:
         sum.addmm_(left, right)
     else:
-        sum.add_(torch.mm(left, right, out_dtype=sum.dtype))
+        torch.addmm(sum, left, right, out_dtype=sum.dtype, out=sum)
 
 
 def _slices(length: int, step: int) -> list[slice]:

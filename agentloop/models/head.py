@@ -76,6 +76,7 @@ class Head:
     def scores(self, asked: Asked, how: How, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor | None]:
         """Log-probs and entropies [N] of what is asked for, out of `forward`, which returns the model's logits."""
         head: Any = self._model.get_output_embeddings()
+        returned: list[Tensor] = []
 
         def scored(states: Tensor) -> Tensor:
             found = head_log_probs(
@@ -88,10 +89,15 @@ class Head:
                 how=how,
             )
             # One tensor: all that is differentiated passes the hooks of a sharded model.
-            return torch.stack([values for values in found if values is not None], dim=-1)
+            returned.append(torch.stack([values for values in found if values is not None], dim=-1))
+            return returned[-1]
 
         with forward_replaced(head, scored):
             both = forward()
+        if len(returned) != 1 or both is not returned[0]:
+            raise RuntimeError(
+                "the model must return what its head does, as it did when it was asked; it returned else."
+            )
         return both[:, 0], both[:, 1] if asked.entropy else None
 
 

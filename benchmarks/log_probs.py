@@ -1,0 +1,205 @@
+"""Log-probs of 8,192 tokens over 151,936 words: out of hidden states in chunks, against whole logits.
+
+Plain is what a user would write: logits, log_softmax, gather. Every pass, forward and backward, has a process of its
+own, in alternating rounds, so that each has its own peak of memory. On a CPU times are CPU-seconds of one thread; with
+entropies there are fewer tokens, for whole logits would need 25 GB. On a GPU (bfloat16) Triton's kernels are measured
+too, beside Liger's and TRL's where they are installed, and against the rate of a plain product.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentloop.algorithms.head_log_probs import How, head_log_probs
+from agentloop.algorithms.log_probs import entropies, log_softmax
+from benchmarks._goals import show
+
+VOCABULARY = 151_936
+TOKENS, ENTROPY_TOKENS = 8192, 2048
+_CPU_WIDTH, _GPU_WIDTH = 256, 4096
+_CPU_GOALS = {
+    name: goal for end in ("", "_entropy") for name, goal in ((f"memory{end}", "<= 0.2"), (f"time{end}", "<= 1.5"))
+}
+_GPU_GOALS = {"of_matmul_bound": ">= 0.6", "time_of_liger": "<= 1", "time_of_trl": "<= 1"}
+GOALS = {**_CPU_GOALS, **_GPU_GOALS}
+_NEEDED = 17 * 1024**3
+"""Of memory, by the plain path: three arrays of 5 GB."""
+
+
+class Case:
+    """Hidden states and weights of one size, on one device."""
+
+    def __init__(self, tokens: int, *, entropy: bool) -> None:
+        on_gpu = torch.cuda.is_available()
+        device = torch.device("cuda" if on_gpu else "cpu")
+        made = torch.Generator(device).manual_seed(0)
+        settings: dict[str, Any] = {"dtype": torch.bfloat16 if on_gpu else torch.float32, "device": device}
+        width = _GPU_WIDTH if on_gpu else _CPU_WIDTH
+        self.hidden = torch.empty((tokens, width), **settings).normal_(generator=made).requires_grad_()
+        self.weight = torch.empty((VOCABULARY, width), **settings).normal_(std=0.05, generator=made).requires_grad_()
+        self.targets = torch.randint(0, VOCABULARY, (tokens,), generator=made, device=device)
+        self.temperature = torch.ones(tokens, device=device)
+        self.entropy = entropy
+
+    def plain(self) -> Tensor:
+        scores = log_softmax(self.hidden @ self.weight.t(), self.temperature)
+        loss = scores.gather(1, self.targets[:, None]).sum()
+        return loss + 0.01 * entropies(scores).sum() if self.entropy else loss
+
+    def chunked(self, rows: Any = None) -> Tensor:
+        log_probs, uncertainty = head_log_probs(
+            self.hidden,
+            self.weight,
+            targets=self.targets,
+            temperature=self.temperature,
+            entropy=self.entropy,
+            how=How.on(self.hidden.device, rows),
+        )
+        return log_probs.sum() if uncertainty is None else log_probs.sum() + 0.01 * uncertainty.sum()
+
+    def triton(self) -> Tensor:
+        from agentloop.algorithms.head_triton import TritonRows
+
+        return self.chunked(TritonRows())
+
+    def liger(self) -> Tensor:
+        """Without entropies, which it does not give."""
+        from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
+
+        loss: Tensor = LigerFusedLinearCrossEntropyLoss(reduction="sum")(self.weight, self.hidden, self.targets)
+        return loss
+
+    def trl(self) -> Tensor:
+        from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+        from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE as size
+
+        inputs = (self.hidden, self.weight, None, self.targets, 1.0, size, None, 1.0, ())
+        loss: Tensor = ChunkedLogProbFunction.apply(*inputs)[0].sum()
+        return loss
+
+
+def one_pass(case: Case, way: Callable[[], Tensor]) -> None:
+    case.hidden.grad = case.weight.grad = None
+    torch.autograd.backward(way())
+
+
+def measure(way: str, tokens: int, *, entropy: bool) -> dict[str, float]:
+    """Seconds of a pass and bytes at its peak beyond inputs, weights and the weights' gradient; in this process."""
+    torch.set_num_threads(1)
+    case = Case(tokens, entropy=entropy)
+    action: Callable[[], Tensor] = getattr(case, way)
+    gradient = case.weight.nbytes
+    if not torch.cuda.is_available():
+        before = _resident()
+        began = time.process_time()
+        one_pass(case, action)
+        seconds = time.process_time() - began
+        return {
+            "seconds": seconds,
+            "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before - gradient,
+        }
+    one_pass(case, action)  # compiles, and chooses kernels
+    before = torch.cuda.memory_allocated() - gradient - case.hidden.nbytes
+    torch.cuda.reset_peak_memory_stats()
+    times = [_gpu_seconds(lambda: one_pass(case, action)) for _ in range(10)]
+    peak = torch.cuda.max_memory_allocated() - before - gradient
+    return {"seconds": statistics.median(times), "bytes": peak, "bound": _bound(case)}
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _gpu_seconds(action: Callable[[], object]) -> float:
+    began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    began.record()
+    action()
+    ended.record()
+    torch.cuda.synchronize()
+    return began.elapsed_time(ended) / 1e3
+
+
+def _bound(case: Case) -> float:
+    """Seconds of the four products of forward and backward at the rate of a large one."""
+    left, right = (torch.randn((8192, 8192), dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    seconds = statistics.median(_gpu_seconds(lambda: left @ right) for _ in range(20))
+    return 4 * len(case.targets) * case.weight.numel() / 8192**3 * seconds
+
+
+def in_process(way: str, tokens: int, *, entropy: bool) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.log_probs", way, str(tokens), str(int(entropy))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def ways() -> list[str]:
+    if not torch.cuda.is_available():
+        return ["plain", "chunked"]
+    peers = [way for way, module in (("liger", "liger_kernel"), ("trl", "trl")) if importlib.util.find_spec(module)]
+    return ["plain", "chunked", "triton", *peers]
+
+
+def compare(tokens: int, *, entropy: bool, rounds: int) -> dict[str, float]:
+    """Medians over rounds, and medians of the ratios within one; against plain, in memory and time."""
+    compared = [way for way in ways() if not (entropy and way in ("liger", "trl"))]
+    runs: dict[str, list[dict[str, float]]] = {way: [] for way in compared}
+    for _ in range(rounds):
+        for way in compared:
+            runs[way].append(in_process(way, tokens, entropy=entropy))
+    end = "_entropy" if entropy else ""
+
+    def ratio(way: str, other: str, what: str) -> float:
+        return statistics.median(a[what] / b[what] for a, b in zip(runs[way], runs[other], strict=True))
+
+    ours = "triton" if "triton" in runs else "chunked"
+    found = {f"tokens{end}": float(tokens)}
+    for way in compared:
+        found[f"{way}{end}_s"] = statistics.median(run["seconds"] for run in runs[way])
+        found[f"{way}{end}_gb"] = statistics.median(run["bytes"] for run in runs[way]) / 1e9
+    found |= {f"memory{end}": ratio(ours, "plain", "bytes"), f"time{end}": ratio(ours, "plain", "seconds")}
+    for peer in ("liger", "trl"):
+        if peer in runs:
+            found[f"time_of_{peer}"] = ratio(ours, peer, "seconds")
+    if "bound" in runs[ours][0] and not entropy:
+        found["of_matmul_bound"] = statistics.median(run["bound"] / run["seconds"] for run in runs[ours])
+    return found
+
+
+def main(rounds: int = 2) -> dict[str, float]:
+    on_gpu = torch.cuda.is_available()
+    where = torch.cuda.get_device_name() if on_gpu else "one CPU thread"
+    print(f"log-probs over {VOCABULARY:,} words, forward and backward, {where}, {rounds} rounds")
+    if not on_gpu and _available() < _NEEDED:
+        print(f"  left out: whole logits of {TOKENS:,} tokens need {_NEEDED / 1024**3:.0f} GiB free")
+        return {}
+    found = compare(TOKENS, entropy=False, rounds=rounds)
+    found |= compare(TOKENS if on_gpu else ENTROPY_TOKENS, entropy=True, rounds=rounds)
+    show(found, GOALS)
+    return found
+
+
+def _available() -> int:
+    with open("/proc/meminfo") as file:
+        told = dict(line.split(":") for line in file)
+    return int(told["MemAvailable"].split()[0]) * 1024
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4:
+        print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), entropy=sys.argv[3] == "1")))
+    else:
+        main()
