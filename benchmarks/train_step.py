@@ -1,0 +1,192 @@
+"""Tokens per CPU-second of one optimizer step: rows by length, packed, in one padded batch, and by TRL's loss.
+
+Forward, loss, backward and AdamW of the quickstart's architecture on 64 multi-turn rows of two kinds: episodes as the
+quickstart's are (a prompt of 96 tokens, 2 to 9 replies of 14, results of 26), and a long tail (the same with results
+of up to 400 tokens). All ways are given the same tokens, masks, advantages and old log-probs, and their losses and
+gradients are compared before they are timed. Real tokens count, padding does not.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentloop.config import RunConfig
+from agentloop.learning.batch import Batch
+from agentloop.learning.gradients import accumulate_gradients
+from agentloop.learning.optimizer import WeightOptimizer
+from agentloop.learning.scoring import ScoredBatch, score
+from agentloop.learning.stream_losses import stream_losses
+from agentloop.learning.update_stats import UpdateTotals
+from agentloop.models.actor import Actor
+from agentloop.models.tiny import train_tokenizer
+from benchmarks._goals import show
+from benchmarks.rollout import VOCABULARY, tiny_model
+
+GOALS = {"episodes_speed_to_trl": ">= 2"}
+ROWS = 64
+PROMPT, REPLY, RESULT = 96, 14, 26
+LONGEST_RESULT = 400
+TRL_ROWS = 16
+KINDS = ("episodes", "long_tail")
+ONE_PASS = 10**9
+
+
+def make_batch(kind: str, *, rows: int = ROWS) -> Batch:
+    """Rows as an iteration has them, of random tokens; every row has an advantage."""
+    rng = random.Random(0)
+    ids: list[list[int]] = []
+    acts: list[list[bool]] = []
+    for _ in range(rows):
+        tokens, acting = [rng.randrange(3, VOCABULARY) for _ in range(PROMPT)], [False] * PROMPT
+        for _ in range(rng.randint(2, 9)):
+            rare = kind == "long_tail" and rng.random() < 0.1
+            result = rng.randint(RESULT, LONGEST_RESULT) if rare else RESULT
+            tokens += [rng.randrange(3, VOCABULARY) for _ in range(REPLY + result)]
+            acting += [True] * REPLY + [False] * result
+        ids.append(tokens)
+        acts.append(acting)
+    width = max(map(len, ids))
+    real = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in ids])
+    action = torch.tensor([row + [False] * (width - len(row)) for row in acts])
+    advantages = torch.tensor([rng.choice((-1.0, 1.0)) * rng.uniform(0.3, 2.5) for _ in range(rows)])
+    return Batch(
+        token_ids=torch.tensor([row + [0] * (width - len(row)) for row in ids]),
+        attention_mask=real,
+        response_mask=action,
+        loss_mask=action,
+        behavior_log_probs=torch.zeros(rows, width),
+        advantages=advantages[:, None] * action,
+        replay_mask=torch.zeros(rows, dtype=torch.bool),
+        loss_weights=torch.ones(rows),
+        temperature=torch.ones(rows),
+        trajectory=torch.arange(rows),
+        trajectory_ids=tuple(map(str, range(rows))),
+    )
+
+
+def scored_batch(model: PreTrainedModel, kind: str, *, rows: int = ROWS) -> ScoredBatch:
+    """With old log-probs that the policy has moved away from a little, so that some ratios are clipped."""
+    batch = make_batch(kind, rows=rows)
+    torch.manual_seed(1)
+    now, _ = score(Actor(model), batch, max_tokens=1536)
+    return ScoredBatch(batch, (now + 0.2 * torch.randn_like(now)) * batch.response_mask, None)
+
+
+class OurStep:
+    """One optimizer step as the trainer makes it."""
+
+    def __init__(self, model: PreTrainedModel, config: RunConfig, *, packs: bool = False) -> None:
+        self._model = copy.deepcopy(model)
+        self._actor = Actor(self._model, packs=packs)
+        self._config = config
+        self._losses = stream_losses(config.loss)
+        self._optimizer = WeightOptimizer(self._model, config.optimizer)
+
+    def prepare(self, scored: ScoredBatch) -> None:
+        self._scored = scored
+
+    def accumulate(self) -> float:
+        totals = UpdateTotals(self._scored.batch.replayed)
+        return accumulate_gradients(self._actor, self._scored, self._config, losses=self._losses, totals=totals).loss
+
+    def step(self) -> None:
+        self.accumulate()
+        self._optimizer.step(self._optimizer.gradient_norm())
+
+    def gradients(self) -> list[Tensor]:
+        return [p.grad.clone() for p in self._model.parameters() if p.grad is not None]
+
+    def clear(self) -> None:
+        self._optimizer.clear_gradients()
+
+
+def with_pass_of(tokens: int) -> RunConfig:
+    config = RunConfig()
+    return config.model_copy(update={"batch": config.batch.model_copy(update={"micro_batch_tokens": tokens})})
+
+
+def ways(model: PreTrainedModel, *, trl: bool) -> dict[str, Any]:
+    config = RunConfig()
+    found: dict[str, Any] = {
+        "by_length": OurStep(model, config),
+        "packed": OurStep(model, config, packs=True),
+        "one_padded": OurStep(model, with_pass_of(ONE_PASS)),
+    }
+    if trl:
+        from benchmarks._peer_step import TrlStep
+
+        tokenizer = train_tokenizer(["a text to learn from"], vocabulary=300)
+        found["trl"] = TrlStep(model, tokenizer, config, rows=TRL_ROWS)
+    return found
+
+
+def check_alike(found: Mapping[str, Any]) -> None:
+    """Raises ValueError unless all ways give one loss and one gradient, to float32's rounding."""
+    losses = {name: way.accumulate() for name, way in found.items()}
+    gradients = {name: torch.cat([g.flatten() for g in way.gradients()]) for name, way in found.items()}
+    first = gradients["by_length"]
+    for name, way in found.items():
+        apart = float((gradients[name] - first).norm() / first.norm())
+        if abs(losses[name] - losses["by_length"]) > 1e-5 or apart > 1e-4:
+            raise ValueError(
+                f"{name} must have the loss and gradient of by_length, got losses {losses[name]} and "
+                f"{losses['by_length']}, and gradients that differ by {apart:.1e} of their norm."
+            )
+        way.clear()
+
+
+def seconds(action: Callable[[], None]) -> float:
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
+def measure(kind: str, *, rows: int = ROWS, rounds: int = 5, trl: bool = True) -> dict[str, float]:
+    """Median tokens per CPU-second of each way over alternating rounds, and medians of the paired ratios."""
+    torch.set_num_threads(1)
+    model = tiny_model()
+    scored = scored_batch(model, kind, rows=rows)
+    found = ways(model, trl=trl)
+    for way in found.values():
+        way.prepare(scored)
+    check_alike(found)
+    times: dict[str, list[float]] = {name: [] for name in found}
+    for number in range(rounds + 1):
+        for name, way in found.items():
+            took = seconds(partial(way.step))
+            if number:  # the first step pays for AdamW's moments
+                times[name].append(took)
+    tokens = int(scored.batch.attention_mask.sum())
+    figures = {f"{kind}_{name}_tokens_per_s": tokens / statistics.median(each) for name, each in times.items()}
+    for name in found:
+        if name != "by_length":
+            pairs = zip(times[name], times["by_length"], strict=True)
+            figures[f"{kind}_speed_to_{name}"] = statistics.median(other / ours for other, ours in pairs)
+    return figures
+
+
+def main() -> dict[str, float]:
+    trl = all(find_spec(name) is not None for name in ("trl", "datasets", "accelerate"))
+    if not trl:
+        print("without TRL's loss: pip install -e '.[dev]', and trl with --no-deps")
+    print(f"one optimizer step on {ROWS} rows; speed_to_X is by_length's speed over X's")
+    found: dict[str, float] = {}
+    for kind in KINDS:
+        found |= measure(kind, trl=trl)
+    show(found, GOALS)
+    return found
+
+
+if __name__ == "__main__":
+    main()
