@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from agentloop.assemble import Parts, assemble, settle_process
+from agentloop.assemble import Parts, assemble
 from agentloop.collect import Collected
 from agentloop.composing import Planned
 from agentloop.console import open_display
@@ -51,7 +51,8 @@ def main() -> None:
     talk = Talk(asked.weights)
     config = run_config(asked)
     folder = create_run_folder(config)
-    settle_process(config)
+    torch.set_num_threads(config.run.threads)
+    torch.manual_seed(asked.seed)
     display = open_display(stderr=True)
     with closing(assemble(folder, display, checkpoint=None, first=asked.model)) as parts:
         loop = TimedLoop(parts, _begin(parts, None), talk.phases)

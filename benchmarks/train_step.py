@@ -12,7 +12,7 @@ import copy
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -116,19 +116,21 @@ def with_pass_of(tokens: int) -> RunConfig:
     return config.model_copy(update={"batch": config.batch.model_copy(update={"micro_batch_tokens": tokens})})
 
 
-def ways(model: PreTrainedModel, *, trl: bool) -> dict[str, Any]:
+def ways(model: PreTrainedModel, names: Sequence[str]) -> dict[str, Any]:
     config = RunConfig()
-    found: dict[str, Any] = {
-        "by_length": OurStep(model, config),
-        "packed": OurStep(model, config, packs=True),
-        "one_padded": OurStep(model, with_pass_of(ONE_PASS)),
+    makers: dict[str, Callable[[], Any]] = {
+        "by_length": lambda: OurStep(model, config),
+        "packed": lambda: OurStep(model, config, packs=True),
+        "one_padded": lambda: OurStep(model, with_pass_of(ONE_PASS)),
+        "trl": lambda: _trl_step(model, config),
     }
-    if trl:
-        from benchmarks._peer_step import TrlStep
+    return {name: makers[name]() for name in names}
 
-        tokenizer = train_tokenizer(["a text to learn from"], vocabulary=300)
-        found["trl"] = TrlStep(model, tokenizer, config, rows=TRL_ROWS)
-    return found
+
+def _trl_step(model: PreTrainedModel, config: RunConfig) -> Any:
+    from benchmarks._peer_step import TrlStep  # here: it needs TRL
+
+    return TrlStep(model, train_tokenizer(["a text to learn from"], vocabulary=300), config, rows=TRL_ROWS)
 
 
 def check_alike(found: Mapping[str, Any]) -> None:
@@ -152,12 +154,15 @@ def seconds(action: Callable[[], None]) -> float:
     return time.process_time() - began
 
 
-def measure(kind: str, *, rows: int = ROWS, rounds: int = 5, trl: bool = True) -> dict[str, float]:
-    """Median tokens per CPU-second of each way over alternating rounds, and medians of the paired ratios."""
+def measure(kind: str, *, names: Sequence[str], rows: int = ROWS, rounds: int = 5) -> dict[str, float]:
+    """Median tokens per CPU-second of each way over alternating rounds, and medians of the paired ratios.
+
+    `names` are those of the ways, by_length among them.
+    """
     torch.set_num_threads(1)
     model = tiny_model()
     scored = scored_batch(model, kind, rows=rows)
-    found = ways(model, trl=trl)
+    found = ways(model, names)
     for way in found.values():
         way.prepare(scored)
     check_alike(found)
@@ -169,7 +174,7 @@ def measure(kind: str, *, rows: int = ROWS, rounds: int = 5, trl: bool = True) -
                 times[name].append(took)
     tokens = int(scored.batch.attention_mask.sum())
     figures = {f"{kind}_{name}_tokens_per_s": tokens / statistics.median(each) for name, each in times.items()}
-    for name in found:
+    for name in names:
         if name != "by_length":
             pairs = zip(times[name], times["by_length"], strict=True)
             figures[f"{kind}_speed_to_{name}"] = statistics.median(other / ours for other, ours in pairs)
@@ -180,10 +185,11 @@ def main() -> dict[str, float]:
     trl = all(find_spec(name) is not None for name in ("trl", "datasets", "accelerate"))
     if not trl:
         print("without TRL's loss: pip install -e '.[dev]', and trl with --no-deps")
+    names = ["by_length", "packed", "one_padded", *(["trl"] if trl else [])]
     print(f"one optimizer step on {ROWS} rows; speed_to_X is by_length's speed over X's")
     found: dict[str, float] = {}
     for kind in KINDS:
-        found |= measure(kind, trl=trl)
+        found |= measure(kind, names=names)
     show(found, GOALS)
     return found
 

@@ -23,9 +23,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_model as load_weights
 
-from agentloop.assemble import make_actors, settle_process, starting_model
+from agentloop.assemble import make_actors, starting_model
 from agentloop.config.file import load_config
 from agentloop.console import open_display
 from agentloop.environments import open_tasks
@@ -86,7 +87,8 @@ class Judge:
     def __init__(self, folder: Path, seed: int) -> None:
         options = [f"run.seed={seed}", f"run.folder={folder}", "run.name=start", "model.device=cpu"]
         config = load_config(QUICKSTART, options)
-        settle_process(config)
+        torch.set_num_threads(config.run.threads)
+        torch.manual_seed(seed)
         run = create_run_folder(config)
         self.model = Path(starting_model(run, open_display(stderr=True)))
         self.seed, self.folder = seed, folder

@@ -8,6 +8,8 @@ from benchmarks.__main__ import environment, names
 from benchmarks._goals import verdict
 from benchmarks.context import measure as measure_context
 from benchmarks.rollout import measure as measure_rollout
+from benchmarks.train_step import measure as measure_train_step
+from benchmarks.vs_trl import Run, figures
 
 ROOT = Path(__file__).parents[2]
 ATTEMPTS = 3
@@ -31,6 +33,49 @@ def test_prompts_of_forty_turns_cost_a_sixth_of_rendering_anew_and_grow_with_wha
     raise AssertionError(f"{found} in the last of {ATTEMPTS} attempts")
 
 
+def test_a_step_by_length_is_a_fifth_faster_than_in_one_padded_batch_and_learns_the_same() -> None:
+    # 8 rows of 4,093 tokens: 8,360 positions in one batch, 4,465 in four passes by length. `measure` times no ways
+    # whose losses or gradients differ.
+    ways = ("by_length", "one_padded")
+    best = 0.0
+    for _ in range(ATTEMPTS):
+        found = measure_train_step("long_tail", names=ways, rows=8, rounds=1)
+        best = max(best, found["long_tail_speed_to_one_padded"])
+        if best >= 1.2:
+            return
+    raise AssertionError(f"{best:.2f}x the speed of one padded batch in the best of {ATTEMPTS} attempts")
+
+
+def run_of(seconds: float, success: list[float], *, fresh: int = 128) -> Run:
+    """Evaluated after every second iteration."""
+    told = {
+        "cpu_s": seconds,
+        "wall_s": seconds,
+        "fresh": fresh,
+        "phases": {"generation": seconds / 2},
+        "peak_mib": 500.0,
+    }
+    rates = [(2 * number, rate) for number, rate in enumerate(success, 1)]
+    return Run([dict(told) for _ in range(2 * len(success))], rates)
+
+
+def test_a_run_has_reached_its_target_at_the_first_of_two_evaluations_in_a_row() -> None:
+    run = run_of(1.5, [0.2, 0.91, 0.89, 0.9, 0.95])
+    assert run.reached == 8
+    assert run.to_target("cpu_s") == 8 * 1.5
+    assert run.to_target("fresh") == 8 * 128
+    assert run_of(1.5, [0.2, 0.91, 0.89, 0.95]).to_target("cpu_s") == float("inf")
+
+
+def test_ratios_beside_trl_are_its_figures_over_agentloops() -> None:
+    runs = {"agentloop": [run_of(1.0, [0.9, 0.9])], "trl": [run_of(3.0, [0.5, 0.9, 0.9])]}
+    found = figures(runs)
+    assert found["cpu_ratio"] == (4 * 3.0) / (2 * 1.0)
+    assert found["fresh_ratio"] == 2
+    assert found["iteration_ratio"] == 3
+    assert found["trl_rest_cpu_s"] == 1.5
+
+
 def test_benchmarks_say_on_what_they_ran() -> None:
     assert set(environment()) == {"hardware", "python", "torch", "sqlite", "date"}
     assert all(environment().values())
@@ -38,7 +83,7 @@ def test_benchmarks_say_on_what_they_ran() -> None:
 
 def test_benchmarks_are_found_by_their_files() -> None:
     files = {path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")}
-    assert {"context", "rollout"} <= files
+    assert {"context", "rollout", "train_step", "vs_trl"} <= files
     assert set(names()) == files
 
 
