@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-import torch
 
 from agentloop.admission import make_admission, make_capacity
 from agentloop.checkpoint import COMPLETE, Checkpoint, write_directory
@@ -23,15 +19,16 @@ from agentloop.environments import EnvironmentFactory, TaskSource, load_environm
 from agentloop.errors import UserError
 from agentloop.estimator import Estimator
 from agentloop.generation import LocalGenerator
+from agentloop.learners import Beginning, Leader, Learner, reference_policy
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
-from agentloop.models.load import LoadedModel, has_adapters, load_model, quiet
-from agentloop.models.reference import WithoutAdapters
+from agentloop.models.load import LoadedModel, load_model, quiet
 from agentloop.models.reward_model import SequenceClassifier
 from agentloop.models.tiny import build_tiny_model
 from agentloop.penalty import Penalty, reward_penalty
 from agentloop.publish import Publisher
+from agentloop.ranks import ALONE, Ranks
 from agentloop.rewards import RewardScorer
 from agentloop.run_folder import RunFolder
 from agentloop.seeds import derive_seed
@@ -65,13 +62,15 @@ class Parts:
     source: TaskSource
     actors: Actors
     generator: LocalGenerator
-    trainer: Trainer
+    trainer: Learner
     publisher: Publisher
     sinks: SinkFan
     display: RunDisplay
     authors: AuthorTable
     valuation: Valuation
     fingerprint: Mapping[str, str | int]
+    scores_are_stored: bool
+    """Behavior log-probs of what the policy as it is sampled are its old ones."""
 
     @property
     def run_id(self) -> str:
@@ -80,16 +79,6 @@ class Parts:
     def close(self) -> None:
         self.sinks.close()
         self.store.close()
-
-
-def settle_process(config: RunConfig) -> None:
-    """Threads and seeds of the whole process."""
-    torch.set_num_threads(config.run.threads)
-    seed = derive_seed(config.run.seed, "process")
-    torch.manual_seed(seed)
-    # Nothing here uses these two; an environment of the user's may.
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
 
 
 def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
@@ -155,8 +144,13 @@ def _corpus(factory: EnvironmentFactory, seed: int) -> list[str]:
     return texts
 
 
-def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint | None, first: Path | str) -> Parts:
-    """Load the weights (the checkpoint's, or the first ones) and connect everything."""
+def assemble(
+    folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint | None, first: Path | str, ranks: Ranks = ALONE
+) -> Parts:
+    """Load the weights (the checkpoint's, or the first ones) and connect everything.
+
+    On several `ranks` this is for rank 0: `learners.follow` is what the others do.
+    """
     config = folder.config
     factory, source = open_tasks(config)
     if source.summary is not None:
@@ -167,16 +161,23 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
             f"{factory.where}. Write def turn_rewards(self, task, messages)."
         )
     admission = make_admission(config.replay)
-    loaded = load_policy(config, first, saved=checkpoint.model if checkpoint else None)
+    saved = checkpoint.model if checkpoint else None
+    loaded = load_policy(config, first, saved=saved)
     _keep_tokenizer(loaded, folder)
     authors = config.context.author_table()
     version = checkpoint.values["loop"]["iteration"] if checkpoint else 0
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, policy_version=version, compute=config.compute)
     actor = Actor(loaded.model, packs=config.batch.layout == "packed", compute=config.compute)
-    check_scoring(generator, actor)
+    agree = check_scoring(generator, actor)
     display.note(f"chat template: {check_template(loaded.files).summary()}")
     reference = reference_policy(config, first, actor)
-    trainer = Trainer(actor, config, authors=authors, reference=reference)
+    trainer: Learner
+    if ranks.several:
+        beginning = Beginning(config, first, saved, authors)
+        trainer = leader = Leader(beginning, ranks, copy=loaded.model, reference=reference)
+        gather = leader.publish
+    else:
+        trainer, gather = Trainer(actor, config, authors=authors, reference=reference), None
     sinks = load_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
     store = ReplayStore.create(folder.database)
     return Parts(
@@ -191,12 +192,13 @@ def assemble(folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint |
         actors=make_actors(config, factory, loaded, generator),
         generator=generator,
         trainer=trainer,
-        publisher=Publisher(loaded, generator, store, folder=folder.path, run=folder.run_id),
+        publisher=Publisher(loaded, generator, store, folder=folder.path, run=folder.run_id, gather=gather),
         sinks=SinkFan(sinks, warn=display.note),
         display=display,
         authors=authors,
         valuation=_valuation(config, factory, store, reward_penalty(config, reference, authors, trainer.kl_coef)),
         fingerprint=loaded.fingerprint,
+        scores_are_stored=agree and config.compute.old_log_probs == "auto",
     )
 
 
@@ -224,18 +226,6 @@ def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
     """The run must stay readable when the model's own folder is gone."""
     if not (folder.model / COMPLETE).exists():
         write_directory(folder.model, loaded.tokenizer.save_pretrained)
-
-
-def reference_policy(config: RunConfig, first: Path | str, actor: Actor) -> Actor | None:
-    """What the KL is measured against; None where no part of the configuration asks for it."""
-    section = config.kl
-    if section.loss_coef == 0.0 and section.reward_coef == 0.0:
-        return None
-    if section.reference == "adapter_off" or (section.reference == "auto" and has_adapters(actor.model)):
-        return WithoutAdapters(actor)
-    model = load_model(config.model, first).model
-    model.requires_grad_(False)
-    return Actor(model, packs=actor.packs, compute=actor.compute)
 
 
 def _valuation(

@@ -9,7 +9,8 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from agentloop.errors import UserError, one_line
 from agentloop.run_folder import explained
 
 COMPLETE = "COMPLETE"
-_TENSORS = "state.safetensors"
+_STATE = "state"
+_RANDOM_TENSORS = "random.safetensors"
 _VALUES = "state.json"
-_RANDOM = "random."
 _UNFINISHED = ".unfinished"
 
 
@@ -35,12 +37,18 @@ class Checkpoint:
     """A complete checkpoint on disk; `model` is a Hugging Face folder."""
 
     folder: Path
-    tensors: dict[str, Tensor]
+    random: dict[str, Tensor]
+    """States of random generators."""
     values: dict[str, Any]
 
     @property
     def model(self) -> Path:
         return self.folder / "model"
+
+    @property
+    def state(self) -> Path:
+        """Folder of what is trained with: see `state_files`."""
+        return self.folder / _STATE
 
 
 def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
@@ -79,14 +87,15 @@ def _fsync(path: Path) -> None:
 
 
 def save_checkpoint(
-    folder: Path, save_model: Callable[[Path], None], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
+    folder: Path, save_model: Callable[[Path], None], save_state: Callable[[Path], None], values: Mapping[str, Any]
 ) -> None:
     """Write one checkpoint with the state of every random generator in the process."""
 
     def fill(target: Path) -> None:
         save_model(target / "model")
         random_tensors, random_values = _random_state()
-        save_file({**{k: t.contiguous() for k, t in tensors.items()}, **random_tensors}, target / _TENSORS)
+        save_state(target / _STATE)
+        save_file(random_tensors, target / _RANDOM_TENSORS)
         (target / _VALUES).write_text(json.dumps({**values, "random": random_values}, allow_nan=False))
 
     write_directory(folder, fill)
@@ -94,10 +103,17 @@ def save_checkpoint(
 
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a complete checkpoint; `restore_random` is the caller's, when everything else stands."""
-    try:
+    with readable(folder):
         values = json.loads((folder / _VALUES).read_text())
-        return Checkpoint(folder, load_file(folder / _TENSORS), values)
-    except (OSError, ValueError, SafetensorError) as error:
+        return Checkpoint(folder, load_file(folder / _RANDOM_TENSORS), values)
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """What is read within is of the checkpoint in `folder`: damage is a UserError that says how to go on."""
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError, CheckpointException) as error:
         raise UserError(
             f"checkpoint must be readable, got {one_line(error)} in {folder}. Remove it to resume from the one before."
         ) from error
@@ -121,9 +137,9 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def _random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    tensors = {f"{_RANDOM}torch": torch.get_rng_state()}
+    tensors = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
-        tensors |= {f"{_RANDOM}cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+        tensors |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
     version, internal, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     values = {
@@ -135,8 +151,8 @@ def _random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def restore_random(checkpoint: Checkpoint) -> None:
     """Put every random generator of the process back to where it was."""
-    torch.set_rng_state(checkpoint.tensors[f"{_RANDOM}torch"])
-    cuda = [t for name, t in sorted(checkpoint.tensors.items()) if name.startswith(f"{_RANDOM}cuda.")]
+    torch.set_rng_state(checkpoint.random["torch"])
+    cuda = [state for name, state in sorted(checkpoint.random.items()) if name.startswith("cuda.")]
     if cuda and torch.cuda.device_count() == len(cuda):
         torch.cuda.set_rng_state_all(cuda)
     version, internal, gauss = checkpoint.values["random"]["python"]

@@ -69,9 +69,14 @@ def train(
     """Train an agent: act, remember, mix, learn."""
     from agentloop.config.file import load_config
     from agentloop.console import open_display
+    from agentloop.ranks import own_rank
+    from agentloop.training import follow_training
     from agentloop.training import train as run_training
 
     settings = load_config(config, overrides or [])
+    if own_rank():
+        follow_training(settings)
+        return
     with closing(open_display(stderr=as_json)) as display:
         result = run_training(settings, resume=resume, trace=trace_step, display=display)
     if as_json:

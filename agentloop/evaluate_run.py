@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from agentloop.assemble import make_actors, settle_process
+from agentloop.assemble import make_actors
 from agentloop.checkpoint import COMPLETE, complete_checkpoints
 from agentloop.config import RunConfig
 from agentloop.config.file import load_plain, to_plain
@@ -14,6 +14,7 @@ from agentloop.environments import open_tasks
 from agentloop.errors import UserError
 from agentloop.evaluate import EvaluationReport, evaluate, report
 from agentloop.generation import LocalGenerator
+from agentloop.learners import settle_process
 from agentloop.models.adapters import load_policy
 from agentloop.run_folder import RunFolder, open_run_folder
 from agentloop.seeds import derive_seed

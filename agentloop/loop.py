@@ -25,7 +25,7 @@ from agentloop.task_line import TaskLine
 from agentloop.trace import describe_batch, describe_update
 from replay.mixing import ReplayStarved
 from replay.observe import as_observed
-from replay.records import DrawRecord, IterationRecord
+from replay.records import DrawRecord, IterationRecord, Trajectory
 from replay.request import Availability
 from replay.store import AppendReport, Drawn
 
@@ -203,6 +203,7 @@ class Loop:
         """Learn from both streams. Observed rows are scored apart, before the update and without a trace in it."""
         self.parts.display.phase("update", 0, 1)
         fresh, replayed = batch.rows()
+        fresh = [replace(row, scored=self._is_scored(row.trajectory)) for row in fresh]
         observed = None
         if self.config.replay.mode == "observe":
             rows = [replace(row, trajectory=as_observed(row.trajectory, self.parts.authors)) for row in replayed]
@@ -211,6 +212,16 @@ class Loop:
         result = self._learn(fresh + replayed, iteration)
         self.parts.display.phase("update", 1, 1)
         return result, observed
+
+    def _is_scored(self, row: Trajectory) -> bool:
+        """Whether the policy as it is sampled all of it, in sight of what it is trained on."""
+        now = self.parts.generator.policy_version
+        record = row.record
+        return (
+            self.parts.scores_are_stored
+            and record.policy_version_min == record.policy_version_max == now
+            and all(segment.behavior_context == "plain" for segment in row.segments)
+        )
 
     def _learn(self, rows: list[BatchRow], iteration: int) -> UpdateResult:
         trainer, display, valuation = self.parts.trainer, self.parts.display, self.parts.valuation
@@ -301,17 +312,17 @@ class Loop:
         """A full checkpoint of this moment."""
         # What a resume trusts to be there up to this iteration must be there.
         self.parts.sinks.flush()
-        tensors, values = self.parts.trainer.state()
+        trainer = self.parts.trainer
         state = {
             "run": self.parts.run_id,
             "loop": self.state.to_values(),
-            "trainer": values,
+            "trainer": trainer.values(),
             "sampler": self.parts.sampler.state(),
             "mixer": self.parts.mixer.state(),
             "source": self.parts.source.state(),
         }
         folder = self.parts.folder.checkpoints
-        save_checkpoint(folder / f"{self.state.iteration:06d}", self.parts.publisher.save_model, tensors, state)
+        save_checkpoint(folder / f"{self.state.iteration:06d}", self.parts.publisher.save_model, trainer.save, state)
         prune(folder, keep=self.config.checkpoint.keep)
         # No resume goes back before the oldest checkpoint: what was evicted up to it is not needed again.
         self.parts.store.purge(self.parts.run_id, int(complete_checkpoints(folder)[0].name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from agentloop.checkpoint import prune, write_directory
@@ -26,16 +27,27 @@ class Publisher:
     """Counts publishes; version 0 is the policy the run starts with."""
 
     def __init__(
-        self, loaded: LoadedModel, generator: LocalGenerator, store: ReplayStore, *, folder: Path, run: str
+        self,
+        loaded: LoadedModel,
+        generator: LocalGenerator,
+        store: ReplayStore,
+        *,
+        folder: Path,
+        run: str,
+        gather: Callable[[], None] | None = None,
     ) -> None:
+        """`gather` brings trained weights into `loaded`; None: they are the same."""
         self._loaded = loaded
         self._generator = generator
         self._store = store
         self._folder = folder
         self._run = run
+        self._gather = gather
 
     def publish(self, version: int, section: CheckpointSection) -> None:
         """`version` is in place: record it, snapshot it if asked, and sample from it from now on."""
+        if self._gather is not None:
+            self._gather()
         checkpoint = None
         if section.keep_policies != "none":
             target = self._folder / "policies" / f"{version:06d}"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentloop.assemble import settle_process
 from agentloop.checkpoint import (
     Checkpoint,
     complete_checkpoints,
@@ -25,6 +24,7 @@ from agentloop.console import RunDisplay, open_display
 from agentloop.demonstrations import Demonstration, DemonstrationReader
 from agentloop.environments.rows import digest_of, held_out_by_content
 from agentloop.errors import TrainingStopped, UserError
+from agentloop.learners import settle_process
 from agentloop.learning.optimizer import WeightOptimizer, learning_rate
 from agentloop.learning.supervised import Learned, learn, measure
 from agentloop.models.actor import Actor
@@ -34,6 +34,7 @@ from agentloop.run_folder import RunFolder, create_run_folder, resumed_run_folde
 from agentloop.seeds import derive_seed
 from agentloop.signals import StopRequest, polite_stop
 from agentloop.sinks import SinkFan, load_sinks
+from agentloop.state_files import read_tensors, write_tensors
 
 _SUFFIX = "-sft"
 
@@ -186,7 +187,7 @@ class _Training:
             )
         stored = checkpoint.values["progress"]
         self.progress = _Progress(stored["update"], [(int(u), float(loss)) for u, loss in stored["held_out"]])
-        self._optimizer.load_state({k: t for k, t in checkpoint.tensors.items() if not k.startswith("random.")})
+        self._optimizer.load_state(read_tensors(checkpoint.state))
         restore_random(checkpoint)
         self._display.note(f"resumed {self._folder.path} after update {self.progress.update}")
 
@@ -254,8 +255,11 @@ class _Training:
         progress: dict[str, Any] = {"update": self.progress.update, "held_out": self.progress.held_out}
         values = {"digest": self.data.digest, "progress": progress}
         folder = self._folder.checkpoints
-        save_checkpoint(folder / f"{self.progress.update:06d}", self._save_model, self._optimizer.state(), values)
+        save_checkpoint(folder / f"{self.progress.update:06d}", self._save_model, self._save_state, values)
         prune(folder, keep=self.data.config.checkpoint.keep)
+
+    def _save_state(self, target: Path) -> None:
+        write_tensors(target, self._optimizer.state())
 
     def _save_model(self, target: Path) -> None:
         with quiet():

@@ -8,15 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentloop import __version__
-from agentloop.assemble import Parts, assemble, settle_process, starting_model, warm_up_metrics
+from agentloop.assemble import Parts, assemble, starting_model, warm_up_metrics
 from agentloop.attached import attach_buffers
-from agentloop.checkpoint import COMPLETE, Checkpoint, complete_checkpoints, load_checkpoint, restore_random
+from agentloop.checkpoint import (
+    COMPLETE,
+    Checkpoint,
+    complete_checkpoints,
+    load_checkpoint,
+    readable,
+    restore_random,
+)
 from agentloop.config import RunConfig
 from agentloop.config.file import to_plain
 from agentloop.console import RunDisplay, open_display, percent
 from agentloop.errors import TrainingStopped, UserError
+from agentloop.learners import check_ranks, follow, settle_process
 from agentloop.learning.stream_losses import stream_losses
 from agentloop.loop import Loop, LoopState
+from agentloop.ranks import Ranks, joined
 from agentloop.report import REPORT_NAME, write_report
 from agentloop.run_folder import RunFolder, create_run_folder, explained, resumed_run_folder
 from agentloop.signals import StopRequest, polite_stop
@@ -45,14 +54,29 @@ def train(
 
     `resume` continues the newest run of that name from its last complete checkpoint, as if it had never stopped.
     `trace` has the display told the data flow of the next iteration.
+    Under torchrun this is rank 0's call, which leads the others; theirs is `follow_training`.
     Raises UserError for what the user can mend, TrainingStopped when the run itself can't go on.
     """
+    with joined(timeout_s=config.compute.rank_timeout_s) as ranks:
+        if ranks.index:
+            raise ValueError(f"train must be called on rank 0, got rank {ranks.index}. Call follow_training there.")
+        return _train(config, ranks, resume=resume, trace=trace, display=display)
+
+
+def follow_training(config: RunConfig) -> None:
+    """Any rank but 0: hold and update a part of the weights until the run of rank 0 ends."""
+    with joined(timeout_s=config.compute.rank_timeout_s) as ranks:
+        follow(ranks)
+
+
+def _train(config: RunConfig, ranks: Ranks, *, resume: bool, trace: bool, display: RunDisplay | None) -> TrainResult:
+    check_ranks(config, ranks)
     folder = resumed_run_folder(config) if resume else create_run_folder(config)
     display = display or open_display()
     try:
         with folder.lock(), polite_stop(display.note) as stop:
             checkpoint = _newest_checkpoint(folder)
-            with closing(_parts(folder, display, checkpoint, new=not resume)) as parts:
+            with closing(_parts(folder, display, checkpoint, ranks, new=not resume)) as parts:
                 loop = Loop(parts, _begin(parts, checkpoint), trace=trace)
                 if not loop.state.evaluations:
                     _first_evaluation(loop)
@@ -63,7 +87,7 @@ def train(
     return TrainResult(folder.path, loop.state.iteration, evaluations[0][1], evaluations[-1][1], report, stop.exit_code)
 
 
-def _parts(folder: RunFolder, display: RunDisplay, checkpoint: Checkpoint | None, *, new: bool) -> Parts:
+def _parts(folder: RunFolder, display: RunDisplay, checkpoint: Checkpoint | None, ranks: Ranks, *, new: bool) -> Parts:
     """The parts of the run. A new run that can't be put together leaves no folder for --resume to stumble over."""
     try:
         settle_process(folder.config)
@@ -77,7 +101,7 @@ def _parts(folder: RunFolder, display: RunDisplay, checkpoint: Checkpoint | None
         first = starting_model(folder, display)
         # Once more: whether the warm-up was made just now or by a start that was killed must not matter.
         settle_process(folder.config)
-        return assemble(folder, display, checkpoint=checkpoint, first=first)
+        return assemble(folder, display, checkpoint=checkpoint, first=first, ranks=ranks)
     except (UserError, DatabaseRefused):
         if new and not (folder.model / COMPLETE).exists():
             shutil.rmtree(folder.path, ignore_errors=True)
@@ -115,8 +139,8 @@ def _restore(parts: Parts, checkpoint: Checkpoint) -> LoopState:
             f"checkpoints must belong to the run {parts.run_id}, got one of {checkpoint.values['run']} in "
             f"{checkpoint.folder}. Put the right folder back."
         )
-    tensors = {name: t for name, t in checkpoint.tensors.items() if not name.startswith("random.")}
-    parts.trainer.load_state(tensors, checkpoint.values["trainer"])
+    with readable(checkpoint.folder):
+        parts.trainer.load(checkpoint.state, checkpoint.values["trainer"])
     parts.sampler.load_state(checkpoint.values["sampler"])
     parts.mixer.load_state(checkpoint.values["mixer"])
     parts.source.load_state(checkpoint.values["source"])

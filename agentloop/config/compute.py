@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from agentloop.config.section import Section
+from agentloop.config.section import PositiveFloat, Section
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
@@ -28,6 +28,14 @@ class ComputeSection(Section):
     )
     compile: bool = Field(
         False, description="The backbone is compiled for scoring and gradients; takes a minute when a run begins."
+    )
+    old_log_probs: Literal["auto", "recompute"] = Field(
+        "auto",
+        description="auto: those of rows that the policy as it is has just sampled are the stored ones, where sampling "
+        "and scoring agree within 0.001 nats; recompute: a pass of their own for all rows.",
+    )
+    rank_timeout_s: PositiveFloat = Field(
+        600.0, description="Several ranks: seconds to wait within an update for one that says nothing."
     )
 
 

@@ -31,6 +31,8 @@ class BatchRow:
     """Of the row's loss: what its sampler corrects for."""
     token_advantages: tuple[npt.NDArray[np.float32], ...] | None = None
     """One array per segment, one number per token; None: `advantage` on every trained token."""
+    scored: bool = False
+    """Sampled by the weights as they are, in sight of just these tokens: its behavior log-probs are its old ones."""
 
 
 @dataclass(frozen=True, eq=False)

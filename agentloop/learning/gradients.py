@@ -19,6 +19,7 @@ from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.stream_losses import StreamLosses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
+from agentloop.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,13 @@ class StepLoss:
 
 
 def accumulate_gradients(
-    actor: Actor, mini: ScoredBatch, config: RunConfig, *, losses: StreamLosses, totals: UpdateTotals
+    actor: Actor,
+    mini: ScoredBatch,
+    config: RunConfig,
+    *,
+    losses: StreamLosses,
+    totals: UpdateTotals,
+    ranks: Ranks = ALONE,
 ) -> StepLoss:
     """Add the gradient of the mini-batch's loss to the actor's parameters, and count its tokens in `totals`.
 
@@ -43,7 +50,8 @@ def accumulate_gradients(
     over trained tokens; a token's weight is its share in the whole step, so that cutting it into passes changes
     speed and memory only, times its row's `loss_weights`. Rows that can't contribute are left out of the
     passes and stay in every denominator. An objective of whole trajectories gets all rows of one in the same pass,
-    which then holds at least one trajectory, whatever `batch.micro_batch_tokens` is.
+    which then holds at least one trajectory, whatever `batch.micro_batch_tokens` is. Several ranks share the passes;
+    the sharded gradients and the result are sums over all of them.
     """
     batch = mini.batch
     totals.begin_step(batch.loss_mask, batch.trajectory)
@@ -55,9 +63,13 @@ def accumulate_gradients(
     contributing = _contributing(batch, config, losses)
     signal_share = _signal_share(batch)
     max_tokens = config.batch.micro_batch_tokens
-    for cut in _passes(batch, contributing, losses, max_tokens=max_tokens, packs=actor.packs):
-        positions = contributing[torch.tensor(cut, device=contributing.device)]
+    cuts = _passes(batch, contributing, losses, max_tokens=max_tokens, packs=actor.packs)
+    for cut in ranks.share(cuts):
+        positions = contributing[torch.tensor(cuts[0] if cut is None else cut, device=contributing.device)]
         micro = mini.rows(positions)
+        if cut is None:
+            _idle_pass(actor, micro.batch)
+            continue
         width = micro.batch.token_ids.shape[1]
         pass_loss, pass_kl, pass_moved = _backward(
             actor,
@@ -70,7 +82,18 @@ def accumulate_gradients(
         loss += pass_loss
         kl += pass_kl
         moved += pass_moved
-    return StepLoss(float(loss), float(kl), next((s / n for s, n in moved.tolist() if n), None))
+    sums = ranks.sum(torch.cat([loss[None], kl[None], moved.flatten()])).tolist()
+    totals.sum_over(ranks)
+    distances = [(sums[2], sums[3]), (sums[4], sums[5])]
+    return StepLoss(sums[0], sums[1], next((s / n for s, n in distances if n), None))
+
+
+def _idle_pass(actor: Actor, batch: Batch) -> None:
+    """Keep the other ranks company in a pass through sharded weights, adding exactly 0 to every gradient."""
+    log_probs, _ = actor.log_probs(
+        batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature, entropy=False
+    )
+    torch.autograd.backward((log_probs * 0.0).sum())
 
 
 def _weights(batch: Batch, config: RunConfig, *, normalise: Normalise, replay_weight: float) -> Tensor:
@@ -178,9 +201,10 @@ def _backward(
         loss = loss + config.kl.loss_coef * kl
     if section.entropy_coef > 0:
         loss = loss - section.entropy_coef * (entropies * weights).sum()
-    # An objective of one's own that trains none of these rows may give a plain 0.
-    if loss.requires_grad:
-        torch.autograd.backward(loss)
+    if not loss.requires_grad:
+        # An objective of one's own that trains none of these rows may give a plain 0; other ranks wait for the pass.
+        loss = loss + (log_probs * 0.0).sum()
+    torch.autograd.backward(loss)
     totals.add(result, batch.loss_mask, weights=shares.own_weights, trajectory=batch.trajectory)
     return loss.detach(), kl.detach(), _moved(log_probs.detach(), micro)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -9,9 +11,10 @@ from torch import Tensor
 
 from agentloop.algorithms.diagnostics import Drift, trajectory_drift
 from agentloop.algorithms.log_probs import log_ratios
-from agentloop.learning.batch import Batch
+from agentloop.learning.batch import Batch, BatchRow
 from agentloop.learning.mini_batches import cut_micro_batches
 from agentloop.models.actor import Actor
+from agentloop.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +48,7 @@ class ScoredBatch:
     importance_weights: Tensor | None = None
     """[B, T]: what the policy loss of a token is multiplied by; None: 1."""
     entropies: Tensor | None = None
-    """[B, T] nats, of the whole batch; parts of it have none."""
+    """[B, T] nats, of the whole batch; NaN where log-probs needed no pass. Parts of a batch have none."""
 
     def rows(self, positions: Tensor) -> ScoredBatch:
         """Some of the rows, cut to the longest of them."""
@@ -79,14 +82,51 @@ class ScoredBatch:
 
 
 @torch.no_grad()
-def score(actor: Actor, batch: Batch, *, max_tokens: int) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies of the action tokens of all rows, [B, T] nats, in passes of `max_tokens`."""
+def score(
+    actor: Actor, batch: Batch, *, max_tokens: int, known: Tensor | None = None, ranks: Ranks = ALONE
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of the action tokens of all rows, [B, T] nats, in passes of `max_tokens`.
+
+    `known` rows, [B] bool, cost no pass: their log-probs are those stored with them, their entropies NaN. Several ranks
+    share the passes, and all of them get all results.
+    """
     log_probs = torch.zeros(batch.token_ids.shape, dtype=actor.dtype, device=actor.device)
     entropies = torch.zeros_like(log_probs)
-    for positions in cut_micro_batches(batch.lengths, max_tokens, packs=actor.packs):
-        index = torch.tensor(positions, device=actor.device)
+    wanted = batch.response_mask.any(dim=1)
+    stored = torch.zeros_like(wanted) if known is None else known
+    positions = (wanted & ~stored).nonzero()[:, 0]
+    lengths = batch.attention_mask[positions].sum(dim=1).tolist()
+    cuts = cut_micro_batches(lengths, max_tokens, packs=actor.packs)
+    for cut in ranks.share(cuts):
+        index = positions[torch.tensor(cuts[0] if cut is None else cut, device=actor.device)]
         part = batch.rows(index)
         scores = actor.log_probs(part.token_ids, part.attention_mask, part.response_mask, part.temperature)
-        width = part.token_ids.shape[1]
-        log_probs[index, :width], entropies[index, :width] = scores
-    return log_probs, entropies
+        if cut is not None:
+            width = part.token_ids.shape[1]
+            log_probs[index, :width], entropies[index, :width] = scores
+    ranks.sum(log_probs)
+    ranks.sum(entropies)
+    of_stored = batch.response_mask & stored[:, None]
+    log_probs = torch.where(of_stored, batch.behavior_log_probs.to(log_probs.dtype), log_probs)
+    return log_probs, entropies.masked_fill(of_stored, torch.nan)
+
+
+def scored_rows(batch: Batch, rows: Sequence[BatchRow]) -> Tensor:
+    """[B] bool: rows that need no pass, for their behavior log-probs are those of the weights as they are."""
+    flags = torch.tensor([row.scored for row in rows], device=batch.trajectory.device)[batch.trajectory]
+    return flags & ~(batch.behavior_log_probs.isnan() & batch.response_mask).any(dim=1)
+
+
+def fresh_entropy(scored: ScoredBatch, rows: Sequence[BatchRow]) -> dict[str, float]:
+    """`actor/entropy`: of the policy as it is, mean over the fresh rows' action tokens.
+
+    Of rows that needed no pass it is what was measured when they were sampled.
+    """
+    batch, entropies = scored.batch, scored.entropies
+    assert entropies is not None
+    stored = [row.trajectory.record.mean_entropy for row in rows]
+    told = entropies.new_tensor([math.nan if value is None else value for value in stored])
+    values = torch.where(entropies.isnan(), told[batch.trajectory][:, None], entropies)
+    fresh = values[batch.response_mask & ~batch.replay_mask[:, None]]
+    known = fresh[~fresh.isnan()]
+    return {"actor/entropy": float(known.mean())} if len(known) else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from agentloop.learning.critic_update import CriticLearner, CriticLog, value_met
 from agentloop.learning.gradients import accumulate_gradients
 from agentloop.learning.mini_batches import plan_mini_batches
 from agentloop.learning.optimizer import WeightOptimizer, learning_rate
-from agentloop.learning.scoring import ScoredBatch, score
+from agentloop.learning.scoring import ScoredBatch, fresh_entropy, score, scored_rows
 from agentloop.learning.stream_losses import check_behavior, corrected, stream_losses
 from agentloop.learning.update_stats import (
     RowStats,
@@ -32,6 +33,8 @@ from agentloop.learning.update_stats import (
 )
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
+from agentloop.ranks import ALONE, Ranks
+from agentloop.state_files import read_tensors, write_tensors
 from context.authors import AuthorTable
 from replay.records import REPLAY, Trajectory
 
@@ -59,6 +62,10 @@ class _Log:
     held: bool = False
     """True: the policy makes no more steps in this iteration."""
     held_steps: int = 0
+    stored: bool = False
+    """True: there are old log-probs that were not recomputed."""
+    sampling_gap: float | None = None
+    """Nats, k3: how far they are from those of the first step's passes, before any weight has moved."""
     skipped_no_signal: int = 0
     skipped_bad_gradient: int = 0
     gradient_norms: list[float] = field(default_factory=list)
@@ -69,6 +76,9 @@ class _Log:
             "actor/skipped_no_signal": float(self.skipped_no_signal),
             "actor/skipped_bad_gradient": float(self.skipped_bad_gradient),
         }
+        if self.sampling_gap is not None:
+            # k3 is half the square of a small difference.
+            metrics["actor/sampling_gap"] = math.sqrt(max(0.0, 2 * self.sampling_gap))
         if self.held_steps:
             metrics["actor/held_steps"] = float(self.held_steps)
         if self.gradient_norms:
@@ -85,7 +95,16 @@ _CRITIC = "critic."
 class Trainer:
     """Updates the actor's weights in place and owns its optimizer. Its only randomness is the seeded plan."""
 
-    def __init__(self, actor: Actor, config: RunConfig, *, authors: AuthorTable, reference: Actor | None) -> None:
+    def __init__(
+        self,
+        actor: Actor,
+        config: RunConfig,
+        *,
+        authors: AuthorTable,
+        reference: Actor | None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """On several `ranks` the actor is sharded over them, and each makes the same calls with the same arguments."""
         for name, coef in (("loss_coef", config.kl.loss_coef), ("reward_coef", config.kl.reward_coef)):
             if coef > 0 and reference is None and (name == "loss_coef" or _rewards_here(config)):
                 raise ValueError(f"kl.{name} must be 0 without a reference policy, got {coef}. Pass one.")
@@ -93,6 +112,7 @@ class Trainer:
         self._config = config
         self._authors = authors
         self._reference = reference
+        self._ranks = ranks
         self._losses = stream_losses(config.loss)
         self._optimizer = WeightOptimizer(actor.model, config.optimizer)
         self._critic: CriticLearner | None = None
@@ -125,7 +145,9 @@ class Trainer:
         """
         batch = build_batch(rows, self._authors)
         check_behavior(batch, rows, self._config)
-        scored, metrics = self._score(batch, reference=self._reference if self._needs_reference() else None)
+        reference = self._reference if self._needs_reference() else None
+        scored = self._score(batch, rows, reference=reference)
+        metrics = fresh_entropy(scored, rows)
         if self._critic is not None:
             scored = valued(scored, rows, self._critic.critic, self._config, kl_coef=self.kl_coef.value)
             metrics |= value_metrics(scored, self._config)
@@ -135,7 +157,7 @@ class Trainer:
             told(scored)
         rates = self._begin(iteration)
         totals = UpdateTotals(scored.batch.replayed)
-        log, critic_log = _Log(), CriticLog()
+        log, critic_log = _Log(stored=any(row.scored for row in rows)), CriticLog()
         log.held = self._critic is not None and iteration <= self._config.critic.warmup_iterations
         for members in self._plan(rows, iteration):
             chosen = torch.isin(
@@ -204,7 +226,7 @@ class Trainer:
         `drift_*` and `ess` as in `update`; `approx_kl` is the mean of r - 1 - log r over action tokens with r
         = drift, the only ratio there is without an update. There are no losses and no clip fractions.
         """
-        scored, _ = self._score(build_batch(rows, self._authors), reference=None)
+        scored = self._score(build_batch(rows, self._authors), rows, reference=None)
         drift = scored.drift()
         totals = UpdateTotals(scored.batch.replayed)
         totals.observe(drift)
@@ -214,7 +236,7 @@ class Trainer:
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Nats per action token of the current policy; NaN where there is none."""
         batch = build_batch([BatchRow(t, "replay", 0.0) for t in trajectories], self._authors).to(self._actor.device)
-        _, entropies = score(self._actor, batch, max_tokens=self._config.batch.micro_batch_tokens)
+        _, entropies = score(self._actor, batch, max_tokens=self._config.batch.micro_batch_tokens, ranks=self._ranks)
         sums = entropies.new_zeros((2, len(trajectories)))
         sums[0].index_add_(0, batch.trajectory, torch.where(batch.response_mask, entropies, 0.0).sum(dim=1))
         sums[1].index_add_(0, batch.trajectory, batch.response_mask.sum(dim=1).to(sums.dtype))
@@ -224,10 +246,28 @@ class Trainer:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The tensors of optimizer and critic (live, not copies) and JSON-able values that say what they belong to."""
         tensors = self._optimizer.state()
-        values: dict[str, Any] = {"optimizer": self._optimizer.name, "kl_coef": self.kl_coef.value}
         if self._critic is not None:
             tensors |= {f"{_CRITIC}{name}": tensor for name, tensor in self._critic.state().items()}
-        return tensors, values
+        return tensors, self.values()
+
+    def values(self) -> dict[str, Any]:
+        """The JSON-able ones of `state()`."""
+        return {"optimizer": self._optimizer.name, "kl_coef": self.kl_coef.value}
+
+    def save(self, folder: Path) -> None:
+        """The tensors of `state()`, of several ranks each its own part of them."""
+        write_tensors(folder, self.state()[0], self._ranks)
+
+    def load(self, folder: Path, values: dict[str, Any]) -> None:
+        """Continue from `save()` with the values of `state()`, whoever wrote it, exactly."""
+        self.load_state(read_tensors(folder, places=self._place, ranks=self._ranks), values)
+
+    def _place(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Like the parameter it belongs to, and as that is sharded."""
+        parameter = dict(self._actor.model.named_parameters()).get(name.rpartition("/")[0])
+        if parameter is not None and parameter.shape == shape:
+            return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+        return torch.zeros(shape, dtype=dtype)
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Continue from `state()`, exactly. Raises ValueError for the state of another optimizer or model."""
@@ -239,15 +279,14 @@ class Trainer:
             self._critic.load_state(critic)
         self.kl_coef.value = values.get("kl_coef", self.kl_coef.value)
 
-    def _score(self, batch: Batch, *, reference: Actor | None) -> tuple[ScoredBatch, dict[str, float]]:
-        """The batch with its old log-probs, and the entropy of the policy on what it has just sampled."""
+    def _score(self, batch: Batch, rows: Sequence[BatchRow], *, reference: Actor | None) -> ScoredBatch:
+        """The batch with its old log-probs, and those of the reference if there is one."""
         batch = batch.to(self._actor.device)
         max_tokens = self._config.batch.micro_batch_tokens
-        old, entropies = score(self._actor, batch, max_tokens=max_tokens)
-        ref = None if reference is None else score(reference, batch, max_tokens=max_tokens)[0]
-        fresh = batch.response_mask & ~batch.replay_mask[:, None]
-        metrics = {"actor/entropy": float(entropies[fresh].mean())} if bool(fresh.any()) else {}
-        return ScoredBatch(batch, old, ref, entropies=entropies), metrics
+        known = scored_rows(batch, rows)
+        old, entropies = score(self._actor, batch, max_tokens=max_tokens, known=known, ranks=self._ranks)
+        ref = None if reference is None else score(reference, batch, max_tokens=max_tokens, ranks=self._ranks)[0]
+        return ScoredBatch(batch, old, ref, entropies=entropies)
 
     def _step(self, mini: ScoredBatch, totals: UpdateTotals, log: _Log, *, iteration: int) -> None:
         """One optimizer step over the rows of one mini-batch."""
@@ -256,7 +295,11 @@ class Trainer:
             log.held_steps += 1
             return
         step_totals = UpdateTotals(totals.replayed)
-        step = accumulate_gradients(self._actor, mini, self._config, losses=self._losses, totals=step_totals)
+        step = accumulate_gradients(
+            self._actor, mini, self._config, losses=self._losses, totals=step_totals, ranks=self._ranks
+        )
+        if log.steps == 1 and log.stored:
+            log.sampling_gap = step.moved
         norm = self._optimizer.gradient_norm()
         if not (math.isfinite(step.loss) and math.isfinite(norm)):
             self._optimizer.clear_gradients()

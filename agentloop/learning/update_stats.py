@@ -10,12 +10,15 @@ from torch import Tensor
 
 from agentloop.algorithms.diagnostics import Drift, effective_sample_size, sum_by_trajectory
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
+from agentloop.ranks import Ranks
 from replay.records import FRESH, REPLAY
 
 ESS_BY_AGE = "actor/replay/ess/age_"
 """Begins the names of the ESS metrics of the replay stream's age buckets."""
 _STREAMS = ((FRESH, False), (REPLAY, True))
 """Name, and whether its rows are replayed."""
+_OF_PASSES = ("clipped", "clipped_lower", "scored", "ratio", "approx_kl", "pg_loss")
+"""Sums that gradient passes add to."""
 _QUANTILES = (1, 50, 99)
 """Percent."""
 
@@ -80,9 +83,19 @@ class UpdateTotals:
         self.pg_loss += sum_by_trajectory(result.policy.loss.detach() * weights, trajectory, count)
         self.ratios.append((torch.where(loss_mask, ratios, torch.nan).float(), self.replayed[trajectory]))
 
+    def sum_over(self, ranks: Ranks) -> None:
+        """What the passes of all ranks add up to; trained tokens every rank has counted for itself."""
+        if not ranks.several:
+            return
+        sums = ranks.sum(torch.stack([getattr(self, name) for name in _OF_PASSES]))
+        for name, total in zip(_OF_PASSES, sums, strict=True):
+            setattr(self, name, total)
+        gathered = [(ranks.gather(self._ratios_of(replayed)), replayed) for _, replayed in _STREAMS]
+        self.ratios = [(values[:, None], values.new_full(values.shape, flag).bool()) for values, flag in gathered]
+
     def merge(self, step: UpdateTotals) -> None:
         """Take over the sums of one optimizer step."""
-        for name in ("trained", "clipped", "clipped_lower", "scored", "ratio", "approx_kl", "pg_loss"):
+        for name in ("trained", *_OF_PASSES):
             getattr(self, name).add_(getattr(step, name))
         self.ratios += step.ratios
         for replayed, steps in step.steps.items():
@@ -111,8 +124,8 @@ class UpdateTotals:
 
     def _ratios_of(self, replayed: bool) -> Tensor:
         """[n], of all trained tokens of one stream in all passes."""
-        chosen = [ratios[rows == replayed].flatten() for ratios, rows in self.ratios]
-        together = torch.cat(chosen)
+        none = torch.empty(0, device=self.replayed.device)
+        together = torch.cat([none, *(ratios[rows == replayed].flatten() for ratios, rows in self.ratios)])
         return together[~together.isnan()]
 
 

@@ -46,6 +46,10 @@ class Actor:
         """Its products are rounded to 16 bits, differently in batches of other shapes."""
         return self.model.dtype.itemsize == 2 or self.compute.autocast != "none"
 
+    def probe(self) -> None:
+        """Ask the model now what would be asked at first use: of sharded weights all ranks must ask together."""
+        self._head.probe()
+
     def log_probs(
         self,
         token_ids: Tensor,

@@ -50,6 +50,11 @@ class Head:
                 f"{model.device.type}. Take it out, or pip install 'agentloop[gpu]'."
             )
 
+    def probe(self) -> None:
+        """Ask now what would be asked at first use: of sharded weights all ranks must ask together."""
+        if self._chosen != "plain":
+            self._can_replace()
+
     def way(self, count: int) -> How | None:
         """How log-probs of `count` tokens are made from hidden states; None: from whole logits."""
         chosen: str = self._automatic(count) if self._chosen == "auto" else self._chosen

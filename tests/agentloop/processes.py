@@ -202,7 +202,7 @@ def assert_same_weights(broken: Path, unbroken: Path) -> None:
         assert_same_bits(*(run / "policies" / name / "model.safetensors" for run in (broken, unbroken)))
     ours, theirs = (complete_checkpoints(run / "checkpoints")[-1] for run in (broken, unbroken))
     assert ours.name == theirs.name
-    for file in ("state.safetensors", "model/model.safetensors"):
+    for file in ("state/state.safetensors", "random.safetensors", "model/model.safetensors"):
         assert_same_bits(ours / file, theirs / file)
     assert checkpoint_values(ours) == checkpoint_values(theirs)
 

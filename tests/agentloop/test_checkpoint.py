@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from agentloop.checkpoint import (
     write_directory,
 )
 from agentloop.errors import UserError
+from agentloop.state_files import read_tensors, write_tensors
 
 KILLS = 5
 
@@ -35,15 +37,19 @@ def save_dummy_model(folder: Path) -> None:
 
 def save(folder: Path, number: int) -> None:
     tensors = {"a": torch.full((1000,), float(number)), "b": torch.tensor([number], dtype=torch.int64)}
-    save_checkpoint(folder / f"{number:06d}", save_dummy_model, tensors, {"number": number})
+    save_checkpoint(
+        folder / f"{number:06d}", save_dummy_model, partial(write_tensors, tensors=tensors), {"number": number}
+    )
 
 
 def test_checkpoint_round_trip_is_bit_equal(tmp_path: Path) -> None:
     tensors = {"a": torch.tensor([0.1, float("inf"), -0.0]), "t": torch.arange(6).reshape(2, 3).t()}
-    save_checkpoint(tmp_path / "000001", save_dummy_model, tensors, {"x": [1, None, "y"]})
+    save_checkpoint(
+        tmp_path / "000001", save_dummy_model, partial(write_tensors, tensors=tensors), {"x": [1, None, "y"]}
+    )
     loaded = load_checkpoint(tmp_path / "000001")
     assert loaded.values["x"] == [1, None, "y"]
-    assert all(torch.equal(loaded.tensors[name], tensors[name]) for name in tensors)
+    assert all(torch.equal(read_tensors(loaded.state)[name], tensors[name]) for name in tensors)
     assert (loaded.model / "weights").read_bytes() == b"w" * 1000
 
 
@@ -145,7 +151,7 @@ def check_kills(folder: Path, kills: int) -> None:
         for path in newest:
             loaded = load_checkpoint(path)
             assert loaded.values["number"] == int(path.name)
-            assert torch.equal(loaded.tensors["a"], torch.full((1000,), float(path.name)))
+            assert torch.equal(read_tensors(loaded.state)["a"], torch.full((1000,), float(path.name)))
         assert len(newest) >= min(2, number)
 
 

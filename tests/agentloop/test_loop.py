@@ -214,7 +214,7 @@ def test_resumed_run_with_a_critic_ends_like_the_unbroken_one(tmp_path: Path, qw
     assert same_bits(parameters(resumed.folder), parameters(unbroken.folder))
     assert untimed(resumed_display.iterations) == untimed(unbroken_display.iterations[1:])
     checkpoints = [
-        load_file(run.folder / "checkpoints" / "000003" / "state.safetensors") for run in (resumed, unbroken)
+        load_file(run.folder / "checkpoints" / "000003" / "state" / "state.safetensors") for run in (resumed, unbroken)
     ]
     assert same_bits(*checkpoints)
     assert any(name.startswith("critic.weights/backbone") for name in checkpoints[0])

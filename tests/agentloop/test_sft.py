@@ -233,8 +233,8 @@ def test_stopped_sft_resumes_bit_for_bit(
     (last,) = {path.name for path in (resumed.folder / "checkpoints").iterdir()} - {
         path.name for path in (resumed.folder / "checkpoints").iterdir() if int(path.name) < resumed.updates
     }
-    theirs = unbroken[0].folder / "checkpoints" / last / "state.safetensors"
-    assert_same_bits(resumed.folder / "checkpoints" / last / "state.safetensors", theirs)
+    theirs = unbroken[0].folder / "checkpoints" / last / "state" / "state.safetensors"
+    assert_same_bits(resumed.folder / "checkpoints" / last / "state" / "state.safetensors", theirs)
 
 
 def test_resumed_sft_must_find_its_conversations_and_its_configuration(tmp_path: Path, qwen2: Path) -> None:

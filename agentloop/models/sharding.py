@@ -1,0 +1,44 @@
+"""One policy over several ranks: FSDP2 (Zhao et al. 2023, arXiv 2304.11277), a part of every weight on each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+
+def shard(model: PreTrainedModel) -> None:
+    """Layer by layer, the rest (embeddings, head, last norm) together, so that tied weights stay one.
+
+    Gradients become sums over ranks, not means: what a token weighs is its share in the whole step on every rank.
+    """
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            fully_shard(layer)
+    fully_shard(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            # Without it a factor is a kind of sum that only NCCL has.
+            module.set_force_sum_reduction_for_comms(True)
+
+
+@torch.no_grad()
+def gather(model: nn.Module, into: nn.Module | None) -> None:
+    """Whole trainable weights, one after another. Every rank takes part; `into` has a copy on the rank that wants one.
+
+    A module that is not sharded is copied as it is.
+    """
+    copies: Mapping[str, Tensor] = {} if into is None else dict(into.named_parameters())
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else cast(Tensor, parameter)
+        if into is not None:
+            copies[name].copy_(whole)
