@@ -19,18 +19,23 @@ def free_port() -> int:
         return port
 
 
+def places(count: int) -> list[dict[str, str]]:
+    """What torchrun tells each rank by its environment."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
 def start_ranks(count: int, command: Sequence[str | Path]) -> list[subprocess.Popen[str]]:
     """`python <command>` on every rank; their output can be read."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
     settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     return [
         subprocess.Popen(
             [sys.executable, *map(str, command)],
             cwd=ROOT,
-            env={**os.environ, **settings, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**os.environ, **settings, **place},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(count)
+        for place in places(count)
     ]

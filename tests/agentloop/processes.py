@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,12 @@ UNTIMED = "name not like 'time/%' and name not like 'speed/%'"
 class Training:
     """One `agentloop train` process and the lines it has printed so far."""
 
-    def __init__(self, config_file: Path, *options: str, mood: str = "") -> None:
+    def __init__(
+        self, config_file: Path, *options: str, mood: str = "", place: Mapping[str, str] | None = None
+    ) -> None:
+        """`place`: of a rank among several, as `launching.places` gives it."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AGENTLOOP_TEST_MOOD": mood}
+        environment |= place or {}
         self._process = subprocess.Popen(
             [AGENTLOOP, "train", config_file, *options],
             cwd=ROOT,

@@ -11,10 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from agentloop.checkpoint import complete_checkpoints
+from agentloop.config import RunConfig
+from agentloop.errors import UserError
+from agentloop.learners import check_ranks
 from agentloop.ranks import Ranks
+from agentloop.training import train
 from tests.agentloop import ranked_updates
-from tests.agentloop.launching import start_ranks
+from tests.agentloop.launching import places, start_ranks
+from tests.agentloop.processes import Training, write_config
 from tests.agentloop.ranked_updates import DTYPES, UPDATES, first_half, go_on, updated, whole
+from tests.agentloop.runs import StopAfter, save_qwen2, small_config
 
 WITHIN = {"float64": 1e-10, "float32": 1e-5}
 LOSSES = ("actor/fresh/pg_loss", "actor/replay/pg_loss", "actor/kl_loss")
@@ -74,6 +81,38 @@ def test_checkpoints_go_from_one_rank_to_two_and_back(runs: dict[str, Any]) -> N
     assert_close(found["one from two"], found["one"][half:], 1e-9)
     # Each rank wrote its own part.
     assert [name[:11] for name in found["files"]] == ["shard-00001", "shard-00002"]
+
+
+def small_run(folder: Path, model: Path, iterations: int) -> RunConfig:
+    return small_config(folder, model, run={"iterations": iterations}, compute={"rank_timeout_s": 20.0})
+
+
+@pytest.mark.timeout(240)
+def test_a_lost_rank_ends_the_run_with_a_message_and_one_rank_goes_on(tmp_path: Path) -> None:
+    model = save_qwen2(tmp_path / "model")
+    config = small_run(tmp_path / "runs", model, 40)
+    file = write_config(config, tmp_path / "small.yaml")
+    leader, other = (Training(file, place=place) for place in places(2))
+    leader.says("iteration 2/40")
+    other.kill()
+    assert leader.wait(timeout_s=60) == 1
+    assert "agentloop: training stopped: every rank must stay alive and answer" in "".join(leader.errors)
+    assert "--resume" in "".join(leader.errors)
+    run = tmp_path / "runs" / "small-001"
+    reached = int(complete_checkpoints(run / "checkpoints")[-1].name)
+    assert reached >= 1
+
+    display = StopAfter(2)
+    result = train(config, resume=True, display=display)
+    assert result.iterations == reached + 2
+    assert any(note.startswith(f"resumed {run} after iteration {reached}") for note in display.notes)
+
+
+def test_critics_are_refused_on_several_ranks(tmp_path: Path) -> None:
+    config = small_config(tmp_path, tmp_path, "ppo")
+    with pytest.raises(UserError, match="algorithm must do without a critic on 2 ranks, got ppo"):
+        check_ranks(config, Ranks(0, 2))
+    check_ranks(config, Ranks())
 
 
 def test_a_rank_takes_as_many_passes_as_the_others() -> None:
