@@ -20,6 +20,7 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.batch import BatchRow
 from agentloop.learning.trainer import Told, Trainer, UpdateResult
 from agentloop.models.actor import Actor
+from agentloop.models.adapters import load_policy
 from agentloop.models.load import has_adapters, load_model
 from agentloop.models.reference import WithoutAdapters
 from agentloop.models.sharding import gather, shard

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from agentloop.algorithms.diagnostics import sum_by_trajectory
-from agentloop.assemble import reference_policy
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.estimator import weighed
+from agentloop.learners import reference_policy
 from agentloop.learning.batch import build_batch
 from agentloop.learning.scoring import ScoredBatch, score
 from agentloop.learning.stream_losses import check_behavior, corrected, stream_losses

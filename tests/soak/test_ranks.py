@@ -1,4 +1,4 @@
-"""torchrun, as people start it: two ranks learn what one does, and a rank that is killed costs no more than its time."""
+"""torchrun, as people start it: two ranks learn what one does, and a killed rank costs no more than its time."""
 
 from __future__ import annotations
 
