@@ -83,11 +83,10 @@ def check_ranks(config: RunConfig, ranks: Ranks) -> None:
         raise UserError(
             f"algorithm must do without a critic on {ranks.count} ranks, got ppo. Use grpo or another one, or one rank."
         )
-    if not config.optimizer.shardable:
-        raise UserError(
-            f"optimizer.name must be adamw or sgd on {ranks.count} ranks, got {config.optimizer.name}, which looks at "
-            "whole matrices. Change it, or use one rank."
-        )
+    try:
+        config.optimizer.check_shardable("optimizer")
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def settle_process(config: RunConfig) -> None:

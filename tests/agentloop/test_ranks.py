@@ -108,11 +108,13 @@ def test_a_lost_rank_ends_the_run_with_a_message_and_one_rank_goes_on(tmp_path: 
     assert any(note.startswith(f"resumed {run} after iteration {reached}") for note in display.notes)
 
 
-def test_critics_are_refused_on_several_ranks(tmp_path: Path) -> None:
+def test_what_cant_be_sharded_is_refused_on_several_ranks(tmp_path: Path) -> None:
     config = small_config(tmp_path, tmp_path, "ppo")
     with pytest.raises(UserError, match="algorithm must do without a critic on 2 ranks, got ppo"):
         check_ranks(config, Ranks(0, 2))
     check_ranks(config, Ranks())
+    with pytest.raises(UserError, match="optimizer.name must be adamw or sgd on several ranks"):
+        check_ranks(small_config(tmp_path, tmp_path, optimizer={"name": "muon"}), Ranks(0, 2))
 
 
 def test_a_rank_takes_as_many_passes_as_the_others() -> None:
