@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentloop.checkpoint import load_checkpoint
 from agentloop.config import ModelSection, RunConfig
 from agentloop.errors import UserError
 from agentloop.evaluate_run import evaluate_run
@@ -29,6 +28,7 @@ from agentloop.models.reference import WithoutAdapters
 from agentloop.replay_models import check_log_probs, load_weights, weights_of_run
 from agentloop.run_folder import open_run_folder
 from agentloop.sft import sft
+from agentloop.state_files import read_tensors
 from agentloop.training import train
 from replay.store import ReplayStore
 from tests.agentloop.runs import SilentDisplay, StopAfter, save_qwen2, small_config
@@ -175,7 +175,7 @@ def test_run_with_lora_trains_and_keeps_adapters_alone_and_resumes_like_the_unbr
     first, last = (load_file(path / "adapter_model.safetensors") for path in (policies[0], policies[-1]))
     assert not any(torch.equal(first[name], last[name]) for name in first)
     assert not list(whole.folder.rglob("model.safetensors"))
-    kept = load_checkpoint(whole.folder / "checkpoints" / "000003").tensors
+    kept = read_tensors(whole.folder / "checkpoints" / "000003" / "state")
     moments = [name for name in kept if name.endswith("/sgd.momentum_buffer")]
     assert len(moments) == len(first)
     assert all(".lora_" in name for name in moments)
