@@ -7,7 +7,7 @@ path has three, and none of its [N, V] arrays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -32,15 +32,19 @@ class RowSums:
     """sum exp(x - top) (x - top); left at 0 where no entropy is asked for."""
     target: Tensor
     """x of the target; 0 until its chunk has come."""
+    factor: Tensor | None
+    """x over the logits that kernels are given; None: they are given x."""
 
     @classmethod
-    def of_nothing(cls, like: Tensor, count: int, dtype: torch.dtype) -> RowSums:
-        total, moment, target = torch.zeros((3, count), dtype=dtype, device=like.device)
+    def of_nothing(cls, like: Tensor, *, factor: Tensor | None) -> RowSums:
+        """For rows of [N], in the type of `like`."""
+        total, moment, target = torch.zeros((3, len(like)), dtype=like.dtype, device=like.device)
         # Lowest, not -inf: differences of it stay numbers.
-        return cls(torch.full_like(total, torch.finfo(dtype).min / 2), total, moment, target)
+        return cls(torch.full_like(total, torch.finfo(like.dtype).min / 2), total, moment, target, factor)
 
     def part(self, tokens: slice) -> RowSums:
-        return RowSums(self.top[tokens], self.total[tokens], self.moment[tokens], self.target[tokens])
+        factor = None if self.factor is None else self.factor[tokens]
+        return RowSums(self.top[tokens], self.total[tokens], self.moment[tokens], self.target[tokens], factor)
 
     def log_probs(self) -> Tensor:
         return (self.target - self.top) - self.total.log()
@@ -98,6 +102,8 @@ class TorchRows:
     """In-place operations on the chunk."""
 
     def absorb(self, logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
+        if sums.factor is not None:
+            logits.mul_(sums.factor[:, None])
         inside, places = _inside(columns, logits.shape[1])
         torch.where(inside, logits.gather(1, places[:, None])[:, 0], sums.target, out=sums.target)
         top = torch.maximum(sums.top, logits.amax(dim=1))
@@ -125,6 +131,8 @@ class TorchRows:
         operand: torch.dtype,
         spare: Tensor,
     ) -> Tensor:
+        if sums.factor is not None:
+            logits.mul_(sums.factor[:, None])
         inside, places = _inside(columns, logits.shape[1])
         base, slope, at_target = cotangents.of_rows(sums)
         logits.sub_(sums.top[:, None])
@@ -192,7 +200,7 @@ class _HeadLogProbs(torch.autograd.Function):
         operand = _operand_type(hidden, weight)
         with torch.autocast(hidden.device.type, enabled=False):
             chunks = _Chunks(hidden, weight, bias, targets, temperature, operand=operand, how=how)
-            sums = RowSums.of_nothing(hidden, len(targets), chunks.precise)
+            sums = chunks.no_sums()
             chunks.absorb(sums, entropy=entropy)
             log_probs, entropies = sums.log_probs(), sums.entropies() if entropy else None
         ctx.set_materialize_grads(False)
@@ -212,7 +220,8 @@ class _HeadLogProbs(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             chunks = _Chunks(hidden, weight, bias, targets, temperature, operand=ctx.operand, how=ctx.how)
             # Of the sums, `target` has had its use.
-            gradients = chunks.gradients(RowSums(top, total, moment, top), cotangents, wanted=ctx.needs_input_grad[:3])
+            sums = replace(chunks.no_sums(), top=top, total=total, moment=moment)
+            gradients = chunks.gradients(sums, cotangents, wanted=ctx.needs_input_grad[:3])
         return (*gradients, None, None, None, None)
 
 
@@ -250,6 +259,9 @@ class _Chunks:
         self._states = states * self._factor[:, None] if self._divided else states
         size = min(how.tokens, len(targets)) * min(how.vocabulary, len(weight))
         self._buffers = torch.empty((2, size), dtype=self.precise, device=hidden.device)
+
+    def no_sums(self) -> RowSums:
+        return RowSums.of_nothing(self._factor, factor=None if self._divided else self._factor)
 
     def absorb(self, sums: RowSums, *, entropy: bool) -> None:
         for vocabulary in _slices(len(self._weight), self._how.vocabulary):
@@ -301,7 +313,7 @@ class _Chunks:
         )
 
     def _logits(self, tokens: slice, weight: Tensor, vocabulary: slice) -> tuple[Tensor, Tensor]:
-        """[n, v] logits over the temperature, and as much room again."""
+        """[n, v] logits, over the temperature already if states are, and as much room again."""
         states = self._states[tokens]
         shape = len(states), len(weight)
         logits, spare = (buffer[: shape[0] * shape[1]].view(shape) for buffer in self._buffers)
@@ -309,9 +321,12 @@ class _Chunks:
             torch.mm(states, weight.t(), out=logits)
         else:
             torch.mm(states, weight.t(), out_dtype=self.precise, out=logits)
-            logits.mul_(self._factor[tokens, None])
         if self._bias is not None:
-            logits.addr_(self._factor[tokens], self._bias[vocabulary].to(self.precise))
+            bias = self._bias[vocabulary].to(self.precise)
+            if self._divided:
+                logits.addr_(self._factor[tokens], bias)
+            else:
+                logits.add_(bias)
         return logits, spare
 
 

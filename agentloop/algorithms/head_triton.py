@@ -16,7 +16,19 @@ _BLOCK, _WARPS = 4096, 8
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _absorb(logits, columns, top, total, moment, target, width, ENTROPY: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _absorb(  # type: ignore[no-untyped-def]
+    logits,
+    columns,
+    factor,
+    top,
+    total,
+    moment,
+    target,
+    width,
+    SCALED: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """A row per program: each logit is read once."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * width
@@ -27,6 +39,8 @@ def _absorb(logits, columns, top, total, moment, target, width, ENTROPY: tl.cons
         places = start + tl.arange(0, BLOCK)
         there = places < width
         x = tl.load(logits + places, mask=there, other=-float("inf"))
+        if SCALED:
+            x = x * tl.load(factor + row)
         higher = tl.maximum(highest, tl.max(x, axis=0))
         fall = highest - higher
         shrink = tl.exp(fall)
@@ -41,18 +55,35 @@ def _absorb(logits, columns, top, total, moment, target, width, ENTROPY: tl.cons
     tl.store(moment + row, moment_sum)
     column = tl.load(columns + row)
     if (column >= 0) & (column < width):
-        tl.store(target + row, tl.load(logits + column))
+        x_target = tl.load(logits + column)
+        if SCALED:
+            x_target = x_target * tl.load(factor + row)
+        tl.store(target + row, x_target)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _differentiate(  # type: ignore[no-untyped-def]
-    logits, gradient, columns, top, at_target, base, slope, width, ENTROPY: tl.constexpr, BLOCK: tl.constexpr
+    logits,
+    gradient,
+    columns,
+    factor,
+    top,
+    at_target,
+    base,
+    slope,
+    width,
+    SCALED: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """A block of a row per program."""
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = places < width
-    fall = tl.load(logits + row * width + places, mask=there, other=0.0) - tl.load(top + row)
+    x = tl.load(logits + row * width + places, mask=there, other=0.0)
+    if SCALED:
+        x = x * tl.load(factor + row)
+    fall = x - tl.load(top + row)
     found = tl.exp(fall)
     if ENTROPY:
         found = found * (tl.load(base + row) + tl.load(slope + row) * fall)
@@ -69,11 +100,13 @@ class TritonRows:
             _absorb[(count,)](
                 logits,
                 columns,
+                sums.top if sums.factor is None else sums.factor,
                 sums.top,
                 sums.total,
                 sums.moment,
                 sums.target,
                 width,
+                SCALED=sums.factor is not None,
                 ENTROPY=entropy,
                 BLOCK=_block(width),
                 num_warps=_WARPS,
@@ -100,11 +133,13 @@ class TritonRows:
                 logits,
                 gradient,
                 columns,
+                sums.top if sums.factor is None else sums.factor,
                 sums.top,
                 at_target,
                 base,
                 slope,
                 width,
+                SCALED=sums.factor is not None,
                 ENTROPY=cotangents.entropies is not None,
                 BLOCK=_block(width),
                 num_warps=_WARPS,

@@ -293,7 +293,9 @@ class RunConfig(Section):
     context: ContextSection = Field(default_factory=ContextSection, description="What the policy sees.")
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
     batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
-    compute: ComputeSection = Field(default_factory=ComputeSection, description="How numbers are made.")
+    compute: ComputeSection = Field(
+        default_factory=ComputeSection, description="How numbers are made; see docs/speed.md."
+    )
     replay: ReplaySection = Field(default_factory=ReplaySection, description="The mixing ratio and how rows are drawn.")
     reward: RewardSection = Field(default_factory=RewardSection, description="What an episode is worth.")
     advantage: AdvantageSection = Field(

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from agentloop.algorithms.head_log_probs import How, TorchRows, head_log_probs
+from agentloop.algorithms.head_log_probs import Cotangents, How, RowSums, TorchRows, head_log_probs
 from agentloop.algorithms.log_probs import entropies, log_softmax
 
 TOLERANCES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
@@ -177,6 +177,26 @@ def test_autocast_changes_nothing_where_products_have_no_wider_results() -> None
         assert torch.equal(one, other)
     for one, other in zip(gradients, derivatives(inputs, outside), strict=True):
         assert torch.equal(one, other)
+
+
+def test_kernels_scale_logits_that_states_could_not_be_divided_for() -> None:
+    # As of bfloat16 products on a GPU: logits 0, 2 log 3 come before a temperature of 2; 1/4 and 3/4 as above.
+    factor, columns = torch.tensor([0.5], dtype=torch.float64), torch.tensor([0])
+    sums = RowSums.of_nothing(factor, factor=factor)
+    logits = torch.tensor([[0.0, 2 * math.log(3)]], dtype=torch.float64)
+    TorchRows().absorb(logits.clone(), sums, columns, entropy=True, spare=torch.empty_like(logits))
+    assert sums.log_probs().item() == pytest.approx(math.log(1 / 4), abs=1e-12)
+    assert sums.entropies().item() == pytest.approx(0.25 * math.log(4) + 0.75 * math.log(4 / 3), abs=1e-12)
+    gradient = TorchRows().differentiate(
+        logits,
+        sums,
+        columns,
+        cotangents=Cotangents(torch.ones(1, dtype=torch.float64), None),
+        operand=torch.float64,
+        spare=torch.empty_like(logits),
+    )
+    # Less the factor -1 / total, total = 1/3 + 1: (1 - 1/4, -3/4) times -4/3.
+    assert gradient[0].tolist() == pytest.approx([-1.0, 1.0], abs=1e-12)
 
 
 class Sizes(TorchDispatchMode):

@@ -62,15 +62,19 @@ def test_kernels_stay_with_numbers_for_logits_of_ten_thousand(monkeypatch: pytes
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="run with TRITON_INTERPRET=1 by the test above")
-def test_gradient_for_bfloat16_products_is_cast_once() -> None:
+def test_logits_before_the_temperature_are_scaled_and_their_gradient_is_cast_once() -> None:
     from agentloop.algorithms.head_log_probs import Cotangents, RowSums, TorchRows
     from agentloop.algorithms.head_triton import TritonRows
 
     made = torch.Generator().manual_seed(0)
     logits = torch.randn((5, 11), generator=made)
     columns = torch.tensor([0, 10, -1, 11, 4])
-    sums = RowSums.of_nothing(logits, 5, torch.float32)
+    factor = torch.rand(5, generator=made) + 0.5
+    sums, other = (RowSums.of_nothing(factor, factor=factor) for _ in range(2))
     TorchRows().absorb(logits.clone(), sums, columns, entropy=True, spare=torch.empty_like(logits))
+    TritonRows().absorb(logits.clone(), other, columns, entropy=True, spare=torch.empty_like(logits))
+    for name in ("top", "total", "moment", "target"):
+        torch.testing.assert_close(getattr(other, name), getattr(sums, name))
     cotangents = Cotangents(torch.randn(5, generator=made), torch.randn(5, generator=made))
     found, wanted = (
         rows.differentiate(
