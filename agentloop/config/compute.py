@@ -27,7 +27,7 @@ class ComputeSection(Section):
         False, description="Backward makes the activations of each layer again: less memory, a third more time."
     )
     compile: bool = Field(
-        False, description="The backbone is compiled for scoring and gradients; takes a minute when a run begins."
+        False, description="The backbone is compiled for scoring and gradients; takes minutes when a run begins."
     )
     old_log_probs: Literal["auto", "recompute"] = Field(
         "auto",

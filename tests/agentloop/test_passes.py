@@ -124,15 +124,16 @@ def test_run_in_bfloat16_with_activations_made_again_trains(tmp_path: Path) -> N
 @pytest.mark.soak
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_compiled_backbone_has_the_scores_and_gradient_of_the_eager_one(recomputes: bool) -> None:
+    # The architecture's rotary angles are float32 whatever the model is, and compiled ones round differently.
     plain = tiny_actor()
     compute = ComputeSection(compile=True, gradient_checkpointing=recomputes, log_probs="chunked")
     compiled = Actor(plain.model, compute=compute)
     wanted = differentiated(plain)
     for one, other in zip(differentiated(compiled), wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
     with torch.no_grad():  # of another width, and without gradient
         found, expected = (
             actor.log_probs(IDS[:, :5], ATTENTION[:, :5], RESPONSE[:, :5], TEMPERATURE)[0]
             for actor in (compiled, plain)
         )
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
