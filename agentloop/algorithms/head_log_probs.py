@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 CPU_CHUNKS = (512, 2048)
 """Tokens and vocabulary of a chunk: 4 MiB of float32 stay in a CPU's cache between passes over them."""
 GPU_CHUNKS = (8192, 16384)
-"""Products of this size run at a GPU's full rate, and the sums over chunks cost little beside them; 512 MiB."""
+"""By arithmetic, not measured: long products, and sums over chunks that are a few percent of them; 512 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
