@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agentloop.config import RunConfig
+from agentloop.config.compute import ComputeSection
 from agentloop.learning.batch import BatchRow
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
@@ -19,6 +20,7 @@ from agentloop.ranks import ALONE, Ranks, joined
 from tests.agentloop.training_examples import AUTHORS, LOSS, mixed_rows, run_config, tiny_actor
 
 UPDATES = 20
+FRUGAL = 3
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
@@ -84,6 +86,13 @@ def first_half(folder: Path, dtype: torch.dtype, ranks: Ranks = ALONE) -> tuple[
     return trainer, actor, told
 
 
+def frugal(ranks: Ranks) -> list[dict[str, Any]]:
+    """Three updates with packed rows, log-probs of chunks and activations made again."""
+    compute = ComputeSection(log_probs="chunked", gradient_checkpointing=True)
+    actor = Actor(tiny_actor(torch.float64).model, packs=True, compute=compute)
+    return updated(learner(actor, ranks), 1, FRUGAL)
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     with joined(timeout_s=60) as ranks:
@@ -95,6 +104,9 @@ def main(folder: Path) -> None:
             if ranks.index == 0:
                 save_file(weights, folder / name / "two.safetensors")
                 (folder / name / "two.json").write_text(json.dumps({"unbroken": told, "resumed": resumed}))
+        told = frugal(ranks)
+        if ranks.index == 0:
+            (folder / "frugal.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from agentloop.training import train
 from tests.agentloop import ranked_updates
 from tests.agentloop.launching import places, start_ranks
 from tests.agentloop.processes import Training, write_config
-from tests.agentloop.ranked_updates import DTYPES, UPDATES, first_half, go_on, updated, whole
+from tests.agentloop.ranked_updates import DTYPES, FRUGAL, UPDATES, first_half, go_on, updated, whole
 from tests.agentloop.runs import StopAfter, save_qwen2, small_config
 
 WITHIN = {"float64": 1e-10, "float32": 1e-5}
@@ -47,6 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         found[name]["one from two"] = go_on(folder / name / "two", dtype) if name == "float64" else []
         found[name]["weights"]["two"] = load_file(folder / name / "two.safetensors")
         found[name]["files"] = sorted(path.name for path in (folder / name / "two" / "state").iterdir())
+    found["frugal"] = json.loads((folder / "frugal.json").read_text())
     yield found
 
 
@@ -72,6 +73,10 @@ def test_updates_on_two_ranks_are_those_on_one(runs: dict[str, Any], dtype: str)
         torch.testing.assert_close(
             weight, found["weights"]["one"][name], atol=1e-9 if dtype == "float64" else 1e-3, rtol=0
         )
+
+
+def test_packed_rows_chunks_and_activations_made_again_change_nothing_on_two_ranks(runs: dict[str, Any]) -> None:
+    assert_close(runs["frugal"], runs["float64"]["one"][:FRUGAL], 1e-9)
 
 
 def test_checkpoints_go_from_one_rank_to_two_and_back(runs: dict[str, Any]) -> None:
