@@ -165,10 +165,10 @@ def whatif(
         from agentloop.replay_models import named_weights
         from agentloop.report import write_report
         from agentloop.report.whatif import whatif_section
-        from agentloop.whatif import what_if
-        from agentloop.whatif_losses import asked_losses
-        from agentloop.whatif_rows import Asked, policy_of_iteration
-        from agentloop.whatif_text import as_text
+        from agentloop.whatif.losses import asked_losses
+        from agentloop.whatif.measure import what_if
+        from agentloop.whatif.rows import Asked, policy_of_iteration
+        from agentloop.whatif.text import as_text
 
         folder = _run_folder(buffer)
         losses = asked_losses(folder.config, loss or ())

@@ -8,7 +8,7 @@ from html import escape
 from agentloop.report.chart import Axis, Curve, number
 from agentloop.report.page import figure
 from agentloop.report.panels import Panel
-from agentloop.whatif_answer import ALL, Effect, PartData, WhatIf
+from agentloop.whatif.answer import ALL, Effect, PartData, WhatIf
 
 _COLOURS = 7
 _DATA = ("rows", "tokens", "drift", "ESS")

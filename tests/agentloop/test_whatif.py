@@ -19,10 +19,10 @@ from agentloop.errors import UserError
 from agentloop.replay_models import named_weights
 from agentloop.run_folder import open_run_folder
 from agentloop.training import train
-from agentloop.whatif import what_if
-from agentloop.whatif_answer import WhatIf
-from agentloop.whatif_losses import asked_losses
-from agentloop.whatif_rows import Asked
+from agentloop.whatif.answer import WhatIf
+from agentloop.whatif.losses import asked_losses
+from agentloop.whatif.measure import what_if
+from agentloop.whatif.rows import Asked
 from replay.store import ReplayStore
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
 from tests.agentloop.test_report import WellFormed, panel_of, text_of

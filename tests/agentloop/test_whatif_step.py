@@ -12,13 +12,13 @@ import torch
 from agentloop.errors import UserError
 from agentloop.learning.batch import BatchRow
 from agentloop.learning.stream_losses import corrected, stream_losses
-from agentloop.whatif import all_ready
-from agentloop.whatif_answer import AskedObjective, WhatIf
-from agentloop.whatif_losses import WhatIfLoss
-from agentloop.whatif_rows import Row
-from agentloop.whatif_step import Ready, effects_of, part_data
-from agentloop.whatif_text import as_text
-from agentloop.whatif_tokens import most_clipped
+from agentloop.whatif.answer import AskedObjective, WhatIf
+from agentloop.whatif.losses import WhatIfLoss
+from agentloop.whatif.measure import all_ready
+from agentloop.whatif.rows import Row
+from agentloop.whatif.step import Ready, effects_of, part_data
+from agentloop.whatif.text import as_text
+from agentloop.whatif.tokens import most_clipped
 from tests.agentloop.training_examples import (
     gradients,
     mixed_rows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentloop.whatif_answer import ALL, Effect, WhatIf
+from agentloop.whatif.answer import ALL, Effect, WhatIf
 from replay.cli.text import number, table
 
 _DATA = "bucket rows tokens unknown drift most ESS"

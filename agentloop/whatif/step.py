@@ -16,8 +16,8 @@ from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.stream_losses import StreamLosses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
-from agentloop.whatif_answer import Effect, PartData
-from agentloop.whatif_losses import WhatIfLoss
+from agentloop.whatif.answer import Effect, PartData
+from agentloop.whatif.losses import WhatIfLoss
 
 _QUANTILES = (1, 50, 99)
 """Percent."""

@@ -19,11 +19,11 @@ from agentloop.learning.stream_losses import check_behavior, corrected, stream_l
 from agentloop.models.actor import Actor
 from agentloop.replay_models import load_weights, weights_of_run
 from agentloop.run_folder import RunFolder
-from agentloop.whatif_answer import ALL, Effect, PartData, WhatIf
-from agentloop.whatif_losses import WhatIfLoss
-from agentloop.whatif_rows import Asked, Row, advantages_in_words, buckets_of, choose_rows, rows_in_words
-from agentloop.whatif_step import Ready, effects_of, part_data
-from agentloop.whatif_tokens import most_clipped
+from agentloop.whatif.answer import ALL, Effect, PartData, WhatIf
+from agentloop.whatif.losses import WhatIfLoss
+from agentloop.whatif.rows import Asked, Row, advantages_in_words, buckets_of, choose_rows, rows_in_words
+from agentloop.whatif.step import Ready, effects_of, part_data
+from agentloop.whatif.tokens import most_clipped
 from replay.records import FRESH, REPLAY
 from replay.sampling import Sampler
 from replay.store import ReplayStore

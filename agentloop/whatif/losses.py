@@ -13,7 +13,7 @@ from agentloop.config.file import load_over, read_keys, to_plain
 from agentloop.config.loss import OBJECTIVE_NAMES, LossSection, StreamLossSection
 from agentloop.config.yaml_reader import shown
 from agentloop.errors import UserError
-from agentloop.whatif_answer import AskedObjective
+from agentloop.whatif.answer import AskedObjective
 
 OWN = "own"
 """Names the run's own loss."""

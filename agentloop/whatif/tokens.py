@@ -10,9 +10,9 @@ from torch import Tensor
 from agentloop.algorithms.diagnostics import sum_by_trajectory
 from agentloop.config.yaml_reader import shown
 from agentloop.learning.gradients import losses_at_first
-from agentloop.whatif_answer import ClippedToken, ClippedTrajectory
-from agentloop.whatif_rows import Row
-from agentloop.whatif_step import Ready
+from agentloop.whatif.answer import ClippedToken, ClippedTrajectory
+from agentloop.whatif.rows import Row
+from agentloop.whatif.step import Ready
 from context.codec import TokenCodec
 
 _BEFORE = 12

@@ -13,7 +13,7 @@ from agentloop.config import RunConfig
 from agentloop.learning.batch import BatchRow
 from agentloop.learning.update_stats import age_bucket
 from agentloop.run_folder import RunFolder
-from agentloop.whatif_answer import LeftOut
+from agentloop.whatif.answer import LeftOut
 from replay.comparable import bits, names_of, run_mismatches, sampling_mismatch
 from replay.lineage import of_iteration
 from replay.read import load

@@ -1,0 +1,1 @@
+"""`agentloop replay whatif`: what other objectives would have done with stored rows."""
