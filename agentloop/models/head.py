@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,10 +16,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentloop.algorithms.head_log_probs import How, RowKernels, head_log_probs
+from agentloop.algorithms.log_probs import entropies, log_softmax
 from agentloop.config.compute import ComputeSection
-from agentloop.errors import UserError
+from agentloop.errors import UserError, one_line
 from agentloop.models.passes import forward_replaced
 
+_KERNELS_WITHIN = 0.05
+"""Of a few tokens' log-probs, entropies and gradients, all near 1; CUDA may multiply float32 in 10 bits."""
 _PLAIN_BYTES = 64 * 1024**2
 """Of the logits of a pass, in float32: fewer are cheaper to make once than twice."""
 
@@ -60,7 +64,7 @@ class Head:
         chosen: str = self._automatic(count) if self._chosen == "auto" else self._chosen
         if chosen == "plain" or not self._can_replace():
             return None
-        return How.on(self._model.device, _triton_rows() if chosen == "triton" else None)
+        return How.on(self._model.device, _triton_rows(self._model.device) if chosen == "triton" else None)
 
     def _automatic(self, count: int) -> str:
         if _has_triton(self._model.device):
@@ -110,10 +114,39 @@ def _has_triton(device: torch.device) -> bool:
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
-def _triton_rows() -> RowKernels:
+@cache
+def _triton_rows(device: torch.device) -> RowKernels:
     from agentloop.algorithms.head_triton import TritonRows  # here: only where there is triton
 
-    return TritonRows()
+    rows = TritonRows()
+    check_kernels(rows, device)
+    return rows
+
+
+def check_kernels(rows: RowKernels, device: torch.device) -> None:
+    """On a few tokens, beside whole logits: kernels may not compile on a device, or not be right on it.
+
+    Raises UserError for those.
+    """
+    made = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(shape, generator=made).to(device).requires_grad_() for shape in ((7, 16), (33, 16)))
+    targets, temperature = torch.arange(7, device=device), torch.ones(7, device=device)
+    scores = log_softmax(hidden @ weight.t(), temperature)
+    wanted = torch.stack([scores.gather(1, targets[:, None])[:, 0], entropies(scores)])
+    try:
+        found = torch.stack(
+            head_log_probs(hidden, weight, targets=targets, temperature=temperature, how=How(5, 16, rows))  # type: ignore[arg-type]
+        )
+        pairs = zip(*(torch.autograd.grad(both.sum(), (hidden, weight)) for both in (found, wanted)), strict=True)
+        worst = max(float((one - other).detach().abs().max()) for one, other in [(found, wanted), *pairs])
+    except Exception as error:
+        raise UserError(_no_kernels(one_line(error), device)) from error
+    if not worst <= _KERNELS_WITHIN:
+        raise UserError(_no_kernels(f"values that are off by {worst:.3g}", device))
+
+
+def _no_kernels(got: str, device: torch.device) -> str:
+    return f"compute.log_probs must be chunked or plain where kernels of triton fail, got {got} on {device}. Change it."
 
 
 @torch.no_grad()

@@ -17,10 +17,11 @@ from torch.distributed.tensor import DTensor
 from transformers import Cohere2Config, Cohere2ForCausalLM, PreTrainedModel
 
 from agentloop.algorithms import head_log_probs
+from agentloop.algorithms.head_log_probs import RowSums, TorchRows
 from agentloop.config.compute import ComputeSection
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
-from agentloop.models.head import Head
+from agentloop.models.head import Head, check_kernels
 from agentloop.models.reference import WithoutAdapters
 from tests.agentloop.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE, WholeLogits
 from tests.agentloop.training_examples import VOCABULARY, tiny_actor
@@ -174,3 +175,24 @@ def test_sharded_model_has_the_scores_and_gradients_of_a_whole_one(group: None, 
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
     for one, other in zip(gradients(sharded, CHUNKED), gradients(whole, PLAIN), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+class Wrong(TorchRows):
+    """Is off in one logit of each chunk."""
+
+    def absorb(self, logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
+        logits[:, 0] += 3.0
+        super().absorb(logits, sums, columns, entropy=entropy, spare=spare)
+
+
+class Broken(TorchRows):
+    def absorb(self, logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
+        raise RuntimeError("no such instruction")
+
+
+def test_kernels_that_fail_on_a_device_are_told_before_anything_is_trained() -> None:
+    check_kernels(TorchRows(), torch.device("cpu"))
+    with pytest.raises(UserError, match=r"compute.log_probs must be chunked or plain .* off by .* Change it"):
+        check_kernels(Wrong(), torch.device("cpu"))
+    with pytest.raises(UserError, match=r"got .*no such instruction on cpu. Change it"):
+        check_kernels(Broken(), torch.device("cpu"))
