@@ -216,7 +216,11 @@ class _HeadLogProbs(torch.autograd.Function):
         if log_probs is None and entropies is None:
             return (None,) * 7
         hidden, weight, bias, targets, temperature, top, total, moment = ctx.saved_tensors
-        cotangents = Cotangents(torch.zeros_like(total) if log_probs is None else log_probs, entropies)
+        # Kernels read them as arrays; autograd may hand over columns of a stack, or one number for all.
+        cotangents = Cotangents(
+            torch.zeros_like(total) if log_probs is None else log_probs.contiguous(),
+            None if entropies is None else entropies.contiguous(),
+        )
         with torch.autocast(hidden.device.type, enabled=False):
             chunks = _Chunks(hidden, weight, bias, targets, temperature, operand=ctx.operand, how=ctx.how)
             # Of the sums, `target` has had its use.

@@ -199,6 +199,26 @@ def test_kernels_scale_logits_that_states_could_not_be_divided_for() -> None:
     assert gradient[0].tolist() == pytest.approx([-1.0, 1.0], abs=1e-12)
 
 
+class ArraysOnly(TorchRows):
+    """Kernels that read memory as if every tensor were an array, as a GPU's do."""
+
+    def differentiate(self, logits: Tensor, sums: RowSums, columns: Tensor, **given: Any) -> Tensor:
+        told = given["cotangents"]
+        vectors = [sums.top, sums.total, columns, told.log_probs, told.entropies, *told.of_rows(sums)]
+        assert all(vector.is_contiguous() for vector in vectors)
+        return super().differentiate(logits, sums, columns, **given)
+
+
+def test_kernels_are_given_arrays_whatever_autograd_has() -> None:
+    inputs = case(torch.float64)
+    for together in (True, False):  # columns of a stack, and one number for all
+        found = head_log_probs(**inputs, how=How(5, 7, ArraysOnly()))
+        whole = torch.stack([values for values in found if values is not None], dim=-1) if together else None
+        outputs = found if whole is None else (whole[:, 0], whole[:, 1])
+        assert outputs[0] is not None and outputs[1] is not None
+        torch.autograd.backward(outputs[0].sum() + 2 * outputs[1].sum())
+
+
 class Sizes(TorchDispatchMode):
     """Calls by name, and the most numbers of one storage that a call returned."""
 
