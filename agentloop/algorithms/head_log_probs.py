@@ -19,6 +19,9 @@ CPU_CHUNKS = (512, 2048)
 GPU_CHUNKS = (8192, 16384)
 """By arithmetic, not measured: long products, and sums over chunks that are a few percent of them; 512 MiB."""
 
+_LOWEST_BIAS = -1e30
+"""A word that a bias of -inf forbids has a probability of 0; as a number, 0 times its logit is 0 too."""
+
 
 @dataclass(frozen=True, eq=False)
 class RowSums:
@@ -326,7 +329,7 @@ class _Chunks:
         else:
             torch.mm(states, weight.t(), out_dtype=self.precise, out=logits)
         if self._bias is not None:
-            bias = self._bias[vocabulary].to(self.precise)
+            bias = self._bias[vocabulary].to(self.precise).clamp_min(_LOWEST_BIAS)
             if self._divided:
                 logits.addr_(self._factor[tokens], bias)
             else:

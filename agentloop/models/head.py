@@ -123,6 +123,7 @@ def _triton_rows(device: torch.device) -> RowKernels:
     return rows
 
 
+@torch.enable_grad()  # they are first asked for by a pass without gradient
 def check_kernels(rows: RowKernels, device: torch.device) -> None:
     """On a few tokens, beside whole logits: kernels may not compile on a device, or not be right on it.
 
@@ -132,12 +133,15 @@ def check_kernels(rows: RowKernels, device: torch.device) -> None:
     hidden, weight = (torch.randn(shape, generator=made).to(device).requires_grad_() for shape in ((7, 16), (33, 16)))
     targets, temperature = torch.arange(7, device=device), torch.ones(7, device=device)
     scores = log_softmax(hidden @ weight.t(), temperature)
-    wanted = torch.stack([scores.gather(1, targets[:, None])[:, 0], entropies(scores)])
+    wanted = torch.stack([scores.gather(1, targets[:, None])[:, 0], entropies(scores)], dim=-1)
+    shares = torch.linspace(-1, 1, 14).view(7, 2).to(device)  # so that no token's gradient can stand for another's
     try:
         found = torch.stack(
-            head_log_probs(hidden, weight, targets=targets, temperature=temperature, how=How(5, 16, rows))  # type: ignore[arg-type]
+            head_log_probs(hidden, weight, targets=targets, temperature=temperature, how=How(5, 16, rows)),  # type: ignore[arg-type]
+            dim=-1,
         )
-        pairs = zip(*(torch.autograd.grad(both.sum(), (hidden, weight)) for both in (found, wanted)), strict=True)
+        gradients = (torch.autograd.grad((both * shares).sum(), (hidden, weight)) for both in (found, wanted))
+        pairs = zip(*gradients, strict=True)
         worst = max(float((one - other).detach().abs().max()) for one, other in [(found, wanted), *pairs])
     except Exception as error:
         raise UserError(_no_kernels(one_line(error), device)) from error

@@ -23,6 +23,7 @@ class WithoutAdapters(Actor):
                 "set lora.rank."
             )
         super().__init__(actor.model, packs=actor.packs, compute=actor.compute)
+        self._head = actor._head  # asked once for both: ranks that ask a sharded model must do it together
 
     def log_probs(
         self,

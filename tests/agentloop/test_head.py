@@ -139,6 +139,19 @@ def test_reference_without_adapters_scores_alike() -> None:
     assert not torch.allclose(found[0], scores(model, PLAIN)[0])
 
 
+def test_reference_without_adapters_knows_of_the_head_what_the_policy_does() -> None:
+    model = tiny_actor().model
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    model._hf_peft_config_loaded = True
+    reference = WithoutAdapters(actor := Actor(model, compute=CHUNKED))
+    calls: list[int] = []
+    model.model.register_forward_hook(lambda *call: calls.append(1))
+    actor.probe()
+    assert len(calls) == 1
+    reference.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
+    assert len(calls) == 2  # of ranks, one that asks again would wait for the others in vain
+
+
 def test_automatic_choice_is_chunks_above_64_mebibytes_of_logits() -> None:
     head = Head(tiny_actor().model, ComputeSection())
     # 64 MiB / 4 bytes / 23 words = 729,444.2 tokens
@@ -191,7 +204,8 @@ class Broken(TorchRows):
 
 
 def test_kernels_that_fail_on_a_device_are_told_before_anything_is_trained() -> None:
-    check_kernels(TorchRows(), torch.device("cpu"))
+    with torch.no_grad():  # as the first pass of a run is
+        check_kernels(TorchRows(), torch.device("cpu"))
     with pytest.raises(UserError, match=r"compute.log_probs must be chunked or plain .* off by .* Change it"):
         check_kernels(Wrong(), torch.device("cpu"))
     with pytest.raises(UserError, match=r"got .*no such instruction on cpu. Change it"):

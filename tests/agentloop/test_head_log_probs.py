@@ -140,6 +140,23 @@ def test_logits_of_ten_thousand_stay_numbers(dtype: torch.dtype, tolerance: floa
         assert_close(one, other, tolerance)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+def test_words_that_a_bias_forbids_have_no_share_in_entropies_and_gradients(
+    dtype: torch.dtype, tolerance: float
+) -> None:
+    inputs = case(dtype)
+    with torch.no_grad():
+        inputs["targets"].clamp_(max=20)
+        inputs["bias"][21:] = -torch.inf  # one chunk of the last three, which holds nothing else
+        inputs["bias"][inputs["targets"].max() + 1 :: 2] = torch.finfo(dtype).min
+    found, wanted = head_log_probs(**inputs, how=chunks((5, 7))), plain(inputs)
+    for one, other in zip(found, wanted, strict=True):
+        assert one is not None
+        assert_close(one, other, tolerance)
+    for one, other in zip(derivatives(inputs, found), derivatives(inputs, wanted), strict=True):
+        assert_close(one, other, tolerance)
+
+
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_one_token_and_none_have_gradients(tokens: int) -> None:
     inputs = case(torch.float64, tokens=tokens)
