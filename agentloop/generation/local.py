@@ -47,6 +47,10 @@ class LocalGenerator:
     def policy_version(self) -> int:
         return self._version
 
+    def with_compute(self, compute: ComputeSection) -> LocalGenerator:
+        """Another one of the same policy that multiplies as `compute` says."""
+        return LocalGenerator(self._model, stop_ids=self._stop_ids, policy_version=self._version, compute=compute)
+
     def published(self, version: int) -> None:
         """New weights are in place."""
         self._version = version

@@ -12,10 +12,13 @@ from transformers import (
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedTokenizerFast,
 )
 
 from agentloop.config import ModelSection
+from agentloop.config.compute import ComputeSection
 from agentloop.environments import load_environment
 from agentloop.errors import UserError
 from agentloop.generation import LocalGenerator
@@ -81,3 +84,15 @@ def test_model_with_a_state_the_cache_does_not_know_is_refused() -> None:
     model = MambaForCausalLM(config).eval()
     with pytest.raises(UserError, match="must give the same log-probs when sampling and when scoring"):
         check_scoring(LocalGenerator(model, stop_ids=frozenset([1])), Actor(model))
+
+
+def test_rounding_of_autocast_hides_no_disagreement() -> None:
+    # Positions of OPT are counted by its mask, so rows of a packed pass see one another; a little, as it is untrained.
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "ffn_dim": 32, "word_embed_proj_dim": 16, "num_hidden_layers": 2}
+    model = OPTForCausalLM(OPTConfig(vocab_size=64, num_attention_heads=2, max_position_embeddings=64, **sizes)).eval()
+    compute = ComputeSection(autocast="bfloat16")
+    generator = LocalGenerator(model, stop_ids=frozenset([1]), compute=compute)
+    check_scoring(generator, Actor(model, compute=compute))
+    with pytest.raises(UserError, match="batch.layout must be padded for a model that does not tell rows apart"):
+        check_scoring(generator, Actor(model, packs=True, compute=compute))
