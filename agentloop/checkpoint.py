@@ -20,13 +20,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 
 from agentloop.errors import UserError, one_line
 from agentloop.run_folder import explained
 
 COMPLETE = "COMPLETE"
 _STATE = "state"
+_FORMER_STATE = "state.safetensors"
 _RANDOM_TENSORS = "random.safetensors"
 _VALUES = "state.json"
 _UNFINISHED = ".unfinished"
@@ -103,6 +103,11 @@ def save_checkpoint(
 
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a complete checkpoint; `restore_random` is the caller's, when everything else stands."""
+    if (folder / _FORMER_STATE).exists():
+        raise UserError(
+            f"checkpoint must be one of this version of agentloop, got an earlier one's in {folder}. Go on with that "
+            f"version, or begin a new run with its weights: --set model.path={folder / 'model'}"
+        )
     with readable(folder):
         values = json.loads((folder / _VALUES).read_text())
         return Checkpoint(folder, load_file(folder / _RANDOM_TENSORS), values)
@@ -113,7 +118,7 @@ def readable(folder: Path) -> Iterator[None]:
     """What is read within is of the checkpoint in `folder`: damage is a UserError that says how to go on."""
     try:
         yield
-    except (OSError, ValueError, SafetensorError, CheckpointException) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(
             f"checkpoint must be readable, got {one_line(error)} in {folder}. Remove it to resume from the one before."
         ) from error

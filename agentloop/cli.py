@@ -15,6 +15,7 @@ import typer
 
 from agentloop.context_cli import app as context_app
 from agentloop.errors import TrainingStopped, UserError
+from agentloop.launched import check_alone, own_rank
 from agentloop.mix_cli import mix
 from agentloop.replay_cli import rescore, verify, whatif
 from context import PrefixError, RenderError
@@ -41,6 +42,13 @@ replay_app.command(epilog="Example: agentloop replay whatif runs/quickstart-001 
     whatif
 )
 app.add_typer(replay_app, name="replay", epilog="Example: agentloop replay ls --failed")
+
+
+@app.callback()
+def begin(context: typer.Context) -> None:
+    if context.invoked_subcommand not in (None, "train"):
+        check_alone(str(context.invoked_subcommand))
+
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 Overrides = Annotated[
@@ -69,7 +77,6 @@ def train(
     """Train an agent: act, remember, mix, learn."""
     from agentloop.config.file import load_config
     from agentloop.console import open_display
-    from agentloop.ranks import own_rank
     from agentloop.training import follow_training
     from agentloop.training import train as run_training
 

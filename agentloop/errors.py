@@ -7,6 +7,10 @@ class TrainingStopped(RuntimeError):
     """The run can't go on learning; nothing of the failed optimizer step has been applied."""
 
 
+class RankLost(TrainingStopped):
+    """One of several processes that learn together is gone or says nothing."""
+
+
 class UserError(Exception):
     """What a person can put right, in one line: the rule, what was found, what to do. No traceback."""
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
-from agentloop.errors import TrainingStopped, UserError
+from agentloop.errors import RankLost, TrainingStopped, UserError
 from agentloop.learning.batch import BatchRow
 from agentloop.learning.trainer import Told, Trainer, UpdateResult
 from agentloop.models.actor import Actor
@@ -108,8 +108,7 @@ class Leader:
     def __init__(self, beginning: Beginning, ranks: Ranks, *, copy: nn.Module, reference: Actor | None) -> None:
         self._ranks = ranks
         self._copy = copy
-        with lost_ranks_told():
-            ranks.tell(beginning)
+        with lost_ranks_told(), ranks.told(beginning):
             self._model, self._trainer = _sharded(beginning, ranks, reference)
 
     @property
@@ -146,8 +145,7 @@ class Leader:
 
     @contextmanager
     def _all(self, name: str, *arguments: Any, **named: Any) -> Iterator[None]:
-        with lost_ranks_told():
-            self._ranks.tell((name, arguments, named))
+        with lost_ranks_told(), self._ranks.told((name, arguments, named)):
             yield
 
 
@@ -174,9 +172,10 @@ def follow(ranks: Ranks) -> None:
         try:
             with lost_ranks_told():
                 gather(model, None) if name == _GATHER else getattr(trainer, name)(*arguments, **named)
+        except RankLost:
+            raise  # and leave: those who wait for this one notice
         except TrainingStopped:
-            # Rank 0 has met the same, or misses this one: it says what follows.
-            continue
+            continue  # rank 0 has met the same, and says what follows
 
 
 def _sharded(beginning: Beginning, ranks: Ranks, reference: Actor | None) -> tuple[nn.Module, Trainer]:

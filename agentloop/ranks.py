@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agentloop.errors import TrainingStopped
+from agentloop.errors import RankLost, TrainingStopped, UserError
+from agentloop.launched import own_rank, ranks_wanted
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ _PATIENCE = timedelta(days=7)
 """For the next order: an iteration's episodes may take hours. A rank that has died is noticed at once all the same."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ranks:
     """This process among those that learn together; without arguments it learns alone."""
 
@@ -33,6 +34,8 @@ class Ranks:
     count: int = 1
     orders: Any = None
     """The process group that rank 0 speaks through."""
+    others_listen: bool = True
+    """Rank 0: they wait for an order, and are not in the middle of one."""
 
     @property
     def several(self) -> bool:
@@ -67,6 +70,18 @@ class Ranks:
         """Rank 0: every other rank hears it."""
         dist.broadcast_object_list([order], src=0, group=self.orders)
 
+    @contextmanager
+    def told(self, order: object) -> Iterator[None]:
+        """Rank 0: every other rank hears it, and does it while this one does it within."""
+        self.others_listen = False
+        self.tell(order)
+        try:
+            yield
+        except TrainingStopped:
+            self.others_listen = True  # of what they do together; they have met it too
+            raise
+        self.others_listen = True
+
     def hear(self) -> Any:
         """The other ranks: the next order of rank 0, however long it takes."""
         heard = [None]
@@ -77,27 +92,25 @@ class Ranks:
 ALONE = Ranks()
 
 
-def ranks_wanted() -> int:
-    """How many processes torchrun has started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def own_rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
 @contextmanager
-def joined(*, timeout_s: float) -> Iterator[Ranks]:
-    """This process among those torchrun has started; alone without torchrun.
+def joined(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
+    """This process among those torchrun has started; alone without torchrun. `device` is `model.device`.
 
-    At the end rank 0 sends the others home. A rank that is lost meanwhile is a TrainingStopped.
+    At the end rank 0 sends the others home. A rank that is lost meanwhile is a RankLost. Raises UserError for more
+    ranks than GPUs, and for ranks without a place to meet.
     """
     if ranks_wanted() == 1:
         yield ALONE
         return
-    gpus = torch.cuda.is_available()
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise UserError(
+            f"WORLD_SIZE must be 1 or come from torchrun, got {ranks_wanted()} without {missing[0]}. Start with "
+            "torchrun --nproc-per-node N -m agentloop train, or unset WORLD_SIZE."
+        )
+    gpus = device != "cpu" and torch.cuda.is_available()
     if gpus:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        _take_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     timeout = timedelta(seconds=timeout_s)
     with lost_ranks_told():
         dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timeout)
@@ -105,11 +118,21 @@ def joined(*, timeout_s: float) -> Iterator[Ranks]:
     try:
         yield ranks
     finally:
-        # Also after an error: the others wait for an order, and would for ever. Those who are gone need none.
+        # Also after an error: the others wait for an order, and would for ever. Those who are gone need none; those in
+        # the middle of one would hear of it after their timeout, and notice at once that this process ends.
         with _nobody_left_is_fine():
-            if ranks.index == 0:
+            if ranks.index == 0 and ranks.others_listen:
                 ranks.tell(None)
     dist.destroy_process_group()
+
+
+def _take_gpu(place: int) -> None:
+    if place >= torch.cuda.device_count():
+        raise UserError(
+            f"torchrun must start at most one rank per GPU, got more than {torch.cuda.device_count()} on this machine. "
+            "Lower --nproc-per-node, or set model.device: cpu."
+        )
+    torch.cuda.set_device(place)
 
 
 @contextmanager
@@ -118,16 +141,16 @@ def lost_ranks_told() -> Iterator[None]:
     try:
         yield
     except (dist.DistError, RuntimeError) as error:
-        if not _is_about_ranks(error):
+        if not is_about_ranks(error):
             raise
         reason = str(error).strip().splitlines()[0]
-        raise TrainingStopped(
+        raise RankLost(
             f"every rank must stay alive and answer within compute.rank_timeout_s, got {reason[:200]!r} on rank "
             f"{own_rank()}. See what the other ranks said; then go on from the last checkpoint with --resume."
         ) from error
 
 
-def _is_about_ranks(error: Exception) -> bool:
+def is_about_ranks(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower() or "nccl" in str(error).lower()
 
 
@@ -136,5 +159,5 @@ def _nobody_left_is_fine() -> Iterator[None]:
     try:
         yield
     except (dist.DistError, RuntimeError) as error:
-        if not _is_about_ranks(error):
+        if not is_about_ranks(error):
             raise

@@ -15,6 +15,7 @@ from agentloop.checkpoint import (
     complete_checkpoints,
     load_checkpoint,
     prune,
+    readable,
     restore_random,
     save_checkpoint,
     write_directory,
@@ -187,7 +188,8 @@ class _Training:
             )
         stored = checkpoint.values["progress"]
         self.progress = _Progress(stored["update"], [(int(u), float(loss)) for u, loss in stored["held_out"]])
-        self._optimizer.load_state(read_tensors(checkpoint.state))
+        with readable(checkpoint.folder):
+            self._optimizer.load_state(read_tensors(checkpoint.state))
         restore_random(checkpoint)
         self._display.note(f"resumed {self._folder.path} after update {self.progress.update}")
 

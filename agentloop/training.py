@@ -57,7 +57,7 @@ def train(
     Under torchrun this is rank 0's call, which leads the others; theirs is `follow_training`.
     Raises UserError for what the user can mend, TrainingStopped when the run itself can't go on.
     """
-    with joined(timeout_s=config.compute.rank_timeout_s) as ranks:
+    with joined(timeout_s=config.compute.rank_timeout_s, device=config.model.device) as ranks:
         if ranks.index:
             raise ValueError(f"train must be called on rank 0, got rank {ranks.index}. Call follow_training there.")
         return _train(config, ranks, resume=resume, trace=trace, display=display)
@@ -65,7 +65,7 @@ def train(
 
 def follow_training(config: RunConfig) -> None:
     """Any rank but 0: hold and update a part of the weights until the run of rank 0 ends."""
-    with joined(timeout_s=config.compute.rank_timeout_s) as ranks:
+    with joined(timeout_s=config.compute.rank_timeout_s, device=config.model.device) as ranks:
         follow(ranks)
 
 

@@ -45,13 +45,18 @@ class WeightOptimizer:
     Half-precision weights are updated through float32 masters: next to a weight of 1, bfloat16 can't
     represent changes below 0.004, so small updates would be lost without a trace.
 
-    Raises ValueError for sharded parameters if the optimizer looks at whole matrices (`OptimizerSection.shardable`).
+    Raises ValueError if only some parameters are sharded, and for sharded ones if the optimizer looks at whole matrices
+    (`OptimizerSection.shardable`).
     """
 
     def __init__(self, model: nn.Module, section: OptimizerSection) -> None:
         self.name = section.name
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if not section.shardable and any(isinstance(p, DTensor) for p in self._parameters.values()):
+        whole = [name for name, p in self._parameters.items() if not isinstance(p, DTensor)]
+        if 0 < len(whole) < len(self._parameters):
+            # Those are copies that a pass without gradient has left: they would never get a gradient.
+            raise ValueError(f"parameters must be sharded all or none, got {whole[0]} whole. Reshard the model first.")
+        if not section.shardable and not whole:
             raise ValueError(f"optimizer.name must be adamw or sgd when weights are sharded, got {section.name}.")
         self._masters = {
             name: p.detach().float().requires_grad_()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from agentloop.algorithms.log_probs import Predictions, entropies, log_softmax, predictions
@@ -49,6 +50,9 @@ class Actor:
     def probe(self) -> None:
         """Ask the model now what would be asked at first use: of sharded weights all ranks must ask together."""
         self._head.probe()
+        if isinstance(self.model, FSDPModule):
+            # A pass without gradient leaves the outermost weights whole, and whole ones are never trained.
+            self.model.reshard()
 
     def log_probs(
         self,

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -16,12 +18,15 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 def shard(model: PreTrainedModel) -> None:
     """Layer by layer, the rest (embeddings, head, last norm) together, so that tied weights stay one.
 
-    Gradients become sums over ranks, not means: what a token weighs is its share in the whole step on every rank.
+    It stays on its device. Gradients become sums over ranks, not means: what a token weighs is its share in the whole
+    step on every rank.
     """
+    # Without one, weights would go to the GPUs wherever there are any.
+    mesh = init_device_mesh(model.device.type, (dist.get_world_size(),))
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
-            fully_shard(layer)
-    fully_shard(model)
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

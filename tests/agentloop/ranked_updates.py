@@ -40,9 +40,10 @@ def batch(update: int) -> list[BatchRow]:
 
 
 def learner(actor: Actor, ranks: Ranks = ALONE) -> Trainer:
-    """Sharded where there are several ranks; the reference is whole on each."""
+    """Sharded where there are several ranks, and asked as a run asks it; the reference is whole on each."""
     if ranks.several:
         shard(actor.model)
+        actor.probe()
     reference = tiny_actor(actor.dtype)
     reference.model.requires_grad_(False)
     return Trainer(actor, config(), authors=AUTHORS, reference=reference, ranks=ranks)

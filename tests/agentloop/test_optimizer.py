@@ -317,6 +317,17 @@ def test_sharded_weights_are_moved_like_whole_ones(one_rank: DeviceMesh, name: s
         assert all(torch.equal(whole(a), b) for a, b in pairs)
 
 
+def test_weights_that_a_pass_left_whole_are_refused(one_rank: DeviceMesh) -> None:
+    model = small(torch.float32)
+    model.register_parameter("outermost", nn.Parameter(torch.zeros(1)))
+    for part in (*model, model):
+        fully_shard(part, mesh=one_rank)
+    with torch.no_grad():
+        model(torch.arange(5))
+    with pytest.raises(ValueError, match="parameters must be sharded all or none, got outermost whole"):
+        WeightOptimizer(model, section("adamw"))
+
+
 @pytest.mark.parametrize("name", ["adafactor", "muon"])
 def test_optimizer_that_looks_at_whole_matrices_is_refused_for_sharded_weights(one_rank: DeviceMesh, name: str) -> None:
     with pytest.raises(ValueError, match=f"optimizer.name must be adamw or sgd when weights are sharded, got {name}"):

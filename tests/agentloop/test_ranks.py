@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from traceback import StackSummary
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.api import CheckpointException
+from typer.testing import CliRunner
 
-from agentloop.checkpoint import complete_checkpoints
+from agentloop import state_files
+from agentloop.checkpoint import complete_checkpoints, write_directory
+from agentloop.cli import app
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.learners import check_ranks
-from agentloop.ranks import Ranks
+from agentloop.ranks import Ranks, joined
+from agentloop.state_files import read_tensors, write_tensors
 from agentloop.training import train
 from tests.agentloop import ranked_updates
 from tests.agentloop.launching import places, start_ranks
@@ -46,6 +56,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         found[name] |= {"two": told["unbroken"], "two from one": told["resumed"]}
         found[name]["one from two"] = go_on(folder / name / "two", dtype) if name == "float64" else []
         found[name]["weights"]["two"] = load_file(folder / name / "two.safetensors")
+        found[name]["state"] = folder / name / "two" / "state"
         found[name]["files"] = sorted(path.name for path in (folder / name / "two" / "state").iterdir())
     found["frugal"] = json.loads((folder / "frugal.json").read_text())
     yield found
@@ -85,7 +96,7 @@ def test_checkpoints_go_from_one_rank_to_two_and_back(runs: dict[str, Any]) -> N
     assert_close(found["two from one"], found["one"][half:], 1e-9)
     assert_close(found["one from two"], found["one"][half:], 1e-9)
     # Each rank wrote its own part.
-    assert [name[:11] for name in found["files"]] == ["shard-00001", "shard-00002"]
+    assert [name[:11] for name in found["files"]] == ["parts.json", "shard-00001", "shard-00002"]
 
 
 def small_run(folder: Path, model: Path, iterations: int) -> RunConfig:
@@ -129,3 +140,80 @@ def test_a_rank_takes_as_many_passes_as_the_others() -> None:
     assert Ranks(2, 4).share(passes) == [[2], None]
     assert Ranks().share(passes) == passes
     assert Ranks(1, 2).share([]) == []
+
+
+def test_error_of_rank_0_alone_ends_all_at_once(tmp_path: Path) -> None:
+    began = time.monotonic()
+    leader, other = start_ranks(2, ["-c", FAILS_ALONE])
+    (_, said), (_, others) = (process.communicate(timeout=60) for process in (leader, other))
+    assert "ValueError: on rank 0 alone" in said
+    assert "RankLost: every rank must stay alive" in others
+    assert (leader.returncode, other.returncode) == (1, 1)
+    assert time.monotonic() - began < 60  # not the ten minutes that the other would wait for its sum
+
+
+FAILS_ALONE = """
+import torch
+from agentloop.ranks import joined, lost_ranks_told
+with joined(timeout_s=600.0) as ranks:
+    if ranks.index == 0:
+        with lost_ranks_told(), ranks.told("sum"):
+            raise ValueError("on rank 0 alone")
+    with lost_ranks_told():
+        assert ranks.hear() == "sum"
+        ranks.sum(torch.zeros(1))
+"""
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in places(3)[2].items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match="at most one rank per GPU, got more than 2"), joined(timeout_s=1.0):
+        pass
+
+
+def test_processes_without_a_place_to_meet_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    told = "WORLD_SIZE must be 1 or come from torchrun, got 8 without RANK"
+    with pytest.raises(UserError, match=told), joined(timeout_s=1.0):
+        pass
+
+
+@pytest.mark.parametrize("command", ["sft", "replay", "evaluate"])
+def test_other_commands_are_refused_on_several_ranks(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = CliRunner().invoke(app, [command, "x.yaml"] if command != "replay" else [command, "stats"])
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception).startswith(
+        f"torchrun must start train, which alone runs on several ranks, got {command}"
+    )
+
+
+def test_state_without_one_of_its_files_is_refused(runs: dict[str, Any], tmp_path: Path) -> None:
+    state = Path(shutil.copytree(runs["float64"]["state"], tmp_path / "state"))
+    assert read_tensors(state).keys()
+    (state / runs["float64"]["files"][1]).unlink()
+    with pytest.raises(FileNotFoundError, match="shard-00001.* is missing, one of 2"):
+        read_tensors(state)
+
+
+@pytest.mark.parametrize(
+    ("cause", "raised"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "run.folder must have room, got No space left"),
+        (SafetensorError("I/O error (os error 28)"), "run.folder must have room, got No space left"),
+    ],
+)
+def test_full_disk_of_any_rank_is_told_as_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cause: Exception, raised: str
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise CheckpointException("write", {1: (cause, StackSummary())})
+
+    monkeypatch.setattr(state_files, "save", fails)
+    with pytest.raises(UserError, match=raised):
+        write_directory(tmp_path / "x", lambda target: write_tensors(target, {"a": torch.ones(2)}, Ranks(0, 2)))
