@@ -15,6 +15,8 @@ from torch import Tensor
 
 from agentloop.algorithms.diagnostics import effective_sample_size, trajectory_drift
 from agentloop.checkpoint import COMPLETE, complete_checkpoints
+from agentloop.config import RunConfig
+from agentloop.config.compute import ComputeSection
 from agentloop.errors import UserError
 from agentloop.learning.batch import Batch, BatchRow, build_batch
 from agentloop.learning.scoring import score
@@ -165,8 +167,14 @@ def load_weights(folder: RunFolder, weights: Path | str) -> LoadedModel:
     return load_policy(folder.config, first, saved=None if weights == first else Path(weights))
 
 
+def compute_asked(config: RunConfig) -> ComputeSection:
+    """The run's, for a few passes and perhaps on another machine: not compiled, and kernels where they can be."""
+    kernels = {"log_probs": "auto"} if config.compute.log_probs == "triton" else {}
+    return config.compute.model_copy(update={"compile": False, **kernels})
+
+
 def _actor(folder: RunFolder, weights: Path | str) -> Actor:
-    return Actor(load_weights(folder, weights).model, compute=folder.config.compute)
+    return Actor(load_weights(folder, weights).model, compute=compute_asked(folder.config))
 
 
 def _spans(store: ReplayStore, run: str, where: str | None) -> dict[str, tuple[int, int]]:

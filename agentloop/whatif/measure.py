@@ -17,7 +17,7 @@ from agentloop.learning.batch import build_batch
 from agentloop.learning.scoring import ScoredBatch, score
 from agentloop.learning.stream_losses import check_behavior, corrected, stream_losses
 from agentloop.models.actor import Actor
-from agentloop.replay_models import load_weights, weights_of_run
+from agentloop.replay_models import compute_asked, load_weights, weights_of_run
 from agentloop.run_folder import RunFolder
 from agentloop.whatif.answer import ALL, Effect, PartData, WhatIf
 from agentloop.whatif.losses import WhatIfLoss
@@ -61,7 +61,7 @@ def what_if(
     config = folder.config
     torch.set_num_threads(config.run.threads)
     loaded = load_weights(folder, weights)
-    actor = Actor(loaded.model, packs=config.batch.layout == "packed", compute=config.compute)
+    actor = Actor(loaded.model, packs=config.batch.layout == "packed", compute=compute_asked(config))
     told("score", 0, 1)
     scored = _scored(actor, folder, rows, [loss.config for loss in losses])
     told("score", 1, 1)

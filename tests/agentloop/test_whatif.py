@@ -82,7 +82,11 @@ def asked(run: Path, *losses: str, policy: int | None = None, tokens: int = 0, *
 
 
 def command(*words: object) -> Result:
-    return CliRunner().invoke(app, ["replay", "whatif", *map(str, words)])
+    return command_of("whatif", *words)
+
+
+def command_of(name: str, *words: object) -> Result:
+    return CliRunner().invoke(app, ["replay", name, *map(str, words)])
 
 
 def files_of(folder: Path) -> dict[str, str]:
@@ -266,6 +270,16 @@ def test_rows_without_a_known_advantage_are_named_and_not_taken_as_zero(copied: 
     assert alone.effect("good").gradient_norm == pytest.approx(7.0 * alone.effect("bc").gradient_norm, rel=1e-4)
     with pytest.raises(UserError, match="rows to look at must be at least one, got none of .*1 left out"):
         asked(copied, "own", where=f"id = '{id}'")
+
+
+def test_run_of_a_gpu_is_asked_without_one(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = asked(copied, "own", limit=4).effects
+    identity = json.loads((copied / "run.json").read_text())
+    identity["config"]["compute"] |= {"log_probs": "triton", "compile": True}
+    (copied / "run.json").write_text(json.dumps(identity))
+    monkeypatch.delattr(torch, "compile")
+    assert asked(copied, "own", limit=4).effects == before
+    assert command_of("rescore", copied, "--limit", "1").exit_code == 0
 
 
 def test_corrupt_rows_are_named(copied: Path) -> None:
