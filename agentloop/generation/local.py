@@ -61,13 +61,15 @@ class LocalGenerator:
         self._temperature = temperature
         self._cache = EpisodeCache(self._model)
 
-    @torch.inference_mode()
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         if not requests:
             return []
         replies = [_Reply(request.max_new_tokens) for request in requests]
-        # Around all steps, so that weights are cast once.
-        with torch.autocast(self._model.device.type, dtype=torch.bfloat16, enabled=self._autocast):
+        # Around all steps, so that weights are cast once; in inference mode each step would cast them.
+        with (
+            torch.no_grad() if self._autocast else torch.inference_mode(),
+            torch.autocast(self._model.device.type, dtype=torch.bfloat16, enabled=self._autocast),
+        ):
             if not self._cache.keep(requests):
                 self._cache.admit(requests)
             logits = self._cache.feed([list(r.prompt_ids[self._cache.fed(r.episode) :]) for r in requests])

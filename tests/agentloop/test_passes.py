@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentloop.config import RunConfig
 from agentloop.config.compute import ComputeSection
@@ -98,6 +100,29 @@ def test_sampling_follows_autocast_as_scoring_does() -> None:
         check_scoring(generator, Actor(model, compute=compute))
     assert log_probs[0] != log_probs[1]
     assert log_probs[0] == pytest.approx(log_probs[1], abs=0.5)
+
+
+class Casts(TorchDispatchMode):
+    """How often each of some tensors is copied into another type."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.times = {tensor.data_ptr(): 0 for tensor in tensors}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket is torch.ops.aten._to_copy and args[0].data_ptr() in self.times:
+            self.times[args[0].data_ptr()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_sampling_casts_a_weight_once_whatever_it_samples() -> None:
+    model = tiny_actor(torch.float32).model
+    generator = LocalGenerator(model, stop_ids=frozenset(), compute=BFLOAT16)
+    generator.begin(seed=0, temperature=1.0)
+    with Casts(model.parameters()) as casts:
+        (said,) = generator.generate([GenerationRequest(0, [3, 4, 5], 4)])
+    assert len(said.token_ids) == 4
+    assert set(casts.times.values()) == {0, 1}  # vectors of norms are not multiplied
 
 
 def test_autocast_of_weights_that_are_not_float32_is_refused() -> None:
