@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 CPU_CHUNKS = (512, 2048)
 """Tokens and vocabulary of a chunk: 4 MiB of float32 stay in a CPU's cache between passes over them."""
 GPU_CHUNKS = (8192, 16384)
-"""By arithmetic, not measured: long products, and sums over chunks that are a few percent of them; 512 MiB."""
+"""By arithmetic, not measured: long products, and sums over chunks that are a few percent of them; 512 MiB, and as
+much room again."""
 
 _LOWEST_BIAS = -1e30
 """A word that a bias of -inf forbids has a probability of 0; as a number, 0 times its logit is 0 too."""

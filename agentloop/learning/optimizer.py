@@ -174,7 +174,8 @@ def _torch_optimizer(mover: str, targets: list[Tensor], section: OptimizerSectio
 def hidden_matrices(model: nn.Module) -> frozenset[str]:
     """Names of the trainable matrices between embeddings and head, which is what Muon is made for.
 
-    A matrix of one row, such as a value head's, is a vector.
+    A matrix of one row, such as a value head's, is a vector. What is no layer's `weight`, such as a state space model's
+    table of decays, is not multiplied with.
     """
     outside: set[int] = set()
     for module in model.modules():
@@ -184,7 +185,11 @@ def hidden_matrices(model: nn.Module) -> frozenset[str]:
     return frozenset(
         name
         for name, p in model.named_parameters()
-        if p.requires_grad and p.ndim == 2 and min(p.shape) > 1 and id(p) not in outside
+        if p.requires_grad
+        and p.ndim == 2
+        and min(p.shape) > 1
+        and name.rpartition(".")[2] == "weight"
+        and id(p) not in outside
     )
 
 

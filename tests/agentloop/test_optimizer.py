@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from transformers import MambaConfig, MambaForCausalLM
 
 from agentloop.config import RunConfig
 from agentloop.config.learning import OptimizerSection
@@ -232,6 +233,10 @@ def test_muon_moves_hidden_matrices_and_adamw_the_rest() -> None:
     # A value head is one row.
     of_critic = hidden_matrices(Critic(Actor(model), shared=False).weights)
     assert of_critic == {name.replace("model.", "backbone.") for name in in_layers}
+    # A table of decays is [32, 4] and no matrix; the projection to them is one column.
+    config = MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4)
+    of_mixer = {f"backbone.layers.0.mixer.{name}_proj.weight" for name in ("in", "x", "out")}
+    assert hidden_matrices(MambaForCausalLM(config)) == of_mixer
 
 
 LAYER_MATRICES = (
