@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from agentloop.checkpoint import complete_checkpoints
 from agentloop.training import train
@@ -69,6 +71,14 @@ def test_two_ranks_make_the_run_of_one(tmp_path: Path, model: Path) -> None:
     for ours, theirs in zip(rows(buffer_of(together), losses), rows(buffer_of(alone), losses), strict=True):
         assert ours[:2] == theirs[:2]
         assert ours[2] == pytest.approx(theirs[2], abs=1e-5)
+    # Every weight has moved, and to where one rank moves it; AdamW's first steps carry rounding on.
+    first, ours, theirs = (
+        load_file(run / "policies" / version / "model.safetensors")
+        for run, version in ((alone, "000000"), (together, "000001"), (alone, "000001"))
+    )
+    for name, weight in ours.items():
+        assert not torch.equal(weight, first[name]), name
+        torch.testing.assert_close(weight, theirs[name], atol=1e-4, rtol=0)
     assert (together / "report.html").exists()
 
 
