@@ -42,7 +42,13 @@ class Arm:
 
 TASKS = {
     "dense": BenchTask("dense: the quickstart's, 2 to 5 hops"),
-    "sparse": BenchTask("sparse: 3 to 6 hops", {"environment.options.hops": [3, 6]}, start="dense"),
+    "sparse": BenchTask(
+        "sparse: 3 to 6 hops, after more careless demonstrations",
+        {
+            "environment.options.hops": [3, 6],
+            "warm_up.options": {"hops": [2, 5], "p_next": 0.4, "p_stop": 0.4},
+        },
+    ),
     "slow": BenchTask("slow: 2 to 5 hops, 50 ms per tool call", {"environment.options.delay_s": 0.05}, start="dense"),
 }
 

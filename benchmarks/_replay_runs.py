@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shutil
+import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -25,11 +26,14 @@ from agentloop.evaluate import evaluate
 from agentloop.loop import Loop, LoopState
 from agentloop.run_folder import create_run_folder
 from benchmarks._replay_arms import BUDGET, COMMON, TARGET, TASKS, Settings
+from replay.databases.open import DATABASE
 from replay.records import RunRecord
 
 ROOT = Path(__file__).parents[1]
 _EVERY = ((0.8, 128), (0.5, 256), (0.0, 512))
 """Fresh episodes between evaluations once held-out success is this high: they cost as much as what is between them."""
+CURVE = ("iteration", "fresh", "trained", "calls", "cpu", "wall", "success")
+"""What a point of a curve holds: trajectories collected and trained (each epoch counts), tool calls, seconds."""
 Result = dict[str, Any]
 
 
@@ -58,6 +62,7 @@ class _Meter:
 
     fresh: int = 0
     trained: int = 0
+    calls: int = 0
     cpu: float = 0.0
     wall: float = 0.0
 
@@ -67,6 +72,11 @@ class _Meter:
         yield
         self.cpu += time.process_time() - cpu
         self.wall += time.perf_counter() - wall
+
+    def point(self, iteration: int, success: float) -> list[float]:
+        """In the order of CURVE."""
+        cpu, wall = round(self.cpu, 2), round(self.wall, 2)
+        return [iteration, self.fresh, self.trained, self.calls, cpu, wall, round(success, 4)]
 
 
 def configuration(settings: Settings, *, seed: int, folder: Path) -> RunConfig:
@@ -145,7 +155,7 @@ def _begin(parts: Parts) -> None:
 
 def _train(loop: Loop, display: _Display, *, budget: int) -> Result:
     meter, iteration, least_ess, least_factor = _Meter(), 0, 1.0, 1.0
-    curve = [[0, 0, 0, 0.0, 0.0, held_out_success(loop.parts)]]
+    curve = [meter.point(0, held_out_success(loop.parts))]
     while meter.fresh < budget and not _reached(curve):
         iteration += 1
         with meter.running():
@@ -157,9 +167,8 @@ def _train(loop: Loop, display: _Display, *, budget: int) -> Result:
         least_factor = min(least_factor, told.get("replay/controller_factor", 1.0))
         every = next(episodes for success, episodes in _EVERY if curve[-1][-1] >= success)
         if meter.fresh // every > curve[-1][1] // every or meter.fresh >= budget:
-            success = held_out_success(loop.parts)
-            cpu, wall = round(meter.cpu, 2), round(meter.wall, 2)
-            curve.append([iteration, meter.fresh, meter.trained, cpu, wall, round(success, 4)])
+            meter.calls = _tool_calls(loop.parts)
+            curve.append(meter.point(iteration, held_out_success(loop.parts)))
     return {
         "curve": curve,
         "least_ess": round(least_ess, 3),
@@ -169,6 +178,12 @@ def _train(loop: Loop, display: _Display, *, budget: int) -> Result:
 
 def _reached(curve: list[list[float]]) -> bool:
     return len(curve) > 1 and min(point[-1] for point in curve[-2:]) >= TARGET
+
+
+def _tool_calls(parts: Parts) -> int:
+    with closing(sqlite3.connect(f"file:{parts.folder.path / DATABASE}?mode=ro", uri=True)) as connection:
+        (calls,) = connection.execute("select sum(num_tool_calls) from trajectories").fetchone()
+    return int(calls)
 
 
 def held_out_success(parts: Parts) -> float:

@@ -33,7 +33,7 @@ def run(tasks: Sequence[str], arms: Sequence[str], seeds: Iterable[int], *, resu
                         continue
                     result = {"arm": arm, **run_arm(task, ARMS[arm].settings, seed, work)}
                     add_result(results, result)
-                    iterations, fresh, _, cpu, wall, success = result["curve"][-1]
+                    iterations, fresh, _, _, cpu, wall, success = result["curve"][-1]
                     print(
                         f"{task} {arm} seed {seed}: {success:.1%} after {iterations} iterations, {fresh} fresh, "
                         f"{cpu:.1f} CPU-s, {wall:.1f} s; {[round(point[-1], 2) for point in result['curve']]}",
