@@ -10,6 +10,8 @@ Settings = Mapping[str, object]
 
 BUDGET = 5120
 """Fresh episodes after which a run that has not reached the target is over, whatever the arm."""
+WAIT_S = 0.05
+"""Of the slow tool, per call."""
 TARGET = 0.9
 """Held-out success to reach in two evaluations in a row."""
 SEEDS = (0, 1, 2, 3, 4)
@@ -49,7 +51,7 @@ TASKS = {
             "warm_up.options": {"hops": [2, 5], "p_next": 0.4, "p_stop": 0.4},
         },
     ),
-    "slow": BenchTask("slow: 2 to 5 hops, 50 ms per tool call", {"environment.options.delay_s": 0.05}, start="dense"),
+    "slow": BenchTask("slow: 2 to 5 hops, 50 ms per tool call", {"environment.options.delay_s": WAIT_S}, start="dense"),
 }
 
 

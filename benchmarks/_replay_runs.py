@@ -11,8 +11,8 @@ import shutil
 import sqlite3
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,12 @@ from replay.databases.open import DATABASE
 from replay.records import RunRecord
 
 ROOT = Path(__file__).parents[1]
-_EVERY = ((0.8, 128), (0.5, 256), (0.0, 512))
-"""Fresh episodes between evaluations once held-out success is this high: they cost as much as what is between them."""
-CURVE = ("iteration", "fresh", "trained", "calls", "cpu", "wall", "success")
-"""What a point of a curve holds: trajectories collected and trained (each epoch counts), tool calls, seconds."""
+WINDOW = 256
+"""Fresh episodes between evaluations, and those whose success says whether to begin with them. Evaluations cost as much
+as what is between them; every task that is trained on is new, so that fresh episodes tell of held-out success, too."""
+_NEAR = 0.8
+ITERATION = ("fresh", "replayed", "success", "calls", "cpu", "wall")
+"""What is kept of each iteration: rows of either stream, success and tool calls of the fresh ones, and seconds."""
 Result = dict[str, Any]
 
 
@@ -54,29 +56,6 @@ class _Display:
 
     def close(self) -> None:
         return
-
-
-@dataclass
-class _Meter:
-    """What training has taken so far; CPU-seconds are this process's."""
-
-    fresh: int = 0
-    trained: int = 0
-    calls: int = 0
-    cpu: float = 0.0
-    wall: float = 0.0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        cpu, wall = time.process_time(), time.perf_counter()
-        yield
-        self.cpu += time.process_time() - cpu
-        self.wall += time.perf_counter() - wall
-
-    def point(self, iteration: int, success: float) -> list[float]:
-        """In the order of CURVE."""
-        cpu, wall = round(self.cpu, 2), round(self.wall, 2)
-        return [iteration, self.fresh, self.trained, self.calls, cpu, wall, round(success, 4)]
 
 
 def configuration(settings: Settings, *, seed: int, folder: Path) -> RunConfig:
@@ -113,8 +92,11 @@ def _iterations(settings: Settings) -> int:
     return math.ceil(BUDGET / (config.batch.trajectories * (1.0 - config.replay.fraction))) + 1
 
 
-def run_arm(task: str, settings: Settings, seed: int, work: Path, *, budget: int = BUDGET) -> Result:
-    """Train until held-out success was at least TARGET in two evaluations in a row, or the budget is spent."""
+def run_arm(task: str, settings: Settings, seed: int, work: Path, *, budget: int | None = None) -> Result:
+    """Train until held-out success was at least TARGET in two evaluations in a row, or the budget is spent.
+
+    A smaller `budget` than BUDGET ends the run before, and changes nothing else.
+    """
     start = starting_point(task, seed, work)
     everything = {**COMMON, **TASKS[task].settings, "model.path": str(start), **settings}
     everything = {"run.iterations": _iterations(everything), **everything}
@@ -125,7 +107,7 @@ def run_arm(task: str, settings: Settings, seed: int, work: Path, *, budget: int
     try:
         with closing(assemble(folder, display, checkpoint=None, first=start)) as parts:
             _begin(parts)
-            result = _train(Loop(parts, LoopState()), display, budget=budget)
+            result = _train(Loop(parts, LoopState()), display, budget=budget or BUDGET)
     finally:
         shutil.rmtree(folder.path)
     return {
@@ -154,36 +136,53 @@ def _begin(parts: Parts) -> None:
 
 
 def _train(loop: Loop, display: _Display, *, budget: int) -> Result:
-    meter, iteration, least_ess, least_factor = _Meter(), 0, 1.0, 1.0
-    curve = [meter.point(0, held_out_success(loop.parts))]
-    while meter.fresh < budget and not _reached(curve):
-        iteration += 1
-        with meter.running():
-            loop.iterate(iteration)
+    iterations: list[list[float]] = []
+    evaluations: list[list[float]] = []
+    least_ess, least_factor, fresh, evaluated = 1.0, 1.0, 0, 0
+    while fresh < budget and not _reached(evaluations):
+        cpu, wall = time.process_time(), time.perf_counter()
+        loop.iterate(len(iterations) + 1)
+        seconds = [round(time.process_time() - cpu, 3), round(time.perf_counter() - wall, 3)]
         told = display.metrics
-        meter.fresh += int(told["batch/fresh"])
-        meter.trained += int(told["batch/fresh"] + told["batch/replay"]) * loop.config.batch.ppo_epochs
+        # Without a fresh episode there is no success; calls are counted at the end.
+        row = [told["batch/fresh"], told["batch/replay"], told.get("rollout/success", 0.0), 0, *seconds]
+        iterations.append([int(row[0]), int(row[1]), round(row[2], 5), *row[3:]])
+        fresh += int(told["batch/fresh"])
         least_ess = min(least_ess, told.get("actor/replay/ess", 1.0))
         least_factor = min(least_factor, told.get("replay/controller_factor", 1.0))
-        every = next(episodes for success, episodes in _EVERY if curve[-1][-1] >= success)
-        if meter.fresh // every > curve[-1][1] // every or meter.fresh >= budget:
-            meter.calls = _tool_calls(loop.parts)
-            curve.append(meter.point(iteration, held_out_success(loop.parts)))
+        due = fresh // WINDOW > evaluated // WINDOW and recent_success(iterations) >= _NEAR
+        if due or fresh >= budget:
+            evaluated = fresh
+            evaluations.append([len(iterations), round(held_out_success(loop.parts), 5)])
+    for iteration, calls in _tool_calls(loop.parts):
+        iterations[iteration - 1][ITERATION.index("calls")] = calls
     return {
-        "curve": curve,
+        "iterations": iterations,
+        "evaluations": evaluations,
         "least_ess": round(least_ess, 3),
         "least_factor": round(least_factor, 3),
     }
 
 
-def _reached(curve: list[list[float]]) -> bool:
-    return len(curve) > 1 and min(point[-1] for point in curve[-2:]) >= TARGET
+def _reached(evaluations: list[list[float]]) -> bool:
+    return len(evaluations) > 1 and min(success for _, success in evaluations[-2:]) >= TARGET
 
 
-def _tool_calls(parts: Parts) -> int:
+def recent_success(iterations: list[list[float]]) -> float:
+    """Of the newest iterations that hold WINDOW fresh episodes together; 0 while there are fewer."""
+    fresh, successes = 0.0, 0.0
+    for row in reversed(iterations):
+        fresh, successes = fresh + row[0], successes + row[0] * row[2]
+        if fresh >= WINDOW:
+            return successes / fresh
+    return 0.0
+
+
+def _tool_calls(parts: Parts) -> list[tuple[int, int]]:
+    """By iteration, of the fresh episodes."""
+    query = "select iteration, sum(num_tool_calls) from trajectories group by iteration"
     with closing(sqlite3.connect(f"file:{parts.folder.path / DATABASE}?mode=ro", uri=True)) as connection:
-        (calls,) = connection.execute("select sum(num_tool_calls) from trajectories").fetchone()
-    return int(calls)
+        return connection.execute(query).fetchall()
 
 
 def held_out_success(parts: Parts) -> float:

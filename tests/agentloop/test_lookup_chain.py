@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -191,6 +192,19 @@ def test_padding_adds_words_behind_the_record_that_are_no_keys() -> None:
         assert not {*words} & {*KEYS, *CODES}
     with pytest.raises(ValueError, match="padding must be >= 0, got -1"):
         LookupChain(padding=-1)
+
+
+def test_lookup_takes_its_delay_and_answers_as_without_one() -> None:
+    (task,) = tasks(1)
+    quick, slow = LookupChain(), LookupChain(delay_s=0.05)
+    for environment in (quick, slow):
+        environment.start(task)
+    began = time.perf_counter()
+    answer = slow.lookup("pearl")
+    assert time.perf_counter() - began >= 0.05
+    assert answer == quick.lookup("pearl")
+    with pytest.raises(ValueError, match="delay_s must be >= 0, got -1"):
+        LookupChain(delay_s=-1)
 
 
 def test_hint_is_the_trail_and_stays_out_of_the_prompt() -> None:
