@@ -70,8 +70,12 @@ CONTROL = "half_batch"
 ARMS = {
     "on_policy": Arm("on-policy, 128"),
     "half_batch": Arm("on-policy, 64", HALF),
+    "half_epochs": Arm("on-policy, 64, 2 epochs", {"batch.trajectories": 64, "batch.ppo_epochs": 2}),
+    "half_4_epochs": Arm("on-policy, 64, 4 epochs", {"batch.trajectories": 64, "batch.ppo_epochs": 4}),
     "extra_epoch": Arm("on-policy, 128, 2 epochs", {"batch.ppo_epochs": 2}),
     "replay_50_success": Arm("replay 0.5, success", _replay(0.5, "success")),
+    "replay_50_epochs": Arm("replay 0.5, success, 2 epochs", _replay(0.5, "success", batch__ppo_epochs=2)),
+    "replay_75_success": Arm("replay 0.75, success", _replay(0.75, "success")),
     "replay_50_uniform": Arm("replay 0.5, uniform", _replay(0.5, "uniform")),
     "replay_25_success": Arm("replay 0.25, success", _replay(0.25, "success")),
     "replay_25_uniform": Arm("replay 0.25, uniform", _replay(0.25, "uniform")),

@@ -39,7 +39,7 @@ Runs = Mapping[str, Sequence[Result]]
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
     """Every table of the page by its name, as markdown."""
-    found = {}
+    found = {"starts": starts_table(results), "ess": ess_table(results)}
     for task in ("dense", "sparse"):
         runs = by_arm(results, task, SEEDS)
         found |= {task: costs_table(runs), f"{task}-beside": beside_table(runs)} if CONTROL in runs else {}
@@ -69,6 +69,33 @@ def by_arm(results: Sequence[Result], task: str, seeds: Sequence[int]) -> Runs:
     """Those that have runs on these seeds, in the order of ARMS."""
     there = {arm: [r for r in results if (r["task"], r["arm"]) == (task, arm) and r["seed"] in seeds] for arm in ARMS}
     return {arm: runs for arm, runs in there.items() if runs}
+
+
+def starts_table(results: Sequence[Result]) -> str:
+    """Success of the warmed-up models, of all episodes that a run's first iteration collected."""
+    rows = []
+    for task in ("dense", "sparse"):
+        first = [(r["seed"], r["iterations"][0]) for r in results if r["task"] == task and r["seed"] in SEEDS]
+        cells = []
+        for seed in SEEDS:
+            fresh = [(row[0], row[2]) for of, row in first if of == seed]
+            episodes = sum(count for count, _ in fresh)
+            cells.append(f"{sum(count * success for count, success in fresh) / episodes:.1%}" if fresh else "-")
+        rows.append([TASKS[task].title, *(cell.replace("%", " %") for cell in cells)])
+    return _markdown(["task", *(f"seed {seed}" for seed in SEEDS)], rows)
+
+
+def ess_table(results: Sequence[Result]) -> str:
+    """How far replay got from on-policy, and what the controller made of it."""
+    rows = []
+    for task in ("dense", "sparse"):
+        for arm, runs in by_arm(results, task, [*SEEDS, *SEARCH_SEEDS]).items():
+            by_age = [result["least_ess_by_age"] for result in runs if "least_ess_by_age" in result]
+            if "replay.fraction" in ARMS[arm].settings and by_age:
+                factor = min(result["least_factor"] for result in runs)
+                told = f"{factor:.2f}" if "replay.controller" in ARMS[arm].settings else "no controller"
+                rows.append([task, ARMS[arm].title, str(len(by_age)), f"{min(by_age):.3f}", told])
+    return _markdown(["task", "arm", "runs", "least ESS of an age bucket", "controller's least factor"], rows)
 
 
 def slow_table(slow: Sequence[Result], results: Sequence[Result]) -> str:

@@ -23,6 +23,7 @@ from agentloop.config import RunConfig
 from agentloop.config.file import load_config, to_plain
 from agentloop.environments import load_environment
 from agentloop.evaluate import evaluate
+from agentloop.learning.update_stats import ESS_BY_AGE
 from agentloop.loop import Loop, LoopState
 from agentloop.run_folder import create_run_folder
 from benchmarks._replay_arms import BUDGET, COMMON, TARGET, TASKS, Settings
@@ -70,7 +71,7 @@ def starting_point(task: str, seed: int, work: Path) -> Path:
     name = TASKS[task].start or task
     target = work / "start" / f"{name}-{seed}"
     work.mkdir(parents=True, exist_ok=True)
-    with (work / "start.lock").open("w") as lock:
+    with (work / f"start-{name}-{seed}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
             config = configuration({**COMMON, **TASKS[name].settings}, seed=seed, folder=work / "warm-up")
@@ -148,7 +149,7 @@ def _train(loop: Loop, display: _Display, *, budget: int) -> Result:
         row = [told["batch/fresh"], told["batch/replay"], told.get("rollout/success", 0.0), 0, *seconds]
         iterations.append([int(row[0]), int(row[1]), round(row[2], 5), *row[3:]])
         fresh += int(told["batch/fresh"])
-        least_ess = min(least_ess, told.get("actor/replay/ess", 1.0))
+        least_ess = min([least_ess, *(value for name, value in told.items() if name.startswith(ESS_BY_AGE))])
         least_factor = min(least_factor, told.get("replay/controller_factor", 1.0))
         due = fresh // WINDOW > evaluated // WINDOW and recent_success(iterations) >= _NEAR
         if due or fresh >= budget:
@@ -159,7 +160,7 @@ def _train(loop: Loop, display: _Display, *, budget: int) -> Result:
     return {
         "iterations": iterations,
         "evaluations": evaluations,
-        "least_ess": round(least_ess, 3),
+        "least_ess_by_age": round(least_ess, 3),
         "least_factor": round(least_factor, 3),
     }
 

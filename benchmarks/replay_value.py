@@ -54,7 +54,7 @@ def told(result: Result) -> str:
     success = ", ".join(f"{success:.1%}" for _, success in result["evaluations"])
     return (
         f"{result['task']} {result['arm']} seed {result['seed']}: {success} after {len(iterations)} iterations, "
-        f"{fresh} fresh, {cpu:.1f} CPU-s, {wall:.1f} s, least ESS {result['least_ess']}"
+        f"{fresh} fresh, {cpu:.1f} CPU-s, {wall:.1f} s, least ESS {result['least_ess_by_age']}"
     )
 
 
