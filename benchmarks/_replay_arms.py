@@ -64,26 +64,30 @@ def _replay(fraction: float, sampler: str, **more: object) -> Settings:
 HALF: Settings = {"batch.trajectories": 64, "batch.mini_batch": 32}
 ESS: Settings = {"replay.controller": "ess"}
 
+SAME_BATCH = "on_policy"
 CONTROL = "half_batch"
-"""What every arm is paired with: as many updates per fresh episode as with half of the batch replayed."""
+"""What arms are paired with. The fair control makes as many updates per fresh episode as half of a batch replayed."""
 
 ARMS = {
     "on_policy": Arm("on-policy, 128"),
     "half_batch": Arm("on-policy, 64", HALF),
     "half_epochs": Arm("on-policy, 64, 2 epochs", {"batch.trajectories": 64, "batch.ppo_epochs": 2}),
-    "half_4_epochs": Arm("on-policy, 64, 4 epochs", {"batch.trajectories": 64, "batch.ppo_epochs": 4}),
-    "extra_epoch": Arm("on-policy, 128, 2 epochs", {"batch.ppo_epochs": 2}),
     "replay_50_success": Arm("replay 0.5, success", _replay(0.5, "success")),
-    "replay_50_epochs": Arm("replay 0.5, success, 2 epochs", _replay(0.5, "success", batch__ppo_epochs=2)),
-    "replay_75_success": Arm("replay 0.75, success", _replay(0.75, "success")),
+    "replay_on_top": Arm(
+        "replay on top: 64 + 32",
+        _replay(1 / 3, "success", replay__shortfall="shrink", batch__trajectories=96, batch__mini_batch=48),
+    ),
     "replay_50_uniform": Arm("replay 0.5, uniform", _replay(0.5, "uniform")),
     "replay_25_success": Arm("replay 0.25, success", _replay(0.25, "success")),
     "replay_25_uniform": Arm("replay 0.25, uniform", _replay(0.25, "uniform")),
+    "extra_epoch": Arm("on-policy, 128, 2 epochs", {"batch.ppo_epochs": 2}),
+    "replay_50_success_ess": Arm("replay 0.5, success, ESS", _replay(0.5, "success") | ESS),
     "replay_50_advantage": Arm("replay 0.5, advantage", _replay(0.5, "advantage")),
     "replay_50_recency": Arm("replay 0.5, recency", _replay(0.5, "recency", replay__sampler_options={"half_life": 4})),
-    "replay_50_success_ess": Arm("replay 0.5, success, ESS", _replay(0.5, "success") | ESS),
     "replay_50_difficulty": Arm("replay 0.5, difficulty", _replay(0.5, "difficulty")),
     "replay_50_entropy": Arm("replay 0.5, entropy", _replay(0.5, "entropy")),
-    "replay_25_success_ess": Arm("replay 0.25, success, ESS", _replay(0.25, "success") | ESS),
+    "replay_75_success": Arm("replay 0.75, success", _replay(0.75, "success")),
+    "replay_50_epochs": Arm("replay 0.5, success, 2 epochs", _replay(0.5, "success", batch__ppo_epochs=2)),
+    "half_4_epochs": Arm("on-policy, 64, 4 epochs", {"batch.trajectories": 64, "batch.ppo_epochs": 4}),
 }
 """In the order they run in, for one seed after another."""

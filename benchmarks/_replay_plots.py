@@ -52,7 +52,7 @@ def mean_curves(by_arm: Mapping[str, Sequence[Result]], titles: Mapping[str, str
     parts.append(f'<line class="target" x1="{left}" x2="{width - right}" y1="{y(TARGET):.1f}" y2="{y(TARGET):.1f}"/>')
     for tick in range(0, BUDGET + 1, 1024):
         parts.append(f'<text class="soft mid" x="{x(tick):.1f}" y="{height - 14}">{tick:,}</text>')
-    parts.append(f'<text class="soft" x="{width - right + 10}" y="{height - 14}">fresh episodes</text>')
+    parts.append(f'<text class="soft" x="{width - right + 24}" y="{height - 14}">fresh episodes</text>')
     shown = list(by_arm)[:_MOST_CURVES]
     for place, arm in enumerate(shown):
         mean = np.mean([np.interp(fresh, *recent_curve(result)) for result in by_arm[arm]], axis=0)

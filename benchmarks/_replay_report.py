@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks._replay_arms import ARMS, CONTROL, SEARCH_SEEDS, SEEDS, TASKS, WAIT_S
+from benchmarks._replay_arms import ARMS, CONTROL, SAME_BATCH, SEARCH_SEEDS, SEEDS, TASKS, WAIT_S
 from benchmarks._replay_figures import (
     Interval,
     beside,
@@ -42,7 +42,9 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
     found = {"starts": starts_table(results), "ess": ess_table(results)}
     for task in ("dense", "sparse"):
         runs = by_arm(results, task, SEEDS)
-        found |= {task: costs_table(runs), f"{task}-beside": beside_table(runs)} if CONTROL in runs else {}
+        found |= {task: costs_table(runs)} if runs else {}
+        for control in (CONTROL, SAME_BATCH):
+            found |= {f"{task}-beside-{control}": beside_table(runs, control)} if control in runs else {}
         searched = by_arm(results, task, SEARCH_SEEDS)
         found |= {f"{task}-search": costs_table(searched)} if searched else {}
     slow = [result for result in results if result["task"] == "slow"]
@@ -88,7 +90,7 @@ def starts_table(results: Sequence[Result]) -> str:
 def ess_table(results: Sequence[Result]) -> str:
     """How far replay got from on-policy, and what the controller made of it."""
     rows = []
-    for task in ("dense", "sparse"):
+    for task in TASKS:
         for arm, runs in by_arm(results, task, [*SEEDS, *SEARCH_SEEDS]).items():
             by_age = [result["least_ess_by_age"] for result in runs if "least_ess_by_age" in result]
             if "replay.fraction" in ARMS[arm].settings and by_age:
@@ -131,16 +133,16 @@ def costs_table(runs: Runs) -> str:
     return _markdown(head, rows)
 
 
-def beside_table(runs: Runs) -> str:
+def beside_table(runs: Runs, control: str) -> str:
     """Differences to the control on the same seeds: below 0, the arm took less, or succeeded less."""
     rows = []
     for arm, each in runs.items():
-        if arm == CONTROL:
+        if arm == control:
             continue
-        pairs = len({r["seed"] for r in each} & {r["seed"] for r in runs[CONTROL]})
-        found = [beside(costs(runs[CONTROL], measure), costs(each, measure)) for measure in MEASURES.values() if pairs]
+        pairs = len({r["seed"] for r in each} & {r["seed"] for r in runs[control]})
+        found = [beside(costs(runs[control], measure), costs(each, measure)) for measure in MEASURES.values() if pairs]
         rows.append([ARMS[arm].title, str(pairs), *(_told(each, sign=True) for each in found)])
-    return _markdown(["arm, less the control", "seeds", *MEASURES], rows)
+    return _markdown([f"arm, less {ARMS[control].title}", "seeds", *MEASURES], rows)
 
 
 def _reached(runs: Sequence[Result]) -> int:

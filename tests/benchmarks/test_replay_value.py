@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ def test_tables_of_the_page_are_those_of_the_results(results: list[Any]) -> None
     page = PAGE.read_text(encoding="utf-8")
     assert page.count("<!-- table: ") == len(tables(results)) > 0
     assert with_tables(page, tables(results)) == page
+
+
+def test_intervals_that_the_page_speaks_of_are_in_its_tables() -> None:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    cells = " | ".join(line for line in lines if line.startswith("|"))
+    prose = " ".join(line for line in lines if not line.startswith("|"))
+    spoken = re.findall(r"\S+ \[[-+\d.,]+, [-+\d.,]+\]", prose)
+    assert len(spoken) >= 6
+    assert [each for each in spoken if f"| {each} |" not in cells] == []
 
 
 def test_plots_are_those_of_the_results(results: list[Any]) -> None:
