@@ -64,10 +64,6 @@ def _replay(fraction: float, sampler: str, **more: object) -> Settings:
 HALF: Settings = {"batch.trajectories": 64, "batch.mini_batch": 32}
 ESS: Settings = {"replay.controller": "ess"}
 
-SAME_BATCH = "on_policy"
-CONTROL = "half_batch"
-"""What arms are paired with. The fair control makes as many updates per fresh episode as half of a batch replayed."""
-
 ARMS = {
     "on_policy": Arm("on-policy, 128"),
     "half_batch": Arm("on-policy, 64", HALF),

@@ -16,8 +16,10 @@ from benchmarks._replay_arms import TARGET, WAIT_S
 from benchmarks._replay_runs import ITERATION, WINDOW, Result, recent_success
 
 _RESAMPLES = 10_000
-Costs = Mapping[int, float]
-"""What it took, by seed; infinite where the target was not reached."""
+Key = tuple[str, int]
+"""Task and seed."""
+Costs = Mapping[Key, float]
+"""What it took; infinite where the target was not reached."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ def mean_success(result: Result, episodes: int) -> float:
     return float(each.sum() + (episodes - len(each)) * last_success(result)) / episodes
 
 
-def costs(results: Sequence[Result], measure: Callable[[Result], float]) -> dict[int, float]:
-    return {result["seed"]: measure(result) for result in sorted(results, key=lambda each: each["seed"])}
+def costs(results: Sequence[Result], measure: Callable[[Result], float]) -> dict[Key, float]:
+    return {(result["task"], result["seed"]): measure(result) for result in results}
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -100,11 +102,11 @@ def _medians(rows: np.ndarray) -> np.ndarray:
 
 
 def beside(control: Costs, arm: Costs) -> Interval | None:
-    """Median difference to the control over the seeds both have; None without any.
+    """Median difference to the control over the tasks and seeds both have; None without any.
 
-    A seed that neither got there counts as no difference, one that only the arm did not as infinitely worse.
+    One that neither got there with counts as no difference, one that only the arm did not as infinitely worse.
     """
-    both = [seed for seed in arm if seed in control]
+    both = [key for key in arm if key in control]
     if not both:
         return None
-    return interval([0.0 if arm[s] == control[s] else arm[s] - control[s] for s in both])
+    return interval([0.0 if arm[key] == control[key] else arm[key] - control[key] for key in both])

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks._replay_arms import ARMS, CONTROL, SAME_BATCH, SEARCH_SEEDS, SEEDS, TASKS, WAIT_S
+from benchmarks._replay_arms import ARMS, SEARCH_SEEDS, SEEDS, TASKS, WAIT_S
 from benchmarks._replay_figures import (
     Interval,
     beside,
@@ -31,6 +31,15 @@ MEASURES: Mapping[str, Callable[[Result], float]] = {
     "with slow tools, s": lambda result: to_target(result, "waited"),
 }
 """Columns of the tables."""
+_TOGETHER = {"dense": ("dense",), "sparse": ("sparse",), "both": ("dense", "sparse")}
+CONTROLS = {
+    "dense": ("half_batch", "on_policy"),
+    "sparse": ("half_batch",),
+    "both": ("half_batch", "half_epochs"),
+}
+"""What the arms are paired with, seed by seed."""
+_LEAST = 3
+"""Fewer runs, or pairs of them, have no interval to speak of: they are in the results file alone."""
 _PLOTTED = ("fresh to 90 %", "CPU-s to 90 %")
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 Runs = Mapping[str, Sequence[Result]]
@@ -40,13 +49,13 @@ Runs = Mapping[str, Sequence[Result]]
 def tables(results: Sequence[Result]) -> dict[str, str]:
     """Every table of the page by its name, as markdown."""
     found = {"starts": starts_table(results), "ess": ess_table(results)}
-    for task in ("dense", "sparse"):
-        runs = by_arm(results, task, SEEDS)
-        found |= {task: costs_table(runs)} if runs else {}
-        for control in (CONTROL, SAME_BATCH):
-            found |= {f"{task}-beside-{control}": beside_table(runs, control)} if control in runs else {}
-        searched = by_arm(results, task, SEARCH_SEEDS)
-        found |= {f"{task}-search": costs_table(searched)} if searched else {}
+    for name, tasks in _TOGETHER.items():
+        runs = _several(by_arm(results, tasks, SEEDS))
+        found |= {name: costs_table(runs)} if len(tasks) == 1 and runs else {}
+        for control in CONTROLS[name]:
+            found |= {f"{name}-beside-{control}": beside_table(runs, control)} if control in runs else {}
+        searched = _several(by_arm(results, tasks, SEARCH_SEEDS))
+        found |= {f"{name}-search": costs_table(searched)} if searched else {}
     slow = [result for result in results if result["task"] == "slow"]
     return found | ({"slow": slow_table(slow, results)} if slow else {})
 
@@ -55,7 +64,7 @@ def plots(results: Sequence[Result]) -> dict[str, str]:
     """Every plot by the name of its file."""
     found = {}
     for task in ("dense", "sparse"):
-        runs, about = by_arm(results, task, SEEDS), TASKS[task].title
+        runs, about = _several(by_arm(results, [task], SEEDS)), TASKS[task].title
         if not runs:
             continue
         titles = {arm: ARMS[arm].title for arm in runs}
@@ -67,10 +76,14 @@ def plots(results: Sequence[Result]) -> dict[str, str]:
     return found
 
 
-def by_arm(results: Sequence[Result], task: str, seeds: Sequence[int]) -> Runs:
-    """Those that have runs on these seeds, in the order of ARMS."""
-    there = {arm: [r for r in results if (r["task"], r["arm"]) == (task, arm) and r["seed"] in seeds] for arm in ARMS}
+def by_arm(results: Sequence[Result], tasks: Sequence[str], seeds: Sequence[int]) -> Runs:
+    """Those that have runs on these tasks and seeds, in the order of ARMS."""
+    there = {arm: [r for r in results if r["task"] in tasks and r["arm"] == arm and r["seed"] in seeds] for arm in ARMS}
     return {arm: runs for arm, runs in there.items() if runs}
+
+
+def _several(runs: Runs) -> Runs:
+    return {arm: each for arm, each in runs.items() if len(each) >= _LEAST}
 
 
 def starts_table(results: Sequence[Result]) -> str:
@@ -91,7 +104,7 @@ def ess_table(results: Sequence[Result]) -> str:
     """How far replay got from on-policy, and what the controller made of it."""
     rows = []
     for task in TASKS:
-        for arm, runs in by_arm(results, task, [*SEEDS, *SEARCH_SEEDS]).items():
+        for arm, runs in by_arm(results, [task], [*SEEDS, *SEARCH_SEEDS]).items():
             by_age = [result["least_ess_by_age"] for result in runs if "least_ess_by_age" in result]
             if "replay.fraction" in ARMS[arm].settings and by_age:
                 factor = min(result["least_factor"] for result in runs)
@@ -137,12 +150,12 @@ def beside_table(runs: Runs, control: str) -> str:
     """Differences to the control on the same seeds: below 0, the arm took less, or succeeded less."""
     rows = []
     for arm, each in runs.items():
-        if arm == control:
+        pairs = len({(r["task"], r["seed"]) for r in each} & {(r["task"], r["seed"]) for r in runs[control]})
+        if arm == control or pairs < _LEAST:
             continue
-        pairs = len({r["seed"] for r in each} & {r["seed"] for r in runs[control]})
-        found = [beside(costs(runs[control], measure), costs(each, measure)) for measure in MEASURES.values() if pairs]
+        found = [beside(costs(runs[control], measure), costs(each, measure)) for measure in MEASURES.values()]
         rows.append([ARMS[arm].title, str(pairs), *(_told(each, sign=True) for each in found)])
-    return _markdown([f"arm, less {ARMS[control].title}", "seeds", *MEASURES], rows)
+    return _markdown([f"arm, less {ARMS[control].title}", "pairs", *MEASURES], rows)
 
 
 def _reached(runs: Sequence[Result]) -> int:

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks._replay_arms import ARMS, CONTROL, SEEDS, TASKS
+from benchmarks._replay_arms import ARMS, SEEDS, TASKS
 from benchmarks._replay_figures import costs, interval, to_target
 from benchmarks._replay_report import by_arm, write
 from benchmarks._replay_runs import ROOT, Result, add_result, read_results, run_arm
@@ -24,7 +24,7 @@ PAGE = ROOT / "docs" / "evidence.md"
 PLOTS = ROOT / "docs" / "evidence"
 RESULTS = PLOTS / "results.jsonl"
 WORK = ROOT / "runs" / "replay_value"
-_QUICK = {"tasks": ["dense"], "arms": [CONTROL, "replay_50_success"], "seeds": [0]}
+_QUICK = {"tasks": ["dense"], "arms": ["half_batch", "replay_50_success"], "seeds": [0]}
 _QUICK_BUDGET = 256
 
 
@@ -62,7 +62,7 @@ def figures(results: Sequence[Result]) -> dict[str, float]:
     """Median fresh episodes and CPU-seconds to the target, of the arms that most seeds reached it with."""
     found = {}
     for task in TASKS:
-        for arm, runs in by_arm(results, task, SEEDS).items():
+        for arm, runs in by_arm(results, [task], SEEDS).items():
             for name in ("fresh", "cpu"):
                 median = interval([*costs(runs, lambda result, name=name: to_target(result, name)).values()]).median
                 found |= {f"{task}_{arm}_{name}": median} if median < math.inf else {}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks._replay_arms import ARMS, COMMON, CONTROL, SEARCH_SEEDS, SEEDS, TASKS
-from benchmarks._replay_figures import beside, interval, mean_success, to_recent, to_target
+from benchmarks._replay_arms import ARMS, COMMON, SEARCH_SEEDS, SEEDS, TASKS
+from benchmarks._replay_figures import beside, courses, interval, mean_success, to_recent, to_target
 from benchmarks._replay_report import plots, tables, with_tables
 from benchmarks._replay_runs import add_result, configuration, read_results
 from benchmarks.replay_value import PAGE, PLOTS, RESULTS, run
@@ -50,6 +50,13 @@ def test_plots_are_those_of_the_results(results: list[Any]) -> None:
     assert all(f"(evidence/{name})" in page for name in drawn)
 
 
+def test_controller_that_has_nothing_to_do_leaves_a_run_as_it_is(results: list[Any]) -> None:
+    runs = {(each["arm"], each["seed"]): courses(each) for each in results if each["task"] == "dense"}
+    controlled = [seed for arm, seed in runs if arm == "replay_50_success_ess"]
+    assert controlled
+    assert all(runs["replay_50_success_ess", seed] == runs["replay_50_success", seed] for seed in controlled)
+
+
 def test_every_result_is_of_an_arm_with_these_settings_and_there_once(results: list[Any]) -> None:
     assert all(each["settings"] == dict(ARMS[each["arm"]].settings) for each in results)
     runs = [(each["task"], each["arm"], each["seed"]) for each in results]
@@ -65,9 +72,9 @@ def test_arm_is_a_configuration(arm: str) -> None:
 
 
 def test_runs_that_are_there_are_not_made_again(tmp_path: Path) -> None:
-    there = {"task": "dense", "arm": CONTROL, "seed": 3}
+    there = {"task": "dense", "arm": "half_batch", "seed": 3}
     add_result(tmp_path / "results.jsonl", there)
-    run(["dense"], [CONTROL], [3], results=tmp_path / "results.jsonl", work=tmp_path / "work", budget=None)
+    run(["dense"], ["half_batch"], [3], results=tmp_path / "results.jsonl", work=tmp_path / "work", budget=None)
     assert read_results(tmp_path / "results.jsonl") == [there]
 
 
@@ -96,7 +103,10 @@ def test_run_that_never_got_there_counts_as_longer_than_any_other() -> None:
     assert interval([1.0, math.inf, 2.0, math.inf, 3.0]).median == 3.0
     assert interval([1.0, math.inf, math.inf]).median == math.inf
     assert interval([1.0, 1.0, math.inf]).high == math.inf
-    compared = beside({0: 5.0, 1: 5.0, 2: math.inf, 3: math.inf, 4: 5.0}, {0: 4.0, 1: math.inf, 2: 4.0, 3: math.inf})
+    compared = beside(
+        {("dense", seed): cost for seed, cost in enumerate([5.0, 5.0, math.inf, math.inf, 5.0])},
+        {("dense", seed): cost for seed, cost in enumerate([4.0, math.inf, 4.0, math.inf])},
+    )
     assert compared is not None
     # -1, +inf, -inf, and 0 where neither did: the middle of -inf, -1, 0, +inf
     assert compared.median == -0.5
