@@ -15,8 +15,6 @@ WAIT_S = 0.05
 TARGET = 0.9
 """Held-out success to reach in two evaluations in a row."""
 SEEDS = (0, 1, 2, 3, 4)
-SEARCH_SEEDS = (10, 11, 12)
-"""Those that settings are chosen by; what is chosen is then measured on SEEDS."""
 
 COMMON: Settings = {
     "run.stop_at_success": None,

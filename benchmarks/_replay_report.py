@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks._replay_arms import ARMS, SEARCH_SEEDS, SEEDS, TASKS, WAIT_S
+from benchmarks._replay_arms import ARMS, SEEDS, TASKS, WAIT_S
 from benchmarks._replay_figures import (
     Interval,
     beside,
@@ -50,12 +50,14 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
     """Every table of the page by its name, as markdown."""
     found = {"starts": starts_table(results), "ess": ess_table(results)}
     for name, tasks in _TOGETHER.items():
-        runs = _several(by_arm(results, tasks, SEEDS))
+        runs = {
+            arm: each
+            for arm, each in _several(by_arm(results, tasks, SEEDS)).items()
+            if {result["task"] for result in each} == {*tasks}
+        }
         found |= {name: costs_table(runs)} if len(tasks) == 1 and runs else {}
         for control in CONTROLS[name]:
             found |= {f"{name}-beside-{control}": beside_table(runs, control)} if control in runs else {}
-        searched = _several(by_arm(results, tasks, SEARCH_SEEDS))
-        found |= {f"{name}-search": costs_table(searched)} if searched else {}
     slow = [result for result in results if result["task"] == "slow"]
     return found | ({"slow": slow_table(slow, results)} if slow else {})
 
@@ -104,7 +106,7 @@ def ess_table(results: Sequence[Result]) -> str:
     """How far replay got from on-policy, and what the controller made of it."""
     rows = []
     for task in TASKS:
-        for arm, runs in by_arm(results, [task], [*SEEDS, *SEARCH_SEEDS]).items():
+        for arm, runs in by_arm(results, [task], SEEDS).items():
             by_age = [result["least_ess_by_age"] for result in runs if "least_ess_by_age" in result]
             if "replay.fraction" in ARMS[arm].settings and by_age:
                 factor = min(result["least_factor"] for result in runs)

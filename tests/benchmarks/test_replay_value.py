@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks._replay_arms import ARMS, COMMON, SEARCH_SEEDS, SEEDS, TASKS
+from benchmarks._replay_arms import ARMS, COMMON, SEEDS, TASKS
 from benchmarks._replay_figures import beside, courses, interval, mean_success, to_recent, to_target
 from benchmarks._replay_report import plots, tables, with_tables
 from benchmarks._replay_runs import add_result, configuration, read_results
@@ -61,7 +61,7 @@ def test_every_result_is_of_an_arm_with_these_settings_and_there_once(results: l
     assert all(each["settings"] == dict(ARMS[each["arm"]].settings) for each in results)
     runs = [(each["task"], each["arm"], each["seed"]) for each in results]
     assert len(set(runs)) == len(runs)
-    assert {seed for _, _, seed in runs} <= {*SEEDS, *SEARCH_SEEDS}
+    assert {seed for _, _, seed in runs} <= {*SEEDS}
 
 
 @pytest.mark.parametrize("arm", ARMS)
