@@ -34,7 +34,7 @@ MEASURES: Mapping[str, Callable[[Result], float]] = {
 _TOGETHER = {"dense": ("dense",), "sparse": ("sparse",), "both": ("dense", "sparse")}
 CONTROLS = {
     "dense": ("half_batch", "on_policy"),
-    "sparse": ("half_batch",),
+    "sparse": ("half_batch", "on_policy"),
     "both": ("half_batch", "half_epochs"),
 }
 """What the arms are paired with, seed by seed."""
