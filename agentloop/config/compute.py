@@ -24,7 +24,7 @@ class ComputeSection(Section):
         description="bfloat16: sampling, scoring and gradients multiply in it, the weights stay float32.",
     )
     gradient_checkpointing: bool = Field(
-        False, description="Backward makes the activations of each layer again: less memory, a third more time."
+        False, description="Backward makes the activations of each layer again: less memory for one more forward."
     )
     compile: bool = Field(
         False, description="The backbone is compiled for scoring and gradients; takes minutes when a run begins."
