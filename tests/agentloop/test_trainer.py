@@ -411,3 +411,40 @@ def test_objective_of_ones_own_without_a_gradient_is_refused_unless_it_is_zero(t
     metrics = learner(actor, "nothing").update(rows, iteration=1).metrics
     assert metrics["actor/skipped_no_signal"] == 1
     assert torch.equal(weights_of(actor), before)
+
+
+class CountingActor(Actor):
+    """Notes how many rows each pass has."""
+
+    passes: list[int]
+
+    def log_probs(self, token_ids: Any, *arguments: Any, **named: Any) -> Any:
+        self.passes.append(len(token_ids))
+        return super().log_probs(token_ids, *arguments, **named)
+
+
+def counting() -> CountingActor:
+    actor = CountingActor(tiny_actor().model)
+    actor.passes = []
+    return actor
+
+
+def test_stored_log_probs_of_the_present_weights_need_no_pass_and_change_nothing() -> None:
+    settings = run_config(batch={"mini_batch": 16, "micro_batch_tokens": 10_000})
+    rows = sampled_by(tiny_actor(), mixed_rows())
+    marked = [replace(r, scored=r.stream == "fresh") for r in rows]
+    scored, stored = counting(), counting()
+    asked = trainer(scored, settings).update(rows, iteration=1).metrics
+    saved = trainer(stored, settings).update(marked, iteration=1).metrics
+    # Three replayed trajectories, the second with two segments: the six fresh ones, nine rows, are left out.
+    assert (scored.passes[0], stored.passes[0]) == (13, 4)
+    assert abs(saved.pop("actor/sampling_gap")) < 1e-6
+    for name in ("actor/fresh/pg_loss", "actor/replay/pg_loss", "actor/grad_norm", "actor/fresh/drift_mean"):
+        assert saved[name] == pytest.approx(asked[name], abs=1e-6)
+    torch.testing.assert_close(weights_of(stored), weights_of(scored), atol=1e-5, rtol=0)
+
+
+def test_stored_log_probs_of_other_weights_show_as_a_sampling_gap() -> None:
+    rows = [replace(r, scored=True) for r in mixed_rows(replayed=0)]
+    metrics = trainer(tiny_actor(), run_config(**CONFIG)).update(rows, iteration=1).metrics
+    assert metrics["actor/sampling_gap"] > 0.1
