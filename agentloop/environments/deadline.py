@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from types import FrameType
 from typing import Any, BinaryIO, TextIO, TypeVar, cast
@@ -45,7 +45,7 @@ def _run(call: Callable[[], _Result], timeout_s: float) -> _Result:
     began = time.monotonic()
     outer_delay, outer_interval = signal.setitimer(signal.ITIMER_REAL, max(timeout_s, _SHORTEST_S), _AGAIN_AFTER_S)
     try:
-        return call()
+        return next(_apart(call))
     finally:
         alarm.off = True
         if os.getpid() != process:
@@ -65,6 +65,12 @@ def _run(call: Callable[[], _Result], timeout_s: float) -> _Result:
             raise ToolTimeout
 
 
+def _apart(call: Callable[[], _Result]) -> Iterator[_Result]:
+    """Yields the result. An exception raised at any line can leave Python (3.11) believing that it is still being
+    handled, in all that this thread does later; a generator has such a state of its own, and takes it along."""
+    yield call()
+
+
 class _Alarm:
     """The signal handler: raises inside the tool, again and again for a tool that catches it.
 
@@ -79,7 +85,7 @@ class _Alarm:
 
     def __call__(self, signal_number: int, frame: FrameType | None) -> None:
         # Between the tool's return and `off`, `_run` itself is the interrupted frame: it has to finish.
-        if self.off or frame is None or frame.f_code in (_run.__code__, _Alarm.__call__.__code__):
+        if self.off or frame is None or frame.f_code in (*_OURS, _Alarm.__call__.__code__):
             return
         self.fired += 1
         if self.fired > 1:
@@ -98,9 +104,12 @@ class _Alarm:
             return trace
 
         sys.settrace(trace)
-        while frame is not None and frame.f_code is not _run.__code__:
+        while frame is not None and frame.f_code not in _OURS:
             frame.f_trace = trace
             frame = frame.f_back
+
+
+_OURS = (_run.__code__, _apart.__code__)
 
 
 class _UserSignals:

@@ -120,6 +120,7 @@ def test_tool_that_hangs_ends_within_a_second_of_its_limit(kind: str) -> None:
     result = call("hang", {"kind": kind})
     assert (error(result), result.error_kind) == ("hang took longer than 0.3 s", "timeout")
     assert time.monotonic() - began < 1.3
+    assert sys.exc_info() == (None, None, None)
 
 
 def test_timeout_leaves_signals_timers_and_tracing_as_they_were() -> None:
