@@ -1,0 +1,22 @@
+"""Read-only questions. Every answer is plain and JSON-able: what is unknown is None, and no number is NaN.
+
+The terminal (`agentloop replay ...`) and the inspector ask the same ones.
+"""
+
+from replay.stats.listing import Sort, trajectories
+from replay.stats.rows import Answer, chosen
+from replay.stats.series import iterations, metric_series
+from replay.stats.summary import summary
+from replay.stats.trajectory import find, trajectory
+
+__all__ = [
+    "Answer",
+    "Sort",
+    "chosen",
+    "find",
+    "iterations",
+    "metric_series",
+    "summary",
+    "trajectories",
+    "trajectory",
+]
