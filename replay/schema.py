@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
-REVISION = "0004"
+REVISION = "0005"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
@@ -277,6 +277,18 @@ token_scores = sa.Table(
     _key("run", "runs.id"),
     _integer("policy_version"),
     _blob("log_probs"),
+)
+
+# How a per-token quantity of one update was spread: see `replay.histograms`.
+histograms = sa.Table(
+    "histograms",
+    metadata,
+    _key("run", "runs.id", primary_key=True),
+    _integer("iteration", primary_key=True, autoincrement=False),
+    _key("quantity", primary_key=True),
+    _key("stream", primary_key=True),
+    _key("age", primary_key=True),
+    _blob("counts"),
 )
 
 # Counters: see `replay.change`.

@@ -50,7 +50,7 @@ def older(path: Path) -> Path:
     [
         (foreign, "must be one of agentloop's, got tables of something else"),
         (random_bytes, "must be a readable SQLite file, got 'file is not a database'"),
-        (newer, "must have schema 0004 or older, got 9999 .* Upgrade agentloop"),
+        (newer, "must have schema 0005 or older, got 9999 .* Upgrade agentloop"),
     ],
 )
 def test_database_of_something_else_is_refused_and_left_as_it_is(
@@ -73,7 +73,7 @@ def test_database_of_something_else_is_refused_and_left_as_it_is(
 
 def test_older_schema_is_migrated_by_training_only(tmp_path: Path) -> None:
     path = older(tmp_path / "old.sqlite")
-    with pytest.raises(DatabaseRefused, match="must have schema 0004, got 0000 .* agentloop replay migrate"):
+    with pytest.raises(DatabaseRefused, match="must have schema 0005, got 0000 .* agentloop replay migrate"):
         ReplayStore.open(path, read_only=True)
 
 
