@@ -5,9 +5,11 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
+from replay.blobs import decompress_text
 from replay.databases import Location
 from replay.databases.revision import migrate
 from tests.replay.fakes import sql
@@ -47,5 +49,12 @@ def _copy(source: sqlite3.Connection, name: str, url: str) -> None:
     columns = [row[1] for row in source.execute(f"pragma table_info({name})")]
     marks = ", ".join("?" for _ in columns)
     for row in source.execute(f"select {', '.join(columns)} from {name}"):
-        values = [bool(value) if column == "success" else value for column, value in zip(columns, row, strict=True)]
+        values = [_of_server(column, value) for column, value in zip(columns, row, strict=True)]
         sql(url, f"insert into {name} ({', '.join(columns)}) values ({marks})", *values)
+
+
+def _of_server(column: str, value: Any) -> Any:
+    """Texts are compressed in files only."""
+    if column == "said":
+        return decompress_text(value)
+    return bool(value) if column == "success" else value

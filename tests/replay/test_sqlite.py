@@ -82,7 +82,7 @@ def facts(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     added = {"fingerprint", "changed", "token_hash", "num_bytes", "sequence", "record_checksum"}
     found = {}
     for (table,) in sql(path, "select name from sqlite_master where type = 'table' order by name"):
-        if table not in ("replay_schema_version", "buffer_state", "token_scores", "segments", "messages"):
+        if table not in ("replay_schema_version", "buffer_state", "token_scores", "segments", "messages", "histograms"):
             names = [row[1] for row in sql(path, f"pragma table_info({table})") if row[1] not in added]
             found[table] = sorted(sql(path, f"select {', '.join(names)} from {table}"), key=repr)
     return found
