@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help quickstart test soak bench lint clean
+.PHONY: help quickstart test soak bench setup-browser screenshots clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -29,6 +29,10 @@ quickstart: $(VENV)/.core
 ## make test         everything CI checks: style, types, layers, tests (under 6 minutes)
 test: $(VENV)/.dev
 	$(BIN)/python -m tests.check
+
+## make setup-browser   install chromium for the tests in a browser, where this machine lets us
+setup-browser:
+	@$(PYTHON) -m tests.browser.executable
 
 ## make soak         learning and kill runs, and property tests on new examples (long)
 soak: $(VENV)/.dev
