@@ -21,6 +21,7 @@ from agentloop.replay_cli import rescore, verify, whatif
 from context import PrefixError, RenderError
 from replay.cli import app as replay_app
 from replay.errors import ReplayError
+from replay.inspector.cli import inspect
 
 if TYPE_CHECKING:
     from agentloop.training import TrainResult
@@ -42,6 +43,7 @@ replay_app.command(epilog="Example: agentloop replay whatif runs/quickstart-001 
     whatif
 )
 app.add_typer(replay_app, name="replay", epilog="Example: agentloop replay ls --failed")
+app.command(epilog="Example: agentloop inspect runs/quickstart-001")(inspect)
 
 
 @app.callback()

@@ -5,7 +5,7 @@ The terminal (`agentloop replay ...`) and the inspector ask the same ones.
 
 from replay.stats.listing import Sort, trajectories
 from replay.stats.rows import Answer, chosen
-from replay.stats.series import iterations, metric_series
+from replay.stats.series import iterations, metric_series, runs
 from replay.stats.summary import summary
 from replay.stats.trajectory import find, trajectory
 
@@ -16,6 +16,7 @@ __all__ = [
     "find",
     "iterations",
     "metric_series",
+    "runs",
     "summary",
     "trajectories",
     "trajectory",

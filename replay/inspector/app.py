@@ -1,0 +1,45 @@
+"""The addresses."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from replay.inspector.guard import Guard, GuardedApp
+from replay.inspector.page import TWIN, Page, Pages, error_twin
+from replay.inspector.pages import buffer, runs
+from replay.inspector.source import Source
+from replay.inspector.view import environment, static_folder
+
+PAGES: tuple[Page, ...] = (
+    runs.PAGE,
+    buffer.PAGE,
+)
+
+
+def create_app(source: Source, guard: Guard) -> ASGIApp:
+    """The inspector of one source, for any ASGI server. Reads, and never writes."""
+    pages = Pages(source, environment())
+
+    def missing(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return told(request, error.status_code, "There is no such page. The links above lead to those there are.")
+
+    def broken(request: Request, error: Exception) -> Response:
+        # The server prints the error; it may hold what nobody else should read.
+        return told(request, 500, "The inspector failed to answer; its terminal says why. Other pages may work.")
+
+    def told(request: Request, status: int, message: str) -> Response:
+        return (error_twin if request.url.path.endswith(TWIN) else pages.error_page)(request, status, message)
+
+    routes: list[BaseRoute] = []
+    for page in PAGES:
+        twin = "/index" if page.path == "/" else page.path
+        routes += [Route(twin + TWIN, pages.twin(page)), Route(page.path, pages.page(page))]
+    routes.append(Mount("/static", StaticFiles(directory=static_folder())))
+    return GuardedApp(Starlette(routes=routes, exception_handlers={HTTPException: missing, Exception: broken}), guard)

@@ -1,0 +1,132 @@
+"""What a page is: an address, the question it asks, and the template that shows the answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from replay import stats
+from replay.errors import ConnectionLost, DatabaseRefused, ReplayError
+from replay.inspector.query import BadQuery, Query
+from replay.inspector.source import Source
+from replay.stats import Answer
+from replay.where import WrongFilter
+
+TWIN = ".json"
+"""Ends the address of a page's answer as JSON."""
+
+
+class Elsewhere(Exception):
+    """The page stands at another address."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.address = address
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page, or a part of one that is fetched by itself."""
+
+    path: str
+    """With parameters in braces."""
+    template: str
+    answer: Callable[[Source, Query], Answer]
+    """JSON-able: it is the twin, and all that the template knows."""
+    tab: str = ""
+    """Which link of the navigation is the current one."""
+    shows: Callable[[Source, Query, Answer], dict[str, Any]] = lambda *_: {}
+    """What only the template needs, made from the answer: scales, drawings, addresses."""
+
+
+class Pages:
+    """Answers requests for one source."""
+
+    def __init__(self, source: Source, templates: Environment) -> None:
+        self._source = source
+        self._templates = templates
+
+    def page(self, page: Page) -> Callable[[Request], Response]:
+        def respond(request: Request) -> Response:
+            return self._guarded(request, lambda: self._html(request, page), self.error_page)
+
+        return respond
+
+    def twin(self, page: Page) -> Callable[[Request], Response]:
+        def respond(request: Request) -> Response:
+            def answer() -> Response:
+                return _json(page.answer(self._source, _query(request)))
+
+            return self._guarded(request, answer, error_twin)
+
+        return respond
+
+    def _html(self, request: Request, page: Page) -> Response:
+        query = _query(request)
+        answer = page.answer(self._source, query)
+        shown = page.shows(self._source, query, answer)
+        return self._rendered(request, page.template, {**answer, **shown, "query": query}, tab=page.tab)
+
+    def _rendered(
+        self, request: Request, template: str, values: dict[str, Any], *, tab: str, status: int = 200
+    ) -> Response:
+        common = {"tab": tab, "database": self._source.store.url, "twin": _twin_address(request)}
+        text = self._templates.get_template(template).render(**common, **values)
+        # A lone surrogate, which models do write, has no UTF-8.
+        return HTMLResponse(text.encode("utf-8", "replace"), status)
+
+    def error_page(self, request: Request, status: int, message: str) -> Response:
+        return self._rendered(
+            request, "error.html", {"status": status, "message": message, "run": None}, tab="", status=status
+        )
+
+    def _guarded(
+        self, request: Request, respond: Callable[[], Response], told: Callable[[Request, int, str], Response]
+    ) -> Response:
+        try:
+            return respond()
+        except Elsewhere as other:
+            return RedirectResponse(other.address, 303)
+        except (BadQuery, WrongFilter) as error:
+            return told(request, 400, str(error))
+        except (ConnectionLost, DatabaseRefused) as error:
+            return told(request, 503, str(error))
+        except ReplayError as error:
+            return told(request, 404, str(error))
+
+
+def _twin_address(request: Request) -> str:
+    path = "/index" if request.url.path == "/" else request.url.path
+    return path + TWIN + (f"?{request.url.query}" if request.url.query else "")
+
+
+def error_twin(request: Request, status: int, message: str) -> Response:
+    return _json({"error": message}, status)
+
+
+def _json(answer: Answer, status: int = 200) -> Response:
+    # ASCII: a lone surrogate is written as it was stored.
+    text = json.dumps(answer, allow_nan=False)
+    return Response(text, status, media_type="application/json")
+
+
+def _query(request: Request) -> Query:
+    return Query(request.query_params.multi_items(), request.path_params)
+
+
+def run_of(source: Source, query: Query) -> str | None:
+    """The run a page is about: as asked, as opened, or the only one; None: all of the database's."""
+    given = query.text("run") or source.run
+    if given == "*":
+        return None
+    if given is not None:
+        source.store.run(given)
+        return given
+    known = stats.runs(source.store)
+    return known[0]["id"] if len(known) == 1 else None

@@ -1,0 +1,1 @@
+"""One file per page: what it asks, and what its template needs beyond the answer."""

@@ -1,0 +1,95 @@
+"""Listens, tells the address, and opens a browser."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import webbrowser
+
+import uvicorn
+
+from replay.errors import ReplayError
+from replay.inspector.app import create_app
+from replay.inspector.guard import LOOPBACK, TOKEN, Guard
+from replay.inspector.source import Source
+
+PORT = 7717
+_PORTS_TRIED = 20
+_SHORTEST_TOKEN = 16
+
+
+def serve(source: Source, *, host: str, port: int | None, token: str | None, browser: bool) -> None:
+    """Until it is interrupted. `port` None: the usual one, or the next that is free."""
+    check_token(host, token)
+    listening = _listen(host, port)
+    address = _address(listening, token)
+    print(f"{source.store.url} is shown at {address}", flush=True)
+    print("Ctrl-C ends it.", flush=True)
+    config = uvicorn.Config(
+        create_app(source, Guard(token, host)),
+        log_level="warning",
+        # Addresses may hold the token, and what people search for.
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=2,
+    )
+    if browser and _has_screen():
+        threading.Timer(0.3, webbrowser.open, [address]).start()
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def check_token(host: str, token: str | None) -> None:
+    if token is None and host not in LOOPBACK:
+        raise ReplayError(
+            f"--host must be a loopback address without --token, got {host}. Whoever reaches it could read every "
+            "trajectory: give --token, or forward a port: ssh -L 7717:localhost:7717 MACHINE"
+        )
+    if token is not None and len(token) < _SHORTEST_TOKEN:
+        raise ReplayError(f"--token must have at least {_SHORTEST_TOKEN} characters, got {len(token)}. Or give: auto")
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    wanted = range(PORT, PORT + _PORTS_TRIED) if port is None else [port]
+    problem: OSError | None = None
+    for number in wanted:
+        try:
+            return _bound(host, number)
+        except OSError as error:
+            problem = error
+    raise ReplayError(
+        f"--host and --port must be free to listen on, got {problem} for {host} port {wanted[-1]}. "
+        "Give --port 0 for any."
+    ) from problem
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    found = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":
+            # A port that was left a moment ago can be taken again at once.
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(where)
+        found.listen(128)
+    except OSError:
+        found.close()
+        raise
+    return found
+
+
+def _address(listening: socket.socket, token: str | None) -> str:
+    host, port = listening.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    host = f"[{host}]" if ":" in host else host
+    return f"http://{host}:{port}/" + (f"?{TOKEN}={token}" if token else "")
+
+
+def _has_screen() -> bool:
+    """Without one, Python would open a browser in this terminal."""
+    if sys.platform in ("win32", "darwin"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,0 +1,39 @@
+"""What an inspector looks into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from context.codec import TokenCodec
+from replay.cli.front import place
+from replay.cli.look import tokenizer
+from replay.store import ReplayStore
+
+
+@dataclass(frozen=True)
+class Source:
+    """One database, opened to be read only."""
+
+    store: ReplayStore
+    folder: Path | None = None
+    """Of the run whose database was opened; its tokenizer and checkpoints are there."""
+    run: str | None = None
+    """The run asked for, in a database that other runs may share; None: all of the database's."""
+    codec: TokenCodec | None = None
+    """The run's tokenizer; None: tokens are shown by their ids."""
+    named: str | None = None
+    """RUN as it was given, for the commands that pages tell."""
+
+
+@contextmanager
+def opened_source(run: str | None) -> Iterator[Source]:
+    """What RUN names: a run's folder, a database file or URL, or the newest run. Raises ReplayError."""
+    location, folder, id = place(run)
+    store = ReplayStore.open(location, read_only=True)
+    try:
+        yield Source(store, folder, id, tokenizer(folder), run or str(folder))
+    finally:
+        store.close()

@@ -1,0 +1,98 @@
+// Keys, and what every page does alike. Pages mark their parts with data attributes:
+//   data-rows        a table body whose rows j and k walk; data-href on a row is where Enter leads
+//   data-key="n"     a link or button that a key presses
+//   data-search      the field that / goes to
+//   data-copy="#id"  a button that copies an element's text
+
+const rowClass = "at";
+let awaiting = null;
+
+function rows() {
+  return [...document.querySelectorAll("[data-rows] > [data-href]")];
+}
+
+function walk(step) {
+  const all = rows();
+  if (!all.length) return;
+  const at = all.findIndex((row) => row.classList.contains(rowClass));
+  const next = all[at < 0 ? (step > 0 ? 0 : all.length - 1) : Math.max(0, Math.min(all.length - 1, at + step))];
+  all.forEach((row) => row.classList.toggle(rowClass, row === next));
+  const link = next.querySelector("a");
+  (link ?? next).focus({ preventScroll: true });
+  next.scrollIntoView({ block: "nearest" });
+}
+
+function press(key) {
+  const target = [...document.querySelectorAll(`[data-key="${CSS.escape(key)}"]`)].find((each) => !each.hasAttribute("disabled"));
+  if (!target) return false;
+  target.click();
+  return true;
+}
+
+function go(key) {
+  const names = { r: "run", b: "buffer", m: "mixing" };
+  const links = [...document.querySelectorAll(".bar nav a")];
+  const wanted = { r: "Run", b: "Buffer", m: "Mixing" }[key];
+  const link = names[key] && (links.find((each) => each.textContent === wanted) ?? links.find((each) => each.textContent === "Runs"));
+  if (link) location.href = link.href;
+}
+
+function toggleHelp() {
+  const help = document.getElementById("help");
+  if (help.open) help.close();
+  else help.showModal();
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const field = event.target.closest?.("input, textarea, select");
+  if (field) {
+    if (event.key === "Escape") field.blur();
+    return;
+  }
+  if (event.defaultPrevented) return;
+  if (awaiting === "g") {
+    awaiting = null;
+    go(event.key);
+    return;
+  }
+  if (event.key === "?") toggleHelp();
+  else if (document.getElementById("help").open) return;
+  else if (event.key === "j") walk(1);
+  else if (event.key === "k") walk(-1);
+  else if (event.key === "g") awaiting = "g";
+  else if (event.key === "/") {
+    const search = document.querySelector("[data-search]");
+    if (!search) return;
+    search.closest("details")?.setAttribute("open", "");
+    search.focus();
+    search.select?.();
+  } else if (event.key.length !== 1 || !press(event.key)) return;
+  event.preventDefault();
+});
+
+document.addEventListener("click", (event) => {
+  if (event.target.closest("#help-button")) toggleHelp();
+  const copier = event.target.closest("[data-copy]");
+  if (copier) copy(copier);
+  const row = event.target.closest("[data-href]");
+  if (row && !event.target.closest("a, button, input, summary") && !String(getSelection())) location.href = row.dataset.href;
+});
+
+async function copy(button) {
+  const source = document.querySelector(button.dataset.copy);
+  const text = source.value ?? source.textContent;
+  const before = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "copied";
+  } catch {
+    // Without permission, or over plain HTTP from another machine: it is selected, to be copied by hand.
+    const range = document.createRange();
+    range.selectNodeContents(source);
+    getSelection().removeAllRanges();
+    getSelection().addRange(range);
+    button.textContent = "selected: press Ctrl-C";
+  }
+  setTimeout(() => { button.textContent = before; }, 2000);
+}

@@ -1,0 +1,45 @@
+"""Templates, and how values are told in them."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from replay.inspector.query import address
+
+
+def environment() -> Environment:
+    """Every value is escaped; a name that a page does not give is an error, not a gap."""
+    templates = Environment(
+        loader=PackageLoader("replay.inspector"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"digits": digits, "short": short, "percent": percent}
+    templates.globals |= {"address": address}
+    return templates
+
+
+def digits(value: float | None, places: int = 3) -> str:
+    """A fixed number of decimals; a dash where nothing is known."""
+    return "\u2013" if value is None else f"{value:,.{places}f}"
+
+
+def percent(value: float | None) -> str:
+    return "\u2013" if value is None else f"{100 * value:.1f}\u00a0%"
+
+
+def short(id: str, length: int = 10) -> str:
+    """The beginning of an id, enough to tell it from others on a page."""
+    return id[:length]
+
+
+def static_folder() -> str:
+    return str(files("replay.inspector").joinpath("static"))
+
+
+Values = dict[str, Any]
