@@ -263,7 +263,11 @@ def test_overview_tells_why_segments_split_and_where_they_part(split: ReplayStor
     ]
     # Both are compared with the conversation's segment before: 1 2 3 4 ... with 1 9 ..., and with 1 2 3 8 ...
     assert [part["parted"] and part["parted"]["index"] for part in answer["segments"]] == [None, 1, 3]
-    assert answer["segments"][2]["parted"]["token_ids"] == {"same": [1, 2, 3], "was": [4, 5, 6, 7], "becomes": [8, 7, 7]}
+    assert answer["segments"][2]["parted"]["token_ids"] == {
+        "same": [1, 2, 3],
+        "was": [4, 5, 6, 7],
+        "becomes": [8, 7, 7],
+    }
     assert answer["segments"][2]["parted"]["texts"]["becomes"] == "\x08\x07\x07"
     assert answer["record"]["num_turns"] == 3
     assert [row["id"] for row in answer["members"]] == ["a", "b"]
