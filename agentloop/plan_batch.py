@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agentloop.config import RunConfig
+from agentloop.config.mixing import limits
 from agentloop.task_line import TaskLine
 from replay.mixing import BatchPlan, Mixer
 from replay.request import Availability, DrawRequest
@@ -13,8 +14,7 @@ from replay.schedules import progress_at
 
 def draw_request(config: RunConfig, *, run: str, iteration: int, policy_version: int) -> DrawRequest:
     """What `iteration` may draw at all; how much of it is for the plan to say."""
-    limits = config.replay.limits(tuple(config.replay.sources) or None)
-    return DrawRequest(run, iteration, policy_version, limits=limits)
+    return DrawRequest(run, iteration, policy_version, limits=limits(config))
 
 
 def plan_iteration(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from agentloop.config.mixing import needs_task_pool
+from agentloop.config.mixing import check_task_pool
 from agentloop.config.section import Fraction, NonNegative, Section
 
 if TYPE_CHECKING:
@@ -171,4 +171,4 @@ def _check_baseline(config: RunConfig) -> None:
     needs_fresh = replay.baseline == "fresh_only" or replay.unit != "group"
     by_task = config.algorithm in COMPARING
     if by_task and needs_fresh:
-        needs_task_pool(config, f"replay.baseline is {replay.baseline}")
+        check_task_pool(config, f"replay.baseline is {replay.baseline}")

@@ -323,7 +323,6 @@ class RunConfig(Section):
         check_learning(self)
         self.lora.check()
         check_advantages(self)
-        self.replay.check_groups(self.replay.unit)
         self._log_probs_are_there()
         if self.batch.group_size > self.batch.trajectories:
             raise ValueError(

@@ -10,8 +10,7 @@ from agentloop.class_file import load_class, suggest
 from agentloop.config.section import Fraction, Positive, Section
 from agentloop.errors import UserError, one_line
 from replay.comparable import MISMATCHES
-from replay.request import Limits
-from replay.sampling import SAMPLERS, RankedSampler, Sampler, make_sampler
+from replay.sampling import SAMPLERS, Sampler, make_sampler
 
 
 class SamplingSection(Section):
@@ -64,20 +63,6 @@ class SamplingSection(Section):
                 )
         return self
 
-    def limits(self, sources: tuple[str, ...] | None) -> Limits:
-        return Limits(
-            successful_only=self.successful_only,
-            sources=sources,
-            max_staleness=self.max_staleness,
-            unknown_staleness=self.unknown_staleness,
-            max_uses=self.max_uses,
-            cooldown=self.cooldown,
-            per_task=self.per_task,
-            per_group=self.per_group,
-            retire_solved=self.retire_solved,
-            allow_mismatch=self.allow_mismatch,
-        )
-
     def make_sampler(self, seed: int) -> Sampler:
         """The configured one. Runs the file of a sampler of one's own; raises UserError for what does not fit."""
         if ":" not in self.sampler:
@@ -98,14 +83,3 @@ class SamplingSection(Section):
                 f"replay.sampler must be a sampler that weighs rows, got {self.sampler!r} with {one_line(error)}."
             ) from error
         return made
-
-    def check_groups(self, unit: str) -> None:
-        """Raises ValueError for what can't draw whole groups."""
-        if unit != "group":
-            return
-        kind = SAMPLERS.get(self.sampler)
-        if kind is not None and issubclass(kind, RankedSampler) and self.sampler_options.get("mode") != "random":
-            raise ValueError(
-                f"replay.sampler must weigh rows when replay.unit is group, got {self.sampler}, which ranks them. "
-                "Use another sampler, or replay.unit: any."
-            )

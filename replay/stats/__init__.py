@@ -7,8 +7,7 @@ from replay.stats.listing import Sort, trajectories
 from replay.stats.rows import Answer, chosen
 from replay.stats.series import iterations, metric_series, runs
 from replay.stats.summary import summary
-from replay.stats.tokens import tokens
-from replay.stats.trajectory import find, overview, trajectory
+from replay.stats.trajectory import find, trajectory
 
 __all__ = [
     "Answer",
@@ -17,10 +16,8 @@ __all__ = [
     "find",
     "iterations",
     "metric_series",
-    "overview",
     "runs",
     "summary",
-    "tokens",
     "trajectories",
     "trajectory",
 ]

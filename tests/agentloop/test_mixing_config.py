@@ -8,6 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from agentloop.config import RunConfig
+from agentloop.config.file import to_plain
+from agentloop.config.mixing import limits
+from replay import declared
 
 
 def config(replay: dict[str, Any], *, pool: int | str = 50, **batch: int) -> RunConfig:
@@ -131,3 +134,10 @@ def test_rule_holds_what_is_declared() -> None:
     assert (rule.controller.floor, rule.controller.lower_by) == (0.6, 0.5)
     assert (rule.shortfall, rule.mode) == ("shrink", "train")
     assert config({}).mix_rule().controller is None
+
+
+def test_values_that_stored_configurations_do_not_mention_are_the_defaults() -> None:
+    whole = to_plain(RunConfig())
+    assert declared.completed({}) == declared.completed(whole)
+    assert declared.mix_rule(declared.completed({})) == RunConfig().mix_rule()
+    assert declared.limits(declared.completed({})["replay"]) == limits(RunConfig())
