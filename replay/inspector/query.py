@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TypeVar
@@ -85,7 +86,7 @@ class Query:
     def _whole(name: str, given: str | None, default: int, least: int, most: int) -> int:
         if given is None:
             return default
-        if not (given.isascii() and given.lstrip("-").isdecimal() and len(given) < 20 and least <= int(given) <= most):
+        if not (re.fullmatch("-?[0-9]{1,18}", given) and least <= int(given) <= most):
             upper = f" to {most}" if most < 2**53 else ""
             raise BadQuery(f"{name} must be a whole number from {least}{upper}, got {_shown(given)}.")
         return int(given)

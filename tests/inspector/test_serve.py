@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+from typer.testing import CliRunner
+
+from agentloop.cli import app
+from replay.errors import ReplayError
+from replay.inspector import serve
+from replay.inspector.serve import check_token
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "machine.example"])
+def test_others_are_served_only_with_a_token(host: str) -> None:
+    with pytest.raises(ReplayError, match=f"--host must be a loopback address without --token, got {host}"):
+        check_token(host, None)
+    check_token(host, "x" * 16)
+
+
+def test_tokens_that_can_be_guessed_are_refused() -> None:
+    with pytest.raises(ReplayError, match="--token must have at least 16 characters, got 15"):
+        check_token("127.0.0.1", "x" * 15)
+
+
+def test_the_next_free_port_is_taken_unless_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(serve, "PORT", port)
+        with closing(serve._listen("127.0.0.1", None)) as next_one:
+            assert port < next_one.getsockname()[1] < port + 20
+        with pytest.raises(ReplayError, match=f"must be free to listen on, got .* for 127.0.0.1 port {port}"):
+            serve._listen("127.0.0.1", port)
+
+
+def test_printed_address_brings_the_token() -> None:
+    with closing(serve._bound("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        assert serve._address(listening, None) == f"http://127.0.0.1:{port}/"
+        assert serve._address(listening, "t" * 16) == f"http://127.0.0.1:{port}/?token={'t' * 16}"
+
+
+def test_help_has_an_example() -> None:
+    shown = CliRunner().invoke(app, ["inspect", "--help"])
+    assert "Example: agentloop inspect runs/quickstart-001" in shown.output
+
+
+def test_without_the_extra_the_command_says_what_to_install() -> None:
+    script = "import sys; sys.modules['starlette'] = None; from agentloop.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "inspect"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'agentloop[inspect]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_inspector_starts_without_torch() -> None:
+    script = (
+        "import sys; import replay.inspector.serve, replay.inspector.source\n"
+        "assert not {'torch', 'transformers', 'agentloop'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
