@@ -20,6 +20,7 @@ from agentloop.mix_cli import mix
 from agentloop.replay_cli import rescore, verify, whatif
 from context import PrefixError, RenderError
 from replay.cli import app as replay_app
+from replay.cli.front import Run, asked_run, opened
 from replay.errors import ReplayError
 from replay.inspector.cli import inspect
 
@@ -173,6 +174,28 @@ def sft(
         again = "go on with --resume" if result.exit_code else f"go on with --set model.path={result.model}"
         print(f"folder: {result.folder}   {again}")
     raise typer.Exit(result.exit_code)
+
+
+@app.command(epilog="Example: agentloop report runs/quickstart-001 --out quickstart.html")
+def report(
+    run: Run = None,
+    of: Annotated[
+        str | None, typer.Option("--run", metavar="ID", help="Id or name of the run, in a database that several share.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Where to; report.html in the run folder when left out."),
+    ] = None,
+) -> None:
+    """Write a run's page as one file to send to somebody: all curves, nothing runs in it and nothing is fetched."""
+    from agentloop.report import report_run
+    from agentloop.run_folder import explained
+    from replay.report import REPORT_NAME
+
+    with opened(run) as buffer:
+        path = out or (buffer.folder or Path()) / REPORT_NAME
+        with explained(path, option="--out", advice="Choose another with --out FILE."):
+            print(report_run(buffer.store, path, run=asked_run(buffer, of)))
 
 
 @app.command(epilog="Example: agentloop config configs/quickstart.yaml --set replay.fraction=0.5")

@@ -16,6 +16,7 @@ import typer
 from replay import verify as questions
 from replay.cli.front import AsJson, Opened, Run, Where, fail, opened
 from replay.cli.text import number, table
+from replay.report import REPORT_NAME
 from replay.verify import Verification
 
 if TYPE_CHECKING:
@@ -163,11 +164,11 @@ def whatif(
     with opened(run) as buffer:
         from agentloop.console import open_display
         from agentloop.replay_models import named_weights
-        from agentloop.report import write_report
-        from agentloop.report.whatif import whatif_section
+        from agentloop.report import report_run
         from agentloop.whatif.losses import asked_losses
         from agentloop.whatif.measure import what_if
         from agentloop.whatif.rows import Asked, policy_of_iteration
+        from agentloop.whatif.section import whatif_section
         from agentloop.whatif.text import as_text
 
         folder = _run_folder(buffer)
@@ -186,7 +187,8 @@ def whatif(
                 told=display.phase,
             )
         if report:
-            path = write_report(buffer.store, folder.path, run=folder.run_id, further=(whatif_section(found),))
+            section = whatif_section(found)
+            path = report_run(buffer.store, folder.path / REPORT_NAME, run=folder.run_id, further=(section,))
     print(json.dumps(found.to_json(), indent=1) if as_json else as_text(found))
     if report and not as_json:
         print(f"report: {path}")

@@ -11,9 +11,10 @@ from typing import Any
 from agentloop.environments import Environment, Task, ToolLimits, call_tool
 from agentloop.errors import UserError, one_line, shortened
 from agentloop.generation import Completion, GenerationFailed
-from agentloop.stop_reasons import ANSWERED, ENGINE_FAILURE, MAX_TURNS, TRUNCATED
+from agentloop.stop_reasons import ENGINE_FAILURE, MAX_TURNS, TRUNCATED
 from context import ContextManager, Message, RenderError, Reply, Segment
 from context.strategies import CONTEXT_FULL
+from replay.records import ANSWERED
 
 MALFORMED = "malformed"
 UNKNOWN_TOOL = "unknown_tool"

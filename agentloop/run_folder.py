@@ -129,7 +129,9 @@ def _numbered(parent: Path, name: str) -> list[tuple[int, Path]]:
 
 
 @contextmanager
-def explained(target: Path, *, advice: str = "Choose another with --set run.folder=PATH.") -> Iterator[None]:
+def explained(
+    target: Path, *, option: str = "run.folder", advice: str = "Choose another with --set run.folder=PATH."
+) -> Iterator[None]:
     """What the disk does to `target` in one line, with its path and the room that is left."""
     try:
         yield
@@ -139,7 +141,7 @@ def explained(target: Path, *, advice: str = "Choose another with --set run.fold
             raise
         rule = "have room" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "be writable"
         raise UserError(
-            f"run.folder must {rule}, got {failure.strerror or failure} at {failure.filename or target} "
+            f"{option} must {rule}, got {failure.strerror or failure} at {failure.filename or target} "
             f"({_free(target)}). {advice}"
         ) from error
 

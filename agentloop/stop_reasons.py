@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from context.strategies import CONTEXT_FULL, SUMMARY_TOO_LONG
 
-ANSWERED = "answered"
 TRUNCATED = "truncated"
 MAX_TURNS = "max_turns"
 ENGINE_FAILURE = "engine_failure"

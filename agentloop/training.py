@@ -26,13 +26,14 @@ from agentloop.learners import check_ranks, follow, settle_process
 from agentloop.learning.stream_losses import stream_losses
 from agentloop.loop import Loop, LoopState
 from agentloop.ranks import Ranks, joined
-from agentloop.report import REPORT_NAME, write_report
+from agentloop.report import report_run
 from agentloop.run_folder import RunFolder, create_run_folder, explained, resumed_run_folder
 from agentloop.signals import StopRequest, polite_stop
 from agentloop.valuation import Valuation
 from replay.errors import DatabaseRefused
 from replay.exchange.attach import check_attachable
 from replay.records import RunRecord
+from replay.report import REPORT_NAME
 from replay.store import ReplayStore
 
 
@@ -159,9 +160,9 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
 
 
 def _write_report(parts: Parts) -> Path:
-    path = parts.folder.path
-    with explained(path / REPORT_NAME, advice="The run itself is whole: make room and run again with --resume."):
-        return write_report(parts.store, path, run=parts.run_id)
+    path = parts.folder.path / REPORT_NAME
+    with explained(path, advice="The run itself is whole: make room and run again with --resume."):
+        return report_run(parts.store, path, run=parts.run_id)
 
 
 def _first_evaluation(loop: Loop) -> None:

@@ -32,6 +32,9 @@ COMMITTED = "committed"
 FRESH = "fresh"
 REPLAY = "replay"
 
+ANSWERED = "answered"
+"""Stop reason of an episode that ended with an answer."""
+
 
 @dataclass(frozen=True)
 class RunRecord:

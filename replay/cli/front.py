@@ -14,6 +14,7 @@ import typer
 
 from replay.databases.open import DATABASE, Location, run_identity
 from replay.errors import ReplayError
+from replay.stats import runs
 from replay.store import ReplayStore
 
 app = typer.Typer(
@@ -80,6 +81,20 @@ def opened(run: str | None, *, read_only: bool = True) -> Iterator[Opened]:
             store.close()
     except ReplayError as error:
         fail(str(error))
+
+
+def asked_run(buffer: Opened, name: str | None) -> str:
+    """The id of the run called so; without a name the one of RUN's folder, or the only one that updated anything."""
+    known = runs(buffer.store)
+    own = buffer.run or (run_identity(buffer.folder).id if buffer.folder else None)
+    found = [row for row in known if (name or own) in (row["id"], row["name"])]
+    if not found and name is None:
+        found = [row for row in known if row["iterations"]] or known
+    if len(found) != 1:
+        listed = ", ".join(f"{row['name']} ({row['id']})" for row in found or known) or "none"
+        asked = f"got {name!r} where there are" if name else "got"
+        fail(f"RUN must be one run of {buffer.store.url}, {asked} {listed}. Give its folder, or its id with --run.")
+    return str(found[0]["id"])
 
 
 def place(run: str | None) -> tuple[Location, Path | None, str | None]:

@@ -33,7 +33,7 @@ from replay.exchange.loading import ImportReport, Placed, Told, import_rows
 from replay.exchange.openai_chat import Conversation, Said, read_line
 from replay.exchange.plain import BadRow, Bundle
 from replay.exchange.source import known_policies, known_runs
-from replay.records import GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay.records import ANSWERED, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.store import ReplayStore
 
 SOURCE = "teacher"
@@ -257,7 +257,7 @@ class _ChatFile:
             reward=reward,
             success=success,
             advantage=0.0,
-            stop_reason="tool_calls" if conversation.turns[-1][0].message.tool_calls else "answered",
+            stop_reason="tool_calls" if conversation.turns[-1][0].message.tool_calls else ANSWERED,
             error_kind=None,
             num_turns=len(conversation.turns),
             num_tool_calls=sum(len(said.message.tool_calls) for said, _ in conversation.turns),

@@ -5,7 +5,8 @@ The terminal (`agentloop replay ...`) and the inspector ask the same ones.
 
 from replay.stats.listing import Sort, trajectories
 from replay.stats.rows import Answer, chosen
-from replay.stats.series import iterations, metric_series, runs
+from replay.stats.runs import runs
+from replay.stats.series import iterations, metric_series
 from replay.stats.summary import summary
 from replay.stats.trajectory import find, trajectory
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import sqlalchemy as sa
-
 from replay import schema
 from replay.schema import metrics
 from replay.stats.rows import Answer, of_run
@@ -29,17 +27,3 @@ def metric_series(store: ReplayStore, run: str) -> dict[str, list[tuple[int, flo
             if value is not None and math.isfinite(value):
                 series.setdefault(name, []).append((iteration, value))
     return series
-
-
-def runs(store: ReplayStore) -> list[Answer]:
-    """The runs of the database with what each has come to, in the order they were added."""
-    columns = (schema.runs.c.id, schema.runs.c.name, schema.runs.c.code_version, schema.runs.c.started_at)
-    done = sa.select(sa.func.max(schema.iterations.c.iteration)).where(schema.iterations.c.run == schema.runs.c.id)
-    stored = sa.select(sa.func.count()).where(schema.trajectories.c.run == schema.runs.c.id)
-    query = sa.select(
-        *columns,
-        sa.func.coalesce(done.scalar_subquery(), 0).label("iterations"),
-        stored.scalar_subquery().label("trajectories"),
-    ).order_by(schema.runs.c.started_at, schema.runs.c.id)
-    with store.reading() as connection:
-        return [dict(row) for row in connection.execute(query).mappings()]

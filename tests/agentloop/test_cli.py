@@ -114,7 +114,9 @@ def test_commands_are_those_of_the_documentation() -> None:
     looking, changing = ["stats", "ls", "show", "diff", "lineage", "mix"], ["import", "prune", "forget", "migrate"]
     replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore", "whatif")}
     context = {"context", "context check", "context show"}
-    assert found == {"", "train", "sft", "evaluate", "config", "doctor", "replay"} | replay | context
+    assert (
+        found == {"", "train", "sft", "evaluate", "report", "inspect", "config", "doctor", "replay"} | replay | context
+    )
 
 
 @pytest.mark.parametrize("words", [["--help"], ["replay", "--help"]], ids=" ".join)

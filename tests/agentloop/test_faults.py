@@ -21,7 +21,7 @@ from agentloop.checkpoint import complete_checkpoints, load_checkpoint
 from agentloop.cli import main
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.report import write_report
+from agentloop.report import report_run
 from agentloop.sinks import JsonlSink
 from agentloop.state_files import read_tensors
 from agentloop.training import train
@@ -338,7 +338,7 @@ def test_numbers_that_are_none_reach_every_place_as_unknown(tmp_path: Path, qwen
         store.path, "select value from metrics where name in ('actor/entropy', 'actor/grad_norm') order by name"
     )
     assert found == [(None,), (math.inf,)]
-    assert ">nan<" not in write_report(store, result.folder).read_text().lower()
+    assert ">nan<" not in report_run(store, result.folder / "report.html").read_text().lower()
     store.close()
     sink = JsonlSink(result.folder / "metrics.jsonl")
     sink.log(2, {"actor/entropy": float("nan")})

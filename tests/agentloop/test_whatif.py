@@ -25,8 +25,8 @@ from agentloop.whatif.measure import what_if
 from agentloop.whatif.rows import Asked
 from replay.store import ReplayStore
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
-from tests.agentloop.test_report import WellFormed, panel_of, text_of
 from tests.replay.fakes import sql
+from tests.replay.test_report import WellFormed, panel_of, text_of
 
 FRESH_REPLAY = ("fresh", "replay")
 KL = 0.05

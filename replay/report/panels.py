@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from agentloop.config import RunConfig
-from agentloop.report.chart import Axis, Curve, Series, number
-from agentloop.stop_reasons import ANSWERED
+from replay.declared import Config
+from replay.records import ANSWERED
+from replay.report.chart import Axis, Curve, Series, number
+from replay.report.setting import stored
 
 Metrics = Mapping[str, Series]
 
@@ -35,11 +36,8 @@ class PanelGroup:
     panels: tuple[Panel, ...]
 
 
-def panel_groups(metrics: Metrics, config: RunConfig | None) -> tuple[PanelGroup, ...]:
-    """All panels, in reading order: does it learn, is the update sound, how old is the data, what went in.
-
-    `config` is None for a run of a version that this one can't read.
-    """
+def panel_groups(metrics: Metrics, config: Config) -> tuple[PanelGroup, ...]:
+    """All panels, in reading order: does it learn, is the update sound, how old is the data, what went in."""
     return (
         PanelGroup("Is it learning?", (_success(metrics), _reward(metrics))),
         PanelGroup(
@@ -48,7 +46,7 @@ def panel_groups(metrics: Metrics, config: RunConfig | None) -> tuple[PanelGroup
                 _pg_loss(metrics, config),
                 _clip_fraction(metrics),
                 _entropy(metrics),
-                _grad_norm(metrics, config.optimizer.max_grad_norm if config else None),
+                _grad_norm(metrics, stored(config, "optimizer.max_grad_norm", float)),
             ),
         ),
         PanelGroup(
@@ -102,15 +100,16 @@ def _reward(metrics: Metrics) -> Panel:
     )
 
 
-def _pg_loss(metrics: Metrics, config: RunConfig | None) -> Panel:
+def _pg_loss(metrics: Metrics, config: Config) -> Panel:
     how = (
         "Negative = raising rewarded actions. Oscillating near 0 is healthy; persistently very negative or positive is "
         "not."
     )
-    if config and config.replay.successful_only and finite(metrics, "actor/replay/pg_loss"):
+    if stored(config, "replay.successful_only", bool) and finite(metrics, "actor/replay/pg_loss"):
         # Without a word, the orange line looks like the fault that the sentence before warns of.
         how += " Here replay lies below 0 as it should: only successes are drawn, and their advantages are positive."
-    unit = f"loss, {config.loss.aggregation}" if config else "loss"
+    aggregation = stored(config, "loss.aggregation", str)
+    unit = f"loss, {aggregation}" if aggregation else "loss"
     return Panel("Policy loss", how, _streams(metrics, "pg_loss"), Axis(unit, reference=0.0))
 
 

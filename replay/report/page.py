@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from agentloop.config import RunConfig
-from agentloop.report.chart import Curve, Series, bar_chart, line_chart, marker, number
-from agentloop.report.panels import Metrics, Panel, PanelGroup, finite, panel_groups, why_absent
-from agentloop.report.style import STYLE
+from replay.declared import Config
+from replay.report.chart import Curve, bar_chart, line_chart, marker, number
+from replay.report.panels import Metrics, Panel, PanelGroup, panel_groups, why_absent
+from replay.report.setting import setting
+from replay.report.style import STYLE
+from replay.report.tiles import Tile, Word, tiles
 
 # No script, no image, no font and no request, whatever a name or a config value may contain.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -24,8 +26,9 @@ class ReportData:
     metrics: Metrics
     """Series by metric name, (iteration, value) ascending."""
     config_text: str
-    config: RunConfig | None = None
-    """None: written by a version whose configuration this one can't read."""
+    """The configuration as people read it."""
+    config: Config
+    """As stored with the run."""
     further: tuple[str, ...] = ()
     """Markup of sections below the panels."""
 
@@ -50,95 +53,37 @@ def render_report(data: ReportData) -> str:
     )
 
 
-def duration(seconds: float) -> str:
-    """`48 s`, `1 min 48 s`, `3 h 12 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s" if whole >= 10 else f"{seconds:.1f} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
 def _header(data: ReportData) -> str:
-    metrics = data.metrics
-    limit = data.config.run.iterations if data.config else None
-    tiles = [_success_tile(finite(metrics, "eval/success")), _time_tile(metrics, limit), _rows_tile(metrics)]
-    setting = f'<p class="setting">{escape(_setting(data.config))}</p>\n' if data.config else ""
+    told = setting(data.config)
+    line = f'<p class="setting">{escape(told)}</p>\n' if told else ""
     return (
-        f'<header>\n<p class="eyebrow">agentloop report</p>\n<h1>{escape(data.name)}</h1>\n{setting}'
-        f'<div class="tiles">\n{"".join(tiles)}</div>\n'
+        f'<header>\n<p class="eyebrow">agentloop report</p>\n<h1>{escape(data.name)}</h1>\n{line}'
+        f'<div class="tiles">\n{"".join(_tile(tile) for tile in tiles(data.metrics, data.config))}</div>\n'
         '<p class="legend-note">Bold in a legend: the value at the last iteration. Hover over a chart for every value.'
         "</p>\n</header>"
     )
 
 
-def _setting(config: RunConfig) -> str:
-    """What makes this run this run, in one line."""
-    replay, target = config.replay, config.run.stop_at_success
-    shares = dict.fromkeys((config.replay_fraction(1), config.replay_fraction(config.run.iterations)))
-    drawn = " falling to " if list(shares)[-1] < replay.fraction else " rising to "
-    told = drawn.join(number(share, percent=True) for share in shares)
-    parts = [config.environment.name, f"seed {config.run.seed}"]
-    use = ", observed only" if replay.mode == "observe" else ""
-    unit = "" if replay.unit == "any" else f", unit {replay.unit}"
-    parts.append(f"replay {told}{unit}, {replay.sampler} sampler{use}" if any(shares) else "no replay")
-    if target is not None:
-        parts.append(f"ends at {number(target, percent=True)} held-out success twice in a row")
-    return " \u00b7 ".join(parts).replace(" %", "\u00a0%")
-
-
-def _success_tile(held_out: Series) -> str:
-    if not held_out:
-        return _tile("held-out success", "not measured", "No evaluation was made in this run.", hero=True)
-    if len(held_out) == 1:
-        (iteration, success) = held_out[0]
-        return _tile("held-out success", _percent(success), f"at iteration {iteration:,}, evaluated once", hero=True)
-    start, end = held_out[0][1], held_out[-1][1]
-    rising = ' class="rising"' if end > start else ""
-    value = f'{_percent(start)} <span class="arrow">&rarr;</span> <span{rising}>{_percent(end)}</span>'
-    note = f"from iteration {held_out[0][0]:,} to {held_out[-1][0]:,}, on tasks never trained on"
-    return _tile("held-out success", value, note, hero=True)
-
-
-def _time_tile(metrics: Metrics, limit: int | None) -> str:
-    seconds = [value for _, value in finite(metrics, "time/iteration")]
-    if not seconds:
-        return _tile("training time", "not measured", "No iteration was finished.")
-    of_limit = f" of at most {limit:,}" if limit is not None and len(seconds) < limit else ""
-    each = duration(sum(seconds) / len(seconds))
-    note = f"{len(seconds):,}{of_limit} iterations, {each} each, evaluations not counted"
-    return _tile("training time", duration(sum(seconds)), note)
-
-
-def _rows_tile(metrics: Metrics) -> str:
-    fresh = sum(value for _, value in finite(metrics, "batch/fresh"))
-    replay = sum(value for _, value in finite(metrics, "batch/replay"))
-    total = fresh + replay
-    if not total:
-        return _tile("trajectories in batches", "none", "No iteration was finished.")
-    bar = "".join(
-        f'<span class="{stream}" style="flex:{rows:g}"></span>'
-        for stream, rows in (("fresh", fresh), ("replay", replay))
-        if rows
-    )
-    value = f"<span>{fresh:,.0f} <small>fresh</small></span> <span>+ {replay:,.0f} <small>replayed</small></span>"
-    planned = sum(value for _, value in finite(metrics, "batch/planned_replay"))
-    note = f"{_percent(replay / total)} from the buffer, configured {_percent(planned / total)}"
-    return _tile("trajectories in batches", value, note, extra=f'<div class="share">{bar}</div>')
-
-
-def _tile(name: str, value: str, note: str, *, hero: bool = False, extra: str = "") -> str:
-    """`value` and `extra` are markup; `name` and `note` are text."""
-    kind = "tile hero" if hero else "tile"
+def _tile(tile: Tile) -> str:
+    kind = "tile hero" if tile.hero else "tile"
+    value = " ".join(_word(word) for word in tile.words)
     return (
-        f'<div class="{kind}"><div class="name">{escape(name)}</div><div class="value">{value}</div>{extra}'
-        f'<div class="note">{escape(note)}</div></div>\n'
+        f'<div class="{kind}"><div class="name">{escape(tile.name)}</div><div class="value">{value}</div>'
+        f'{_stream_bar(tile.streams)}<div class="note">{escape(tile.note)}</div></div>\n'
     )
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+def _word(word: Word) -> str:
+    unit = f" <small>{escape(word.unit)}</small>" if word.unit else ""
+    return f'<span class="{word.kind}">{escape(word.text)}{unit}</span>'
+
+
+def _stream_bar(streams: tuple[float, float] | None) -> str:
+    if streams is None:
+        return ""
+    parts = [(stream, rows) for stream, rows in zip(("fresh", "replay"), streams, strict=True) if rows]
+    bar = "".join(f'<span class="{stream}" style="flex:{rows:g}"></span>' for stream, rows in parts)
+    return f'<div class="share">{bar}</div>'
 
 
 def _group(group: PanelGroup) -> str:

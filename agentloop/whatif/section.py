@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
-from agentloop.report.chart import Axis, Curve, number
-from agentloop.report.page import figure
-from agentloop.report.panels import Panel
 from agentloop.whatif.answer import ALL, Effect, PartData, WhatIf
+from replay.report.chart import Axis, Curve, number
+from replay.report.page import figure
+from replay.report.panels import Panel
 
 _COLOURS = 7
 _DATA = ("rows", "tokens", "drift", "ESS")

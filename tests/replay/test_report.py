@@ -9,11 +9,12 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.config.file import to_plain
-from agentloop.report import write_report
-from agentloop.report.chart import HEIGHT, WIDTH, Axis, Curve, bar_chart, line_chart, number
-from agentloop.report.page import ReportData, duration, render_report
+from agentloop.report import report_run
 from context.authors import default_authors
 from replay.records import RunRecord
+from replay.report.chart import HEIGHT, WIDTH, Axis, Curve, bar_chart, line_chart, number
+from replay.report.page import ReportData, render_report
+from replay.report.tiles import duration
 from replay.store import ReplayStore
 
 TWO_STREAMS = {
@@ -56,10 +57,10 @@ def page(
     *,
     name: str = "quickstart-001",
     text: str = "run: {}",
-    config: RunConfig | None = CONFIG,
+    config: RunConfig = CONFIG,
 ) -> str:
     assert isinstance(metrics, dict)
-    return render_report(ReportData(name, "0.1.0", metrics, text, config))
+    return render_report(ReportData(name, "0.1.0", metrics, text, to_plain(config)))
 
 
 def text_of(html: str) -> str:
@@ -99,7 +100,7 @@ class WellFormed(HTMLParser):
 def test_report_heads_with_success_duration_and_rows() -> None:
     seen = text_of(page())
     assert "quickstart-001" in seen
-    assert "17.2 % &rarr; 96.1 %" in seen
+    assert "17.2 % \u2192 96.1 %" in seen
     assert "1 min 48 s" in seen  # 3 iterations of 36 s
     assert "3 of at most 60 iterations" in seen
     assert "320 fresh + 64 replayed" in seen  # 128 + 96 + 96 fresh, 32 + 32 replayed
@@ -355,17 +356,26 @@ def stored_run(folder: Path, config: dict[str, object]) -> ReplayStore:
 def test_report_of_a_single_evaluation_claims_no_change() -> None:
     seen = text_of(page({"eval/success": [(0, 0.172)]}))
     assert "17.2 % at iteration 0, evaluated once" in seen
-    assert "&rarr;" not in seen
+    assert "\u2192" not in seen
 
 
-def test_write_report_reads_the_database_and_replaces_the_page_whole(tmp_path: Path) -> None:
+def test_report_of_another_version_leaves_out_what_its_configuration_does_not_say() -> None:
+    plain = {"run": {"seed": 7}, "replay": {"fraction": 0.25, "schedule": "linear", "successful_only": "yes"}}
+    html = render_report(ReportData("old-001", "0.0.1", TWO_STREAMS, "", plain))
+    assert '<p class="setting">seed 7</p>' in html  # how long it was to be is not told, so no share of its last batch
+    assert "3 iterations, 36 s each" in text_of(html)
+    assert ">loss</text>" in panel_of(html, "Policy loss")
+    assert "replay lies below 0" not in panel_of(html, "Policy loss")
+    assert '<p class="setting">' not in render_report(ReportData("old-001", "0.0.1", {}, "", {}))
+
+
+def test_write_report_replaces_the_page_whole(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("old")
     store = stored_run(tmp_path, to_plain(RunConfig()))
-    path = write_report(store, tmp_path)
+    path = report_run(store, tmp_path / "report.html")
     store.close()
-    assert path == tmp_path / "report.html"
     html = path.read_text(encoding="utf-8")
-    assert "25.0 % &rarr; 50.0 %" in text_of(html)
+    assert "25.0 % \u2192 50.0 %" in text_of(html)
     assert "fraction: 0.0" in html
     assert "optimizer.max_grad_norm (1, never near)" in panel_of(html, "Gradient norm")
     assert not list(tmp_path.glob("*.tmp"))
@@ -373,6 +383,6 @@ def test_write_report_reads_the_database_and_replaces_the_page_whole(tmp_path: P
 
 def test_write_report_shows_the_configuration_of_another_version_as_stored(tmp_path: Path) -> None:
     store = stored_run(tmp_path, {"replay": {"forgotten_key": 3}})
-    html = write_report(store, tmp_path).read_text(encoding="utf-8")
+    html = report_run(store, tmp_path / "report.html").read_text(encoding="utf-8")
     store.close()
     assert "&quot;forgotten_key&quot;: 3" in html

@@ -1,0 +1,86 @@
+"""The numbers at the head of a run's page: a few words each, and no markup."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from replay.declared import Config
+from replay.report.chart import Series
+from replay.report.panels import Metrics, finite
+from replay.report.setting import stored
+
+
+@dataclass(frozen=True)
+class Word:
+    text: str
+    kind: Literal["plain", "arrow", "rising"] = "plain"
+    unit: str = ""
+    """Said in smaller letters after it."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    name: str
+    words: tuple[Word, ...]
+    note: str
+    hero: bool = False
+    """True: the one to look at first."""
+    streams: tuple[float, float] | None = None
+    """Fresh and replayed, drawn as a bar."""
+
+
+def tiles(metrics: Metrics, config: Config) -> tuple[Tile, ...]:
+    """Held-out success, training time, and the trajectories that fed updates."""
+    limit = stored(config, "run.iterations", int)
+    return (_success(finite(metrics, "eval/success")), _time(metrics, limit), _rows(metrics))
+
+
+def duration(seconds: float) -> str:
+    """`48 s`, `1 min 48 s`, `3 h 12 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s" if whole >= 10 else f"{seconds:.1f} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _success(held_out: Series) -> Tile:
+    name = "held-out success"
+    if not held_out:
+        return Tile(name, (Word("not measured"),), "No evaluation was made in this run.", hero=True)
+    if len(held_out) == 1:
+        (iteration, success) = held_out[0]
+        return Tile(name, (Word(_percent(success)),), f"at iteration {iteration:,}, evaluated once", hero=True)
+    start, end = held_out[0][1], held_out[-1][1]
+    words = (Word(_percent(start)), Word("\u2192", "arrow"), Word(_percent(end), "rising" if end > start else "plain"))
+    note = f"from iteration {held_out[0][0]:,} to {held_out[-1][0]:,}, on tasks never trained on"
+    return Tile(name, words, note, hero=True)
+
+
+def _time(metrics: Metrics, limit: int | None) -> Tile:
+    seconds = [value for _, value in finite(metrics, "time/iteration")]
+    if not seconds:
+        return Tile("training time", (Word("not measured"),), "No iteration was finished.")
+    of_limit = f" of at most {limit:,}" if limit is not None and len(seconds) < limit else ""
+    each = duration(sum(seconds) / len(seconds))
+    note = f"{len(seconds):,}{of_limit} iterations, {each} each, evaluations not counted"
+    return Tile("training time", (Word(duration(sum(seconds))),), note)
+
+
+def _rows(metrics: Metrics) -> Tile:
+    name = "trajectories in batches"
+    fresh = sum(value for _, value in finite(metrics, "batch/fresh"))
+    replay = sum(value for _, value in finite(metrics, "batch/replay"))
+    total = fresh + replay
+    if not total:
+        return Tile(name, (Word("none"),), "No iteration was finished.")
+    words = (Word(f"{fresh:,.0f}", unit="fresh"), Word(f"+ {replay:,.0f}", unit="replayed"))
+    planned = sum(value for _, value in finite(metrics, "batch/planned_replay"))
+    note = f"{_percent(replay / total)} from the buffer, configured {_percent(planned / total)}"
+    return Tile(name, words, note, streams=(fresh, replay))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

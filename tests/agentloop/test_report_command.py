@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.config.file import to_plain
+from context.authors import default_authors
+from replay.records import RunRecord
+from replay.store import ReplayStore
+
+PROGRAM = (
+    "import sys; from agentloop.cli import main\n"
+    "try: main()\n"
+    "finally: print([name for name in ('torch', 'transformers', 'alembic') if name in sys.modules])"
+)
+
+
+def add_run(store: ReplayStore, id: str, name: str, success: float) -> None:
+    authors = default_authors()
+    store.add_run(RunRecord(id, name, to_plain(RunConfig()), authors.to_json(), authors.hash, "0.1.0"))
+    store.add_metrics(id, 0, {"eval/success": success})
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a run whose database is open to its trainer."""
+    folder = tmp_path / "runs" / "live-001"
+    folder.mkdir(parents=True)
+    with closing(ReplayStore.create(folder / "replay.sqlite")) as store:
+        add_run(store, "run-a", "live-001", 0.25)
+        yield folder
+
+
+def report(*words: str | Path, at: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, "report", *map(str, words)]
+    return subprocess.run(command, cwd=at, capture_output=True, text=True)
+
+
+def test_report_of_the_newest_run_is_written_while_it_goes_on_and_without_torch(running: Path, tmp_path: Path) -> None:
+    done = report(at=tmp_path)
+    path = running / "report.html"
+    assert (done.stdout.splitlines(), done.stderr) == (["runs/live-001/report.html", "[]"], "")
+    html = path.read_text(encoding="utf-8")
+    assert "25.0 %" in html
+    assert "# Seed of everything that is random." in html  # each key of the configuration with its meaning
+    assert [file.name for file in running.glob("report*")] == ["report.html"]
+
+
+def test_report_of_a_database_of_several_runs_names_them_and_takes_one(running: Path, tmp_path: Path) -> None:
+    with closing(ReplayStore.open(running / "replay.sqlite", read_only=False)) as store:
+        add_run(store, "run-b", "other-001", 0.75)
+    database, out = running / "replay.sqlite", tmp_path / "sent.html"
+    refused = report(database, at=tmp_path)
+    assert refused.returncode == 2
+    assert "RUN must be one run of" in refused.stderr
+    assert "got live-001 (run-a), other-001 (run-b). Give its folder, or its id with --run." in refused.stderr
+    assert "got 'nobody' where there are live-001" in report(database, "--run", "nobody", at=tmp_path).stderr
+    done = report(database, "--run", "other-001", "--out", out, at=tmp_path)
+    assert done.stdout.splitlines()[0] == str(out)
+    assert "75.0 %" in out.read_text(encoding="utf-8")
+
+
+def test_report_that_can_not_be_written_says_where(running: Path, tmp_path: Path) -> None:
+    refused = report(running, "--out", tmp_path / "no" / "where.html", at=tmp_path)
+    assert refused.returncode == 2
+    assert "agentloop: --out must be writable, got No such file or directory at" in refused.stderr
