@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from replay.inspector.query import address
+from replay.inspector.visible import visible, visible_text
 
 
 def environment() -> Environment:
@@ -19,7 +20,13 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"digits": digits, "short": short, "percent": percent}
+    templates.filters |= {
+        "digits": digits,
+        "short": short,
+        "percent": percent,
+        "visible": visible,
+        "visible_text": visible_text,
+    }
     templates.globals |= {"address": address}
     return templates
 

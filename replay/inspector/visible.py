@@ -1,0 +1,66 @@
+"""Text as it is: characters that can't be seen, or that change how others are read, are written out.
+
+What agents say and see may hold anything. A NUL, half of a surrogate pair or an override of the reading direction would
+be lost, or would make a page show other text than was stored. The table stands in `static/visible.json`, which the
+script of the same name reads too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+
+from markupsafe import Markup, escape
+
+_TABLE = json.loads(files("replay.inspector").joinpath("static/visible.json").read_text(encoding="utf-8"))
+_RANGES: list[tuple[int, int, str]] = [tuple(row) for row in _TABLE["ranges"]]
+_MOST_NAMED = 3
+"""Different characters that the title of one mark names."""
+
+
+def _unseen() -> re.Pattern[str]:
+    parts = "".join(f"{_escaped(first)}-{_escaped(last)}" for first, last, _ in _RANGES)
+    return re.compile(f"(?:(?![{re.escape(_TABLE['kept'])}])[{parts}])+")
+
+
+def _escaped(code: int) -> str:
+    return f"\\U{code:08x}"
+
+
+_UNSEEN = _unseen()
+
+
+def mark(character: str) -> str:
+    """What stands for one character of the table: U+0000 to U+001F have pictures, others show their number."""
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else f"\u27e8U+{code:04X}\u27e9"
+
+
+def visible(text: object) -> Markup:
+    """For a page: escaped, and what can't be seen as marks whose title says what they are."""
+    whole = str(text)
+    parts, end = [], 0
+    for found in _UNSEEN.finditer(whole):
+        parts += [escape(whole[end : found.start()]), _marked(found[0])]
+        end = found.end()
+    return Markup("").join([*parts, escape(whole[end:])])
+
+
+def visible_text(text: object) -> str:
+    """For titles and other places without markup."""
+    return _UNSEEN.sub(lambda found: "".join(map(mark, found[0])), str(text))
+
+
+def _marked(run: str) -> Markup:
+    title = ", ".join(
+        f"U+{ord(character):04X} {_name(character)}" for character in list(dict.fromkeys(run))[:_MOST_NAMED]
+    )
+    return Markup('<span class="unseen" title="{}">{}</span>').format(title, "".join(map(mark, run)))
+
+
+def _name(character: str) -> str:
+    code = ord(character)
+    return next(name for first, last, name in _RANGES if first <= code <= last)
