@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ from tests.replay.postgres_servers import roomy_folder
 
 Work = Callable[[Location, Callable[[], None]], None]
 """Does one thing after another to a database, and tells after each that it returned."""
+
+# Forked from a process that holds nothing but what they need: forking the tests' own, with torch in it, takes longer
+# than most of the work.
+_SMALL = multiprocessing.get_context("forkserver")
+_SMALL.set_forkserver_preload(["tests.replay.test_kill_points", "alembic.command", "sqlalchemy.dialects.sqlite"])
 
 _STEPS = (
     (sa.Engine, "after_cursor_execute"),  # Nothing happens between this and the next statement.
@@ -42,22 +48,23 @@ class Ended:
 
 def killed_at(step: int | None, work: Work, location: Location) -> Ended:
     """The work in a process of its own, killed with -9 when it comes to that step; None: never."""
-    receiving, sending = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _work(step, work, location, sending)
-    os.close(sending)
-    with os.fdopen(receiving) as stream:
-        lines = stream.read().splitlines()
-    status = os.waitpid(child, 0)[1]
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return Ended(len(lines), None)
-    assert status == 0, "the work failed by itself"
-    return Ended(len(lines) - 1, int(lines[-1]))
+    receiving, sending = _SMALL.Pipe(duplex=False)
+    child = _SMALL.Process(target=_work, args=(step, work, location, sending))
+    child.start()
+    sending.close()
+    told = []
+    with receiving, suppress(EOFError):
+        while True:
+            told.append(receiving.recv())
+    child.join()
+    if child.exitcode == -signal.SIGKILL:
+        return Ended(len(told), None)
+    assert child.exitcode == 0, "the work failed by itself"
+    return Ended(len(told) - 1, told[-1])
 
 
-def _work(step: int | None, work: Work, location: Location, sending: int) -> None:
+def _work(step: int | None, work: Work, location: Location, sending: Connection) -> None:
+    gc.disable()  # A look at all that was imported would take as long as the work.
     passed = 0
 
     def pass_one(*given: Any) -> None:
@@ -66,15 +73,10 @@ def _work(step: int | None, work: Work, location: Location, sending: int) -> Non
             os.kill(os.getpid(), signal.SIGKILL)
         passed += 1
 
-    try:
-        for target, event in _STEPS:
-            sa.event.listen(target, event, pass_one)
-        work(location, lambda: os.write(sending, b"told\n"))
-        os.write(sending, f"{passed}\n".encode())
-        os._exit(0)
-    except BaseException:  # noqa: BLE001  the tests' own process must not go on twice
-        traceback.print_exc(file=sys.stderr)
-        os._exit(1)
+    for target, event in _STEPS:
+        sa.event.listen(target, event, pass_one)
+    work(location, lambda: sending.send(None))
+    sending.send(passed)
 
 
 class Copies:
