@@ -5,12 +5,12 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Protocol
 
 from rich.text import Text
 
 from context.authors import DISCARD_SUFFIX, AuthorTable
 from context.masks import loss_mask, response_mask
+from context.pieces import Decoder, pieces
 from context.tokens import TokenSequence
 
 _COLOURS = {
@@ -26,13 +26,6 @@ _COLOURS = {
 }
 _OTHER_COLOUR = "white"
 _TRAINED = "bold underline"
-_MAX_TOKENS_PER_CHARACTER = 6
-
-
-class Decoder(Protocol):
-    """What turns ids into text: a `TokenCodec`."""
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 def token_view(
@@ -66,23 +59,14 @@ def token_view(
 
 
 def _pieces(tokens: TokenSequence, at: Sequence[int], decoder: Decoder | None) -> Iterator[tuple[int, int, str]]:
-    """Tokens first..last-1 with their text: one token each, or the few that together spell one character."""
-    ids = tokens.token_ids.tolist()
-    first, end = at[0], at[-1] + 1
-    while first < end:
-        last = first + 1
-        if decoder is None:
-            yield first, last, f"{ids[first]} "
-        else:
-            longest = min(end, first + _MAX_TOKENS_PER_CHARACTER)
-            text = decoder.decode(ids[first:last])
-            while text.endswith("\ufffd") and last < longest:
-                last += 1
-                text = decoder.decode(ids[first:last])
-            if text.endswith("\ufffd"):
-                last, text = first + 1, decoder.decode(ids[first : first + 1])
-            yield first, last, "".join(map(_visible, text))
-        first = last
+    """Tokens first..last-1 with their text, which is the id without a decoder."""
+    begin = at[0]
+    ids = tokens.token_ids[begin : at[-1] + 1].tolist()
+    if decoder is None:
+        yield from ((begin + t, begin + t + 1, f"{token} ") for t, token in enumerate(ids))
+    else:
+        for first, last, text in pieces(ids, decoder):
+            yield begin + first, begin + last, "".join(map(_visible, text))
 
 
 def _visible(character: str) -> str:

@@ -8,7 +8,8 @@ from replay.stats.rows import Answer, chosen
 from replay.stats.runs import runs
 from replay.stats.series import iterations, metric_series
 from replay.stats.summary import summary
-from replay.stats.trajectory import find, trajectory
+from replay.stats.tokens import tokens
+from replay.stats.trajectory import find, overview, trajectory
 
 __all__ = [
     "Answer",
@@ -17,8 +18,10 @@ __all__ = [
     "find",
     "iterations",
     "metric_series",
+    "overview",
     "runs",
     "summary",
+    "tokens",
     "trajectories",
     "trajectory",
 ]

@@ -1,37 +1,92 @@
-"""One trajectory whole."""
+"""One trajectory: what is known of it, where it stands among others, and every update that used it.
+
+Its tokens, which may be hundreds of thousands, are a question of their own: see `stats.tokens`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
+from context.masks import loss_mask, response_mask
+from context.pieces import Decoder
+from context.tokens import Segment
 from replay import schema
-from replay.blobs import decode_log_probs
 from replay.errors import ReplayError
 from replay.read import load
 from replay.records import COMMITTED, Trajectory
 from replay.rows import known
-from replay.schema import draws, groups, runs, tasks, token_scores
+from replay.schema import draws, groups, iterations, policies, runs, tasks, token_scores
 from replay.stats.rows import Answer
+from replay.stats.tokens import replies, same_start, whole_segments
 from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
+_MOST_MEMBERS = 256
+"""Of a group, told by name."""
+_SHOWN = 12
+"""Tokens shown where a segment parts from the one before."""
 
 
 def find(store: ReplayStore, id_prefix: str) -> str:
     """The one trajectory whose id is this, or begins so."""
     begins = sa.func.substr(_rows.id, 1, len(id_prefix)) == id_prefix
     with store.reading() as connection:
+        if connection.scalar(sa.select(_rows.id).where(_rows.id == id_prefix)) is not None:
+            return id_prefix
         found = connection.scalars(sa.select(_rows.id).where(begins).order_by(_rows.id).limit(3)).all()
-    if id_prefix and (len(found) == 1 or id_prefix in found):
+    if id_prefix and len(found) == 1:
         return str(found[0])
     which = "none" if not found else "more than one: " + ", ".join(found)
     raise ReplayError(
         f"ID must be the beginning of one trajectory's id, got {id_prefix!r}, which begins {which}. "
         "See: agentloop replay ls"
     )
+
+
+def overview(store: ReplayStore, id_prefix: str, *, codec: Decoder | None = None) -> Answer:
+    """All but the tokens, whatever state the row is in.
+
+    `problem` is None, or says why there are no tokens: of a corrupt row nothing is told that can't be trusted, and
+    `record`, `group` and `task` are None; of an evicted one only the content is missing. With a codec, what was shown
+    where a segment parts from the one before is also told as text.
+    """
+    id = find(store, id_prefix)
+    with store.reading() as connection:
+        loaded = load(connection, [id])
+        state, reason = connection.execute(sa.select(_rows.state, _rows.state_reason).where(_rows.id == id)).one()
+        answer: Answer = {
+            "id": id,
+            "problem": None,
+            "state": state,
+            "state_reason": reason,
+            "uses": _uses(connection, id),
+        }
+        if id in loaded.corrupt:
+            return {**answer, **_NOTHING, "problem": {"kind": "corrupt", "reason": loaded.corrupt[id]}}
+        if id in loaded.gone:
+            answer["problem"] = {"kind": "gone", "reason": reason}
+        found = loaded.gone[id].trajectory if id in loaded.gone else loaded.whole[id]
+        authors = _authors(connection, found.record.run)
+        scores = _scores(connection, id)
+        answer |= _around(connection, found)
+    return {
+        **answer,
+        "record": _record(found),
+        "authors": [vars(author) for author in authors.authors],
+        "segments": _parts(found, authors, scores, codec),
+        "scored": _scored(scores),
+        "messages": [_message(found, position) for position in range(len(found.messages))],
+    }
+
+
+_NOTHING: Answer = {
+    **dict.fromkeys(("record", "group", "task", "staleness", "scored")),
+    **{name: [] for name in ("authors", "members", "segments", "messages")},
+}
 
 
 def trajectory(store: ReplayStore, id_prefix: str) -> Answer:
@@ -43,51 +98,108 @@ def trajectory(store: ReplayStore, id_prefix: str) -> Answer:
     with store.reading() as connection:
         loaded = load(connection, [id])
         found = loaded.gone[id].trajectory if id in loaded.gone else loaded.in_order([id])[0]
-        reason = connection.scalar(sa.select(_rows.state_reason).where(_rows.id == id))
-        authors = connection.scalar(sa.select(runs.c.authors).where(runs.c.id == found.record.run))
-        used = (draws.c.trajectory == id) & (draws.c.state == COMMITTED)
-        query = sa.select(draws).where(used).order_by(draws.c.run, draws.c.iteration, draws.c.slot)
-        uses = [dict(row) for row in connection.execute(query).mappings()]
-        group = connection.execute(sa.select(groups).where(groups.c.id == found.record.group)).mappings().one()
-        scored = connection.execute(sa.select(token_scores).where(token_scores.c.trajectory == id)).mappings().all()
-        task = connection.execute(sa.select(tasks).where(tasks.c.hash == found.record.task)).mappings().one()
-    record = {name: known(value) if isinstance(value, float) else value for name, value in vars(found.record).items()}
+        return {
+            **_record(found),
+            "state_reason": connection.scalar(sa.select(_rows.state_reason).where(_rows.id == id)),
+            "group": _row_of(connection, groups.c.id, found.record.group),
+            "task": _row_of(connection, tasks.c.hash, found.record.task),
+            "segments": whole_segments(connection, found, _authors(connection, found.record.run)),
+            "messages": [_message(found, position) for position in range(len(found.messages))],
+            "uses": _uses(connection, id),
+        }
+
+
+def _record(found: Trajectory) -> Answer:
+    return {name: known(value) if isinstance(value, float) else value for name, value in vars(found.record).items()}
+
+
+def _row_of(connection: sa.Connection, key: sa.Column[str], value: str) -> Answer:
+    return dict(connection.execute(sa.select(key.table).where(key == value)).mappings().one())
+
+
+def _authors(connection: sa.Connection, run: str) -> AuthorTable:
+    return AuthorTable.from_json(connection.scalar(sa.select(runs.c.authors).where(runs.c.id == run)) or "[]")
+
+
+def _uses(connection: sa.Connection, id: str) -> list[Answer]:
+    """Every draw that fed an update, with what the update did to it and the policy it made, in order."""
+    same = (iterations.c.run == draws.c.run) & (iterations.c.iteration == draws.c.iteration)
+    made = (iterations.c.policy_version + 1).label("makes_policy_version")
+    query = sa.select(draws, made).outerjoin(iterations, same)
+    query = query.where(draws.c.trajectory == id, draws.c.state == COMMITTED)
+    found = connection.execute(query.order_by(draws.c.run, draws.c.iteration, draws.c.slot)).mappings()
+    return [dict(row) for row in found]
+
+
+def _around(connection: sa.Connection, found: Trajectory) -> Answer:
+    """Where it stands: its group with the members around it, its task, how stale it is."""
+    record = found.record
+    columns = (_rows.id, _rows.member, _rows.attempt, _rows.reward, _rows.success, _rows.state)
+    members = sa.select(*columns).where(_rows.group == record.group).order_by(_rows.member, _rows.attempt, _rows.id)
+    newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == record.run)
+    version = connection.scalar(newest)
     return {
-        **record,
-        "state_reason": reason,
-        "group": dict(group),
-        "task": dict(task),
-        "segments": _segments(found, AuthorTable.from_json(authors or "[]"), scored),
-        "messages": [_message(found, position) for position in range(len(found.messages))],
-        "uses": uses,
+        "group": _row_of(connection, groups.c.id, record.group),
+        "task": _row_of(connection, tasks.c.hash, record.task),
+        "members": [dict(row) for row in connection.execute(members.limit(_MOST_MEMBERS)).mappings()],
+        "staleness": None if version is None else version - record.policy_version_min,
     }
 
 
-def _segments(found: Trajectory, authors: AuthorTable, scored: Sequence[sa.RowMapping]) -> list[Answer]:
+_SCORE = (token_scores.c.position, token_scores.c.run, token_scores.c.policy_version)
+
+
+def _scores(connection: sa.Connection, id: str) -> dict[int, Answer]:
+    """Who scored which segment."""
+    found = connection.execute(sa.select(*_SCORE).where(token_scores.c.trajectory == id)).mappings()
+    return {row["position"]: {"run": row["run"], "policy_version": row["policy_version"]} for row in found}
+
+
+def _scored(scores: dict[int, Answer]) -> Answer | None:
+    """By the newest policy that scored any of it."""
+    return max(scores.values(), key=lambda score: int(score["policy_version"]), default=None)
+
+
+def _parts(found: Trajectory, authors: AuthorTable, scores: dict[int, Answer], codec: Decoder | None) -> list[Answer]:
+    """A line per segment: how long, why begun, and where it parts from what the policy had seen before."""
+    turns = replies(found, authors)
+    main: Segment | None = None
     answers: list[Answer] = []
-    scores = {row["position"]: row for row in scored}
-    for position, segment in enumerate(found.segments):
+    for position, (segment, turn) in enumerate(zip(found.segments, turns, strict=True)):
         tokens = segment.tokens
-        score = scores.get(position)
-        current = None if score is None else decode_log_probs(score["log_probs"], len(tokens)).tolist()
+        spoken = turn[turn >= 0]
         answers.append(
             {
+                "position": position,
                 "reason": segment.reason,
-                "token_ids": tokens.token_ids.tolist(),
-                "authors": [authors.name(code) for code in tokens.authors.tolist()],
-                "loss_mask": authors.is_trained(tokens.authors).tolist(),
-                "behavior_log_probs": [known(value) for value in tokens.behavior_log_probs.tolist()],
-                "policy_versions": tokens.policy_versions.tolist(),
-                "current_log_probs": None if current is None else [known(value) for value in current],
-                "scored_by": None
-                if score is None
-                else {"run": score["run"], "policy_version": score["policy_version"]},
+                "behavior_context": segment.behavior_context,
+                "num_tokens": len(tokens),
+                "num_action_tokens": int(response_mask(tokens, authors).sum()),
+                "num_trained_tokens": int(loss_mask(tokens, authors).sum()),
+                "turns": [int(spoken.min()), int(spoken.max())] if len(spoken) else None,
+                "parted": None if main is None else _parting(main, segment, codec),
+                "scored_by": scores.get(position),
             }
         )
+        if segment.reason != "fork":
+            main = segment
     return answers
+
+
+def _parting(before: Segment, now: Segment, codec: Decoder | None) -> Answer:
+    """The first token that differs from the segment of the conversation before, and some tokens from there on."""
+    was, becomes = before.tokens.token_ids, now.tokens.token_ids
+    index = same_start(was, becomes)
+    ids = {
+        "same": was[max(0, index - _SHOWN) : index].tolist(),
+        "was": was[index : index + _SHOWN].tolist(),
+        "becomes": becomes[index : index + _SHOWN].tolist(),
+    }
+    texts = None if codec is None else {name: codec.decode(values) for name, values in ids.items()}
+    return {"index": index, "token_ids": ids, "texts": texts}
 
 
 def _message(found: Trajectory, position: int) -> Answer:
     message = found.messages[position]
-    calls = [{**vars(call), "arguments": dict(call.arguments)} for call in message.tool_calls]
+    calls: Sequence[dict[str, Any]] = [{**vars(call), "arguments": dict(call.arguments)} for call in message.tool_calls]
     return {**vars(message), "tool_calls": calls}

@@ -1,17 +1,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import closing
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import sqlalchemy as sa
 
-from replay import CorruptTrajectory, ReplayError, ReplayStore, stats
+from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
+from context.tokens import Segment
+from replay import CorruptTrajectory, ReplayError, ReplayStore, schema, stats
 from replay.databases import Location
+from replay.errors import ContentGone
 from replay.sampling import make_sampler
 from replay.stats import Sort
-from tests.replay.fakes import RUN, Born, group, iterate, new_store, request, run_record, sql, task, trajectory
+from tests.replay.fakes import RUN, Born, group, iterate, new_store, request, run_record, sql, task, tokens, trajectory
 from tests.replay.locations import Databases
 
 
@@ -202,3 +209,170 @@ def test_stats_never_write(store: ReplayStore) -> None:
     stats.summary(store)
     stats.trajectories(store)
     assert [sorted(sql(store, f"select * from {table}"), key=repr) for table in tables] == before
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """The statements that any database is asked meanwhile."""
+    asked: list[str] = []
+
+    def note(connection: object, cursor: object, statement: str, *_: object) -> None:
+        asked.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", note)
+    try:
+        yield asked
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", note)
+
+
+class Bytes:
+    """A decoder of one token per byte."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+
+FIRST = tokens([1, 2, 3, 4, 5, 6, 7], [TEMPLATE, USER, LLM, LLM, ENV, LLM, LLM])
+ASIDE = tokens([1, 9, 30, 31], [TEMPLATE, USER, LLM, LLM])
+THEN = tokens([1, 2, 3, 8, 7, 7], [TEMPLATE, USER, HISTORY, MEMORY, LLM, LLM], version=1)
+
+
+@pytest.fixture(scope="module")
+def split(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+    """`a`: two turns, a question aside, a third turn in a rewritten context; `b`, of the same group, is scored."""
+    location = databases.new(tmp_path_factory.mktemp("split") / "replay.sqlite")
+    store = new_store(location)
+    segments = (Segment(FIRST), Segment(ASIDE, "fork"), Segment(THEN, "strategy_rewrite"))
+    rows = [trajectory("a", segments=segments, num_turns=3), trajectory("b", member=1, slot=1, reward=0.0)]
+    store.append([task()], [group()], rows)
+    current = np.array([np.nan, np.nan, -0.5, -1.5, np.nan, 100.0], np.float32)
+    store.add_scores(RUN, 4, {("b", 0): current})
+    store.close()
+    with closing(ReplayStore.open(location, read_only=True)) as reader:
+        yield reader
+
+
+def test_overview_tells_why_segments_split_and_where_they_part(split: ReplayStore) -> None:
+    answer = stats.overview(split, "a", codec=Bytes())
+    json.dumps(answer, allow_nan=False)
+    assert [(part["reason"], part["num_tokens"], part["turns"]) for part in answer["segments"]] == [
+        ("clean", 7, [0, 1]),
+        ("fork", 4, None),
+        ("strategy_rewrite", 6, [2, 2]),
+    ]
+    # Both are compared with the conversation's segment before: 1 2 3 4 ... with 1 9 ..., and with 1 2 3 8 ...
+    assert [part["parted"] and part["parted"]["index"] for part in answer["segments"]] == [None, 1, 3]
+    assert answer["segments"][2]["parted"]["token_ids"] == {
+        "same": [1, 2, 3],
+        "was": [4, 5, 6, 7],
+        "becomes": [8, 7, 7],
+    }
+    assert answer["segments"][2]["parted"]["texts"]["becomes"] == "\x08\x07\x07"
+    assert answer["record"]["num_turns"] == 3
+    assert [row["id"] for row in answer["members"]] == ["a", "b"]
+    assert (answer["problem"], answer["scored"], answer["staleness"], answer["uses"]) == (None, None, 0, [])
+    assert stats.overview(split, "b")["scored"] == {"run": RUN, "policy_version": 4}
+
+
+def test_tokens_know_the_turn_they_were_said_in(split: ReplayStore) -> None:
+    turns = [stats.tokens(split, "a", position, codec=None)["turns"] for position in range(3)]
+    assert turns == [[None, None, 0, 0, None, 1, 1], [None] * 4, [None, None, None, None, 2, 2]]
+
+
+def test_tokens_of_a_row_with_more_turns_than_replies_have_none(location: Location) -> None:
+    store = new_store(location)
+    store.append([task()], [group()], [trajectory("a", num_turns=3)])
+    assert stats.tokens(store, "a", codec=None)["turns"] == [None] * 6
+
+
+def test_tokens_of_a_range_are_those_of_the_whole(split: ReplayStore) -> None:
+    whole = stats.tokens(split, "a", 2, codec=Bytes())
+    part = stats.tokens(split, "a", 2, first=2, count=3, codec=Bytes())
+    assert (part["first"], part["total"]) == (2, 6)
+    for name in ("token_ids", "texts", "loss_mask", "behavior_log_probs", "policy_versions", "advantages", "turns"):
+        assert part[name] == whole[name][2:5]
+    assert [part["author_names"][place] for place in part["authors"]] == ["history", "memory", "llm"]
+    assert part["advantages"] == [None, None, 0.5]
+    assert part["policy_versions"] == [None, None, 1]
+    assert stats.tokens(split, "a", 2, first=99, codec=None)["token_ids"] == []
+    with pytest.raises(ReplayError, match="segment must be from 0 to 2, got 3"):
+        stats.tokens(split, "a", 3, codec=None)
+
+
+def test_tokens_of_a_scored_row_have_current_log_probs_and_clamped_drift(split: ReplayStore) -> None:
+    answer = stats.tokens(split, "b", codec=None)
+    json.dumps(answer, allow_nan=False)
+    # Behavior log-probs are -0.5, -1.0, -1.5: log drifts 0, -0.5 and 101.5, which is clamped to 20 nats.
+    assert answer["current_log_probs"] == [None, None, -0.5, -1.5, None, 100.0]
+    assert answer["drift"] == [None, None, 1.0, round(math.exp(-0.5), 6), None, round(math.exp(20.0), 6)]
+    assert answer["scored_by"] == {"run": RUN, "policy_version": 4}
+    unscored = stats.tokens(split, "a", codec=None)
+    assert (unscored["current_log_probs"], unscored["drift"], unscored["scored_by"]) == (None, None, None)
+
+
+def test_character_of_several_tokens_stands_with_the_first_wherever_a_range_begins(location: Location) -> None:
+    store = new_store(location)
+    ids = list("aé€😀".encode() * 9)  # 1 + 2 + 3 + 4 tokens, nine times
+    said = Segment(tokens(ids, [LLM] * len(ids)))
+    store.append([task()], [group()], [trajectory("a", segments=(said,), num_turns=1)])
+    texts = stats.tokens(store, "a", codec=Bytes())["texts"]
+    assert texts == ["a", "é", None, "€", None, None, "😀", None, None, None] * 9
+    for first in range(20, 40):
+        assert stats.tokens(store, "a", first=first, count=15, codec=Bytes())["texts"] == texts[first : first + 15]
+
+
+def test_advantage_is_that_of_the_last_draw(store: ReplayStore) -> None:
+    most = stats.trajectories(store, sort=Sort.uses, limit=1)[0]
+    last = stats.overview(store, most["id"])["uses"][-1]
+    answer = stats.tokens(store, most["id"], codec=None)
+    assert answer["advantage"] == {"value": 0.5, "run": RUN, "iteration": last["iteration"]}
+    assert last["makes_policy_version"] == last["iteration"]
+
+
+def test_overview_of_a_corrupt_row_tells_the_error_and_no_content(location: Location) -> None:
+    store = new_store(location)
+    store.append([task()], [group()], [trajectory("a")])
+    sql(store, "update segments set tokens = ?", bytes(40))
+    answer = stats.overview(store, "a")
+    assert answer["problem"] == {"kind": "corrupt", "reason": "tokens with a wrong header"}
+    assert (answer["record"], answer["segments"], answer["messages"]) == (None, [], [])
+    with pytest.raises(CorruptTrajectory):
+        stats.tokens(store, "a", codec=None)
+
+
+def test_damaged_scores_are_told_and_not_shown(location: Location) -> None:
+    store = new_store(location)
+    store.append([task()], [group()], [trajectory("a")])
+    store.add_scores(RUN, 1, {("a", 0): np.zeros(6, np.float32)})
+    sql(store, "update token_scores set log_probs = ?", bytes(40))
+    answer = stats.tokens(store, "a", codec=None)
+    assert (answer["score_problem"], answer["drift"]) == ("log_probs with a wrong header", None)
+    assert answer["behavior_log_probs"] == [None, None, -0.5, -1.0, None, -1.5]
+
+
+def test_overview_of_a_forgotten_row_keeps_its_numbers(location: Location) -> None:
+    store = new_store(location)
+    store.append([task()], [group()], [trajectory("a")])
+    store.forget(schema.trajectories.c.id == "a")
+    answer = stats.overview(store, "a")
+    assert answer["problem"] == {"kind": "gone", "reason": "forgotten"}
+    assert (answer["record"]["reward"], answer["segments"], answer["messages"]) == (1.0, [], [])
+    with pytest.raises(ContentGone):
+        stats.tokens(store, "a", codec=None)
+
+
+def test_questions_about_a_trajectory_take_as_many_statements_whatever_its_size(location: Location) -> None:
+    store = new_store(location)
+    few = trajectory("few")
+    parts = tuple(Segment(FIRST, "clean" if i == 0 else "strategy_rewrite") for i in range(40))
+    members = [trajectory(f"m{i}", member=i, slot=i) for i in range(2, 40)]
+    many = trajectory("many", segments=parts, member=1, slot=1, num_turns=80)
+    store.append([task()], [group(size=40)], [few, replace(many, messages=many.messages * 50), *members])
+    counts = []
+    for id in ("few", "many"):
+        with counted() as statements:
+            stats.overview(store, id)
+            stats.tokens(store, id, codec=None)
+        counts.append(len(statements))
+    assert counts[0] == counts[1] <= 20
