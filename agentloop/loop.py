@@ -266,6 +266,7 @@ class Loop:
             fraction=batch.planned.plan.fraction,
             optimizer_steps=result.optimizer_steps,
             metrics=metrics,
+            histograms=result.histograms + (observed.histograms if observed else ()),
         )
         self.parts.store.commit(record, committed, sampler_state=self.parts.sampler.state())
         ess = {name: value for name, value in metrics.items() if name.startswith(ESS_BY_AGE)}

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.change import next_number
+from replay.histograms import COUNTS_RULE, encode, is_counts
 from replay.prepared import execute
 from replay.records import (
     COMMITTED,
@@ -21,9 +22,10 @@ from replay.records import (
     DrawRecord,
     IterationRecord,
 )
-from replay.rows import known
+from replay.rows import Row, known
 from replay.schema import (
     draws,
+    histograms,
     iterations,
     metrics,
     policies,
@@ -31,7 +33,7 @@ from replay.schema import (
     trajectories,
 )
 from replay.validate import check_fields, refused
-from replay.write import add_metrics, insert_columns
+from replay.write import add_metrics, insert, insert_columns
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +98,9 @@ def commit(
 ) -> None:
     where = f"iteration {iteration.iteration}"
     check_fields([iteration], "iteration", "iteration")
+    for position, histogram in enumerate(iteration.histograms):
+        if not is_counts(histogram.counts):
+            raise refused(f"histograms[{position}].counts", COUNTS_RULE, histogram.counts, where)
     given = {record.slot: record.trajectory for record in records}
     query = _of(iteration.run, iteration.iteration, draws.c.slot, draws.c.trajectory)
     reserved = {row.slot: row.trajectory for row in connection.execute(query.where(draws.c.state == RESERVED))}
@@ -105,10 +110,19 @@ def commit(
     connection.execute(draws.delete().where(draws.c.run == iteration.run, draws.c.iteration == iteration.iteration))
     if records:
         _insert(connection, records, state=COMMITTED, sequence=0)
-    row = {name: value for name, value in vars(iteration).items() if name != "metrics"}
+    row = {name: value for name, value in vars(iteration).items() if name not in ("metrics", "histograms")}
     connection.execute(iterations.insert().values(row))
     add_metrics(connection, iteration.run, iteration.iteration, iteration.metrics)
+    insert(connection, histograms, _histogram_rows(iteration))
     _save_sampler(connection, iteration, sampler_state)
+
+
+def _histogram_rows(iteration: IterationRecord) -> list[Row]:
+    place = {"run": iteration.run, "iteration": iteration.iteration}
+    return [
+        {**place, "quantity": found.quantity, "stream": found.stream, "age": found.age, "counts": encode(found.counts)}
+        for found in iteration.histograms
+    ]
 
 
 def _save_sampler(connection: sa.Connection, iteration: IterationRecord, state: Mapping[str, Any]) -> None:
@@ -122,7 +136,7 @@ def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
     rolled_back = connection.execute(draws.delete().where(mine, draws.c.iteration > iteration)).rowcount
     if released or rolled_back:
         next_number(connection, "rollbacks")
-    for table in (iterations, metrics, sampler_state):
+    for table in (iterations, metrics, histograms, sampler_state):
         connection.execute(table.delete().where(table.c.run == run, table.c.iteration > iteration))
     # An iteration ends with one publish: what came after the last one kept is gone.
     last = connection.scalar(sa.select(sa.func.max(iterations.c.policy_version)).where(iterations.c.run == run))

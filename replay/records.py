@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from context.messages import Message
 from context.tokens import Segment
@@ -165,6 +168,21 @@ class DrawRecord:
     clip_fraction: float | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """Tokens of one stream in one update, by what `quantity` was of them."""
+
+    quantity: Literal["ratio", "drift"]
+    """ratio: current over anchor probability, of trained tokens in every gradient pass.
+    drift: probability at the beginning of the update over that when sampled, of action tokens."""
+    stream: str
+    """fresh | replay"""
+    age: str
+    """The age bucket of replayed rows; empty for fresh ones, which have none."""
+    counts: npt.NDArray[np.int64]
+    """[BINS] tokens: see `replay.histograms`."""
+
+
 @dataclass(frozen=True)
 class IterationRecord:
     run: str
@@ -179,3 +197,5 @@ class IterationRecord:
     """Configured for this iteration, after the schedule."""
     optimizer_steps: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    histograms: Sequence[Histogram] = ()
+    """One per quantity, stream and age; what had no token to be measured on is absent."""

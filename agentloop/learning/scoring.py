@@ -65,10 +65,14 @@ class ScoredBatch:
 
     def token_drift(self) -> Tensor:
         """exp(old - behavior) of every action token, [B, T]; NaN elsewhere and where behavior is not known."""
+        return self.token_log_drift().exp()
+
+    def token_log_drift(self) -> Tensor:
+        """Its log, [B, T] nats, clamped."""
         batch = self.batch
         known = batch.response_mask & ~batch.behavior_log_probs.isnan()
         logs = log_ratios(self.old_log_probs, batch.behavior_log_probs.to(self.old_log_probs.dtype), known)
-        return torch.where(known, logs.exp(), torch.nan)
+        return torch.where(known, logs, torch.nan)
 
     def drift(self) -> Drift:
         """Of every trajectory of the batch."""

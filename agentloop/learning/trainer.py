@@ -27,8 +27,10 @@ from agentloop.learning.update_stats import (
     RowStats,
     UpdateTotals,
     age_bucket,
+    binned,
     drift_metrics,
     drift_quantiles,
+    histograms,
     row_stats,
 )
 from agentloop.models.actor import Actor
@@ -36,7 +38,7 @@ from agentloop.models.critic import Critic
 from agentloop.ranks import ALONE, Ranks
 from agentloop.state_files import read_tensors, write_tensors
 from context.authors import AuthorTable
-from replay.records import REPLAY, Trajectory
+from replay.records import REPLAY, Histogram, Trajectory
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class UpdateResult:
     """ppo_epochs x ceil(batch / mini_batch); steps that were skipped count too. A critic makes as many."""
     advantages: dict[str, float] = field(default_factory=dict)
     """By trajectory id, where the update made advantages of its own: the mean over its trained tokens."""
+    histograms: tuple[Histogram, ...] = ()
+    """Of drift, and of ratios where there was a gradient pass."""
 
 
 Told = Callable[[ScoredBatch], None]
@@ -171,7 +175,8 @@ class Trainer:
             metrics |= critic_log.metrics()
         metrics |= self._observe_kl(scored)
         stats = row_stats(drift, totals, batch.trajectory_ids)
-        return UpdateResult(metrics, stats, log.steps, _mean_advantages(scored))
+        spreads = histograms("ratio", totals.spread, _ages(rows)) + _drift_histograms(scored, rows)
+        return UpdateResult(metrics, stats, log.steps, _mean_advantages(scored), spreads)
 
     def _begin(self, iteration: int) -> dict[str, float]:
         """Set the learning rates of the iteration, and forget gradients that others left."""
@@ -231,7 +236,8 @@ class Trainer:
         totals = UpdateTotals(scored.batch.replayed)
         totals.observe(drift)
         metrics = _drift_metrics(scored, drift, rows) | totals.metrics()
-        return UpdateResult(metrics, row_stats(drift, totals, scored.batch.trajectory_ids), 0)
+        stats = row_stats(drift, totals, scored.batch.trajectory_ids)
+        return UpdateResult(metrics, stats, 0, histograms=_drift_histograms(scored, rows))
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Nats per action token of the current policy; NaN where there is none."""
@@ -331,6 +337,12 @@ class Trainer:
 def _drift_metrics(scored: ScoredBatch, drift: Drift, rows: Sequence[BatchRow]) -> dict[str, float]:
     quantiles = drift_quantiles(scored.token_drift(), scored.batch.replay_mask)
     return drift_metrics(drift, scored.batch.replayed, _ages(rows)) | quantiles
+
+
+def _drift_histograms(scored: ScoredBatch, rows: Sequence[BatchRow]) -> tuple[Histogram, ...]:
+    batch, logs = scored.batch, scored.token_log_drift()
+    spread = binned(logs, batch.response_mask, batch.trajectory, count=len(batch.trajectory_ids))
+    return histograms("drift", spread, _ages(rows))
 
 
 def _ages(rows: Sequence[BatchRow]) -> list[str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +12,8 @@ from torch import Tensor
 from agentloop.algorithms.diagnostics import Drift, effective_sample_size, sum_by_trajectory
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
 from agentloop.ranks import Ranks
-from replay.records import FRESH, REPLAY
+from replay.histograms import BINS, EDGES
+from replay.records import FRESH, REPLAY, Histogram
 
 ESS_BY_AGE = "actor/replay/ess/age_"
 """Begins the names of the ESS metrics of the replay stream's age buckets."""
@@ -58,6 +60,8 @@ class UpdateTotals:
         self.ratio = zeros.clone()
         self.ratios: list[tuple[Tensor, Tensor]] = []
         """Of each pass: ratios [B, T] float32, NaN where not trained, and whether their rows are replayed, [B]."""
+        self.spread = zeros.new_zeros((len(replayed), BINS))
+        """[N, BINS]: the scored tokens by their ratio, see `replay.histograms`."""
         self.approx_kl = zeros.clone()
         self.pg_loss = zeros.clone()
         """Token losses weighted as if the stream were alone in its optimizer step."""
@@ -81,6 +85,7 @@ class UpdateTotals:
         self.ratio += sum_by_trajectory(ratios * loss_mask, trajectory, count)
         self.approx_kl += sum_by_trajectory(surprise * loss_mask, trajectory, count)
         self.pg_loss += sum_by_trajectory(result.policy.loss.detach() * weights, trajectory, count)
+        self.spread += binned(result.log_ratios, loss_mask, trajectory, count=count)
         self.ratios.append((torch.where(loss_mask, ratios, torch.nan).float(), self.replayed[trajectory]))
 
     def sum_over(self, ranks: Ranks) -> None:
@@ -90,6 +95,7 @@ class UpdateTotals:
         sums = ranks.sum(torch.stack([getattr(self, name) for name in _OF_PASSES]))
         for name, total in zip(_OF_PASSES, sums, strict=True):
             setattr(self, name, total)
+        ranks.sum(self.spread)
         gathered = [(ranks.gather(self._ratios_of(replayed)), replayed) for _, replayed in _STREAMS]
         self.ratios = [(values[:, None], values.new_full(values.shape, flag).bool()) for values, flag in gathered]
 
@@ -97,6 +103,7 @@ class UpdateTotals:
         """Take over the sums of one optimizer step."""
         for name in ("trained", *_OF_PASSES):
             getattr(self, name).add_(getattr(step, name))
+        self.spread += step.spread
         self.ratios += step.ratios
         for replayed, steps in step.steps.items():
             self.steps[replayed] += steps
@@ -127,6 +134,31 @@ class UpdateTotals:
         none = torch.empty(0, device=self.replayed.device)
         together = torch.cat([none, *(ratios[rows == replayed].flatten() for ratios, rows in self.ratios)])
         return together[~together.isnan()]
+
+
+def binned(logs: Tensor, mask: Tensor, trajectory: Tensor, *, count: int) -> Tensor:
+    """[count, BINS] float64: tokens of [B, T] `logs`, nats, by trajectory and bin; NaN is none."""
+    edges = torch.tensor(EDGES, dtype=torch.float64, device=logs.device)
+    places = torch.bucketize(logs.detach().double(), edges, right=True) + BINS * trajectory[:, None]
+    tokens = (mask & ~logs.isnan()).double()
+    total = torch.zeros(count * BINS, dtype=torch.float64, device=logs.device)
+    return total.index_add_(0, places.flatten(), tokens.flatten()).view(count, BINS)
+
+
+def histograms(
+    quantity: Literal["ratio", "drift"], spread: Tensor, ages: Sequence[str | None]
+) -> tuple[Histogram, ...]:
+    """Of the fresh trajectories of [N, BINS] `spread`, and of the replayed ones of each age bucket.
+
+    `ages` as in `drift_metrics`, None for fresh ones. What has no token is absent.
+    """
+    found = []
+    counts = spread.round().long().cpu().numpy()
+    for age in sorted(set(ages), key=lambda age: age or ""):
+        total = counts[[own == age for own in ages]].sum(axis=0)
+        if total.any():
+            found.append(Histogram(quantity, FRESH if age is None else REPLAY, age or "", total))
+    return tuple(found)
 
 
 def drift_metrics(drift: Drift, replayed: Tensor, ages: Sequence[str | None]) -> dict[str, float]:

@@ -21,6 +21,8 @@ from tests.agentloop.training_examples import AUTHORS, LOSS, mixed_rows, run_con
 
 UPDATES = 20
 FRUGAL = 3
+SPREAD = "histograms/"
+"""Begins the names of histograms."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
@@ -50,12 +52,13 @@ def learner(actor: Actor, ranks: Ranks = ALONE) -> Trainer:
 
 
 def updated(trainer: Trainer, first: int, last: int) -> list[dict[str, Any]]:
-    """What each update said, numbers by name: metrics, and the statistics of every row."""
+    """What each update said, numbers by name: metrics, the statistics of every row, and histograms."""
     told = []
     for update in range(first, last + 1):
         result = trainer.update(batch(update), iteration=update)
         rows = {f"{name}/{key}": value for name, stats in result.rows.items() for key, value in vars(stats).items()}
-        told.append({**result.metrics, **rows})
+        spread = {f"{SPREAD}{h.quantity}/{h.stream}/{h.age}": h.counts.tolist() for h in result.histograms}
+        told.append({**result.metrics, **rows, **spread})
     return told
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from replay.records import (
     FRESH,
     DrawRecord,
     GroupRecord,
+    Histogram,
     IterationRecord,
     PolicyRecord,
     RunRecord,
@@ -211,7 +213,15 @@ def request(iteration: int, count: int, *, successful_only: bool = False, run: s
     return DrawRequest(run, iteration, iteration - 1, (Pick(count),), first_slot=8, limits=limits)
 
 
-def iterate(store: ReplayStore, iteration: int, sampler: Sampler, *, count: int = 2, attempt: int = 0) -> list[str]:
+def iterate(
+    store: ReplayStore,
+    iteration: int,
+    sampler: Sampler,
+    *,
+    count: int = 2,
+    attempt: int = 0,
+    histograms: Sequence[Histogram] = (),
+) -> list[str]:
     """One whole iteration of a make-believe loop; the ids drawn."""
     born = Born(iteration, rates=(0.5, 0.25), attempt=attempt).append_to(store)
     fresh = [
@@ -232,7 +242,8 @@ def iterate(store: ReplayStore, iteration: int, sampler: Sampler, *, count: int 
         )
         for draw in [*fresh, *(row.draw for row in drawn)]
     ]
-    store.commit(iteration_record(iteration, replay=len(drawn)), measured, sampler_state=sampler.state())
+    record = replace(iteration_record(iteration, replay=len(drawn)), histograms=histograms)
+    store.commit(record, measured, sampler_state=sampler.state())
     store.add_policy(policy(iteration))
     return [row.trajectory.id for row in drawn]
 
