@@ -38,5 +38,9 @@ class DatabaseRefused(ReplayError):
     """Missing, foreign, of another version, or not accessible; it has not been changed."""
 
 
-class ConnectionLost(ReplayError):
+class DatabaseFailed(ReplayError):
+    """It could not be read or written now: its disk, its server, or the way there."""
+
+
+class ConnectionLost(DatabaseFailed):
     """The server went away in the middle of a transaction; what its text says is known of the outcome."""

@@ -17,7 +17,7 @@ from sqlalchemy import exc
 
 from replay.databases.base import Answer, Database
 from replay.databases.revision import check_revision, migrate, stored_revision
-from replay.errors import ConnectionLost, DatabaseRefused, InvalidRecord, ReplayError
+from replay.errors import ConnectionLost, DatabaseFailed, DatabaseRefused, InvalidRecord
 from replay.schema import REVISION, metadata
 
 DRIVERS = ("postgresql", "postgresql+psycopg")
@@ -149,7 +149,7 @@ class PostgresDatabase(Database):
             lost = _is_lost(error)
             if not (lost or isinstance(error, (exc.OperationalError, exc.InternalError)) or _is_forbidden(error)):
                 raise
-            kind = ConnectionLost if lost and not final else ReplayError
+            kind = ConnectionLost if lost and not final else DatabaseFailed
             raise kind(
                 f"database must be intact and accessible, got {_told(error)!r} at {self.url}. "
                 f"{(lost and if_lost) or outcome}"

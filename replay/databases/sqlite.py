@@ -22,7 +22,7 @@ from replay.blobs import BlobError, decompress_text
 from replay.databases.base import Answer, Database
 from replay.databases.network import network_file_system
 from replay.databases.revision import check_revision, migrate, stored_revision
-from replay.errors import DatabaseRefused, ReplayError
+from replay.errors import DatabaseFailed, DatabaseRefused, ReplayError
 from replay.schema import REVISION
 
 _log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class SqliteDatabase(Database):
         except exc.DatabaseError as error:
             if type(error) not in (exc.OperationalError, exc.DatabaseError):
                 raise
-            raise ReplayError(
+            raise DatabaseFailed(
                 f"database must be intact and accessible, got {str(error.orig)!r} at {self.path}{_room(self.path)}. "
                 f"Nothing of the transaction was stored; what was stored before is safe. {_remedy(error.orig)}"
             ) from error

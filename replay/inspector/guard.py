@@ -8,12 +8,13 @@ its own name server), and by what the browser says of where a request comes from
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hmac import compare_digest
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -33,6 +34,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_HOST = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[0-9a-z._-]+))(?::[0-9]{1,5})?")
 _REFUSED_SITES = ("cross-site", "same-site")
 
 
@@ -82,10 +84,11 @@ class GuardedApp:
         if scope["method"] not in ("GET", "HEAD"):
             return _refused(405, "The inspector only reads: GET and HEAD.", Allow="GET, HEAD")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != hosts[0]:
+        if origin is not None and origin.partition("://")[2] != hosts[0]:
             return _refused(403, "Origin must be this server. Open the address it printed.")
         # To follow a link from elsewhere shows a page to its reader and to nobody else.
-        if headers.get("sec-fetch-site") in _REFUSED_SITES and headers.get("sec-fetch-mode") != "navigate":
+        followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+        if headers.get("sec-fetch-site") in _REFUSED_SITES and not followed:
             return _refused(403, "Other sites may not ask for pages. Open the address it printed.")
         return self._without_token(scope, headers)
 
@@ -126,13 +129,8 @@ def _cookie(headers: Headers) -> str:
 
 def _host_name(host: str) -> str | None:
     """Without its port; None for what is no host."""
-    try:
-        parts = urlsplit(f"//{host}")
-        if parts.netloc != host or parts.username is not None or not (parts.port is None or parts.port > 0):
-            return None
-        return parts.hostname
-    except ValueError:
-        return None
+    found = _HOST.fullmatch(host.lower())
+    return found and (found["six"] or found["name"])
 
 
 def _is_address(name: str) -> bool:

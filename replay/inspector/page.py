@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from replay import stats
-from replay.errors import ConnectionLost, DatabaseRefused, ReplayError
+from replay.errors import DatabaseFailed, DatabaseRefused, ReplayError
 from replay.inspector.query import BadQuery, Query
 from replay.inspector.source import Source
 from replay.stats import Answer
@@ -20,6 +20,8 @@ from replay.where import WrongFilter
 
 TWIN = ".json"
 """Ends the address of a page's answer as JSON."""
+
+_LONGEST_MESSAGE = 1000
 
 
 class Elsewhere(Exception):
@@ -76,14 +78,16 @@ class Pages:
     def _rendered(
         self, request: Request, template: str, values: dict[str, Any], *, tab: str, status: int = 200
     ) -> Response:
-        common = {"tab": tab, "database": self._source.store.url, "twin": _twin_address(request)}
+        # What is not there has no twin either, and its address may be anything.
+        twin = _twin_address(request) if status == 200 else None
+        common = {"tab": tab, "database": self._source.store.url, "twin": twin}
         text = self._templates.get_template(template).render(**common, **values)
         # A lone surrogate, which models do write, has no UTF-8.
         return HTMLResponse(text.encode("utf-8", "replace"), status)
 
     def error_page(self, request: Request, status: int, message: str) -> Response:
         return self._rendered(
-            request, "error.html", {"status": status, "message": message, "run": None}, tab="", status=status
+            request, "error.html", {"status": status, "message": _cut(message), "run": None}, tab="", status=status
         )
 
     def _guarded(
@@ -95,7 +99,7 @@ class Pages:
             return RedirectResponse(other.address, 303)
         except (BadQuery, WrongFilter) as error:
             return told(request, 400, str(error))
-        except (ConnectionLost, DatabaseRefused) as error:
+        except (DatabaseFailed, DatabaseRefused) as error:
             return told(request, 503, str(error))
         except ReplayError as error:
             return told(request, 404, str(error))
@@ -107,7 +111,12 @@ def _twin_address(request: Request) -> str:
 
 
 def error_twin(request: Request, status: int, message: str) -> Response:
-    return _json({"error": message}, status)
+    return _json({"error": _cut(message)}, status)
+
+
+def _cut(message: str) -> str:
+    """A message holds what was asked, which may be long."""
+    return message if len(message) <= _LONGEST_MESSAGE else message[:_LONGEST_MESSAGE] + " ..."
 
 
 def _json(answer: Answer, status: int = 200) -> Response:

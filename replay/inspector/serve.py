@@ -9,6 +9,7 @@ import threading
 import webbrowser
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from replay.errors import ReplayError
 from replay.inspector.app import create_app
@@ -27,18 +28,25 @@ def serve(source: Source, *, host: str, port: int | None, token: str | None, bro
     address = _address(listening, token)
     print(f"{source.store.url} is shown at {address}", flush=True)
     print("Ctrl-C ends it.", flush=True)
+    if browser and _has_screen():
+        threading.Timer(0.3, webbrowser.open, [address]).start()
+    quiet_server(create_app(source, Guard(token, host))).run(sockets=[listening])
+
+
+def quiet_server(app: ASGIApp) -> uvicorn.Server:
+    """Says only what went wrong."""
     config = uvicorn.Config(
-        create_app(source, Guard(token, host)),
+        app,
         log_level="warning",
         # Addresses may hold the token, and what people search for.
         access_log=False,
         server_header=False,
+        # Nothing stands before it whose word about a request would count.
+        proxy_headers=False,
         lifespan="off",
         timeout_graceful_shutdown=2,
     )
-    if browser and _has_screen():
-        threading.Timer(0.3, webbrowser.open, [address]).start()
-    uvicorn.Server(config).run(sockets=[listening])
+    return uvicorn.Server(config)
 
 
 def check_token(host: str, token: str | None) -> None:

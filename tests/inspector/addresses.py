@@ -1,0 +1,45 @@
+"""Addresses of every kind of page, of whatever a database holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from replay.inspector.app import PAGES
+from replay.inspector.query import address
+
+
+def page_addresses(run: str, task: str, ids: Sequence[str]) -> list[str]:
+    """Of each page at least one."""
+    found = [
+        "/?all=1",
+        address("buffer"),
+        address("buffer", run=run),
+        address("runs", run),
+        address("runs", run, "iterations", 1),
+        *(address("trajectories", id) for id in ids),
+        address("tasks", task),
+        address("compare", a=ids[0], b=ids[1]),
+        address("mixing", run=run),
+    ]
+    return [each for each in found if _is_page(each)]
+
+
+def twin_of(target: str) -> str:
+    path, mark, query = target.partition("?")
+    return ("/index" if path == "/" else path) + ".json" + mark + query
+
+
+def missing_pages(targets: Iterable[str]) -> list[str]:
+    """Paths of pages that none of the addresses is of."""
+    paths = [target.partition("?")[0] for target in targets]
+    return [page.path for page in PAGES if not any(_pattern(page.path).fullmatch(path) for path in paths)]
+
+
+def _is_page(target: str) -> bool:
+    path = target.partition("?")[0]
+    return any(_pattern(page.path).fullmatch(path) for page in PAGES)
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\{[^}]*\}", "[^/]+", path))
