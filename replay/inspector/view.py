@@ -6,17 +6,23 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from replay.inspector.query import address
 from replay.inspector.visible import visible, visible_text
 
 
 def environment() -> Environment:
-    """Every value is escaped; a name that a page does not give is an error, not a gap."""
+    """Every value is escaped; a name that a page does not give is an error, not a gap.
+
+    What can't be seen is written out wherever a template does not ask for a value as it is (`| e`), as the fields of
+    a form must have it.
+    """
     templates = Environment(
         loader=PackageLoader("replay.inspector"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_seen,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -29,6 +35,10 @@ def environment() -> Environment:
     }
     templates.globals |= {"address": address}
     return templates
+
+
+def _seen(value: Any) -> Any:
+    return visible_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def digits(value: float | None, places: int = 3) -> str:

