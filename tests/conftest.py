@@ -7,7 +7,7 @@ import os
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.replay.locations"]
+pytest_plugins = ["tests.replay.locations", "tests.browser.counting"]
 
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("random", print_blob=True)

@@ -1,0 +1,114 @@
+"""One browser, one recorded run and one server for all tests here; a page that lets no trouble pass."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from replay.inspector.app import create_app
+from replay.inspector.guard import Guard
+from replay.inspector.source import opened_source
+from tests.inspector.conftest import hostile_store, inspector
+from tests.inspector.serving import Served, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+__all__ = ["hostile_store", "inspector"]
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The demonstration's, recorded once however many workers there are. Nobody writes to it."""
+    from tests.browser.demonstration import NAME, record
+
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "demonstration"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            record(folder)
+            (folder / "done").touch()
+    return folder / "runs" / f"{NAME}-001"
+
+
+@pytest.fixture(scope="session")
+def server(run_folder: Path) -> Iterator[Served]:
+    """An inspector of the demonstration."""
+    with opened_source(str(run_folder)) as source, served(create_app(source, Guard())) as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    from tests.browser.chromium import launched
+
+    with launched() as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    made = browser.new_context(
+        viewport={"width": 1280, "height": 800}, permissions=["clipboard-read", "clipboard-write"]
+    )
+    made.set_default_timeout(10_000)
+    yield made
+    made.close()
+
+
+@dataclass
+class Watched:
+    """A page of the browser, and all that went wrong on it."""
+
+    page: Page
+    troubles: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    """Addresses, in order."""
+
+    def __post_init__(self) -> None:
+        self.page.on("console", lambda message: self._hear(message.type, message.text))
+        self.page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
+        self.page.on("dialog", lambda dialog: (self.troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("requestfailed", lambda request: self._fail(request.url, request.failure))
+
+    def _hear(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning", "assert"):
+            self.troubles.append(f"console {kind}: {text}")
+
+    def _fail(self, url: str, failure: str | None) -> None:
+        # A page that is left while it loads leaves requests behind.
+        if failure != "net::ERR_ABORTED":
+            self.troubles.append(f"failed: {url} {failure}")
+
+    def off_the_machine(self) -> list[str]:
+        here = ("http://127.0.0.1:", "data:", "blob:")
+        return [url for url in self.requests if not url.startswith(here)]
+
+
+@pytest.fixture
+def watch(context: BrowserContext) -> Iterator[Callable[[], Watched]]:
+    """Opens pages. None of them may have had a console error or asked another machine for anything."""
+    opened: list[Watched] = []
+
+    def open_page() -> Watched:
+        opened.append(Watched(context.new_page()))
+        return opened[-1]
+
+    yield open_page
+    for each in opened:
+        each.page.close()
+    assert [trouble for each in opened for trouble in each.troubles] == []
+    assert [url for each in opened for url in each.off_the_machine()] == []
+
+
+@pytest.fixture
+def page(watch: Callable[[], Watched]) -> Page:
+    return watch().page

@@ -1,0 +1,84 @@
+"""A run for pages to show, trained for real in a few seconds: replay over several iterations, tool calls and their
+errors, several segments, replies that were cut off, tasks tried again; some of it scored by the newest policy. A second
+run stands in the same database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from agentloop.cli import app
+from agentloop.training import train
+from replay import ReplayStore
+from replay.records import FRESH, DrawRecord, GroupRecord, IterationRecord
+from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
+from tests.replay.fakes import policy, run_record, trajectory
+
+NAME = "demonstration"
+OTHER = "another-run"
+ITERATIONS = 6
+_SURVEYING = Path(__file__).with_name("surveying.py")
+
+
+def record(folder: Path) -> Path:
+    """The run folder."""
+    config = small_config(
+        folder / "runs",
+        save_qwen2(folder / "model"),
+        run={"name": NAME, "iterations": ITERATIONS},
+        environment={"name": f"{_SURVEYING}:Surveying"},
+        context={
+            "parser": f"{_SURVEYING}:Eager",
+            "max_tokens": 700,
+            "strategy": "sliding_window",
+            "options": {"budget": 330},
+        },
+        rollout={"max_turns": 5},
+        replay={"fraction": 0.5, "sampler": "difficulty"},
+        evaluation={"every": 3},
+        checkpoint={"every": 3},
+    )
+    train(config, display=SilentDisplay())
+    run = folder / "runs" / f"{NAME}-001"
+    scored = CliRunner().invoke(app, ["replay", "rescore", str(run), "--where", "staleness<4"])
+    assert scored.exit_code == 0, scored.output
+    _add_another_run(run / "replay.sqlite")
+    return run
+
+
+def _add_another_run(database: Path) -> None:
+    """Two iterations with the metrics of the first run's, each moved a little."""
+    (task,) = rows(database, "select hash from tasks order by hash limit 1")[0]
+    store = ReplayStore.open(database)
+    store.add_run(replace(run_record(OTHER), name=OTHER))
+    store.add_policy(policy(0, run=OTHER))
+    for iteration in (1, 2):
+        add_iteration(store, database, iteration, task=task)
+    store.close()
+
+
+def add_iteration(store: ReplayStore, database: Path, iteration: int, *, run: str = OTHER, task: str) -> None:
+    """What a trainer writes when an update is done."""
+    place = {"run": run, "iteration": iteration}
+    born = GroupRecord(
+        f"{run}-{iteration}", task=task, size=2, reward_mean=0.5, reward_std=0.5, success_rate=0.5, **place
+    )
+    fresh = [
+        trajectory(f"{run}-{iteration}-{member}", group=born.id, task=task, member=member, slot=member,
+                   success=member == 0, reward=float(member == 0), **place)
+        for member in range(2)
+    ]  # fmt: skip
+    store.append([], [born], fresh)
+    draws = [DrawRecord(run, iteration, slot, row.id, FRESH, None, 0) for slot, row in enumerate(fresh)]
+    store.reserve_fresh(draws)
+    metrics = rows(database, f"select name, value from metrics where iteration = {1 + (iteration - 1) % ITERATIONS}")
+    done = IterationRecord(
+        **place, policy_version=iteration - 1, planned_fresh=2, planned_replay=0, fresh=2, replay=0, fraction=0.0,
+        optimizer_steps=1, metrics={name: value * 1.1 for name, value in metrics if value is not None},
+    )  # fmt: skip
+    measured = {"drift_mean": 1.0, "drift_max": 1.0, "ess_share": 0.5, "approx_kl": 0.0, "clip_fraction": 0.0}
+    store.commit(done, [replace(draw, advantage=0.5, **measured) for draw in draws], sampler_state={})
+    store.add_policy(policy(iteration, run=run))
