@@ -18,7 +18,7 @@ from typing import IO, Any
 from agentloop.config import RunConfig
 from agentloop.config.file import load_plain, to_plain
 from agentloop.errors import UserError
-from replay.databases.open import DATABASE, Location
+from replay.databases.open import DATABASE, LOCK, Location
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class RunFolder:
 
     def lock(self) -> IO[str]:
         """Held while a process trains here; released when it ends, however it ends."""
-        with explained(self.path / "lock"):
-            stream = (self.path / "lock").open("w")
+        with explained(self.path / LOCK):
+            stream = (self.path / LOCK).open("w")
         # A tool's forked process would hold the lock on after the trainer was killed.
         os.register_at_fork(after_in_child=stream.close)
         try:

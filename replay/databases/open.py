@@ -18,6 +18,8 @@ Location = str | Path
 
 DATABASE = "replay.sqlite"
 """The database's name in a run folder whose configuration names no other."""
+LOCK = "lock"
+"""The file in a run folder that its trainer holds a lock on."""
 
 
 def create_database(location: Location) -> Database:

@@ -9,6 +9,7 @@ from html import escape
 from replay.declared import Config
 from replay.report.chart import Curve, bar_chart, line_chart, marker, number
 from replay.report.panels import Metrics, Panel, PanelGroup, panel_groups, why_absent
+from replay.report.plain import in_words, measured
 from replay.report.setting import setting
 from replay.report.style import STYLE
 from replay.report.tiles import Tile, Word, tiles
@@ -94,16 +95,15 @@ def _group(group: PanelGroup) -> str:
 def figure(panel: Panel) -> str:
     """A chart with its title, how to read it, and its legend."""
     head = f'<figcaption><h3>{escape(panel.title)}</h3><p class="how">{escape(panel.how)}</p></figcaption>'
-    measured = [curve for curve in panel.curves if curve.series]
-    if not measured:
+    curves, summary = measured(panel), in_words(panel)
+    if not curves:
         return f'<figure class="panel">{head}{_missing(panel)}</figure>'
     legend = "".join(_legend_item(curve, panel) for curve in _listed(panel))
-    summary = _summary(panel, measured)
     if panel.kind == "bars":
         steps = panel.steps if panel.steps and panel.steps.series else None
-        chart = bar_chart(measured, panel.axis, steps=steps, summary=summary)
+        chart = bar_chart(curves, panel.axis, steps=steps, summary=summary)
     else:
-        chart = line_chart(measured, panel.axis, summary=summary)
+        chart = line_chart(curves, panel.axis, summary=summary)
     return f'<figure class="panel">{head}<ul class="legend">{legend}</ul>{chart}</figure>'
 
 
@@ -133,14 +133,3 @@ def _missing(panel: Panel) -> str:
     why = why_absent(panel.curves[0]) if panel.curves else "No finished iteration logged it."
     flat = '<svg viewBox="0 0 72 30" aria-hidden="true"><path d="M2 22C14 22 16 8 27 8S42 20 51 20 60 14 70 14"/></svg>'
     return f'<div class="missing">{flat}<strong>Not measured in this run</strong><span>{escape(why)}</span></div>'
-
-
-def _summary(panel: Panel, measured: Sequence[Curve]) -> str:
-    """The chart in words, for those who can't see it."""
-    told = []
-    for curve in measured:
-        first, last = curve.series[0], curve.series[-1]
-        values = [number(point[1], percent=panel.axis.percent) for point in (first, last)]
-        places = [panel.axis.place(point[0]) for point in (first, last)]
-        told.append(f"{curve.label} from {values[0]} at {panel.axis.across} {places[0]} to {values[1]} at {places[1]}")
-    return f"{panel.title}: {'; '.join(told)}."

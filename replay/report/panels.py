@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -57,6 +58,7 @@ def panel_groups(metrics: Metrics, config: Config) -> tuple[PanelGroup, ...]:
                 _drift(metrics),
                 _largest_drift(metrics),
                 _ess(metrics),
+                _ess_by_age(metrics),
                 _staleness(metrics),
             ),
         ),
@@ -190,6 +192,28 @@ def _ess(metrics: Metrics) -> Panel:
         _streams(metrics, "ess"),
         Axis("share of the stream's rows", percent=True, whole=True, reference=0.5),
     )
+
+
+def _ess_by_age(metrics: Metrics) -> Panel:
+    """The youngest first; the oldest are the ones to look at, so of many buckets these are kept."""
+    prefix = "actor/replay/ess/age_"
+    ages = sorted((name.removeprefix(prefix) for name in metrics if name.startswith(prefix)), key=_youngest)[-7:]
+    curves = [
+        Curve(age, finite(metrics, prefix + age), f"s{place}", marker="square" if place % 2 else "circle")
+        for place, age in enumerate(ages)
+    ]
+    return Panel(
+        "Effective sample size by age",
+        "Of the replayed rows alone, by staleness. The oldest goes first: the age to set replay.max_staleness to.",
+        tuple(curves) or (Curve("replay", (), "replay"),),
+        Axis("share of the bucket's rows", percent=True, whole=True, reference=0.5),
+    )
+
+
+def _youngest(bucket: str) -> int:
+    """Of `4-7` 4; rows of other runs, whose age is unknown, come last."""
+    first = bucket.partition("-")[0]
+    return int(first) if first.isdecimal() else sys.maxsize
 
 
 def _staleness(metrics: Metrics) -> Panel:

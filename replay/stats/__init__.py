@@ -4,6 +4,7 @@ The terminal (`agentloop replay ...`) and the inspector ask the same ones.
 """
 
 from replay.stats.listing import Sort, trajectories
+from replay.stats.progress import progress
 from replay.stats.rows import Answer, chosen
 from replay.stats.runs import runs
 from replay.stats.series import iterations, metric_series
@@ -19,6 +20,7 @@ __all__ = [
     "iterations",
     "metric_series",
     "overview",
+    "progress",
     "runs",
     "summary",
     "tokens",

@@ -26,6 +26,7 @@ TWO_STREAMS = {
         for stream in ("fresh", "replay")
         for name in ("pg_loss", "pg_clipfrac", "ratio_mean", "ratio_max", "drift_mean", "drift_max", "ess")
     },
+    **{f"actor/replay/ess/age_{age}": [(2, 0.9), (3, 0.8)] for age in ("1", "16-31", "2-3", "unknown")},
     "actor/entropy": [(1, 0.9), (2, 0.8), (3, 0.7)],
     "actor/grad_norm": [(1, 0.4), (2, 0.5), (3, 0.6)],
     "replay/staleness_mean": [(2, 1.0), (3, 1.5)],
@@ -136,14 +137,20 @@ def test_report_shows_every_panel_with_how_to_read_it() -> None:
     assert titles == [
         "Success", "Reward",
         "Policy loss", "Clip fraction", "Entropy", "Gradient norm",
-        "Ratio", "Largest ratio", "Drift", "Largest drift", "Effective sample size", "Staleness of replayed rows",
+        "Ratio", "Largest ratio", "Drift", "Largest drift", "Effective sample size",
+        "Effective sample size by age", "Staleness of replayed rows",
         "Batch composition", "Mixing ratio", "Episodes cut short", "Seconds per iteration", "Tokens per second",
     ]  # fmt: skip
-    assert html.count('<p class="how">') == 17
-    assert html.count('<svg class="chart"') == 17
+    assert html.count('<p class="how">') == 18
+    assert html.count('<svg class="chart"') == 18
     assert "Not measured" not in html
     assert "Negative = raising rewarded actions" in panel_of(html, "Policy loss")
     assert "persistently very negative or positive is not" in panel_of(html, "Policy loss")
+
+
+def test_report_shows_the_effective_sample_size_of_each_age_the_youngest_first() -> None:
+    panel = panel_of(page(), "Effective sample size by age")
+    assert re.findall(r"</svg>([^<]*) <b>80 %</b>", panel) == ["1", "2-3", "16-31", "unknown"]
 
 
 @pytest.mark.parametrize("successful_only", [True, False])
@@ -218,7 +225,7 @@ def test_report_without_replay_says_so_where_a_curve_would_be() -> None:
     staleness = panel_of(html, "Staleness of replayed rows")
     assert "Not measured in this run" in staleness
     assert "Nothing was drawn from the buffer" in staleness
-    assert html.count("Not measured in this run") == 1
+    assert html.count("Not measured in this run") == 2  # staleness, and the effective sample size by age
 
 
 @pytest.mark.parametrize("metrics", [{}, {"eval/success": [(0, 0.1)]}, {"actor/entropy": [(1, float("nan"))]}])

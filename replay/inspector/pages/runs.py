@@ -13,7 +13,7 @@ def answer(source: Source, query: Query) -> Answer:
     """All of them; where there is only one, it is shown instead."""
     found = stats.runs(source.store)
     if len(found) == 1 and query.text("all") is None:
-        raise Elsewhere(address("buffer"))
+        raise Elsewhere(address("runs", found[0]["id"]))
     return {"run": None, "runs": found}
 
 

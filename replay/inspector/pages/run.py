@@ -1,0 +1,98 @@
+"""One run: its curves, what went into its batches, its newest iterations; new ones come while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from replay import stats
+from replay.databases.open import run_identity
+from replay.inspector.page import Page
+from replay.inspector.query import Query, address
+from replay.inspector.source import Source
+from replay.report.panels import Metrics, panel_groups
+from replay.report.plain import plain_panel
+from replay.report.setting import setting
+from replay.report.tiles import tiles
+from replay.stats import Answer
+
+_RECENT = 12
+COLUMNS: Mapping[str, str] = {
+    "fresh": "batch/fresh",
+    "replay": "batch/replay",
+    "success": "rollout/success",
+    "held_out": "eval/success",
+    "reward": "rollout/reward",
+    "pg_loss_fresh": "actor/fresh/pg_loss",
+    "pg_loss_replay": "actor/replay/pg_loss",
+    "ess_replay": "actor/replay/ess",
+    "clip_fraction_replay": "actor/replay/pg_clipfrac",
+    "staleness": "replay/staleness_mean",
+    "seconds": "time/iteration",
+}
+"""Of the table of iterations: the metric behind each."""
+
+
+def answer(source: Source, query: Query) -> Answer:
+    """With `after`, only points beyond that iteration; with `mark` too, none at all where nothing new was logged."""
+    run = source.store.run(query.path("run"))
+    after = query.whole("after", -1, least=-1)
+    since = None if query.text("after") is None else after
+    progress = stats.progress(source.store, run, _own_folder(source, run.id))
+    found: Answer = {"run": run.id, "name": run.name, "code_version": run.code_version, "progress": progress}
+    if since is not None and query.text("mark") == progress["mark"]:
+        return {**found, "after": since, "groups": [], "iterations": []}
+    metrics = stats.metric_series(source.store, run.id)
+    found |= {
+        "after": since,
+        "setting": setting(run.config),
+        "tiles": [asdict(tile) for tile in tiles(metrics, run.config)],
+        "groups": [
+            {"title": group.title, "panels": [plain_panel(panel, after=since) for panel in group.panels]}
+            for group in panel_groups(metrics, run.config)
+        ],
+        "iterations": _recent(metrics, after),
+    }
+    return found if since is not None else {**found, "config": dict(run.config)}
+
+
+def _own_folder(source: Source, run: str) -> Path | None:
+    """The folder that was opened, where it is this run's: another run of its database has one of its own."""
+    if source.folder is None or run_identity(source.folder).id not in (None, run):
+        return None
+    return source.folder
+
+
+def _recent(metrics: Metrics, after: int) -> list[Answer]:
+    """The newest iterations beyond `after`, newest first."""
+    values = {column: dict(metrics.get(name, ())) for column, name in COLUMNS.items()}
+    made = sorted((iteration for iteration in values["seconds"] if iteration > after), reverse=True)
+    return [
+        {"iteration": iteration, **{column: known.get(iteration) for column, known in values.items()}}
+        for iteration in made[:_RECENT]
+    ]
+
+
+def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+    run = found["run"]
+    others = [row for row in stats.runs(source.store) if row["id"] != run]
+    text = yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True) if found.get("config") else ""
+    return {
+        "charts": {panel["key"]: panel for group in found["groups"] for panel in group["panels"]},
+        "iteration_link": address("runs", run, "iterations") + "/{}",
+        "config_text": text,
+        "others": others[:_RECENT],
+        "finds": {
+            "all trajectories": address("buffer", run=run),
+            "failures": address("buffer", run=run, where="not success"),
+            "successes used at most once": address("buffer", run=run, where=["success", "uses<2"]),
+            "the most used": address("buffer", run=run, sort="uses"),
+        },
+    }
+
+
+PAGE = Page("/runs/{run}", "run.html", answer, tab="run", shows=shows)

@@ -1,0 +1,52 @@
+"""A panel as plain values, for whoever draws it elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from replay.report.chart import Curve, number
+from replay.report.panels import Panel, why_absent
+from replay.stats import Answer
+
+
+def plain_panel(panel: Panel, *, after: int | None = None) -> Answer:
+    """Title, how to read it, axis and curves; with `after`, only the points beyond that place."""
+    return {
+        "key": re.sub(r"[^a-z]+", "-", panel.title.lower()),
+        "title": panel.title,
+        "how": panel.how,
+        "kind": panel.kind,
+        "axis": {**asdict(panel.axis), "places": list(panel.axis.places)},
+        "curves": [_curve(curve, after) for curve in panel.curves],
+        "steps": _curve(panel.steps, after) if panel.steps and panel.steps.series else None,
+        "summary": in_words(panel),
+    }
+
+
+def in_words(panel: Panel) -> str:
+    """The chart for those who can't see it."""
+    told = []
+    for curve in measured(panel):
+        first, last = curve.series[0], curve.series[-1]
+        values = [number(point[1], percent=panel.axis.percent) for point in (first, last)]
+        places = [panel.axis.place(point[0]) for point in (first, last)]
+        told.append(f"{curve.label} from {values[0]} at {panel.axis.across} {places[0]} to {values[1]} at {places[1]}")
+    return f"{panel.title}: {'; '.join(told) or 'not measured'}."
+
+
+def measured(panel: Panel) -> Sequence[Curve]:
+    """The curves that have points."""
+    return [curve for curve in panel.curves if curve.series]
+
+
+def _curve(curve: Curve, after: int | None) -> Answer:
+    return {
+        "label": curve.label,
+        "role": curve.role,
+        "dashed": curve.dashed,
+        "marker": curve.marker,
+        "points": [[place, value] for place, value in curve.series if after is None or place > after],
+        "absent": None if curve.series else why_absent(curve),
+    }
