@@ -9,6 +9,8 @@
 
 /* global uPlot */
 
+import { visibleText } from "./visible.js";
+
 const drawn = new Map(); // element -> Drawn
 const square = "square";
 const fewMarked = 45;
@@ -229,7 +231,7 @@ class Drawn {
 
   show(chart) {
     this.chart = chart;
-    this.canvas.setAttribute("aria-label", chart.summary ?? "");
+    this.canvas.setAttribute("aria-label", visibleText(chart.summary ?? ""));
     this.across = chart.axis.across;
     const { places, values } = columns(chart);
     this.places = places;
@@ -357,13 +359,13 @@ class Drawn {
       const item = document.createElement("li");
       if (!curve.points.length) {
         item.className = "absent";
-        item.textContent = `${curve.label}: not measured`;
+        item.textContent = `${visibleText(curve.label)}: not measured`;
         item.title = curve.absent ?? "";
         return item;
       }
       const value = last ? curve.points.at(-1)[1] : this.raw[index][at];
       const number = Object.assign(document.createElement("b"), { textContent: told(value, chart.axis.percent) });
-      item.append(swatch(curve, chart), `${curve.label} `, number);
+      item.append(swatch(curve, chart), `${visibleText(curve.label)} `, number);
       return item;
     });
     const where = document.createElement("li");
@@ -378,7 +380,7 @@ class Drawn {
   fillTable() {
     if (!this.values.open) return;
     const curves = curvesOf(this.chart), table = document.createElement("table");
-    table.createTHead().insertRow().append(...[this.chart.axis.across, ...curves.map((curve) => curve.label)].map(heading));
+    table.createTHead().insertRow().append(...[this.chart.axis.across, ...curves.map((curve) => visibleText(curve.label))].map(heading));
     const body = table.createTBody();
     for (let at = this.places.length - 1; at >= 0; at--) {
       const row = body.insertRow();
