@@ -1,4 +1,7 @@
-"""Which experience fed which update: from an iteration to its trajectories, and from a trajectory to its updates."""
+"""Which experience fed which update: from weights to all of it, and from a trajectory to its updates.
+
+From one iteration to its trajectories: `stats.iteration`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from replay.errors import ReplayError
 from replay.records import COMMITTED, FRESH, REPLAY
 from replay.schema import draws, groups, iterations, policies, runs, trajectories
 from replay.stats import Answer, find
+from replay.stats.iteration import committed, fed
 from replay.store import ReplayStore
 
 _rows = trajectories.c
@@ -24,29 +28,22 @@ _BORN = (
 )
 
 
-def of_iteration(store: ReplayStore, run: str, iteration: int) -> Answer:
-    """What one update learned from, in the order of its slots, and the policy it made."""
-    with store.reading() as connection:
-        record = _iteration(connection, run, iteration)
-        return {**record, "trajectories": _fed(connection, run, first=iteration, last=iteration)}
-
-
 def up_to(store: ReplayStore, run: str, iteration: int) -> Answer:
     """What the weights after `iteration` have learned from, one line per iteration, and every draw behind them."""
     with store.reading() as connection:
-        last = _iteration(connection, run, iteration) if iteration else None
+        last = committed(connection, run, iteration) if iteration else None
         query = sa.select(iterations).where(iterations.c.run == run, iterations.c.iteration <= iteration)
         found = connection.execute(query.order_by(iterations.c.iteration)).mappings()
-        fed = _fed(connection, run, first=1, last=iteration)
+        used = fed(connection, run, first=1, last=iteration)
         return {
             "run": run,
             "iteration": iteration,
             "policy_version": last["makes_policy_version"] if last else 0,
             "iterations": [dict(row) for row in found],
-            "different": len({row["trajectory"] for row in fed}),
-            "fresh": sum(row["stream"] == FRESH for row in fed),
-            "replay": sum(row["stream"] == REPLAY for row in fed),
-            "trajectories": fed,
+            "different": len({row["trajectory"] for row in used}),
+            "fresh": sum(row["stream"] == FRESH for row in used),
+            "replay": sum(row["stream"] == REPLAY for row in used),
+            "trajectories": used,
         }
 
 
@@ -91,25 +88,3 @@ def one_run(store: ReplayStore, run: str | None) -> str:
 
 def _same_iteration() -> sa.ColumnElement[bool]:
     return (iterations.c.run == draws.c.run) & (iterations.c.iteration == draws.c.iteration)
-
-
-def _iteration(connection: sa.Connection, run: str, iteration: int) -> Answer:
-    mine = iterations.c.run == run
-    query = sa.select(iterations).where(mine, iterations.c.iteration == iteration)
-    found = connection.execute(query).mappings().one_or_none()
-    if found is None:
-        last = connection.scalar(sa.select(sa.func.max(iterations.c.iteration)).where(mine)) or 0
-        raise ReplayError(f"iteration must be a committed one, from 1 to {last}, got {iteration}.")
-    return {**dict(found), "makes_policy_version": found["policy_version"] + 1}
-
-
-def _fed(connection: sa.Connection, run: str, *, first: int, last: int) -> list[Answer]:
-    query = (
-        sa.select(draws, *_BORN)
-        .join_from(draws, trajectories, draws.c.trajectory == _rows.id)
-        .where(draws.c.run == run, draws.c.state == COMMITTED, draws.c.iteration.between(first, last))
-        .order_by(draws.c.iteration, draws.c.slot)
-    )
-    # Both tables have a state; the row's is the one to know, all of these draws being committed.
-    names = [column.key for column in (*draws.c, *_BORN)]
-    return [dict(zip(names, row, strict=True)) for row in connection.execute(query)]

@@ -14,8 +14,8 @@ from agentloop.learning.batch import BatchRow
 from agentloop.learning.update_stats import age_bucket
 from agentloop.run_folder import RunFolder
 from agentloop.whatif.answer import LeftOut
+from replay import stats
 from replay.comparable import bits, names_of, run_mismatches, sampling_mismatch
-from replay.lineage import of_iteration
 from replay.read import load
 from replay.records import COMMITTED, ELIGIBLE, REPLAY, Trajectory
 from replay.schema import draws, trajectories
@@ -167,7 +167,7 @@ def _last_advantages(connection: sa.Connection, run: str) -> dict[str, float | N
 def _of_iteration(store: ReplayStore, folder: RunFolder, asked: Asked, taken: Chosen) -> list[_Candidate]:
     """In the order of their slots, which is that of the update."""
     assert asked.iteration is not None
-    fed = of_iteration(store, folder.run_id, asked.iteration)["trajectories"]
+    fed = stats.iteration(store, folder.run_id, asked.iteration)["trajectories"]
     within = None
     if asked.where is not None:
         with store.reading() as connection:
@@ -189,5 +189,5 @@ def _of_iteration(store: ReplayStore, folder: RunFolder, asked: Asked, taken: Ch
 
 def policy_of_iteration(store: ReplayStore, folder: RunFolder, iteration: int) -> int:
     """The version that the iteration's update started from."""
-    version: int = of_iteration(store, folder.run_id, iteration)["policy_version"]
+    version: int = stats.iteration(store, folder.run_id, iteration)["policy_version"]
     return version

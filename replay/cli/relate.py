@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replay import compare
+from replay import compare, stats
 from replay import lineage as questions
 from replay.cli.front import AsJson, Opened, Run, app, fail, opened
 from replay.cli.look import tokenizer, uses_text
@@ -117,7 +117,7 @@ def lineage(
             answer = questions.up_to(buffer.store, questions.one_run(buffer.store, buffer.run), iteration)
             text = _checkpoint_text(answer)
         elif re.fullmatch(r"[0-9]{1,7}", what):
-            answer = questions.of_iteration(buffer.store, questions.one_run(buffer.store, buffer.run), int(what))
+            answer = stats.iteration(buffer.store, questions.one_run(buffer.store, buffer.run), int(what))
             answer["checkpoint"] = _first_holding(buffer.folder, answer["iteration"])
             text = _iteration_text(answer)
         else:
@@ -185,7 +185,22 @@ def _iteration_text(answer: dict[str, Any]) -> str:
         "",
         _fed_text(answer["trajectories"]) if answer["trajectories"] else "no trajectories",
     ]
+    if answer["histograms"]:
+        lines += ["", _spread_text(answer["histograms"])]
     return "\n".join(lines)
+
+
+def _spread_text(histograms: Sequence[dict[str, Any]]) -> str:
+    return table(
+        ["spread", "stream", "age", "tokens", "p01", "p50", "p99"],
+        [
+            [
+                *(each["quantity"], each["stream"], each["age"] or "-", str(each["tokens"])),
+                *(number(each[name], 3) for name in ("p01", "p50", "p99")),
+            ]
+            for each in histograms
+        ],
+    )
 
 
 def _checkpoint_text(answer: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,6 +23,11 @@ class SuccessSampler(Sampler):
 
     def weights(self, rows: Rows) -> Floats:
         return np.where(rows.group_reward_std > 0.0, 1.0 - rows.group_success_rate, 0.0)
+
+
+def successes(success_rate: Any, group_size: Any) -> Any:
+    """k of a difficulty bucket, of one group or of an array of them."""
+    return np.rint(success_rate * group_size)
 
 
 class DifficultySampler(Sampler):
@@ -51,7 +56,7 @@ class DifficultySampler(Sampler):
 
     def weights(self, rows: Rows) -> Floats:
         sizes = rows.group_size
-        counts = np.rint(rows.group_success_rate * sizes)
+        counts: Floats = successes(rows.group_success_rate, sizes)
         match self.options.mode:
             case "gaussian":
                 bell: Floats = np.exp(-((counts - sizes / 2) ** 2) / (2.0 * self.options.sigma**2))
@@ -59,8 +64,7 @@ class DifficultySampler(Sampler):
             case "hard":
                 return 1.0 - counts / sizes
             case "easy":
-                shares: Floats = counts / sizes
-                return shares
+                return counts / sizes
             case _:
                 _, bucket, members = np.unique(counts + 1j * sizes, return_inverse=True, return_counts=True)
                 return 1.0 / members[bucket]

@@ -3,12 +3,14 @@
 The terminal (`agentloop replay ...`) and the inspector ask the same ones.
 """
 
+from replay.stats.iteration import iteration
 from replay.stats.listing import Sort, trajectories
 from replay.stats.progress import progress
 from replay.stats.rows import Answer, chosen
 from replay.stats.runs import runs
 from replay.stats.series import iterations, metric_series
 from replay.stats.summary import summary
+from replay.stats.task import task
 from replay.stats.tokens import tokens
 from replay.stats.trajectory import find, overview, trajectory
 
@@ -17,12 +19,14 @@ __all__ = [
     "Sort",
     "chosen",
     "find",
+    "iteration",
     "iterations",
     "metric_series",
     "overview",
     "progress",
     "runs",
     "summary",
+    "task",
     "tokens",
     "trajectories",
     "trajectory",

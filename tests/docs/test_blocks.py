@@ -29,11 +29,11 @@ SMALL = [
 DATABASE = "runs/quickstart-001/replay.sqlite"
 
 
-def made_small(command: str, *, model: Path, trajectory: str = "", iterations: int = 3) -> list[str]:
+def made_small(command: str, *, model: Path, trajectory: str = "", task: str = "", iterations: int = 3) -> list[str]:
     """The words of a documented command with its placeholders filled in, and a training run made small."""
     words = shlex.split(command, comments=True)
     words = [word.replace("path/or/hub-id", str(model)).replace("=PATH", f"={model}") for word in words]
-    words = [trajectory if word == "ID" else word for word in words]
+    words = [{"ID": trajectory, "HASH": task}.get(word, word) for word in words]
     if words[:2] == ["agentloop", "train"]:
         given = " ".join(words)
         extra = [*SMALL, f"run.iterations={iterations}", *([] if "model.path=" in given else [f"model.path={model}"])]
@@ -156,9 +156,10 @@ def test_resuming_command_goes_on(
 def test_looking_command_answers(
     place: str, command: str, trained: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ((trajectory,),) = rows(trained / DATABASE, "select id from trajectories limit 1")
+    ((trajectory, task),) = rows(trained / DATABASE, "select id, task from trajectories limit 1")
     before = (trained / DATABASE).read_bytes()
-    assert typed(made_small(command, model=model, trajectory=trajectory), trained, monkeypatch) == 0, place
+    words = made_small(command, model=model, trajectory=trajectory, task=task)
+    assert typed(words, trained, monkeypatch) == 0, place
     assert (trained / DATABASE).read_bytes() == before
 
 

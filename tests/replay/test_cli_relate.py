@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from context.tokens import Segment
-from replay import lineage
+from replay import lineage, stats
 from replay.databases import Location
 from replay.records import FRESH, REPLAY
 from replay.sampling import make_sampler
@@ -45,7 +45,7 @@ def trained(location: Location) -> ReplayStore:
 def test_lineage_of_an_iteration_is_its_committed_draws(location: Location) -> None:
     store = trained(location)
     store.draw(request(4, 2), make_sampler("uniform", 1))
-    answer = lineage.of_iteration(store, RUN, 3)
+    answer = stats.iteration(store, RUN, 3)
     plain = "select slot, stream, trajectory from draws where iteration = 3 and state = 'committed' order by 1"
     assert [(row["slot"], row["stream"], row["trajectory"]) for row in answer["trajectories"]] == sql(store, plain)
     assert (answer["fresh"], answer["replay"], answer["policy_version"], answer["makes_policy_version"]) == (8, 3, 2, 3)

@@ -156,6 +156,7 @@ COMMANDS = (
     ["show", "a"],
     ["diff", "a", "b"],
     ["lineage", "1"],
+    ["task", "a"],
     ["export", "{run}", "rows.jsonl"],
     ["import", "{rows}"],
     ["prune", "--age", "3"],

@@ -1,0 +1,205 @@
+"""One task: how it was tried over time, what is stored of it, and how hard it has been."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from replay import schema
+from replay.blobs import BlobError
+from replay.conversation import messages_of
+from replay.errors import ReplayError
+from replay.records import COMMITTED, ELIGIBLE, FORGOTTEN_TASK, ORPHANED, REPLAY
+from replay.sampling.outcome import successes
+from replay.schema import draws, groups, messages, tasks
+from replay.stats.rows import Answer
+from replay.store import ReplayStore
+
+_rows = schema.trajectories.c
+_MOST_GROUPS = 200
+"""Told one by one, the newest; of the others only what they add up to."""
+_MOST_VERSIONS = 40
+"""Per run: of more policies some are told together."""
+_LISTED = (
+    *(_rows[name] for name in ("id", "run", "iteration", "slot", "member", "policy_version_min", "reward", "success")),
+    *(_rows[name] for name in ("advantage", "num_turns", "num_tokens", "stop_reason", "error_kind", "state")),
+    _rows.group.label("group"),
+)
+
+
+def _total(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+    return sa.cast(sa.func.coalesce(sa.func.sum(sa.case((condition, 1), else_=0)), 0), sa.BigInteger)
+
+
+_TRIED = _rows.state != ORPHANED
+"""Attempts of iterations that were undone count for nothing; they are listed with their state."""
+_COUNTS = (
+    sa.func.count().label("attempts"),
+    _total(_rows.success).label("successes"),
+    sa.func.avg(_rows.reward).label("reward_mean"),
+)
+
+
+def task(
+    store: ReplayStore, hash_prefix: str, run: str | None = None, *, after: str | None = None, limit: int = 50
+) -> Answer:
+    """What is known of one task, in one run or in all of the database.
+
+    `versions`: success by the policies that tried it. `groups`: its attempts over time, the newest first. `difficulty`:
+    the buckets of the sampler of that name, by successes among so many members. `trajectories`: newest first, `limit`
+    of them, those behind the row `after`; `next` is the last one's id if there are more.
+    """
+    with store.reading() as connection:
+        found = _find(connection, hash_prefix, store.url)
+        mine = _rows.task == found["hash"]
+        mine = mine if run is None else mine & (_rows.run == run)
+        tried = _groups(connection, mine)
+        listed = _listed(connection, mine, after=after, limit=limit)
+        return {
+            **found,
+            "run": run,
+            "prompt": _prompt(connection, mine),
+            **_totals(connection, mine),
+            "replayed": sum(group["replayed"] for group in tried),
+            "versions": _versions(connection, mine),
+            "groups_in_all": len(tried),
+            "groups": tried[:_MOST_GROUPS],
+            "difficulty": _difficulty(tried),
+            "trajectories": listed[:limit],
+            "next": listed[limit - 1]["id"] if len(listed) > limit else None,
+        }
+
+
+def _find(connection: sa.Connection, hash_prefix: str, url: str) -> Answer:
+    begins = sa.func.substr(tasks.c.hash, 1, len(hash_prefix)) == hash_prefix
+    query = sa.select(tasks).where(begins).order_by(tasks.c.hash).limit(2)
+    rows = connection.execute(sa.select(tasks).where(tasks.c.hash == hash_prefix)).mappings().all()
+    rows = rows or connection.execute(query).mappings().all()
+    if not hash_prefix or len(rows) != 1:
+        which = "none" if not (rows and hash_prefix) else "more than one: " + ", ".join(row["hash"] for row in rows)
+        raise ReplayError(
+            f"HASH must be the beginning of one task's hash in {url}, got {hash_prefix!r}, which begins {which}. "
+            "See: agentloop replay ls --json"
+        )
+    (row,) = rows
+    forgotten = row["payload"] == FORGOTTEN_TASK
+    payload = None if forgotten else json.loads(row["payload"])
+    return {"hash": row["hash"], "environment": row["environment"], "payload": payload, "forgotten": forgotten}
+
+
+def _totals(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> Answer:
+    query = sa.select(
+        *_COUNTS,
+        _total(_rows.state == ELIGIBLE).label("eligible"),
+        sa.func.min(_rows.iteration).label("first_iteration"),
+        sa.func.max(_rows.iteration).label("last_iteration"),
+        sa.func.count(sa.distinct(_rows.run)).label("runs"),
+    )
+    orphaned = sa.select(sa.func.count()).where(mine, ~_TRIED).scalar_subquery().label("orphaned")
+    return dict(connection.execute(query.add_columns(orphaned).where(mine, _TRIED)).mappings().one())
+
+
+def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Answer] | None:
+    """What the newest attempt that still has its messages was asked: all before the first reply."""
+    query = (
+        sa.select(messages.c.num_messages, messages.c.said, messages.c.checksum)
+        .join_from(schema.trajectories, messages, _rows.id == messages.c.trajectory)
+        .where(mine)
+        .order_by(_rows.iteration.desc(), _rows.run, _rows.slot, _rows.id)
+        .limit(1)
+    )
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        return None
+    try:
+        said = messages_of(*row)
+    except BlobError:
+        return None
+    asked = []
+    for message in said:
+        if message.role == "assistant":
+            break
+        asked.append({"author": message.author, "role": message.role, "content": message.content})
+    return asked
+
+
+def _versions(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Answer]:
+    """By run and policy; as many policies together as keep the list short."""
+    version = _rows.policy_version_min
+    least, greatest = sa.func.min(version), sa.func.max(version)
+    width = (greatest - least) // sa.literal(_MOST_VERSIONS, sa.BigInteger) + 1
+    spans = sa.select(_rows.run, least.label("least"), greatest.label("greatest"), width.label("width"))
+    span = spans.where(mine, _TRIED).group_by(_rows.run).subquery()
+    step = ((version - span.c.least) // span.c.width).label("step")
+    query = sa.select(_rows.run, *(span.c[name] for name in ("least", "greatest", "width")), step, *_COUNTS)
+    query = query.join_from(schema.trajectories, span, span.c.run == _rows.run).where(mine, _TRIED)
+    query = query.group_by(_rows.run, span.c.least, span.c.greatest, span.c.width, "step").order_by(_rows.run, "step")
+    found: list[Answer] = []
+    for row in connection.execute(query).mappings():
+        first = row["least"] + row["step"] * row["width"]
+        counts = {name: row[name] for name in ("attempts", "successes", "reward_mean")}
+        found.append(
+            {"run": row["run"], "first": first, "last": min(first + row["width"] - 1, row["greatest"]), **counts}
+        )
+    return found
+
+
+def _groups(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Answer]:
+    """The newest first: as each was at birth, what is left of it, and how often its rows were drawn since."""
+    left = (
+        sa.select(_rows.group.label("id"), _total(_rows.state == ELIGIBLE).label("eligible"))
+        .where(mine, _TRIED)
+        .group_by(_rows.group)
+        .subquery()
+    )
+    columns = ("id", "run", "iteration", "size", "reward_mean", "reward_std", "success_rate")
+    query = sa.select(*(groups.c[name] for name in columns), left.c.eligible).join(left, left.c.id == groups.c.id)
+    drawn = (
+        sa.select(_rows.group, sa.func.count())
+        .join_from(schema.trajectories, draws, draws.c.trajectory == _rows.id)
+        .where(mine, _TRIED, draws.c.state == COMMITTED, draws.c.stream == REPLAY)
+        .group_by(_rows.group)
+    )
+    replayed = {row[0]: row[1] for row in connection.execute(drawn)}
+    order = (groups.c.iteration.desc(), groups.c.run, groups.c.id)
+    return [
+        {
+            **row,
+            "successes": int(successes(row["success_rate"], row["size"])),
+            "replayed": replayed.get(row["id"], 0),
+        }
+        for row in connection.execute(query.order_by(*order)).mappings()
+    ]
+
+
+def _difficulty(tried: Sequence[Mapping[str, Any]]) -> list[Answer]:
+    """By (successes, size): groups, rows that can be drawn, and draws; `newest`: where the last group fell."""
+    buckets: dict[tuple[int, int], Answer] = {}
+    for group in tried:
+        key = (group["successes"], group["size"])
+        bucket = buckets.setdefault(
+            key, {"successes": key[0], "size": key[1], "groups": 0, "eligible": 0, "replayed": 0, "newest": not buckets}
+        )
+        bucket["groups"] += 1
+        bucket["eligible"] += group["eligible"]
+        bucket["replayed"] += group["replayed"]
+    return sorted(buckets.values(), key=lambda bucket: (bucket["size"], bucket["successes"]))
+
+
+def _listed(connection: sa.Connection, mine: sa.ColumnElement[bool], *, after: str | None, limit: int) -> list[Answer]:
+    """One more than the limit where there are more."""
+    used = sa.select(sa.func.count()).where(draws.c.trajectory == _rows.id, draws.c.state == COMMITTED)
+    query = sa.select(*_LISTED, used.scalar_subquery().label("uses")).where(mine)
+    if after is not None:
+        key = sa.select(_rows.iteration, _rows.run, _rows.slot, _rows.id).where(mine, _rows.id == after)
+        place = connection.execute(key).one_or_none()
+        if place is None:
+            raise ReplayError(f"after must be the id of one of the task's trajectories, got {after!r}.")
+        iteration, *rest = place
+        later = sa.tuple_(_rows.run, _rows.slot, _rows.id) > sa.tuple_(*rest)
+        query = query.where((_rows.iteration < iteration) | ((_rows.iteration == iteration) & later))
+    query = query.order_by(_rows.iteration.desc(), _rows.run, _rows.slot, _rows.id).limit(limit + 1)
+    return [dict(row) for row in connection.execute(query).mappings()]
