@@ -11,13 +11,12 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from replay.availability import count_available
-from replay.comparable import bits, names_of
 from replay.draws import reserve
-from replay.errors import ReplayError
 from replay.index import EligibleIndex
-from replay.pool import Buffer, Pool, of_source
+from replay.pool import Buffer, Pool, refuse_incomparable
 from replay.read import load, quarantine
 from replay.records import REPLAY, DrawRecord, Trajectory
+from replay.rehearsal import Rehearsal
 from replay.request import Availability, DrawRequest, Limits, Pick
 from replay.retired import RetiredTasks
 from replay.sampling import Moment, RankedSampler, Sampler
@@ -73,9 +72,16 @@ class Drawing:
 
     def available(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> Availability:
         self.refresh(connection, request.limits)
-        self._refuse_incomparable(request)
+        refuse_incomparable(self._buffer.index, request)
         pool = self._followed(request, sampler, [None])[None]
         return count_available(pool, request.limits)
+
+    def rehearsal(
+        self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, sources: Sequence[str]
+    ) -> Rehearsal:
+        """The moment before a draw of `request`, whose picks may name these sources; they play no part yet."""
+        self.refresh(connection, request.limits)
+        return Rehearsal(self._buffer, request, sampler, self._followed(request, sampler, [None, *sources]))
 
     def draw(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
@@ -117,7 +123,7 @@ class Drawing:
 
     def _selection(self, request: DrawRequest, sampler: Sampler) -> Selection:
         pools = self._followed(request, sampler, [pick.source for pick in request.picks] or [None])
-        self._refuse_incomparable(request)
+        refuse_incomparable(self._buffer.index, request)
         return Selection(pools, sampler, request.limits, _moment(request))
 
     def _followed(
@@ -135,24 +141,6 @@ class Drawing:
         for key in list(self._pools)[: -max(_MOST_POOLS, len(pools))]:
             del self._pools[key]
         return pools
-
-    def _refuse_incomparable(self, request: DrawRequest) -> None:
-        """A source that is asked for by name must have rows to give, or the reason why not is told.
-
-        `self` is the drawing run too, which will have some.
-        """
-        index, limits = self._buffer.index, request.limits
-        asked = {pick.source for pick in request.picks if pick.source is not None} | set(limits.sources or ())
-        for source in sorted(asked - {"self"}):
-            found = index.mismatches(slice(None))[of_source(index, (source,), slice(None))]
-            found &= ~bits(limits.allow_mismatch)
-            if len(found) and found.all():
-                names = names_of(int(np.bitwise_or.reduce(found)))
-                raise ReplayError(
-                    f"source {source!r} must hold rows that can be compared with those of run {request.run}, got rows "
-                    f"of another {', '.join(names)}. Leave the source out, or name what may differ in "
-                    f"replay.allow_mismatch: [{', '.join(names)}]."
-                )
 
     def _best(self, selection: Selection, pick: Pick, candidates: Candidates, at: int) -> list[Chosen]:
         """Of candidates measured before: some may have gone since."""

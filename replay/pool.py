@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from replay.comparable import bits
+from replay.comparable import bits, names_of
+from replay.errors import ReplayError
 from replay.growing import Growing
 from replay.index import EligibleIndex
-from replay.request import Limits
+from replay.request import DrawRequest, Limits
 from replay.retired import RetiredTasks
 from replay.sampling import Moment, Rows, Sampler
 from replay.sum_tree import SumTree
@@ -30,28 +32,35 @@ class Buffer:
 
 def allowed(buffer: Buffer, limits: Limits, now: Moment, rows: slice) -> Mask:
     """Which of the rows the limits let a draw take."""
+    mask: Mask = np.ones(len(buffer.index.columns["own"][rows]), np.bool_)
+    for _, kept in rules(buffer, limits, now, rows):
+        mask &= kept
+    return mask
+
+
+def rules(buffer: Buffer, limits: Limits, now: Moment, rows: slice) -> Iterator[tuple[str, Mask]]:
+    """Every limit there is, by its name in the configuration, with the rows that it lets a draw take."""
     index = buffer.index
     columns = {name: column[rows] for name, column in index.columns.items()}
     own = known = columns["own"]
-    mask: Mask = (index.mismatches(rows) & ~bits(limits.allow_mismatch)) == 0
-    mask &= ~own | (columns["iteration"] < now.iteration)
+    yield "allow_mismatch", (index.mismatches(rows) & ~bits(limits.allow_mismatch)) == 0
+    yield "iteration", ~own | (columns["iteration"] < now.iteration)
     if limits.successful_only:
-        mask &= columns["success"]
+        yield "successful_only", columns["success"]
     if limits.sources is not None:
-        mask &= of_source(index, limits.sources, rows)
+        yield "sources", of_source(index, limits.sources, rows)
     if limits.unknown_staleness == "refuse":
-        mask &= known
+        yield "unknown_staleness", known
     if limits.max_staleness is not None:
-        mask &= ~known | (now.policy_version - columns["policy_version"] <= limits.max_staleness)
+        yield "max_staleness", ~known | (now.policy_version - columns["policy_version"] <= limits.max_staleness)
     if limits.retire_solved is not None:
-        mask &= ~np.isin(columns["task"], buffer.retired.codes(index, limits.retire_solved))
+        yield "retire_solved", ~np.isin(columns["task"], buffer.retired.codes(index, limits.retire_solved))
     if limits.counts_uses:
         uses, newest = buffer.uses.columns(index)
         if limits.max_uses is not None:
-            mask &= uses[rows] < limits.max_uses
+            yield "max_uses", uses[rows] < limits.max_uses
         if limits.cooldown > 0:
-            mask &= (newest[rows] == 0) | (newest[rows] < now.iteration - limits.cooldown)
-    return mask
+            yield "cooldown", (newest[rows] == 0) | (newest[rows] < now.iteration - limits.cooldown)
 
 
 def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice) -> Mask:
@@ -60,6 +69,25 @@ def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice) -> Mask
     found: Mask = np.isin(columns["source"][rows], [index.codes["source"].get(name) for name in names])
     runs = [index.codes["run"].get(name) for name in names if name != index.run]
     return found | np.isin(columns["run"][rows], runs)
+
+
+def refuse_incomparable(index: EligibleIndex, request: DrawRequest) -> None:
+    """A source that is asked for by name must have rows to give, or the reason why not is told.
+
+    `self` is the drawing run too, which will have some.
+    """
+    limits = request.limits
+    asked = {pick.source for pick in request.picks if pick.source is not None} | set(limits.sources or ())
+    for source in sorted(asked - {"self"}):
+        found = index.mismatches(slice(None))[of_source(index, (source,), slice(None))]
+        found &= ~bits(limits.allow_mismatch)
+        if len(found) and found.all():
+            names = names_of(int(np.bitwise_or.reduce(found)))
+            raise ReplayError(
+                f"source {source!r} must hold rows that can be compared with those of run {request.run}, got rows "
+                f"of another {', '.join(names)}. Leave the source out, or name what may differ in "
+                f"replay.allow_mismatch: [{', '.join(names)}]."
+            )
 
 
 class Pool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from replay.sampling import Moment, RankedSampler, Rows, Sampler
 from replay.sum_tree import SumTree, draw_some
 
 Positions = npt.NDArray[np.intp]
+WeighedGroups = tuple[list[Positions], npt.NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,19 @@ class Selection:
         self._taken: list[int] = []
         self._per_task: Counter[int] = Counter()
         self._per_group: Counter[int] = Counter()
+        self._whole: dict[Pick, WeighedGroups] = {}
+
+    def begin_again(self) -> None:
+        """As if nothing had been chosen; random numbers go on, and what was found out about groups is kept."""
+        self._taken, self._per_task, self._per_group = [], Counter(), Counter()
 
     def choose(self, pick: Pick) -> list[Chosen]:
         """At most `pick.count` rows of those the pick asks for; whole groups of them for unit group."""
+        if pick.unit == "group":
+            return self._groups(pick)
         whole = self._pools[pick.source].tree
         with whole.restored():
             whole.put(np.unique(np.array(self._taken, np.intp)), 0.0)
-            if pick.unit == "group":
-                return self._groups(pick)
             there = self._there(pick)
             tree = whole if there is None else SumTree(whole.weights[there])
             if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
@@ -137,12 +144,12 @@ class Selection:
                 "Use another one, or draw single rows."
             )
         members, weights = self._complete_groups(pick)
+        sizes = np.fromiter(map(len, members), np.intp, len(members))
         tree, left = SumTree(weights), pick.count
         total, number = tree.total, self._number(weights)
         chosen: list[Chosen] = []
         while tree.total > 0.0:
-            too_large = [at for at, rows in enumerate(members) if len(rows) > left and tree.weights[at] > 0.0]
-            tree.put(np.array(too_large, np.intp), 0.0)
+            tree.put(np.flatnonzero((sizes > left) & (tree.weights > 0.0)), 0.0)
             if tree.total == 0.0:
                 break
             (at,), (weight,) = (drawn.tolist() for drawn in draw_some(tree, 1, self._random))
@@ -153,16 +160,25 @@ class Selection:
                 left -= len(rows)
         return chosen
 
-    def _complete_groups(self, pick: Pick) -> tuple[list[Positions], npt.NDArray[np.float64]]:
+    def _complete_groups(self, pick: Pick) -> WeighedGroups:
         """Positions of the members and the weight of each, in the order of their first members."""
+        kind = replace(pick, count=0)
+        if kind not in self._whole:
+            self._whole[kind] = self._all_complete_groups(pick)
+        if not self._taken:
+            return self._whole[kind]
+        members, weights = self._whole[kind]
+        broken = set(self._columns["group"][self._taken].tolist())
+        codes = self._columns["group"][[rows[0] for rows in members]].tolist() if members else []
+        left = np.array([code not in broken for code in codes], np.bool_)
+        return list(compress(members, left)), weights[left]
+
+    def _all_complete_groups(self, pick: Pick) -> WeighedGroups:
+        """As they are while nothing is taken."""
         pool = self._pools[pick.source]
-        mask = pool.mask.copy()
-        mask[self._taken] = False
         asked = self._asked(pick)
-        if asked is not None:
-            mask &= asked
-        members = complete_groups(np.flatnonzero(mask), self._columns)
-        return members, np.array([pool.tree.weights[rows].mean() for rows in members])
+        members = complete_groups(np.flatnonzero(pool.mask if asked is None else pool.mask & asked), self._columns)
+        return members, _mean_weights(members, pool.tree.weights)
 
     def _take(self, positions: list[int]) -> bool:
         """All of them or none, if the caps allow it."""
@@ -200,6 +216,17 @@ def complete_groups(positions: Positions, columns: Mapping[str, npt.NDArray[np.i
     ends = np.cumsum(counts)
     ordered = complete[np.argsort(first[complete])]
     return [by_group[ends[group] - counts[group] : ends[group]] for group in ordered.tolist()]
+
+
+def _mean_weights(members: Sequence[Positions], weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Of each group; many of one size at once."""
+    means = np.empty(len(members))
+    sizes = np.fromiter(map(len, members), np.intp, len(members))
+    for size in np.unique(sizes).tolist():
+        alike = np.flatnonzero(sizes == size)
+        together = np.concatenate([members[at] for at in alike.tolist()]).reshape(-1, size)
+        means[alike] = weights[together].mean(axis=1)
+    return means
 
 
 def _through(there: Positions | None, positions: Positions) -> Positions:

@@ -30,6 +30,7 @@ from replay.records import (
     TaskRecord,
     Trajectory,
 )
+from replay.rehearsal import Rehearsal
 from replay.request import Availability, DrawRequest, Limits, Pick
 from replay.retention import Capacity, Evicted
 from replay.sampling import RankedSampler, Sampler
@@ -148,6 +149,17 @@ class ReplayStore:
         """What a draw could take; `request.picks` play no part."""
         with self._drawing(request.run) as drawing:
             return self._database.read(lambda connection: drawing.available(connection, request, sampler))
+
+    @contextmanager
+    def rehearsing(
+        self, request: DrawRequest, sampler: Sampler, *, sources: Sequence[str] = ()
+    ) -> Iterator[tuple[Rehearsal, sa.Connection]]:
+        """The moment before a draw, and the database at that moment. Nothing is reserved, also by what is drawn there.
+
+        `sources` are those that picks will name. Nobody else draws for the run meanwhile.
+        """
+        with self._drawing(request.run) as drawing, self._database.reading() as connection:
+            yield drawing.rehearsal(connection, request, sampler, sources), connection
 
     def draw(self, request: DrawRequest, sampler: Sampler, *, measure: Measure | None = None) -> list[Drawn]:
         """Select and reserve, in the order of the picks; fewer than asked if there are not enough.

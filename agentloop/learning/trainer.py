@@ -26,7 +26,6 @@ from agentloop.learning.stream_losses import check_behavior, corrected, stream_l
 from agentloop.learning.update_stats import (
     RowStats,
     UpdateTotals,
-    age_bucket,
     binned,
     drift_metrics,
     drift_quantiles,
@@ -38,6 +37,7 @@ from agentloop.models.critic import Critic
 from agentloop.ranks import ALONE, Ranks
 from agentloop.state_files import read_tensors, write_tensors
 from context.authors import AuthorTable
+from replay.ages import age_bucket
 from replay.records import REPLAY, Histogram, Trajectory
 
 

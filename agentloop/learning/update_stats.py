@@ -201,16 +201,6 @@ def _spread(name: str, values: Tensor) -> dict[str, float]:
     return {f"{name}_{key}": float(value) for key, value in {"min": ordered[0], "max": ordered[-1], **found}.items()}
 
 
-def age_bucket(staleness: int | None) -> str:
-    """Buckets that double: 0, 1, 2-3, 4-7, 8-15, ...; `unknown` for rows of other runs."""
-    if staleness is None:
-        return "unknown"
-    if staleness < 2:
-        return str(staleness)
-    first = 1 << (staleness.bit_length() - 1)
-    return f"{first}-{2 * first - 1}"
-
-
 def row_stats(drift: Drift, totals: UpdateTotals, trajectory_ids: Sequence[str]) -> dict[str, RowStats]:
     """One entry per trajectory of the batch, by id."""
     known, replayed = drift.tokens > 0, totals.replayed

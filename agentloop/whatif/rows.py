@@ -11,10 +11,10 @@ import sqlalchemy as sa
 
 from agentloop.config import RunConfig
 from agentloop.learning.batch import BatchRow
-from agentloop.learning.update_stats import age_bucket
 from agentloop.run_folder import RunFolder
 from agentloop.whatif.answer import LeftOut
 from replay import stats
+from replay.ages import age_bucket
 from replay.comparable import bits, names_of, run_mismatches, sampling_mismatch
 from replay.read import load
 from replay.records import COMMITTED, ELIGIBLE, REPLAY, Trajectory

@@ -10,8 +10,9 @@ import torch
 from agentloop.errors import TrainingStopped, TruncatedSampling, UnknownAnchor, UserError
 from agentloop.learning.batch import BatchRow
 from agentloop.learning.trainer import Trainer
-from agentloop.learning.update_stats import ESS_BY_AGE, age_bucket
+from agentloop.learning.update_stats import ESS_BY_AGE
 from agentloop.models.actor import Actor
+from replay.ages import age_bucket
 from tests.agentloop.training_examples import (
     mixed_rows,
     row,
