@@ -5,6 +5,7 @@ The terminal (`agentloop replay ...`) and the inspector ask the same ones.
 
 from replay.stats.iteration import iteration
 from replay.stats.listing import Sort, trajectories
+from replay.stats.preview import preview
 from replay.stats.progress import progress
 from replay.stats.rows import Answer, chosen
 from replay.stats.runs import runs
@@ -24,6 +25,7 @@ __all__ = [
     "metric_series",
     "overview",
     "progress",
+    "preview",
     "runs",
     "summary",
     "task",

@@ -1,0 +1,235 @@
+"""What the next batch of a run would be under chosen replay settings: planned as a run plans it, drawn as it draws.
+
+The run, its database and its sampler stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import sqlalchemy as sa
+
+from replay import declared
+from replay.errors import ReplayError
+from replay.mixing import BatchPlan, Mixer, ReplayStarved
+from replay.prepared import rows_by_key
+from replay.records import COMMITTED, ELIGIBLE, REPLAY
+from replay.rehearsal import Rehearsal
+from replay.request import Availability, DrawRequest
+from replay.schedules import progress_at
+from replay.schema import draws, trajectories
+from replay.selection import Chosen
+from replay.stats.ess import Kind, expected_ess, past_weights, scored_weights
+from replay.stats.moment import Standing, saved_mixer, standing, upcoming_tasks
+from replay.stats.rows import Answer
+from replay.stats.settings import CONTROLS, Choice, choose, options_of, sampler_of
+from replay.stats.spread import spreads
+from replay.store import ReplayStore
+
+_MOST_DRAWS = 32
+_FEWEST_DRAWS = 8
+_MOST_ROWS = 1024
+"""Of all example draws together, as far as there may be fewer draws."""
+
+_rows = trajectories.c
+
+
+@dataclass
+class _Drawn:
+    """Example draws of one plan; the first is the example that is shown."""
+
+    rehearsal: Rehearsal
+    connection: sa.Connection
+    standing: Standing
+    draws: list[list[Chosen]]
+
+    @property
+    def ids(self) -> list[list[str]]:
+        return [[self.rehearsal.index.ids[row.position] for row in rows] for rows in self.draws]
+
+
+def preview(
+    store: ReplayStore, run: str | None = None, given: Mapping[str, str] | None = None, *, folder: Path | None = None
+) -> Answer:
+    """The next batch of `run` (None: the only one), where `given` takes the place of its own settings.
+
+    `given`: texts by control, as in `settings.choose`; what is wrong with them stands in `errors`, and then there is
+    no `plan`. `folder`: the run's, whose checkpoint knows what earlier iterations rounded off. A stored trajectory's
+    weight in the expected ESS is as known as `replay.stats.ess` says.
+    """
+    record = store.run(run)
+    stored = declared.completed(record.config)
+    with store.reading() as connection:
+        now = standing(connection, record.id)
+        counts = connection.execute(_STATES.where(_rows.run == record.id)).all()
+        states = {str(state): int(count) for state, count in counts}
+    scheduled = _scheduled(stored, now.iteration)
+    choice = choose(stored, given or {}, scheduled=scheduled)
+    replay = choice.config["replay"]
+    answer: Answer = {
+        "run": record.id,
+        "iteration": now.iteration,
+        "policy_version": now.policy_version,
+        "settings": {name: replay[name] for name in (*CONTROLS, "sampler_options")},
+        "own": {name: stored["replay"][name] for name in (*CONTROLS, "sampler_options")} | {"fraction": scheduled},
+        "options": options_of(replay["sampler"]) if "sampler" not in choice.errors else [],
+        "errors": dict(choice.errors),
+        "yaml": choice.yaml,
+        "ess_logged": None if now.ess is None else {"iteration": now.ess[0], "value": now.ess[1]},
+        **dict.fromkeys(("plan", "funnel", "batch", "spreads", "ess")),
+    }
+    return answer if choice.errors else answer | _tried(store, choice, now, folder, states)
+
+
+_STATES = sa.select(_rows.state, sa.func.count()).group_by(_rows.state)
+
+
+def _scheduled(config: declared.Config, iteration: int) -> float:
+    """The fraction of the next iteration; the declared one once the run is over, whose schedule may end at none."""
+    iterations: int = config["run"]["iterations"]
+    fraction: float = config["replay"]["fraction"]
+    if iteration > iterations:
+        return fraction
+    return declared.mix_rule(config).fraction.at(iteration, progress_at(iteration, iterations))
+
+
+def _tried(store: ReplayStore, choice: Choice, now: Standing, folder: Path | None, states: Mapping[str, int]) -> Answer:
+    config = choice.config
+    rule, limits = declared.mix_rule(config), declared.limits(config["replay"])
+    sampler = sampler_of(config, config["run"]["seed"])
+    goes_on = now.go_on(sampler)
+    saved = saved_mixer(folder, now.iteration - 1)
+    mixer = now.mixer(rule, saved)
+    request = DrawRequest(now.run, now.iteration, now.policy_version, limits=limits)
+    with store.rehearsing(request, sampler, sources=list(rule.sources)) as (rehearsal, connection):
+        tasks = upcoming_tasks(connection, now.run, mixer.num_tasks, config["environment"]["task_pool"])
+        try:
+            available = rehearsal.available()
+            progress = progress_at(now.iteration, config["run"]["iterations"])
+            plan = mixer.plan(iteration=now.iteration, progress=progress, available=available, tasks=tasks)
+        except ReplayError as error:
+            starved = isinstance(error, ReplayStarved)
+            return {"errors": {"fraction" if starved else "sources": str(error)}}
+        times = max(_FEWEST_DRAWS, min(_MOST_DRAWS, _MOST_ROWS // max(1, plan.replay)))
+        drawn = _Drawn(rehearsal, connection, now, rehearsal.draws(plan.picks, times) if plan.replay else [])
+        return {
+            "plan": _plan(plan, mixer, available, tasks=tasks, exact=saved is not None),
+            "funnel": _funnel(rehearsal, available, states, mixer, tasks),
+            "batch": _batch(drawn, exact=goes_on and saved is not None),
+            "spreads": spreads(rehearsal.index, [[row.position for row in rows] for rows in drawn.draws], now),
+            "ess": _ess(drawn, seed=config["run"]["seed"]),
+        }
+
+
+def _plan(plan: BatchPlan, mixer: Mixer, available: Availability, *, tasks: Sequence[str], exact: bool) -> Answer:
+    sizes = Counter(size for _, size in plan.groups)
+    return {
+        "trajectories": mixer.rule.trajectories,
+        "group_size": mixer.rule.group_size,
+        "observes": mixer.rule.mode == "observe",
+        "fraction": plan.fraction,
+        "factor": mixer.factor,
+        "started": mixer.started,
+        "planned_fresh": plan.planned_fresh,
+        "planned_replay": plan.planned_replay,
+        "fresh": plan.fresh,
+        "replay": plan.replay,
+        "shortfall": plan.shortfall,
+        "starved_groups": plan.starved_groups,
+        "groups": [[size, count] for size, count in sorted(sizes.items(), reverse=True)],
+        "picks": [asdict(pick) for pick in plan.picks],
+        "assumed_tasks": len(tasks),
+        "new_tasks": tasks.count(""),
+        "unknown_priority": available.unknown_priority,
+        "incomparable": dict(available.incomparable),
+        "remainders": exact,
+    }
+
+
+def _funnel(
+    rehearsal: Rehearsal, available: Availability, states: Mapping[str, int], mixer: Mixer, tasks: Sequence[str]
+) -> list[Answer]:
+    """How many rows are left after each rule, from all that the run stored and others that are eligible."""
+    steps = [(left.rule, left.rows) for left in rehearsal.left()]
+    gone = sum(count for state, count in states.items() if state != ELIGIBLE)
+    steps.insert(0, ("stored", steps[0][1] + gone))
+    drawable = steps[-1][1]
+    if available.rows < drawable:
+        steps.append(("caps", available.rows))
+    if mixer.rule.unit == "group":
+        size = mixer.rule.group_size
+        steps.append(("groups", size * available.groups.get(size, 0)))
+    elif mixer.num_tasks:
+        steps.append(("tasks", sum(available.by_task.get(task, 0) for task in set(tasks))))
+    before = [steps[0][1], *(rows for _, rows in steps)]
+    return [{"rule": rule, "left": rows, "out": last - rows} for (rule, rows), last in zip(steps, before, strict=False)]
+
+
+def _batch(drawn: _Drawn, *, exact: bool) -> Answer:
+    """The first example, row by row, and what all of them have in common."""
+    columns, codes = drawn.rehearsal.index.columns, drawn.rehearsal.index.codes
+    example = drawn.draws[0] if drawn.draws else []
+    ids = drawn.ids[0] if drawn.draws else []
+    uses = _uses(drawn.connection, ids)
+
+    def of(row: Chosen, id: str) -> Answer:
+        at = row.position
+        own = bool(columns["own"][at])
+        names = {name: codes[name].names[int(columns[name][at])] for name in ("run", "source", "task", "group")}
+        return {
+            "id": id,
+            **names,
+            "iteration": int(columns["iteration"][at]),
+            "staleness": drawn.standing.policy_version - int(columns["policy_version"][at]) if own else None,
+            "reward": float(columns["reward"][at]),
+            "success": bool(columns["success"][at]),
+            "advantage": float(columns["advantage"][at]),
+            "probability": row.probability,
+            "uses": uses[id],
+        }
+
+    def different(name: str) -> float | None:
+        counts = [len({int(columns[name][row.position]) for row in rows}) for rows in drawn.draws]
+        return float(np.mean(counts)) if counts else None
+
+    return {
+        "exact": exact,
+        "draws": len(drawn.draws),
+        "rows": [of(row, id) for row, id in zip(example, ids, strict=True)],
+        "tasks_mean": different("task"),
+        "groups_mean": different("group"),
+    }
+
+
+def _uses(connection: sa.Connection, ids: Sequence[str]) -> Counter[str]:
+    """Replay draws that updates have learned from, by row."""
+    columns = (draws.c.trajectory, draws.c.stream, draws.c.state)
+    found = rows_by_key(connection, columns, ids, key=draws.c.trajectory)
+    return Counter(id for id, stream, state in found if (stream, state) == (REPLAY, COMMITTED))
+
+
+def _ess(drawn: _Drawn, *, seed: int) -> Answer:
+    index, now = drawn.rehearsal.index, drawn.standing
+    ids = sorted({id for ids in drawn.ids for id in ids})
+    columns, runs = index.columns, index.codes["run"].names
+    kinds = {}
+    for id in ids:
+        at = index.position(id)
+        born = int(columns["policy_version"][at]) if columns["own"][at] else -1
+        kinds[id] = Kind(born, runs[int(columns["run"][at])], bool(columns["success"][at]))
+    log_probs = rows_by_key(drawn.connection, (_rows.id, _rows.mean_behavior_log_prob), ids, key=_rows.id)
+    blind = {id for id, mean in log_probs if mean is None}
+    expected = expected_ess(
+        [[id for id in rows if id not in blind] for rows in drawn.ids],
+        kinds,
+        scored=scored_weights(drawn.connection, ids, run=now.run, version=now.policy_version),
+        past=past_weights(drawn.connection, now.run, before=now.iteration),
+        version=now.policy_version,
+        random=np.random.default_rng(seed),
+    )
+    without = sum(id in blind for rows in drawn.ids for id in rows)
+    return {**asdict(expected), "without_log_probs": without, "draws": len(drawn.draws)}
