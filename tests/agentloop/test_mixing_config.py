@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from agentloop.config import RunConfig
-from agentloop.config.file import to_plain
+from agentloop.config.file import load_config, to_plain
 from agentloop.config.mixing import limits
 from replay import declared
+from replay.stats.settings import choose
+from tests.agentloop.runs import ROOT
 
 
 def config(replay: dict[str, Any], *, pool: int | str = 50, **batch: int) -> RunConfig:
@@ -141,3 +145,35 @@ def test_values_that_stored_configurations_do_not_mention_are_the_defaults() -> 
     assert declared.completed({}) == declared.completed(whole)
     assert declared.mix_rule(declared.completed({})) == RunConfig().mix_rule()
     assert declared.limits(declared.completed({})["replay"]) == limits(RunConfig())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"fraction": "0.375", "sampler": "recency", "recency.half_life": "1e-05", "max_staleness": "8", "max_uses": ""},
+        {"unit": "group", "successful_only": "false", "sampler": "difficulty", "difficulty.mode": "hard"},
+        {"unit": "any", "sampler": "freshness", "freshness.sampler": "reward", "mode": "observe"},
+    ],
+)
+def test_previewed_settings_are_a_part_of_a_configuration(tmp_path: Path, given: dict[str, str]) -> None:
+    text = (ROOT / "configs" / "quickstart.yaml").read_text()
+    own = load_config(ROOT / "configs" / "quickstart.yaml")
+    stored = declared.completed(to_plain(own))
+    choice = choose(stored, given, scheduled=own.replay.fraction)
+    assert choice.errors == {}
+    before, rest = text.split("\nreplay:\n")
+    after = rest[rest.index("\noptimizer:") :]
+    path = tmp_path / "run.yaml"
+    path.write_text(f"{before}\n{choice.yaml}{after}", encoding="utf-8")
+    loaded = load_config(path)
+    # But for the schedule, which the fraction of one iteration knows nothing of.
+    assert declared.limits(choice.config["replay"]) == limits(loaded)
+    rule, wanted = loaded.mix_rule(), declared.mix_rule(choice.config)
+    assert replace(rule, fraction=wanted.fraction) == wanted
+    assert loaded.replay.fraction == wanted.fraction.first
+    assert rule.fraction.shape == ("constant" if "fraction" in given else "linear")
+    assert (loaded.replay.sampler, loaded.replay.sampler_options) == (
+        choice.config["replay"]["sampler"],
+        choice.config["replay"]["sampler_options"],
+    )
