@@ -1,0 +1,188 @@
+"""An inspector that is looked at for minutes while a trainer and eight more processes write: it neither grows nor is in
+their way. AGENTLOOP_SOAK_MINUTES says about how long.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from replay.databases import Location
+from replay.inspector.query import address
+from tests.agentloop.processes import AGENTLOOP, Training, assert_sound, write_config
+from tests.agentloop.runs import ROOT, buffer_of, rows, save_qwen2, small_config
+from tests.browser.executable import found
+from tests.inspector.addresses import page_addresses, twin_of
+from tests.inspector.serving import Served
+from tests.replay.fakes import RUN
+from tests.replay.steady_writers import writing
+
+MINUTES = float(os.environ.get("AGENTLOOP_SOAK_MINUTES", "10"))
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600 + 240 * MINUTES)]
+PER_MINUTE = 20
+"""Iterations: rewards of `Moody` take time, not work."""
+MOODY = f"{ROOT / 'tests' / 'agentloop' / 'parity_environment.py'}:Moody"
+MIB = 2**20
+
+
+@dataclass
+class Visitor:
+    """Asks for one page or twin after another, in an order of its own."""
+
+    served: Served
+    database: Location
+    stop: threading.Event = field(default_factory=threading.Event)
+    statuses: dict[int, int] = field(default_factory=dict)
+    slow: list[tuple[float, str]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def visit(self) -> None:
+        chance = random.Random(0)
+        while not self.stop.is_set():
+            targets = self._targets()
+            for target in chance.sample(targets, len(targets)):
+                if self.stop.is_set():
+                    return
+                began = time.monotonic()
+                status = self.served.ask(chance.choice((target, twin_of(target)))).status
+                self.seconds.append(time.monotonic() - began)
+                self.slow = sorted([*self.slow, (self.seconds[-1], target)], reverse=True)[:5]
+                self.statuses[status] = self.statuses.get(status, 0) + 1
+                time.sleep(0.1)
+
+    def _targets(self) -> list[str]:
+        """Of whatever is newest in the trainer's own run."""
+        query = f"select id, run, task from trajectories where run <> '{RUN}' order by iteration desc, slot limit 2"
+        (first, run, its_task), (second, _, _) = rows(self.database, query)
+        filtered = [address("buffer", where=["reward>=0.5", "turns<3"]), address("buffer", sort="reward")]
+        return [*page_addresses(run, its_task, [first, second]), *filtered]
+
+
+@contextmanager
+def inspected(run: Path) -> Iterator[tuple[psutil.Process, Served]]:
+    """`agentloop inspect` in a process of its own."""
+    command = [AGENTLOOP, "inspect", run, "--no-browser", "--port", "0"]
+    inspector = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert inspector.stdout and inspector.stderr
+    told = inspector.stdout.readline()
+    port = told.rstrip("/\n").rpartition(":")[2]
+    assert port.isdecimal(), told + inspector.stderr.read()
+    try:
+        yield psutil.Process(inspector.pid), Served(int(port))
+        assert inspector.poll() is None, "the inspector has ended"
+    finally:
+        inspector.send_signal(signal.SIGINT)
+        _, errors = inspector.communicate(timeout=30)
+        print(errors)
+    assert "Traceback" not in errors, errors
+
+
+@contextmanager
+def live_page(address: str) -> Iterator[Callable[[], None]]:
+    """A browser that stays on a page; the answer, called now and then, lets it go on and tells its troubles."""
+    if not found():
+        yield lambda: None
+        return
+    from tests.browser.chromium import launched
+
+    troubles: list[str] = []
+    with launched() as browser:
+        page = browser.new_page()
+        page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.goto(address)
+
+        def wait() -> None:
+            page.wait_for_timeout(200)
+            assert troubles == []
+
+        yield wait
+
+
+def slope(samples: Sequence[tuple[float, float]]) -> float:
+    """Of the line of least squares, per unit of the first."""
+    return statistics.linear_regression(*zip(*samples, strict=True)).slope
+
+
+def wal_bytes(database: Location) -> int:
+    """The largest the log has been is its file's size: it is written over and not made shorter."""
+    log = Path(f"{database}-wal")
+    return log.stat().st_size if isinstance(database, Path) and log.exists() else 0
+
+
+def test_inspector_beside_a_trainer_and_writers(tmp_path: Path) -> None:
+    soak(tmp_path, None)
+
+
+def test_inspector_beside_a_trainer_and_writers_on_a_server(tmp_path: Path, new_database: Callable[..., str]) -> None:
+    soak(tmp_path, new_database())
+
+
+def soak(folder: Path, database: str | None) -> None:
+    iterations = math.ceil(PER_MINUTE * MINUTES)
+    config = small_config(
+        folder / "runs",
+        save_qwen2(folder / "model"),
+        run={"iterations": iterations},
+        environment={"name": MOODY},
+        evaluation={"every": 50},
+        checkpoint={"every": 20, "keep_policies": "none"},
+        replay={"database": database},
+    )
+    training = Training(write_config(config, folder / "small.yaml"), mood="slow")
+    training.says("iteration 2/")
+    run = folder / "runs" / "small-001"
+    location = buffer_of(run)
+    began = time.monotonic()
+    memory, largest_log = [], 0
+    with ExitStack() as stack, writing(location) as writers, inspected(run) as (process, served):
+        visitor = Visitor(served, location)
+        thread = threading.Thread(target=visitor.visit)
+        thread.start()
+        stack.callback(visitor.stop.set)
+        (own,) = rows(location, f"select id from runs where id <> '{RUN}'")[0]
+        with live_page(served.address + address("runs", own)) as wait:
+            while not training.ended:
+                wait()
+                largest_log = max(largest_log, wal_bytes(location))
+                memory.append(((time.monotonic() - began) / 60, process.memory_info().rss / MIB))
+                time.sleep(0.3)
+        assert thread.is_alive(), "the visitor met with an error"
+        visitor.stop.set()
+        thread.join()
+    assert training.wait() == 0, training.errors
+    assert_sound(run, iterations=iterations)
+    warm = [sample for sample in memory if sample[0] > memory[-1][0] / 3]
+    appends = sorted(writers.seconds)
+    found = {
+        "minutes": memory[-1][0],
+        "rss_first_mib": memory[0][1],
+        "rss_last_mib": memory[-1][1],
+        "rss_slope_mib_per_minute": slope(warm),
+        "largest_log_mib": largest_log / MIB,
+        "appends": len(appends),
+        "append_p50_ms": 1000 * statistics.median(appends),
+        "append_p99_ms": 1000 * appends[len(appends) * 99 // 100],
+        "append_max_ms": 1000 * appends[-1],
+        "pages": len(visitor.seconds),
+        "page_p50_ms": 1000 * statistics.median(visitor.seconds),
+        "page_p99_ms": 1000 * sorted(visitor.seconds)[len(visitor.seconds) * 99 // 100],
+    }
+    print({name: round(value, 2) for name, value in found.items()}, visitor.statuses, visitor.slow)
+    assert {status for status in visitor.statuses if status >= 400} == set()
+    assert found["rss_slope_mib_per_minute"] < 1
+    assert found["largest_log_mib"] < 64
+    assert found["append_p99_ms"] < 1000
