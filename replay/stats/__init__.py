@@ -12,11 +12,13 @@ from replay.stats.runs import runs
 from replay.stats.series import iterations, metric_series
 from replay.stats.summary import summary
 from replay.stats.task import task
-from replay.stats.tokens import tokens
-from replay.stats.trajectory import find, overview, trajectory
+from replay.stats.tokens import MOST_TOKENS, CodecOf, tokens
+from replay.stats.trajectory import find, overview, same_tokenizer, trajectory
 
 __all__ = [
+    "MOST_TOKENS",
     "Answer",
+    "CodecOf",
     "Sort",
     "chosen",
     "find",
@@ -27,6 +29,7 @@ __all__ = [
     "preview",
     "progress",
     "runs",
+    "same_tokenizer",
     "summary",
     "task",
     "tokens",

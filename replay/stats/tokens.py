@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -31,12 +32,27 @@ _BOUND = 20.0
 _NO_TURN = -1
 
 
+CodecOf = Callable[[str], Decoder | None]
+"""The tokenizer of a run's rows; None: it is not there, or not known to be theirs."""
+
+
+def no_codec(run: str) -> None:
+    """Without tokenizers, tokens are ids."""
+
+
 def tokens(
-    store: ReplayStore, id: str, segment: int = 0, *, first: int = 0, count: int = MOST_TOKENS, codec: Decoder | None
+    store: ReplayStore,
+    id: str,
+    segment: int = 0,
+    *,
+    first: int = 0,
+    count: int = MOST_TOKENS,
+    codec_of: CodecOf = no_codec,
 ) -> Answer:
     """Up to `count` tokens of a segment from token `first` on, one list per quantity; entry t is of token first + t.
 
-    texts: what a token spells; None where it is a part of the character before; without a codec, `texts` is None.
+    texts: what a token spells; None where it is a part of the character before; `texts` is None where `codec_of` knows
+    no tokenizer of the row's run.
     authors: positions in `author_names`. log-probs in nats; None where no policy sampled the token. current_log_probs
     and drift = exp(clamp(current - behavior, -20, 20)): None as a whole where `replay rescore` has not scored the
     segment. advantages: of the trajectory, at its last draw or else at birth, on trained tokens. turns: the reply a
@@ -56,11 +72,13 @@ def tokens(
     last = min(len(whole), first + max(0, min(count, MOST_TOKENS)))
     part = slice(first, last)
     current, problem = _current(score, len(whole))
+    codec = codec_of(found.record.run)
     trained = loss_mask(whole, authors)[part]
     codes, places = np.unique(whole.authors[part], return_inverse=True)
     behavior = whole.behavior_log_probs[part]
     return {
         "id": id,
+        "run": found.record.run,
         "segment": segment,
         "first": first,
         "total": len(whole),

@@ -5,7 +5,7 @@ Its tokens, which may be hundreds of thousands, are a question of their own: see
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,13 +15,14 @@ from context.masks import loss_mask, response_mask
 from context.pieces import Decoder
 from context.tokens import Segment
 from replay import schema
+from replay.comparable import names_of, run_mismatches
 from replay.errors import ReplayError
 from replay.read import load
 from replay.records import COMMITTED, Trajectory
 from replay.rows import known
 from replay.schema import draws, groups, iterations, policies, runs, tasks, token_scores
 from replay.stats.rows import Answer
-from replay.stats.tokens import replies, same_start, whole_segments
+from replay.stats.tokens import CodecOf, no_codec, replies, same_start, whole_segments
 from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
@@ -47,12 +48,12 @@ def find(store: ReplayStore, id_prefix: str) -> str:
     )
 
 
-def overview(store: ReplayStore, id_prefix: str, *, codec: Decoder | None = None) -> Answer:
+def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec) -> Answer:
     """All but the tokens, whatever state the row is in.
 
     `problem` is None, or says why there are no tokens: of a corrupt row nothing is told that can't be trusted, and
-    `record`, `group` and `task` are None; of an evicted one only the content is missing. With a codec, what was shown
-    where a segment parts from the one before is also told as text.
+    `record`, `group` and `task` are None; of an evicted one only the content is missing. Where there is a tokenizer,
+    what was shown where a segment parts from the one before is also told as text.
     """
     id = find(store, id_prefix)
     with store.reading() as connection:
@@ -77,7 +78,7 @@ def overview(store: ReplayStore, id_prefix: str, *, codec: Decoder | None = None
         **answer,
         "record": _record(found),
         "authors": [vars(author) for author in authors.authors],
-        "segments": _parts(found, authors, scores, codec),
+        "segments": _parts(found, authors, scores, codec_of(found.record.run)),
         "scored": _scored(scores),
         "messages": [_message(found, position) for position in range(len(found.messages))],
     }
@@ -107,6 +108,15 @@ def trajectory(store: ReplayStore, id_prefix: str) -> Answer:
             "messages": [_message(found, position) for position in range(len(found.messages))],
             "uses": _uses(connection, id),
         }
+
+
+def same_tokenizer(store: ReplayStore, run: str, other: str) -> bool:
+    """Whether the tokens of two runs spell the same text; those of a run that does not say may be anything."""
+    if run == other:
+        return True
+    with store.reading() as connection:
+        found = run_mismatches(connection, run)
+    return other in found and "tokenizer" not in names_of(found[other])
 
 
 def _record(found: Trajectory) -> Answer:
@@ -201,5 +211,14 @@ def _parting(before: Segment, now: Segment, codec: Decoder | None) -> Answer:
 
 def _message(found: Trajectory, position: int) -> Answer:
     message = found.messages[position]
-    calls: Sequence[dict[str, Any]] = [{**vars(call), "arguments": dict(call.arguments)} for call in message.tool_calls]
+    calls = [{**vars(call), "arguments": _plain(dict(call.arguments))} for call in message.tool_calls]
     return {**vars(message), "tool_calls": calls}
+
+
+def _plain(value: Any) -> Any:
+    """Models write NaN and Infinity where numbers belong; JSON has neither."""
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,7 +18,20 @@ from replay.databases import Location
 from replay.errors import ContentGone
 from replay.sampling import make_sampler
 from replay.stats import Sort
-from tests.replay.fakes import RUN, Born, group, iterate, new_store, request, run_record, sql, task, tokens, trajectory
+from tests.replay.fakes import (
+    RUN,
+    Born,
+    group,
+    iterate,
+    new_store,
+    policy,
+    request,
+    run_record,
+    sql,
+    task,
+    tokens,
+    trajectory,
+)
 from tests.replay.locations import Databases
 
 
@@ -233,6 +246,10 @@ class Bytes:
         return bytes(ids).decode(errors="replace")
 
 
+def in_bytes(run: str) -> Bytes:
+    return Bytes()
+
+
 FIRST = tokens([1, 2, 3, 4, 5, 6, 7], [TEMPLATE, USER, LLM, LLM, ENV, LLM, LLM])
 ASIDE = tokens([1, 9, 30, 31], [TEMPLATE, USER, LLM, LLM])
 THEN = tokens([1, 2, 3, 8, 7, 7], [TEMPLATE, USER, HISTORY, MEMORY, LLM, LLM], version=1)
@@ -254,7 +271,7 @@ def split(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def test_overview_tells_why_segments_split_and_where_they_part(split: ReplayStore) -> None:
-    answer = stats.overview(split, "a", codec=Bytes())
+    answer = stats.overview(split, "a", codec_of=in_bytes)
     json.dumps(answer, allow_nan=False)
     assert [(part["reason"], part["num_tokens"], part["turns"]) for part in answer["segments"]] == [
         ("clean", 7, [0, 1]),
@@ -276,38 +293,38 @@ def test_overview_tells_why_segments_split_and_where_they_part(split: ReplayStor
 
 
 def test_tokens_know_the_turn_they_were_said_in(split: ReplayStore) -> None:
-    turns = [stats.tokens(split, "a", position, codec=None)["turns"] for position in range(3)]
+    turns = [stats.tokens(split, "a", position)["turns"] for position in range(3)]
     assert turns == [[None, None, 0, 0, None, 1, 1], [None] * 4, [None, None, None, None, 2, 2]]
 
 
 def test_tokens_of_a_row_with_more_turns_than_replies_have_none(location: Location) -> None:
     store = new_store(location)
     store.append([task()], [group()], [trajectory("a", num_turns=3)])
-    assert stats.tokens(store, "a", codec=None)["turns"] == [None] * 6
+    assert stats.tokens(store, "a")["turns"] == [None] * 6
 
 
 def test_tokens_of_a_range_are_those_of_the_whole(split: ReplayStore) -> None:
-    whole = stats.tokens(split, "a", 2, codec=Bytes())
-    part = stats.tokens(split, "a", 2, first=2, count=3, codec=Bytes())
+    whole = stats.tokens(split, "a", 2, codec_of=in_bytes)
+    part = stats.tokens(split, "a", 2, first=2, count=3, codec_of=in_bytes)
     assert (part["first"], part["total"]) == (2, 6)
     for name in ("token_ids", "texts", "loss_mask", "behavior_log_probs", "policy_versions", "advantages", "turns"):
         assert part[name] == whole[name][2:5]
     assert [part["author_names"][place] for place in part["authors"]] == ["history", "memory", "llm"]
     assert part["advantages"] == [None, None, 0.5]
     assert part["policy_versions"] == [None, None, 1]
-    assert stats.tokens(split, "a", 2, first=99, codec=None)["token_ids"] == []
+    assert stats.tokens(split, "a", 2, first=99)["token_ids"] == []
     with pytest.raises(ReplayError, match="segment must be from 0 to 2, got 3"):
-        stats.tokens(split, "a", 3, codec=None)
+        stats.tokens(split, "a", 3)
 
 
 def test_tokens_of_a_scored_row_have_current_log_probs_and_clamped_drift(split: ReplayStore) -> None:
-    answer = stats.tokens(split, "b", codec=None)
+    answer = stats.tokens(split, "b")
     json.dumps(answer, allow_nan=False)
     # Behavior log-probs are -0.5, -1.0, -1.5: log drifts 0, -0.5 and 101.5, which is clamped to 20 nats.
     assert answer["current_log_probs"] == [None, None, -0.5, -1.5, None, 100.0]
     assert answer["drift"] == [None, None, 1.0, round(math.exp(-0.5), 6), None, round(math.exp(20.0), 6)]
     assert answer["scored_by"] == {"run": RUN, "policy_version": 4}
-    unscored = stats.tokens(split, "a", codec=None)
+    unscored = stats.tokens(split, "a")
     assert (unscored["current_log_probs"], unscored["drift"], unscored["scored_by"]) == (None, None, None)
 
 
@@ -316,16 +333,16 @@ def test_character_of_several_tokens_stands_with_the_first_wherever_a_range_begi
     ids = list("aé€😀".encode() * 9)  # 1 + 2 + 3 + 4 tokens, nine times
     said = Segment(tokens(ids, [LLM] * len(ids)))
     store.append([task()], [group()], [trajectory("a", segments=(said,), num_turns=1)])
-    texts = stats.tokens(store, "a", codec=Bytes())["texts"]
+    texts = stats.tokens(store, "a", codec_of=in_bytes)["texts"]
     assert texts == ["a", "é", None, "€", None, None, "😀", None, None, None] * 9
     for first in range(20, 40):
-        assert stats.tokens(store, "a", first=first, count=15, codec=Bytes())["texts"] == texts[first : first + 15]
+        assert stats.tokens(store, "a", first=first, count=15, codec_of=in_bytes)["texts"] == texts[first : first + 15]
 
 
 def test_advantage_is_that_of_the_last_draw(store: ReplayStore) -> None:
     most = stats.trajectories(store, sort=Sort.uses, limit=1)[0]
     last = stats.overview(store, most["id"])["uses"][-1]
-    answer = stats.tokens(store, most["id"], codec=None)
+    answer = stats.tokens(store, most["id"])
     assert answer["advantage"] == {"value": 0.5, "run": RUN, "iteration": last["iteration"]}
     assert last["makes_policy_version"] == last["iteration"]
 
@@ -338,7 +355,7 @@ def test_overview_of_a_corrupt_row_tells_the_error_and_no_content(location: Loca
     assert answer["problem"] == {"kind": "corrupt", "reason": "tokens with a wrong header"}
     assert (answer["record"], answer["segments"], answer["messages"]) == (None, [], [])
     with pytest.raises(CorruptTrajectory):
-        stats.tokens(store, "a", codec=None)
+        stats.tokens(store, "a")
 
 
 def test_damaged_scores_are_told_and_not_shown(location: Location) -> None:
@@ -346,7 +363,7 @@ def test_damaged_scores_are_told_and_not_shown(location: Location) -> None:
     store.append([task()], [group()], [trajectory("a")])
     store.add_scores(RUN, 1, {("a", 0): np.zeros(6, np.float32)})
     sql(store, "update token_scores set log_probs = ?", bytes(40))
-    answer = stats.tokens(store, "a", codec=None)
+    answer = stats.tokens(store, "a")
     assert (answer["score_problem"], answer["drift"]) == ("log_probs with a wrong header", None)
     assert answer["behavior_log_probs"] == [None, None, -0.5, -1.0, None, -1.5]
 
@@ -359,7 +376,7 @@ def test_overview_of_a_forgotten_row_keeps_its_numbers(location: Location) -> No
     assert answer["problem"] == {"kind": "gone", "reason": "forgotten"}
     assert (answer["record"]["reward"], answer["segments"], answer["messages"]) == (1.0, [], [])
     with pytest.raises(ContentGone):
-        stats.tokens(store, "a", codec=None)
+        stats.tokens(store, "a")
 
 
 def test_questions_about_a_trajectory_take_as_many_statements_whatever_its_size(location: Location) -> None:
@@ -373,6 +390,16 @@ def test_questions_about_a_trajectory_take_as_many_statements_whatever_its_size(
     for id in ("few", "many"):
         with counted() as statements:
             stats.overview(store, id)
-            stats.tokens(store, id, codec=None)
+            stats.tokens(store, id)
         counts.append(len(statements))
     assert counts[0] == counts[1] <= 20
+
+
+def test_runs_are_read_with_one_tokenizer_where_both_name_the_same(location: Location) -> None:
+    store = new_store(location)
+    for run, tokenizer in (("run-2", "tok"), ("run-3", "other")):
+        store.add_run(run_record(run))
+        store.add_policy(policy(0, run=run, tokenizer=tokenizer))
+    store.add_run(run_record("untold"))
+    others = (RUN, "run-2", "run-3", "untold", "none")
+    assert [stats.same_tokenizer(store, RUN, other) for other in others] == [True, True, False, False, False]
