@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 
 _TABLE = json.loads(files("replay.inspector").joinpath("static/visible.json").read_text(encoding="utf-8"))
 _RANGES: list[tuple[int, int, str]] = [tuple(row) for row in _TABLE["ranges"]]
+_NAMES: list[str] = _TABLE["names"]
 _MOST_NAMED = 3
 """Different characters that the title of one mark names."""
 
@@ -32,11 +33,10 @@ _UNSEEN = _unseen()
 
 
 def mark(character: str) -> str:
-    """What stands for one character of the table: U+0000 to U+001F have pictures, others show their number."""
+    """What stands for one character of the table: its usual name, or its number. Few fonts have pictures of them."""
     code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "\u2421" if code == 0x7F else f"\u27e8U+{code:04X}\u27e9"
+    name = _NAMES[code] if code < len(_NAMES) else "DEL" if code == 0x7F else f"U+{code:04X}"
+    return f"\u27e8{name}\u27e9"
 
 
 def visible(text: object) -> Markup:

@@ -17,9 +17,9 @@ def test_every_character_that_acts_or_hides_is_marked() -> None:
 @pytest.mark.parametrize(
     ("character", "told", "title"),
     [
-        ("\x00", "␀", "U+0000 control character"),
-        ("\r", "␍", "U+000D control character"),
-        ("\x7f", "␡", "U+007F control character"),
+        ("\x00", "⟨NUL⟩", "U+0000 control character"),
+        ("\r", "⟨CR⟩", "U+000D control character"),
+        ("\x7f", "⟨DEL⟩", "U+007F control character"),
         ("\x9b", "⟨U+009B⟩", "U+009B control character"),
         ("\u200b", "⟨U+200B⟩", "U+200B zero-width character"),
         ("\u202e", "⟨U+202E⟩", "U+202E bidirectional control"),
@@ -44,4 +44,4 @@ def test_visible_text_stays_what_it_was_between_the_marks() -> None:
 
 def test_filter_of_the_templates_escapes_once() -> None:
     shown = environment().from_string("{{ text | visible }} {{ text | visible_text }}").render(text="<i>\x00")
-    assert shown == '&lt;i&gt;<span class="unseen" title="U+0000 control character">␀</span> &lt;i&gt;␀'
+    assert shown == '&lt;i&gt;<span class="unseen" title="U+0000 control character">⟨NUL⟩</span> &lt;i&gt;⟨NUL⟩'

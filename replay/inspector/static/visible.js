@@ -12,8 +12,8 @@ export const codePoint = (character) => `U+${character.codePointAt(0).toString(1
 
 export function mark(character) {
   const code = character.codePointAt(0);
-  if (code < 0x20) return String.fromCodePoint(0x2400 + code);
-  return code === 0x7f ? "\u2421" : `\u27e8${codePoint(character)}\u27e9`;
+  const name = table.names[code] ?? (code === 0x7f ? "DEL" : codePoint(character));
+  return `\u27e8${name}\u27e9`;
 }
 
 /** What a character of the table is; undefined for one that is seen. */

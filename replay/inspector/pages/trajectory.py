@@ -1,0 +1,209 @@
+"""One trajectory: what was said, its tokens, and every update that used it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+from replay import stats
+from replay.errors import ReplayError
+from replay.inspector.conversation import turns
+from replay.inspector.page import Elsewhere, Page
+from replay.inspector.query import Query, address
+from replay.inspector.reading import codec_of, has_run, rescore_command, unread, voice
+from replay.inspector.source import Source
+from replay.records import ELIGIBLE, FRESH, ORPHANED, REPLAY, UNTRAINABLE
+from replay.report.chart import Axis, Curve
+from replay.report.panels import Panel
+from replay.report.plain import plain_panel
+from replay.stats import Answer
+
+_TURNS = 60
+"""Of a conversation on one page."""
+_MOST_CHARACTERS = 1_000_000
+"""Of one message on its own page."""
+
+
+class View(StrEnum):
+    """The parts of the page."""
+
+    conversation = "conversation"
+    tokens = "tokens"
+    updates = "updates"
+
+
+class Color(StrEnum):
+    """What tokens are coloured by."""
+
+    author = "author"
+    mask = "mask"
+    behavior = "behavior"
+    current = "current"
+    drift = "drift"
+    advantage = "advantage"
+
+
+_TITLES = {
+    Color.author: "who wrote it",
+    Color.mask: "whether it is trained",
+    Color.behavior: "behavior log-prob: when it was sampled",
+    Color.current: "current log-prob: under the policy that scored it",
+    Color.drift: "exp(current log-prob - behavior log-prob)",
+    Color.advantage: "what it was pushed by",
+}
+_REASONS = {
+    "clean": "what the policy was shown first, and all that only extended it",
+    "template_rewrite": "the chat template wrote earlier messages differently once the next one was there",
+    "strategy_rewrite": "the context strategy changed what was shown of the conversation",
+    "fork": "the strategy asked a question aside; the conversation then went on without it",
+}
+
+
+def answer(source: Source, query: Query) -> Answer:
+    found = stats.overview(source.store, query.path("id"), codec_of=codec_of(source))
+    record, members = found["record"], [row["id"] for row in found["members"]]
+    place = members.index(found["id"]) if found["id"] in members else None
+    return {
+        "run": record and record["run"],
+        **found,
+        "previous": members[place - 1] if place else None,
+        "next": members[place + 1] if place is not None and place + 1 < len(members) else None,
+        "unread": unread(source, record["run"]) if record else None,
+        "unscorable": _unscorable(found),
+        "rescore": rescore_command(source, found["id"]),
+    }
+
+
+def _unscorable(found: Answer) -> str | None:
+    """Why no policy can score it; None: one can."""
+    record = found["record"]
+    if not found["segments"]:
+        return "Its tokens are not there."
+    if record["state"] not in (ELIGIBLE, UNTRAINABLE, ORPHANED):
+        return f"Rows that are {record['state']} are not scored."
+    if not record["num_action_tokens"]:
+        return "None of its tokens was sampled."
+    return None if record["temperature"] > 0 else "It was sampled at temperature 0, where log-probs mean nothing."
+
+
+def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+    if query.path("id") != found["id"]:
+        raise Elsewhere(address("trajectories", found["id"], **dict(query.items())))
+    about_tokens = any(query.text(name) for name in ("color", "segment", "token"))
+    view = query.choice("view", View.tokens if about_tokens else View.conversation)
+    record, segments = found["record"], found["segments"]
+    segment = query.whole("segment", 0)
+    if segments and segment >= len(segments):
+        raise ReplayError(f"segment must be from 0 to {len(segments) - 1}, got {segment}.")
+    return {
+        "view": view,
+        "views": list(View),
+        "color": query.choice("color", Color.author),
+        "titles": _TITLES,
+        "segment": segment,
+        "token": query.whole("token", -1, least=-1),
+        "reasons": _REASONS,
+        "has_run": has_run(source),
+        "here": lambda **changes: address("trajectories", found["id"], **changes),
+        **(_talk(found, query.whole("turn", 0)) if record and view == View.conversation else {}),
+        "charts": _charts(found) if view == View.updates else {},
+        "voices": {name: vars(voice(name)) for name in _names(found)},
+    }
+
+
+def _talk(found: Answer, turn: int) -> dict[str, Any]:
+    """The turns of one page of the conversation, and the first turns of all its pages."""
+    count = found["record"]["num_turns"]
+    first = min(turn, max(0, count - 1)) // _TURNS * _TURNS
+    shown = turns(found["messages"], found["authors"], count, first=first, count=_TURNS)
+    return {"turns": shown, "first_turn": first, "turn_pages": list(range(0, count, _TURNS)), "page_turns": _TURNS}
+
+
+def _charts(found: Answer) -> Answer:
+    """What its own run's updates did to it, over iterations; the table has all of them."""
+    uses = [use for use in found["uses"] if found["record"] and use["run"] == found["record"]["run"]]
+    return {panel["key"]: panel for panel in map(plain_panel, _panels(uses))} if len(uses) > 1 else {}
+
+
+def _panels(uses: Sequence[Answer]) -> list[Panel]:
+    def curves(name: str, label: str = "", *, dashed: bool = False) -> list[Curve]:
+        by_stream = {stream: [use for use in uses if use["stream"] == stream] for stream in (FRESH, REPLAY)}
+        return [
+            Curve(
+                f"{stream}{label}",
+                [(use["iteration"], use[name]) for use in found if use[name] is not None],
+                stream,
+                dashed=dashed,
+                marker="square" if stream == REPLAY else "circle",
+            )
+            for stream, found in by_stream.items()
+            if found
+        ]
+
+    clipped, share = curves("clip_fraction"), curves("ess_share")
+    drift = (*curves("drift_mean", ", mean"), *curves("drift_max", ", most", dashed=True))
+    return [
+        Panel("Drift", "How far the policy had moved from its sampled tokens; 1 is not at all.", drift, _DRIFT),
+        Panel("ESS share", "Its weight over the sum of its stream's.", tuple(share), _SHARE),
+        Panel("Clip fraction", "Its trained tokens whose loss the clip range decided.", tuple(clipped), _SHARE),
+    ]
+
+
+_DRIFT = Axis(reference=1.0, least_span=0.02)
+_SHARE = Axis(percent=True, from_zero=True, least_span=0.01)
+
+
+def _names(found: Answer) -> list[str]:
+    return [author["name"] + suffix for author in found["authors"] for suffix in ("", "(discard)")]
+
+
+PAGE = Page("/trajectories/{id}", "trajectory.html", answer, tab="buffer", shows=shows)
+
+
+def tokens_answer(source: Source, query: Query) -> Answer:
+    """A stretch of one segment's tokens, for the token view and for programs."""
+    id = stats.find(source.store, query.path("id"))
+    count = query.whole("count", stats.MOST_TOKENS, least=1, most=stats.MOST_TOKENS)
+    segment, first = query.whole("segment", 0), query.whole("first", 0)
+    return stats.tokens(source.store, id, segment, first=first, count=count, codec_of=codec_of(source))
+
+
+def _in_the_view(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+    page = answer(source, query)
+    return {**page, **shows(source, query, page), "view": View.tokens}
+
+
+TOKENS = Page("/trajectories/{id}/tokens", "trajectory.html", tokens_answer, tab="buffer", shows=_in_the_view)
+
+
+def message_answer(source: Source, query: Query) -> Answer:
+    """One message to its last character, a million at a time."""
+    found = stats.overview(source.store, query.path("id"))
+    if found["problem"] is not None:
+        raise ReplayError(
+            f"trajectory {found['id']} must have its messages, got one without: {found['problem']['reason']}."
+        )
+    position, messages = query.path_whole("position"), found["messages"]
+    if position >= len(messages):
+        raise ReplayError(f"message must be from 0 to {len(messages) - 1}, got {position}.")
+    first, content = query.whole("first", 0), messages[position]["content"]
+    last = first + _MOST_CHARACTERS
+    return {
+        "run": found["record"]["run"],
+        "id": found["id"],
+        "position": position,
+        "message": {**messages[position], "content": content[first:last]},
+        "first": first,
+        "characters": len(content),
+        "next_first": last if last < len(content) else None,
+    }
+
+
+def _calls(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+    calls = found["message"]["tool_calls"]
+    return {"calls": [{**call, "text": json.dumps(call["arguments"], ensure_ascii=False, indent=2)} for call in calls]}
+
+
+MESSAGE = Page("/trajectories/{id}/messages/{position}", "message.html", message_answer, tab="buffer", shows=_calls)
