@@ -251,8 +251,9 @@ class Drawn {
       this.shape = shape;
       this.plot = new uPlot(this.options(), data, this.canvas);
       this.plot.over.addEventListener("click", (event) => this.clicked(event));
+      this.plot.over.addEventListener("dblclick", () => this.unzoomed());
     }
-    this.tell(null);
+    this.tell(this.plot.cursor.idx);
     this.fillTable();
   }
 
@@ -343,9 +344,16 @@ class Drawn {
   clicked(event) {
     const at = this.plot.cursor.idx;
     // Where there is no mouse a tap shows the values, and the name of the place above them is the link.
-    if (event.pointerType === "touch" || at == null || this.moved) return;
+    if (event.pointerType === "touch" || at == null) return;
     const link = this.link(this.places[at]);
-    if (link) location.href = link;
+    clearTimeout(this.leaving);
+    // A second click within this time asks for the whole range instead.
+    if (link) this.leaving = setTimeout(() => { location.href = link; }, 250);
+  }
+
+  unzoomed() {
+    clearTimeout(this.leaving);
+    for (const each of drawn.values()) if (each.across === this.across && each.plot) each.reset();
   }
 
   link(place) {

@@ -34,7 +34,7 @@ async function ask() {
   let found;
   try {
     // The newest one is asked for again: its evaluation comes after its update.
-    const answer = await fetch(`${address}?after=${progress.logged - 1}&mark=${progress.mark}`);
+    const answer = await fetch(`${address}?after=${Math.max(-1, progress.logged - 1)}&mark=${progress.mark}`);
     found = answer.ok ? await answer.json() : null;
   } catch {
     found = null;
