@@ -21,7 +21,7 @@ QUICK = {
     "types": [BIN / "mypy"],
     "layers": [BIN / "lint-imports", "--no-cache"],
 }
-PYTEST = [sys.executable, "-m", "pytest", "--durations=10", "-n", "2", "--dist", "loadfile"]
+PYTEST = [sys.executable, "-m", "pytest", "--durations=10", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 @dataclass(frozen=True)

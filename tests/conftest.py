@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+TESTS = Path(__file__).parent
 
 pytest_plugins = ["tests.replay.locations", "tests.browser.counting"]
 
@@ -21,3 +25,26 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+LONGEST = (
+    "agentloop/test_strategy_learning.py",
+    "agentloop/test_faults.py",
+    "replay/test_kill_points.py",
+    "agentloop/test_ranks.py",
+    "agentloop/test_loop.py",
+    "agentloop/test_checkpoint.py",
+    "agentloop/test_cli.py",
+    "replay/test_durability.py",
+    "replay/test_limits.py",
+    "invariants/test_objectives.py",
+    "docs/test_blocks.py",
+    "replay/test_draws.py",
+)
+"""They come first, for a core has nothing to do while the other is in the middle of one at the end."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).as_posix(), len(places)))

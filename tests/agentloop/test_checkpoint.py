@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
+from contextlib import suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -109,36 +111,35 @@ def test_checkpoint_on_a_full_disk_is_one_clear_line_and_loses_nothing(tmp_path:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-WRITER = """
-import sys
-from pathlib import Path
-from agentloop.checkpoint import prune
-from tests.agentloop.test_checkpoint import save
-folder = Path(sys.argv[1])
-number = int(sys.argv[2])
-print("ready", flush=True)
-while True:
-    number += 1
-    save(folder, number)
-    print(number, flush=True)
-    prune(folder, keep=2)
-"""
+FORK = multiprocessing.get_context("fork")  # A process that starts anew imports torch for seconds.
+
+
+def save_without_pause(folder: Path, number: int, said: Connection) -> None:
+    said.send(number)
+    while True:
+        number += 1
+        save(folder, number)
+        said.send(number)
+        prune(folder, keep=2)
 
 
 def kill_while_saving(folder: Path, rng: random.Random) -> int:
     """Kill a process that saves without pause; the last checkpoint it said was saved."""
     complete = complete_checkpoints(folder)
     last = int(complete[-1].name) if complete else 0
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), str(last)], stdout=subprocess.PIPE, text=True, bufsize=1
-    )
-    assert writer.stdout is not None
-    assert writer.stdout.readline() == "ready\n"
+    hearing, saying = FORK.Pipe(duplex=False)
+    writer = FORK.Process(target=save_without_pause, args=(folder, last, saying))
+    writer.start()
+    saying.close()
+    assert hearing.recv() == last
     time.sleep(rng.uniform(0.02, 0.3))
-    writer.send_signal(signal.SIGKILL)
-    said = [int(line) for line in writer.stdout.read().split()]
-    writer.wait()
-    return said[-1] if said else last
+    writer.kill()
+    writer.join()
+    assert writer.exitcode == -signal.SIGKILL
+    with hearing, suppress(EOFError):
+        while True:
+            last = hearing.recv()
+    return last
 
 
 def check_kills(folder: Path, kills: int) -> None:
