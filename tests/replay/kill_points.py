@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import shutil
 import signal
@@ -20,14 +19,10 @@ import sqlalchemy as sa
 from replay.databases import Location
 from tests.replay.locations import Databases
 from tests.replay.postgres_servers import roomy_folder
+from tests.replay.small_processes import SMALL
 
 Work = Callable[[Location, Callable[[], None]], None]
 """Does one thing after another to a database, and tells after each that it returned."""
-
-# Forked from a process that holds nothing but what they need: forking the tests' own, with torch in it, takes longer
-# than most of the work.
-_SMALL = multiprocessing.get_context("forkserver")
-_SMALL.set_forkserver_preload(["tests.replay.test_kill_points", "alembic.command", "sqlalchemy.dialects.sqlite"])
 
 _STEPS = (
     (sa.Engine, "after_cursor_execute"),  # Nothing happens between this and the next statement.
@@ -48,8 +43,8 @@ class Ended:
 
 def killed_at(step: int | None, work: Work, location: Location) -> Ended:
     """The work in a process of its own, killed with -9 when it comes to that step; None: never."""
-    receiving, sending = _SMALL.Pipe(duplex=False)
-    child = _SMALL.Process(target=_work, args=(step, work, location, sending))
+    receiving, sending = SMALL.Pipe(duplex=False)
+    child = SMALL.Process(target=_work, args=(step, work, location, sending))
     child.start()
     sending.close()
     told = []

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 from replay import ReplayStore
 from replay.databases import Location
 from tests.replay.fakes import group, new_store, sql, task, trajectory
-
-FORK = multiprocessing.get_context("fork")
+from tests.replay.small_processes import SMALL
 
 
 def begin(location: Location) -> None:
@@ -29,17 +29,17 @@ def begin(location: Location) -> None:
 class Writer:
     """A process that appends trajectories one by one; an id goes down the pipe once its append has returned."""
 
-    process: FORK.Process  # type: ignore[name-defined]  # a context's own class
-    _receiving: int
+    process: SMALL.Process  # type: ignore[name-defined]  # a context's own class
+    _receiving: Connection
     _stop: Any
 
     @classmethod
     def start(cls, location: Location, number: int, count: int) -> Writer:
-        receiving, sending = os.pipe()
-        stop = FORK.Event()
-        process = FORK.Process(target=_write, args=(location, number, count, sending, stop))
+        receiving, sending = SMALL.Pipe(duplex=False)
+        stop = SMALL.Event()
+        process = SMALL.Process(target=_write, args=(location, number, count, sending, stop))
         process.start()
-        os.close(sending)
+        sending.close()
         return cls(process, receiving, stop)
 
     def stop(self) -> None:
@@ -51,20 +51,22 @@ class Writer:
 
     def acknowledged(self) -> list[str]:
         """Waits for the process to end."""
-        with os.fdopen(self._receiving) as stream:
-            ids = [line.strip() for line in stream if line.endswith("\n")]
+        ids = []
+        with self._receiving, suppress(EOFError):
+            while True:
+                ids.append(self._receiving.recv())
         self.process.join()
         return ids
 
 
-def _write(location: Location, number: int, count: int, sending: int, stop: Any) -> None:
+def _write(location: Location, number: int, count: int, sending: Connection, stop: Any) -> None:
     store = ReplayStore.open(location)
     for i in range(count):
         if stop.is_set():
             break
         id = f"{number:03d}-{i:05d}"
         store.append([], [], [trajectory(id)])
-        os.write(sending, f"{id}\n".encode())
+        sending.send(id)
     store.close()
 
 
