@@ -1,6 +1,6 @@
 """Everything `make test` checks, with one summary: style, types, layers, tests.
 
-Tests run on two cores, a file on one of them; the quick checks run beside them.
+Tests run on two cores, a file on one of them, the longest first; the quick checks run beside them.
 """
 
 from __future__ import annotations

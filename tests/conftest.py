@@ -29,11 +29,10 @@ def pytest_collection_finish() -> None:
 
 LONGEST = (
     "agentloop/test_strategy_learning.py",
-    "agentloop/test_faults.py",
     "replay/test_kill_points.py",
     "agentloop/test_ranks.py",
     "agentloop/test_loop.py",
-    "agentloop/test_checkpoint.py",
+    "agentloop/test_faults.py",
     "agentloop/test_cli.py",
     "replay/test_durability.py",
     "replay/test_limits.py",
@@ -41,7 +40,10 @@ LONGEST = (
     "docs/test_blocks.py",
     "replay/test_draws.py",
 )
-"""They come first, for a core has nothing to do while the other is in the middle of one at the end."""
+"""They come first, for a core has nothing to do while the other is in the middle of one at the end.
+
+Faults, which must be told within seconds, come when the checks beside the tests have ended.
+"""
 
 
 @pytest.hookimpl(tryfirst=True)
