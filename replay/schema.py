@@ -188,10 +188,13 @@ trajectories = sa.Table(
     _text("token_hash", null=True),
     _integer("num_bytes", null=True),
     _integer("record_checksum", null=True),
+    # Committed draws of it, by whichever run: see `replay.draws`.
+    _integer("uses", server_default="0"),
     sa.Index("trajectories_by_change", "changed"),
     sa.Index("trajectories_by_token_hash", "token_hash"),
     sa.Index("trajectories_by_state", "state"),
-    sa.Index("trajectories_by_run", "run", "iteration", "slot"),
+    # To the last row: a page of a run's list is read off it.
+    sa.Index("trajectories_by_run", "run", "iteration", "slot", "id"),
     sa.Index("trajectories_by_group", "group"),
     sa.Index("trajectories_by_task", "task"),
 )

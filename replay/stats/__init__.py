@@ -3,11 +3,12 @@
 The terminal (`agentloop replay ...`) and the inspector ask the same ones.
 """
 
+from replay.stats.distributions import distributions
 from replay.stats.iteration import iteration
-from replay.stats.listing import Sort, trajectories
+from replay.stats.listing import Patience, page, trajectories
 from replay.stats.preview import preview
 from replay.stats.progress import progress
-from replay.stats.rows import Answer, chosen
+from replay.stats.rows import Answer, Question, Sort, chosen
 from replay.stats.runs import runs
 from replay.stats.series import iterations, metric_series
 from replay.stats.summary import summary
@@ -19,13 +20,17 @@ __all__ = [
     "MOST_TOKENS",
     "Answer",
     "CodecOf",
+    "Patience",
+    "Question",
     "Sort",
     "chosen",
+    "distributions",
     "find",
     "iteration",
     "iterations",
     "metric_series",
     "overview",
+    "page",
     "preview",
     "progress",
     "runs",

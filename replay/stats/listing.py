@@ -1,68 +1,232 @@
-"""Trajectories, a line each."""
+"""Trajectories, a line each, a page at a time.
+
+Pages are found by the last row of the one before (keyset paging): rows appended meanwhile move nothing, and the
+thousandth page takes as long as the first.
+"""
 
 from __future__ import annotations
 
-from enum import StrEnum
+import base64
+import binascii
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from replay import schema
-from replay.stats.rows import STALENESS, USES, Answer, chosen, newest_policies, uses_by_trajectory
+from replay.errors import ReplayError
+from replay.rows import chunked
+from replay.stats.rows import Answer, Question, Sort, newest_versions, staleness
 from replay.store import ReplayStore
+from replay.where import Parts, conditions
 
 _rows = schema.trajectories.c
 
-
-class Sort(StrEnum):
-    """What a listing can be sorted by; the greatest come first."""
-
-    iteration = "iteration"
-    reward = "reward"
-    advantage = "advantage"
-    turns = "turns"
-    tools = "tools"
-    tokens = "tokens"
-    uses = "uses"
-    staleness = "staleness"
+_LEAST, _GREATEST = -1, 2**62
+"""Before and behind every staleness there is."""
 
 
-_SORTED_BY: dict[Sort, sa.ColumnElement[Any]] = {
-    Sort.iteration: _rows.iteration,
+_COLUMNS: dict[Sort, sa.ColumnElement[Any]] = {
     Sort.reward: _rows.reward,
     Sort.advantage: _rows.advantage,
+    Sort.success: _rows.success,
     Sort.turns: _rows.num_turns,
     Sort.tools: _rows.num_tool_calls,
     Sort.tokens: _rows.num_tokens,
-    Sort.uses: USES,
-    Sort.staleness: STALENESS,
+    Sort.uses: _rows.uses,
+    Sort.stop_reason: _rows.stop_reason,
+    Sort.source: _rows.source,
 }
+_SHOWN = (
+    *(_rows[name] for name in ("id", "run", "iteration", "slot", "task", "environment", "source", "reward", "success")),
+    *(_rows[name] for name in ("num_turns", "num_tool_calls", "num_tokens", "num_action_tokens")),
+    *(_rows[name] for name in ("stop_reason", "error_kind", "advantage", "state", "state_reason", "uses")),
+    _rows.group.label("group"),
+)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to look for what was said: every conversation in question must be read."""
+
+    rows: int = 10_000
+    seconds: float = 0.2
 
 
 def trajectories(
     store: ReplayStore,
     run: str | None = None,
     *,
-    where: str | None = None,
+    where: str | Sequence[str] | None = None,
     success: bool | None = None,
     sort: Sort = Sort.iteration,
     limit: int | None = None,
 ) -> list[Answer]:
     """One line per trajectory, the greatest in `sort` first; staleness is relative to the run's newest policy."""
-    columns = [
-        *(_rows[name] for name in ("id", "run", "iteration", "slot", "task", "reward", "success")),
-        *(_rows[name] for name in ("num_turns", "num_tool_calls", "num_tokens", "num_action_tokens")),
-        *(_rows[name] for name in ("stop_reason", "error_kind", "advantage", "state", "state_reason")),
-        _rows.group.label("group"),
-        USES,
-        STALENESS,
-    ]
-    source = schema.trajectories.outerjoin(uses_by_trajectory, _rows.id == uses_by_trajectory.c.trajectory)
-    query = sa.select(*columns).select_from(source.outerjoin(newest_policies, _rows.run == newest_policies.c.run))
-    query = query.where(chosen(run, where))
+    given = [where] if isinstance(where, str) else list(where or ())
     if success is not None:
-        query = query.where(_rows.success == success)
-    order = [_SORTED_BY[sort].desc().nulls_last(), _rows.iteration.desc(), _rows.slot, _rows.run, _rows.id]
+        given.append(f"success = {str(success).lower()}")
     with store.reading() as connection:
-        found = connection.execute(query.order_by(*order).limit(limit)).mappings()
-        return [dict(row) for row in found]
+        listing = _Listing(connection, Question(run, given, sort))
+        query = listing.query(None, backwards=False)
+        if listing.parts.messages is not None:
+            query = query.where(listing.parts.messages)
+        ids = connection.scalars(query.limit(limit)).all()
+        return listing.read(ids)
+
+
+def page(
+    store: ReplayStore,
+    question: Question = Question(),  # noqa: B008  frozen
+    *,
+    limit: int = 50,
+    after: str | None = None,
+    before: str | None = None,
+    patience: Patience = Patience(),
+) -> Answer:
+    """At most `limit` rows that come `after` a cursor of this question, or `before` it.
+
+    `rows`; the cursors `after` and `before` of the pages next to this one, None where there is none. Where filters ask
+    what was said: `searched`, how many rows were looked at, and `complete`: False where patience ended before the page
+    was full; then `after` (or `before`) goes on from there. Raises ReplayError for a cursor of another question.
+    """
+    backwards = before is not None
+    with store.reading() as connection:
+        listing = _Listing(connection, question)
+        place = listing.place(before if backwards else after, "before" if backwards else "after")
+        found = listing.found(place, limit, backwards=backwards, patience=patience)
+        rows = listing.read(found.ids[::-1] if backwards else found.ids)
+    further = listing.cursor(found.end) if found.end is not None else None
+    back = listing.cursor(found.begin) if found.begin is not None and place is not None else None
+    return {
+        "rows": rows,
+        "after": back if backwards else further,
+        "before": further if backwards else back,
+        "searched": found.searched,
+        "complete": found.complete,
+    }
+
+
+Place = tuple[Any, ...]
+"""Where a row stands: what it is sorted by, then iteration, slot, run and id."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    ids: list[str]
+    begin: Place | None
+    """Of the first row."""
+    end: Place | None
+    """What to go on from; None: there is nothing further."""
+    searched: int | None = None
+    complete: bool = True
+
+
+class _Listing:
+    """One question on one connection."""
+
+    def __init__(self, connection: sa.Connection, question: Question) -> None:
+        self._connection = connection
+        self._question = question
+        self._staleness = staleness(newest_versions(connection, question.run))
+        self.parts: Parts = conditions(question.where, known={"staleness": self._staleness})
+        self._names = [question.sort.value, str(question.ascending), question.run]
+        columns = [_rows.iteration, _rows.slot, _rows.run, _rows.id]
+        if question.run is not None:
+            columns.remove(_rows.run)
+        self.place_columns: list[sa.ColumnElement[Any]] = [*columns]
+        if question.sort is Sort.staleness:
+            unknown = _GREATEST if question.ascending else _LEAST
+            self.place_columns.insert(0, sa.func.coalesce(self._staleness, unknown))
+        elif question.sort is not Sort.iteration:
+            self.place_columns.insert(0, _COLUMNS[question.sort])
+
+    def query(self, place: Place | None, *, backwards: bool, whole: bool = False) -> sa.Select[Any]:
+        """Ids in order, with their places if `whole`, of rows behind a place whose columns are as asked."""
+        columns = self.place_columns
+        query = sa.select(_rows.id, *columns[:-1]) if whole else sa.select(_rows.id)
+        query = query.where(self.parts.columns)
+        if self._question.run is not None:
+            query = query.where(_rows.run == self._question.run)
+        rising = self._question.ascending is not backwards
+        if place is not None:
+            values = [sa.literal(value, column.type) for value, column in zip(place, columns, strict=True)]
+            mine, theirs = sa.tuple_(*columns), sa.tuple_(*values)
+            query = query.where(mine > theirs if rising else mine < theirs)
+        return query.order_by(*(column.asc() if rising else column.desc() for column in columns))
+
+    def found(self, place: Place | None, limit: int, *, backwards: bool, patience: Patience) -> _Found:
+        query = self.query(place, backwards=backwards, whole=True)
+        if self.parts.messages is not None:
+            return self._searched(query, limit, patience)
+        places = [_place(row) for row in self._connection.execute(query.limit(limit + 1))]
+        return _cut(places, limit)
+
+    def _searched(self, query: sa.Select[Any], limit: int, patience: Patience) -> _Found:
+        """The first rows in order of which something was said, as far as patience reaches."""
+        assert self.parts.messages is not None
+        ends = time.monotonic() + patience.seconds
+        candidates = [_place(row) for row in self._connection.execute(query.limit(patience.rows + 1))]
+        hits: list[Place] = []
+        searched = 0
+        for chunk in chunked(candidates[: patience.rows]):
+            ids = [place[-1] for place in chunk]
+            said = sa.select(_rows.id).where(_rows.id.in_(ids), self.parts.messages)
+            fits = set(self._connection.scalars(said))
+            hits += [place for place in chunk if place[-1] in fits]
+            searched += len(chunk)
+            if len(hits) > limit or time.monotonic() > ends:
+                break
+        found = _cut(hits, limit)
+        if found.end is not None or searched == len(candidates):
+            return _Found(found.ids, found.begin, found.end, searched)
+        return _Found(found.ids, found.begin, candidates[searched - 1], searched, complete=False)
+
+    def read(self, ids: Sequence[str]) -> list[Answer]:
+        """Their lines, in this order."""
+        found: dict[str, Answer] = {}
+        columns = (*_SHOWN, self._staleness.label("staleness"))
+        for chunk in chunked(ids):
+            rows = self._connection.execute(sa.select(*columns).where(_rows.id.in_(chunk))).mappings()
+            found.update((row["id"], dict(row)) for row in rows)
+        return [found[id] for id in ids]
+
+    def cursor(self, place: Place) -> str:
+        text = json.dumps([*self._names, *place], separators=(",", ":"))
+        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+    def place(self, cursor: str | None, name: str) -> Place | None:
+        if cursor is None:
+            return None
+        try:
+            given = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+            place = tuple(given[len(self._names) :])
+            if given[: len(self._names)] == self._names and _fits(place, self.place_columns):
+                return place
+        except (ValueError, TypeError, binascii.Error):
+            pass
+        raise ReplayError(f"{name} must be a cursor of this list, got {cursor[:80]!r}. Begin at its first page.")
+
+
+def _place(row: sa.Row[Any]) -> Place:
+    """The id is read first and stands last."""
+    return (*row[1:], row[0])
+
+
+def _fits(place: Place, columns: Sequence[sa.ColumnElement[Any]]) -> bool:
+    if len(place) != len(columns):
+        return False
+    return all(
+        isinstance(value, (int, float) if column.type.python_type is float else column.type.python_type)
+        for value, column in zip(place, columns, strict=True)
+    )
+
+
+def _cut(places: list[Place], limit: int) -> _Found:
+    """Of one place more than there is room for, if there are so many."""
+    shown = places[:limit]
+    more = len(places) > limit
+    return _Found([place[-1] for place in shown], shown[0] if shown else None, shown[-1] if more and shown else None)

@@ -4,8 +4,8 @@
 the text holds, it reaches the database as bound parameters only; names of fields come from a fixed table.
 """
 
-from replay.where.condition import condition
+from replay.where.condition import Parts, condition, conditions
 from replay.where.fields import FIELDS, Field
 from replay.where.grammar import WrongFilter, parsed
 
-__all__ = ["FIELDS", "Field", "WrongFilter", "condition", "parsed"]
+__all__ = ["FIELDS", "Field", "Parts", "WrongFilter", "condition", "conditions", "parsed"]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,28 +19,63 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from replay.schema import ESCAPE, ExactText, is_storable, messages, trajectories
+from replay.schema import ESCAPE, ExactText, groups, is_storable, messages, trajectories
 from replay.where.fields import Kind
 from replay.where.grammar import All, Comparison, Node, Not, parsed
 
+Known = Mapping[str, sa.ColumnElement[Any]]
+"""Expressions by the names of fields."""
+NOTHING: Known = {}
 _Search = Callable[[sa.ColumnElement[str], Sequence[str]], sa.ColumnElement[bool]]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What must hold of a row: of its columns, and of what was said in it, which takes a thousand times as long."""
+
+    columns: sa.ColumnElement[bool]
+    messages: sa.ColumnElement[bool] | None
+    """None: nothing is asked of what was said."""
 
 
 def condition(text: str) -> sa.ColumnElement[bool]:
     """For a query over the table `trajectories`. Raises WrongFilter."""
-    return _condition(parsed(text))
+    return _condition(parsed(text), NOTHING)
 
 
-def _condition(node: Node) -> sa.ColumnElement[bool]:
+def conditions(texts: Iterable[str], *, known: Known = NOTHING) -> Parts:
+    """All of them hold. `known`: expressions that take the place of fields' own. Raises WrongFilter."""
+    nodes = [part for text in texts for part in _all_parts(parsed(text))]
+    slow = [_asks_messages(node) for node in nodes]
+    columns = [_condition(node, known) for node, is_slow in zip(nodes, slow, strict=True) if not is_slow]
+    messages = [_condition(node, known) for node, is_slow in zip(nodes, slow, strict=True) if is_slow]
+    return Parts(sa.and_(sa.true(), *columns), sa.and_(*messages) if messages else None)
+
+
+def _all_parts(node: Node) -> Iterator[Node]:
+    if isinstance(node, All):
+        for part in node.parts:
+            yield from _all_parts(part)
+    else:
+        yield node
+
+
+def _asks_messages(node: Node) -> bool:
     if isinstance(node, Comparison):
-        return _comparison(node)
+        return node.field.asks_messages
+    return any(map(_asks_messages, (node.part,) if isinstance(node, Not) else node.parts))
+
+
+def _condition(node: Node, known: Known) -> sa.ColumnElement[bool]:
+    if isinstance(node, Comparison):
+        return _comparison(node, known)
     if isinstance(node, Not):
-        return sa.not_(_condition(node.part).self_group())
+        return sa.not_(_condition(node.part, known).self_group())
     join = sa.and_ if isinstance(node, All) else sa.or_
-    return join(*map(_condition, node.parts))
+    return join(*(_condition(part, known) for part in node.parts))
 
 
-def _comparison(node: Comparison) -> sa.ColumnElement[bool]:
+def _comparison(node: Comparison, known: Known) -> sa.ColumnElement[bool]:
     field = node.field
     if field.kind is Kind.messages:
         said = sa.or_(*(_compared(_Part(name), node) for name in (_CONTENT, _REASONING)))
@@ -48,8 +84,12 @@ def _comparison(node: Comparison) -> sa.ColumnElement[bool]:
         # Each call is stored with its name first: see `conversation`.
         begins = [json.dumps({"name": value}, separators=(",", ":"))[:-1] + "," for value in node.values]
         return _exists_message(_Calls(_Part(_CALLS), *map(_text, begins)), begins)
+    if field.of_group is not None:
+        # Groups that fit are found once, not looked up for every member.
+        fits = field.of_group.is_(None) if node.sign == "null" else _compared(field.of_group, node)
+        return trajectories.c.group.in_(sa.select(groups.c.id).where(fits))
     assert field.expression is not None
-    expression = field.expression()
+    expression = known[field.name] if field.name in known else field.expression()
     if node.sign == "null":
         return expression.is_(None)
     compared = _compared(expression, node)

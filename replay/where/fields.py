@@ -9,8 +9,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from replay.records import COMMITTED, STATES
-from replay.schema import draws, groups, policies, trajectories
+from replay.records import STATES
+from replay.schema import groups, policies, trajectories
 
 _rows = trajectories.c
 
@@ -32,26 +32,21 @@ class Field:
     kind: Kind
     meaning: str
     expression: Callable[[], sa.ColumnElement[Any]] | None = None
-    """Over the table `trajectories`; None: it asks the messages, see `condition`."""
+    """Over the table `trajectories`."""
+    of_group: sa.Column[Any] | None = None
+    """A column of the row's group. With neither it asks the messages, see `condition`."""
     may_be_unknown: bool = False
     choices: tuple[str, ...] = ()
 
-
-def uses() -> sa.ColumnElement[int]:
-    """Updates that used the row, fresh or replayed."""
-    mine = sa.select(sa.func.count()).where(draws.c.trajectory == _rows.id, draws.c.state == COMMITTED)
-    return sa.type_coerce(mine.correlate(trajectories).scalar_subquery(), sa.BigInteger)
+    @property
+    def asks_messages(self) -> bool:
+        return self.kind in (Kind.messages, Kind.calls)
 
 
 def staleness() -> sa.ColumnElement[int]:
     """Of the row today: publishes of its run since its oldest token; NULL where the run has published nothing."""
     newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == _rows.run)
     return newest.correlate(trajectories).scalar_subquery() - _rows.policy_version_min
-
-
-def _of_group(column: sa.Column[Any]) -> Callable[[], sa.ColumnElement[Any]]:
-    query = sa.select(column).where(groups.c.id == _rows.group).correlate(trajectories)
-    return query.scalar_subquery
 
 
 def _is(column: sa.Column[Any]) -> Callable[[], sa.ColumnElement[Any]]:
@@ -69,7 +64,7 @@ _ALL = (
         staleness,
         may_be_unknown=True,
     ),
-    Field("uses", Kind.whole, "updates that used it, fresh or replayed", uses),
+    Field("uses", Kind.whole, "updates that used it, fresh or replayed", _is(_rows.uses)),
     Field("turns", Kind.whole, "replies of the policy", _is(_rows.num_turns)),
     Field("tools", Kind.whole, "tool calls", _is(_rows.num_tool_calls)),
     Field("tokens", Kind.whole, "tokens of all its segments", _is(_rows.num_tokens)),
@@ -94,9 +89,9 @@ _ALL = (
     Field("member", Kind.whole, "its place within its group", _is(_rows.member)),
     Field("policy_version", Kind.whole, "publishes before its oldest sampled token", _is(_rows.policy_version_min)),
     Field("temperature", Kind.number, "sampling temperature", _is(_rows.temperature)),
-    Field("group_size", Kind.whole, "members of its group at birth", _of_group(groups.c.size)),
-    Field("group_success", Kind.number, "share of successful members of its group", _of_group(groups.c.success_rate)),
-    Field("group_reward", Kind.number, "mean reward of its group", _of_group(groups.c.reward_mean)),
+    Field("group_size", Kind.whole, "members of its group at birth", of_group=groups.c.size),
+    Field("group_success", Kind.number, "share of successful members of its group", of_group=groups.c.success_rate),
+    Field("group_reward", Kind.number, "mean reward of its group", of_group=groups.c.reward_mean),
     Field("id", Kind.text, "its id", _is(_rows.id)),
     Field("run", Kind.text, "id of its run", _is(_rows.run)),
     Field("task", Kind.text, "hash of its task", _is(_rows.task)),

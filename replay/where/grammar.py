@@ -147,7 +147,7 @@ class _Reader:
         if self._take("word", "is"):
             inverse = self._take("word", "not") is not None
             place = self._expect("word", "null")
-            if field.expression is None:
+            if field.asks_messages:
                 raise _wrong(f"compare {field.name} with {field.kind.value}", place)
             return _inverted(Comparison(field, "null"), inverse)
         inverse = self._take("word", "not") is not None

@@ -187,7 +187,7 @@ def comparisons(draw: st.DrawFn, names: Sequence[str] = sorted(set(FIELDS) - {"b
     signs = ["=", "in"]
     signs += ["like", "contains"] if field.kind in TEXTUAL else []
     signs += ["<", "<=", ">", ">="] if field.kind in (Kind.number, Kind.whole) else []
-    signs += ["null"] if field.expression else []
+    signs += [] if field.asks_messages else ["null"]
     sign = draw(st.sampled_from(signs))
     if sign == "null":
         return Comparison(field, sign)

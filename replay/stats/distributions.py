@@ -1,0 +1,184 @@
+"""How the rows of a question are spread: bars to click on, and what there is to choose from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+import sqlalchemy as sa
+
+from replay import schema
+from replay.schema import groups
+from replay.stats.rows import Answer, Question, newest_versions, staleness
+from replay.store import ReplayStore
+from replay.where import FIELDS, Parts, conditions
+from replay.where.fields import Kind
+
+_rows = schema.trajectories.c
+
+SPREAD = ("reward", "tokens", "staleness", "uses", "group_success", "turns")
+"""Fields that are shown as bars. `group_success` at birth is how difficult a task was for the policy of the time."""
+CHOICES = ("state", "source", "stop_reason", "run")
+
+_BARS = 12
+_VALUES = 5_000
+"""Different values of a field that are counted one by one; of more, only bars are."""
+_TEXTS = 200
+"""Different combinations of texts to choose from."""
+
+Counts = dict[float | None, int]
+"""Rows by value; None: unknown."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """low <= value < high, or just the one value where both are the same."""
+
+    low: Decimal
+    high: Decimal
+
+    def where(self, field: str) -> str:
+        if self.low == self.high:
+            return f"{field} = {_text(self.low)}"
+        return f"{field} >= {_text(self.low)} and {field} < {_text(self.high)}"
+
+    def holds(self, value: float) -> bool:
+        low, high = float(self.low), float(self.high)
+        return value == low if low == high else low <= value < high
+
+
+def distributions(store: ReplayStore, question: Question) -> Answer:
+    """Of all rows a question is about, whatever its order.
+
+    `total`; `fields`, each with the count of `unknown` and `bars` (`low`, `high`, `count` and the `where` that chooses
+    them; where low equals high the bar is that one value); `choices` with counts, the most frequent first. All of them
+    None where filters ask what was said: counting would read every conversation.
+    """
+    with store.reading() as connection:
+        age = staleness(newest_versions(connection, question.run))
+        rows = conditions(question.where, known={"staleness": age})
+        if rows.messages is not None:
+            return {"total": None, "fields": None, "choices": None}
+        spread = _Spread(connection, question.run, rows, age)
+        counts = spread.counts()
+        total = sum(counts["turns"].values())
+        return {"total": total, "fields": spread.fields(counts), "choices": spread.choices()}
+
+
+class _Spread:
+    """One question's rows on one connection."""
+
+    def __init__(self, connection: sa.Connection, run: str | None, rows: Parts, age: sa.ColumnElement[int]) -> None:
+        self._connection = connection
+        values = {
+            "reward": _rows.reward,
+            "tokens": _rows.num_tokens,
+            "staleness": age,
+            "uses": _rows.uses,
+            "group_success": groups.c.success_rate,
+            "turns": _rows.num_turns,
+        }
+        numbers = sa.select(*(value.label(name) for name, value in values.items()))
+        mine = rows.columns if run is None else sa.and_(_rows.run == run, rows.columns)
+        self._numbers = numbers.join_from(schema.trajectories, groups, groups.c.id == _rows.group).where(mine)
+        self._texts = sa.select(*(_rows[name] for name in CHOICES)).where(mine)
+
+    def counts(self) -> dict[str, Counts]:
+        """By field, from rows that are looked at once; of a field with more values than are counted, some of them."""
+        rows = self._numbers.cte("chosen")
+        arms = []
+        for name in SPREAD:
+            arm = sa.select(rows.c[name].label("value"), sa.func.count().label("number")).group_by(rows.c[name])
+            few = arm.limit(_VALUES + 1).subquery()
+            value = sa.cast(few.c.value, sa.Double).label("value")
+            arms.append(sa.select(sa.literal(name, sa.Text).label("name"), value, few.c.number))
+        found: dict[str, Counts] = {name: {} for name in SPREAD}
+        for name, value, count in self._connection.execute(sa.union_all(*arms)):
+            found[name][value] = count
+        return found
+
+    def fields(self, counts: Mapping[str, Counts]) -> dict[str, Answer]:
+        many = [name for name, values in counts.items() if len(values) > _VALUES]
+        counted = self._counted_in_bars(many) if many else {}
+        answers = {}
+        for name, values in counts.items():
+            if name not in counted:
+                known = {value: count for value, count in values.items() if value is not None}
+                bars = bars_of(list(known), whole=_is_whole(name))
+                numbers = [sum(count for value, count in known.items() if bar.holds(value)) for bar in bars]
+                counted[name] = (values.get(None, 0), dict(zip(bars, numbers, strict=True)))
+            unknown, numbered = counted[name]
+            answers[name] = {"unknown": unknown, "bars": [_answer(name, *each) for each in numbered.items()]}
+        return answers
+
+    def _counted_in_bars(self, names: Sequence[str]) -> dict[str, tuple[int, dict[Bar, int]]]:
+        """Unknown ones and bars, by field; two statements for any number of fields."""
+        rows = self._numbers.cte("chosen")
+        extents = [(sa.func.min(rows.c[name]), sa.func.max(rows.c[name]), sa.func.count()) for name in names]
+        found = iter(self._connection.execute(sa.select(*(part for each in extents for part in each))).one())
+        bars = {}
+        totals = {}
+        for name in names:
+            bars[name] = bars_of([float(next(found)), float(next(found))], whole=_is_whole(name), few=0)
+            totals[name] = next(found)
+        inside = [
+            sa.func.count().filter(rows.c[name] >= float(bar.low), rows.c[name] < float(bar.high))
+            for name in names
+            for bar in bars[name]
+        ]
+        numbers = iter(self._connection.execute(sa.select(*inside)).one())
+        counted = {name: {bar: next(numbers) for bar in bars[name]} for name in names}
+        return {name: (totals[name] - sum(counted[name].values()), counted[name]) for name in names}
+
+    def choices(self) -> dict[str, dict[str, int]]:
+        """What there is of each, and how often: to count by group would sort all rows once for each."""
+        there = self._connection.execute(self._texts.distinct().limit(_TEXTS)).all()
+        pairs = [(name, text) for at, name in enumerate(CHOICES) for text in sorted({row[at] for row in there})]
+        if not pairs:
+            return {name: {} for name in CHOICES}
+        rows = self._texts.subquery()
+        counted = sa.select(*(sa.func.count().filter(rows.c[name] == text) for name, text in pairs))
+        numbers = zip(pairs, self._connection.execute(counted).one(), strict=True)
+        ordered = sorted(numbers, key=lambda each: -each[1])
+        return {name: {text: count for (of, text), count in ordered if of == name} for name in CHOICES}
+
+
+def _is_whole(name: str) -> bool:
+    return FIELDS[name].kind is Kind.whole
+
+
+def bars_of(values: Sequence[float], *, whole: bool, few: int = _BARS) -> list[Bar]:
+    """One bar for each of a few values; else bars of the same round width, next to each other, that hold them all."""
+    if not values:
+        return []
+    if len(values) <= few:
+        exact = sorted(Decimal(repr(value)) for value in values)
+        return [Bar(value, value) for value in exact]
+    low, high = Decimal(repr(min(values))), Decimal(repr(max(values)))
+    width = _round_width((high - low) / _BARS, whole=whole)
+    first, last = (low / width).to_integral_value("ROUND_FLOOR"), (high / width).to_integral_value("ROUND_FLOOR")
+    return [Bar(at * width, (at + 1) * width) for at in map(Decimal, range(int(first), int(last) + 1))]
+
+
+def _round_width(least: Decimal, *, whole: bool) -> Decimal:
+    """1, 2 or 5 times a power of ten; of whole numbers at least 1."""
+    if least <= 0:
+        return Decimal(1)
+    power = Decimal(10) ** math.floor(least.log10())
+    width = next(power * times for times in (1, 2, 5, 10) if power * times >= least)
+    return max(width, Decimal(1)) if whole else width
+
+
+def _answer(name: str, bar: Bar, count: int) -> Answer:
+    return {"low": _number(bar.low), "high": _number(bar.high), "count": count, "where": bar.where(name)}
+
+
+def _number(value: Decimal) -> float | int:
+    return int(value) if value == value.to_integral_value() and abs(value) < 2**53 else float(value)
+
+
+def _text(value: Decimal) -> str:
+    """As `replay.where` reads numbers."""
+    return repr(_number(value))
