@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from replay.inspector.guard import Guard, GuardedApp
 from replay.inspector.page import TWIN, Page, Pages, error_twin
-from replay.inspector.pages import buffer, run, runs, trajectory
+from replay.inspector.pages import buffer, compare, run, runs, trajectory
 from replay.inspector.source import Source
 from replay.inspector.view import environment, static_folder
 
@@ -23,6 +23,7 @@ PAGES: tuple[Page, ...] = (
     trajectory.TOKENS,
     trajectory.MESSAGE,
     trajectory.PAGE,
+    compare.PAGE,
 )
 
 

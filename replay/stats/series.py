@@ -23,7 +23,7 @@ def metric_series(store: ReplayStore, run: str) -> dict[str, list[tuple[int, flo
     query = of_run(run, metrics.c.run, metrics.c.name, metrics.c.iteration, metrics.c.value)
     series: dict[str, list[tuple[int, float]]] = {}
     with store.reading() as connection:
-        for name, iteration, value in connection.execute(query.order_by(metrics.c.name, metrics.c.iteration)):
+        for name, iteration, value in connection.execute(query.order_by(metrics.c.iteration, metrics.c.name)):
             if value is not None and math.isfinite(value):
                 series.setdefault(name, []).append((iteration, value))
     return series

@@ -211,3 +211,32 @@ def test_runs_are_listed_and_the_only_one_is_shown_instead(inspector: Served, tm
     with closing(new_store(tmp_path / "alone.sqlite")) as store, served(create_app(Source(store), Guard())) as alone:
         assert alone.ask("/").header("location") == f"/runs/{RUN}"
         assert alone.ask("/?all=1").status == 200
+
+
+# Two of them
+
+
+@pytest.mark.parametrize("query", [f"runs={RUN},{OTHER}", f"runs={RUN}&runs={OTHER}", f"a={RUN}&b={OTHER}"])
+def test_two_runs_are_laid_over_each_other(inspector: Served, query: str) -> None:
+    found = twin(inspector, f"/compare.json?{query}")
+    assert [row["run"] for row in found["runs"]] == [RUN, OTHER]
+    curves = panels(found)["policy-loss"]["curves"]
+    assert [(curve["label"], curve["dashed"], curve["points"]) for curve in curves] == [
+        ("A fresh", False, [[1, -0.5], [2, -1.0]]),
+        ("A replay", False, []),
+        ("B fresh", True, []),
+        ("B replay", True, []),
+    ]
+    assert found["config"]["run.seed"] == [7, 0]
+    assert found["config"]["replay.fraction"] == [0.25, None]
+    html = inspector.ask(f"/compare?{query}").text
+    assert '<td class="text">replay.fraction</td><td>0.25</td><td>\u2013</td>' in html
+
+
+@pytest.mark.parametrize(("query", "told"), [("runs=run-1", "got 1."), ("runs=run-1,nobody", "got 'nobody'.")])
+def test_runs_that_are_not_two_of_this_database_are_refused_by_name(inspector: Served, query: str, told: str) -> None:
+    answer = inspector.ask(f"/compare.json?{query}")
+    message = json.loads(answer.text)["error"]
+    assert answer.status == 400
+    assert f"runs must name two runs of this database (run-1, run-2), {told}" in message
+    assert "Runs of other databases: agentloop replay diff A B" in message

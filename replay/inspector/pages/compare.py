@@ -1,0 +1,25 @@
+"""Two trajectories or two runs side by side, whichever the address names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from replay.inspector.page import Page
+from replay.inspector.pages import compare_runs, compare_trajectories
+from replay.inspector.query import Query
+from replay.inspector.source import Source
+from replay.stats import Answer
+
+
+def answer(source: Source, query: Query) -> Answer:
+    runs = compare_runs.asked_runs(source, query)
+    return compare_trajectories.answer(source, query) if runs is None else compare_runs.answer(source, runs)
+
+
+def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+    if found["kind"] == "runs":
+        return compare_runs.shows(found)
+    return compare_trajectories.shows(source, query, found)
+
+
+PAGE = Page("/compare", "compare.html", answer, shows=shows)

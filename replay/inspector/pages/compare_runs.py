@@ -1,0 +1,76 @@
+"""Two runs of the database side by side: their curves, what differs in their configurations, and their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from replay import compare, stats
+from replay.inspector.query import BadQuery, Query, address
+from replay.inspector.source import Source
+from replay.report.chart import number
+from replay.report.overlay import overlaid
+from replay.report.plain import plain_panel
+from replay.stats import Answer
+
+
+def asked_runs(source: Source, query: Query) -> tuple[str, str] | None:
+    """The ids of both, given as `runs=A,B` or as `a=A&b=B`, by id or name; None where these are not about runs."""
+    known = _ids(source)
+    names = [name for given in query.texts("runs") for name in given.split(",") if name]
+    if not names:
+        first, second = (known.get(query.text(name) or "") for name in ("a", "b"))
+        return (first, second) if first and second else None
+    unknown = [name for name in names if name not in known]
+    if len(names) != 2 or unknown:
+        got = f"{len(names)}" if len(names) != 2 else f"{unknown[0]!r}"
+        raise BadQuery(
+            f"runs must name two runs of this database ({', '.join(known)}), got {got}. Runs of other databases: "
+            "agentloop replay diff A B"
+        )
+    return known[names[0]], known[names[1]]
+
+
+def _ids(source: Source) -> Mapping[str, str]:
+    """By id, and by name where only one run has it."""
+    rows = stats.runs(source.store)
+    names = [row["name"] for row in rows]
+    named = {row["name"]: row["id"] for row in rows if names.count(row["name"]) == 1}
+    return {**named, **{row["id"]: row["id"] for row in rows}}
+
+
+def answer(source: Source, runs: tuple[str, str]) -> Answer:
+    store = source.store
+    records = [store.run(run) for run in runs]
+    series = [stats.metric_series(store, run) for run in runs]
+    groups = [
+        {"title": group.title, "panels": [plain_panel(panel) for panel in group.panels]}
+        for group in overlaid(series[0], series[1])
+    ]
+    return {
+        "kind": "runs",
+        "run": None,
+        "runs": [{"run": record.id, "name": record.name, "code_version": record.code_version} for record in records],
+        **compare.buffers((store, store), runs),
+        "groups": groups,
+    }
+
+
+def shows(found: Answer) -> dict[str, Any]:
+    numbers = {name: pair for name, pair in found["numbers"].items() if pair[0] != pair[1]}
+    return {
+        "charts": {panel["key"]: panel for group in found["groups"] for panel in group["panels"]},
+        "sides": [
+            {"letter": letter, "name": row["name"], "id": row["run"], "href": address("runs", row["run"])}
+            for letter, row in zip("AB", found["runs"], strict=True)
+        ],
+        "different_numbers": {name: [_told(value) for value in pair] for name, pair in numbers.items()},
+        "same_numbers": len(found["numbers"]) - len(numbers),
+        "different_keys": {name: [_told(value) for value in pair] for name, pair in found["config"].items()},
+    }
+
+
+def _told(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "\u2013", True: "true", False: "false"}[value]
+    return number(value) if isinstance(value, int | float) else str(value)
