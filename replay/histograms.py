@@ -120,6 +120,10 @@ def bounds(place: int) -> tuple[float, float]:
     return (-math.inf, *EDGES)[place], (*EDGES, math.inf)[place]
 
 
+_MIDDLES = [(lower + upper) / 2 for lower, upper in map(bounds, range(BINS))]
+"""Of a bin, which tells the wider one it belongs to; infinite for the outermost two."""
+
+
 @dataclass(frozen=True)
 class Scale:
     """Equally wide bins in which histograms are drawn beside each other, symmetric around a ratio of 1."""
@@ -137,10 +141,8 @@ class Scale:
 
     def of(self, counts: Counts) -> Counts:
         """[2 half + 3]: the same tokens in these bins."""
-        # The middle of a bin tells which wider one it belongs to; the outermost two have none.
-        middles = [(lower + upper) / 2 for lower, upper in map(bounds, range(BINS))]
         found = np.zeros(2 * self.half + 3, np.int64)
-        np.add.at(found, np.searchsorted(self.edges, middles), counts)
+        np.add.at(found, np.searchsorted(self.edges, _MIDDLES), counts)
         return found
 
 

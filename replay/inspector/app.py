@@ -12,13 +12,14 @@ from starlette.types import ASGIApp
 
 from replay.inspector.guard import Guard, GuardedApp
 from replay.inspector.page import TWIN, Page, Pages, error_twin
-from replay.inspector.pages import buffer, compare, run, runs, trajectory
+from replay.inspector.pages import buffer, compare, iteration, run, runs, trajectory
 from replay.inspector.source import Source
 from replay.inspector.view import environment, static_folder
 
 PAGES: tuple[Page, ...] = (
     runs.PAGE,
     run.PAGE,
+    iteration.PAGE,
     buffer.PAGE,
     trajectory.TOKENS,
     trajectory.MESSAGE,

@@ -25,7 +25,14 @@ class Source:
     codec: TokenCodec | None = None
     """The run's tokenizer; None: tokens are shown by their ids."""
     named: str | None = None
-    """RUN as it was given, for the commands that pages tell."""
+    """RUN as it was given; it may hold a password."""
+
+    @property
+    def run_words(self) -> list[str]:
+        """RUN in the commands that pages tell, where it is known: of a server's database without the password."""
+        if self.named is None:
+            return []
+        return [self.store.url if "://" in self.named else self.named]
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from replay.inspector.query import address
 from replay.inspector.visible import visible, visible_text
+from replay.report.chart import number
 
 
 def environment() -> Environment:
@@ -28,6 +29,7 @@ def environment() -> Environment:
     )
     templates.filters |= {
         "digits": digits,
+        "number": told,
         "short": short,
         "percent": percent,
         "visible": visible,
@@ -44,6 +46,11 @@ def _seen(value: Any) -> Any:
 def digits(value: float | None, places: int = 3) -> str:
     """A fixed number of decimals; a dash where nothing is known."""
     return "\u2013" if value is None else f"{value:,.{places}f}"
+
+
+def told(value: float | None) -> str:
+    """Three significant digits."""
+    return "\u2013" if value is None else number(value)
 
 
 def percent(value: float | None) -> str:

@@ -29,7 +29,7 @@ def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
     def without(condition: str) -> str:
         return address("buffer", **dict(kept), where=[other for other in found["where"] if other != condition])
 
-    command = ["agentloop", "replay", "ls", *([source.named] if source.named else []), "--sort", found["sort"]]
+    command = ["agentloop", "replay", "ls", *source.run_words, "--sort", found["sort"]]
     if found["where"]:
         command += ["--where", " and ".join(f"({condition})" for condition in found["where"])]
     return {

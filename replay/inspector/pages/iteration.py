@@ -1,0 +1,145 @@
+"""One iteration: what went in, what it taught, what was clipped, and how far the policy had moved from its data."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from markupsafe import Markup
+
+from replay import stats
+from replay.inspector.page import Page
+from replay.inspector.query import Query, address
+from replay.inspector.source import Source
+from replay.inspector.spread import spreads
+from replay.inspector.strips import Dot, strip
+from replay.records import FRESH, REPLAY
+from replay.stats import Answer
+
+_ROWS = 100
+"""Of the table at once."""
+_MOST_CLIPPED = 8
+_MOST_STRIPS = 128
+
+
+class By(StrEnum):
+    """What the table of rows can be sorted by; but for slots the greatest come first."""
+
+    slot = "slot"
+    probability = "probability"
+    staleness = "staleness"
+    reward = "reward"
+    born_advantage = "born_advantage"
+    advantage = "advantage"
+    drift_mean = "drift_mean"
+    drift_max = "drift_max"
+    ess_share = "ess_share"
+    approx_kl = "approx_kl"
+    clip_fraction = "clip_fraction"
+
+
+COLUMNS = {
+    By.slot: "slot",
+    By.probability: "probability",
+    By.staleness: "stale",
+    By.reward: "reward",
+    By.born_advantage: "advantage at birth",
+    By.advantage: "advantage",
+    By.drift_mean: "drift",
+    By.drift_max: "largest",
+    By.ess_share: "ESS share",
+    By.approx_kl: "KL",
+    By.clip_fraction: "clipped",
+}
+"""Of the table, in order; texts stand between them."""
+
+
+@dataclass(frozen=True)
+class GroupStrip:
+    group: Answer
+    drawing: Markup
+
+
+def answer(source: Source, query: Query) -> Answer:
+    run = source.store.run(query.path("run"))
+    return {"name": run.name, **stats.iteration(source.store, run.id, query.path_whole("number", least=0))}
+
+
+def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+    rows, by = found["trajectories"], query.choice("sort", By.slot)
+    first = query.whole("from", 0)
+    here: Callable[..., str] = lambda **more: address("runs", found["run"], "iterations", found["iteration"], **more)  # noqa: E731
+    ordered = _ordered(rows, by)
+    groups, alone = _groups(found)
+    clipped = [row for row in _ordered(rows, By.clip_fraction) if row["clip_fraction"]]
+    command = ["agentloop", "replay", "lineage", str(found["iteration"]), *source.run_words]
+    return {
+        "spreads": spreads(found["histograms"]),
+        "streams": [_stream(found, stream) for stream in (FRESH, REPLAY)],
+        "groups_that_teach": groups[:_MOST_STRIPS],
+        "groups_left_out": max(0, len(groups) - _MOST_STRIPS),
+        "flat": [group for group in found["groups"] if group["degenerate"] and group["stream"] == FRESH],
+        "alone": alone,
+        "clipped": clipped[:_MOST_CLIPPED],
+        "rows": ordered[first : first + _ROWS],
+        "first": first,
+        "earlier": here(sort=by, **{"from": max(0, first - _ROWS)}) + "#rows" if first else None,
+        "later": here(sort=by, **{"from": first + _ROWS}) + "#rows" if first + _ROWS < len(rows) else None,
+        "by": by,
+        "columns": [(name, title, here(sort=name) + "#rows") for name, title in COLUMNS.items()],
+        "command": shlex.join(command),
+        "here": here,
+    }
+
+
+def _ordered(rows: Sequence[Answer], by: By) -> list[Answer]:
+    if by is By.slot:
+        return list(rows)
+    return sorted(rows, key=lambda row: (row[by] is None, -(row[by] or 0.0), row["slot"]))
+
+
+def _stream(found: Answer, stream: str) -> Answer:
+    """What the update did to all tokens of one stream."""
+    metrics = found["metrics"]
+    names = {"ess": "ess", "clipped": "pg_clipfrac", "lower": "pg_clipfrac_lower", "kl": "approx_kl", "loss": "pg_loss"}
+    told = {key: metrics.get(f"actor/{stream}/{name}") for key, name in names.items()}
+    return {"name": stream, "rows": found[stream], "planned": found[f"planned_{stream}"], **told}
+
+
+def _groups(found: Answer) -> tuple[list[GroupStrip], GroupStrip | None]:
+    """A strip per group that taught something, and one for drawn rows that came without others of their group."""
+    by_slot = {row["slot"]: row for row in found["trajectories"]}
+    known = [abs(row["advantage"]) for row in by_slot.values() if row["advantage"] is not None]
+    extent = max(known, default=0.0)
+    strips, single = [], []
+    for group in found["groups"]:
+        members = [by_slot[slot] for slot in group["slots"]]
+        if group["stream"] == REPLAY and len(members) == 1:
+            single += members
+        elif not (group["degenerate"] and group["stream"] == FRESH):
+            strips.append(GroupStrip(group, _strip(members, extent, f"{len(members)} of group {group['id']}")))
+    alone = GroupStrip({"slots": [row["slot"] for row in single]}, _strip(single, extent, "rows drawn alone"))
+    return strips, alone if single else None
+
+
+def _strip(members: Sequence[Answer], extent: float, name: str) -> Markup:
+    told = [row for row in members if row["advantage"] is not None]
+    dots = [
+        Dot(
+            at=row["advantage"],
+            filled=row["success"],
+            stream=row["stream"],
+            title=f"{row['trajectory'][:10]}: advantage {row['advantage']:.3f}, reward {row['reward']:g}, "
+            + ("success" if row["success"] else "no success"),
+            href=address("trajectories", row["trajectory"]),
+        )
+        for row in told
+    ]
+    summary = f"advantages of {name}: " + ", ".join(f"{row['advantage']:.2f}" for row in told[:16])
+    return strip(dots, extent=extent, summary=summary)
+
+
+PAGE = Page("/runs/{run}/iterations/{number}", "iteration.html", answer, tab="run", shows=shows)
