@@ -1,0 +1,67 @@
+"""A run's page, read by a person and while the run goes on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from replay import ReplayStore
+from replay.inspector.app import create_app
+from replay.inspector.guard import Guard
+from replay.inspector.query import address
+from replay.inspector.source import opened_source
+from tests.agentloop.runs import rows
+from tests.browser.demonstration import ITERATIONS, NAME, OTHER, add_iteration
+from tests.inspector.serving import Served, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+
+def values(page: Page, panel: str) -> Locator:
+    """The rows of the table that holds a chart's numbers."""
+    table = page.locator(f"#panel-{panel} details.chart-values")
+    if table.get_attribute("open") is None:
+        table.locator("summary").click()
+    found = table.locator("tbody tr")
+    found.first.wait_for()
+    return found
+
+
+def test_curves_of_both_streams_are_drawn_and_can_be_read(page: Page, server: Served, run_folder: Path) -> None:
+    page.goto(server.address + "/?all=1")
+    page.get_by_role("link", name=f"{NAME}-001", exact=True).first.click()
+    page.wait_for_url("**/runs/*")
+    assert page.locator("#progress").inner_text() == f"finished after iteration {ITERATIONS} of at most {ITERATIONS}"
+    drawn = page.locator(".chart canvas").count()
+    assert drawn >= 10
+    drift = rows(
+        run_folder / "replay.sqlite",
+        f"""select iteration, value from metrics where name = 'actor/replay/drift_mean' and value is not null
+        and run <> '{OTHER}' order by iteration""",
+    )
+    told = [row.split("\t") for row in values(page, "drift").all_inner_texts()]
+    assert [row[0] for row in told] == ["6", "5", "4", "3", "2", "1"]
+    assert [float(row[2]) for row in told[:-1]] == pytest.approx([value for _, value in reversed(drift)], abs=0.01)
+    # Nothing was there to be replayed at first.
+    assert told[-1][2] == "\u2013"
+
+
+def test_a_live_page_gains_a_point_when_an_iteration_is_committed(page: Page, run_folder: Path, tmp_path: Path) -> None:
+    database = tmp_path / "replay.sqlite"
+    shutil.copy(run_folder / "replay.sqlite", database)
+    (task,) = rows(database, "select hash from tasks order by hash limit 1")[0]
+    store = ReplayStore.open(database)
+    add_iteration(store, database, 3, task=task)
+    with opened_source(str(database)) as source, served(create_app(source, Guard())) as live:
+        page.goto(live.address + address("runs", OTHER))
+        assert page.locator("#progress").inner_text() == "live, iteration 3"
+        before = values(page, "policy-loss").count()
+        add_iteration(store, database, 4, task=task)
+        page.locator('#iterations [data-at="4"]').wait_for(timeout=15_000)
+        assert page.locator("#progress").inner_text() == "live, iteration 4"
+        assert values(page, "policy-loss").count() == before + 1
+    store.close()
