@@ -35,7 +35,7 @@ def test_curves_of_both_streams_are_drawn_and_can_be_read(page: Page, server: Se
     page.goto(server.address + "/?all=1")
     page.get_by_role("link", name=f"{NAME}-001", exact=True).first.click()
     page.wait_for_url("**/runs/*")
-    assert page.locator("#progress").inner_text() == f"finished after iteration {ITERATIONS} of at most {ITERATIONS}"
+    page.get_by_text(f"finished after iteration {ITERATIONS} of at most {ITERATIONS}").wait_for()
     drawn = page.locator(".chart canvas").count()
     assert drawn >= 10
     drift = rows(
@@ -58,10 +58,10 @@ def test_a_live_page_gains_a_point_when_an_iteration_is_committed(page: Page, ru
     add_iteration(store, database, 3, task=task)
     with opened_source(str(database)) as source, served(create_app(source, Guard())) as live:
         page.goto(live.address + address("runs", OTHER))
-        assert page.locator("#progress").inner_text() == "live, iteration 3"
+        page.get_by_text("live, iteration 3").wait_for()
         before = values(page, "policy-loss").count()
         add_iteration(store, database, 4, task=task)
         page.locator('#iterations [data-at="4"]').wait_for(timeout=15_000)
-        assert page.locator("#progress").inner_text() == "live, iteration 4"
+        page.get_by_text("live, iteration 4").wait_for()
         assert values(page, "policy-loss").count() == before + 1
     store.close()
