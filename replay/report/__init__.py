@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from replay.report.page import ReportData, render_report
-from replay.stats import metric_series
+from replay.report.shown import shown_series
 from replay.store import ReplayStore
 
 REPORT_NAME = "report.html"
@@ -23,7 +23,7 @@ def write_report(
     data = ReportData(
         name=record.name,
         code_version=record.code_version,
-        metrics=metric_series(store, record.id),
+        metrics=shown_series(store, record.id),
         config_text=config_text,
         config=record.config,
         further=further,

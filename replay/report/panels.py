@@ -16,6 +16,9 @@ from replay.report.setting import stored
 Metrics = Mapping[str, Series]
 
 _LINEAR = Axis()
+_STOPS, _ESS_OF_AGE = "rollout/stop/", "actor/replay/ess/age_"
+FAMILIES = (_STOPS, _ESS_OF_AGE)
+"""Beginnings of the names of metrics that are shown whatever comes after."""
 
 
 @dataclass(frozen=True)
@@ -196,10 +199,9 @@ def _ess(metrics: Metrics) -> Panel:
 
 def _ess_by_age(metrics: Metrics) -> Panel:
     """The youngest first; the oldest are the ones to look at, so of many buckets these are kept."""
-    prefix = "actor/replay/ess/age_"
-    ages = sorted((name.removeprefix(prefix) for name in metrics if name.startswith(prefix)), key=_youngest)[-7:]
+    ages = sorted((n.removeprefix(_ESS_OF_AGE) for n in metrics if n.startswith(_ESS_OF_AGE)), key=_youngest)[-7:]
     curves = [
-        Curve(age, finite(metrics, prefix + age), f"s{place}", marker="square" if place % 2 else "circle")
+        Curve(age, finite(metrics, _ESS_OF_AGE + age), f"s{place}", marker="square" if place % 2 else "circle")
         for place, age in enumerate(ages)
     ]
     return Panel(
@@ -258,8 +260,7 @@ def _mixing_ratio(metrics: Metrics) -> Panel:
 
 def _stop_reasons(metrics: Metrics) -> Panel:
     """Answered episodes are left out: they are nearly all, and would press the others flat."""
-    prefix = "rollout/stop/"
-    shares = {name.removeprefix(prefix): dict(finite(metrics, name)) for name in metrics if name.startswith(prefix)}
+    shares = {name.removeprefix(_STOPS): dict(finite(metrics, name)) for name in metrics if name.startswith(_STOPS)}
     iterations = sorted({iteration for share in shares.values() for iteration in share})
     cut = sorted(shares.keys() - {ANSWERED}, key=lambda reason: (-sum(shares[reason].values()), reason))
     # A reason is logged only where it occurred; elsewhere its share is 0, also in the legend.

@@ -14,6 +14,7 @@ from context.authors import default_authors
 from replay.records import RunRecord
 from replay.report.chart import HEIGHT, WIDTH, Axis, Curve, bar_chart, line_chart, number
 from replay.report.page import ReportData, render_report
+from replay.report.shown import shown_series
 from replay.report.tiles import duration
 from replay.store import ReplayStore
 
@@ -374,6 +375,16 @@ def test_report_of_another_version_leaves_out_what_its_configuration_does_not_sa
     assert ">loss</text>" in panel_of(html, "Policy loss")
     assert "replay lies below 0" not in panel_of(html, "Policy loss")
     assert '<p class="setting">' not in render_report(ReportData("old-001", "0.0.1", {}, "", {}))
+
+
+def test_report_asks_for_every_metric_it_shows_and_for_no_other(tmp_path: Path) -> None:
+    store = stored_run(tmp_path, {})
+    for name, series in TWO_STREAMS.items():
+        for iteration, value in series:
+            store.add_metrics("run-a", 10 + iteration, {name: value, "actor/fresh/ratio_p01": 0.5})
+    found = shown_series(store, "run-a")
+    store.close()
+    assert found.keys() == TWO_STREAMS.keys()
 
 
 def test_write_report_replaces_the_page_whole(tmp_path: Path) -> None:

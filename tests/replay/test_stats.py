@@ -204,6 +204,13 @@ def test_metrics_that_are_no_numbers_leave_a_gap(location: Location) -> None:
     assert stats.metric_series(store, RUN) == {"loss": [(0, 1.0), (3, 4.0)]}
 
 
+def test_metrics_are_chosen_by_name_and_by_how_the_name_begins(location: Location) -> None:
+    store = new_store(location)
+    store.add_metrics(RUN, 1, {"loss": 1.0, "losses": 2.0, "ess/age_1": 3.0, "ess/age-1": 4.0, "stop/%": 5.0})
+    found = stats.metric_series(store, RUN, names=["loss", "nothing"], families=["ess/age_", "stop/"])
+    assert found == {"loss": [(1, 1.0)], "ess/age_1": [(1, 3.0)], "stop/%": [(1, 5.0)]}
+
+
 def test_questions_of_one_run_leave_others_out(location: Location) -> None:
     store = new_store(location)
     store.add_run(run_record("run-2"))

@@ -11,6 +11,7 @@ from replay.inspector.source import Source
 from replay.report.chart import number
 from replay.report.overlay import overlaid
 from replay.report.plain import plain_panel
+from replay.report.shown import shown_series
 from replay.stats import Answer
 
 
@@ -42,7 +43,7 @@ def _ids(source: Source) -> Mapping[str, str]:
 def answer(source: Source, runs: tuple[str, str]) -> Answer:
     store = source.store
     records = [store.run(run) for run in runs]
-    series = [stats.metric_series(store, run) for run in runs]
+    series = [shown_series(store, run) for run in runs]
     groups = [
         {"title": group.title, "panels": [plain_panel(panel) for panel in group.panels]}
         for group in overlaid(series[0], series[1])

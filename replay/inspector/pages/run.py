@@ -17,6 +17,7 @@ from replay.inspector.source import Source
 from replay.report.panels import Metrics, panel_groups
 from replay.report.plain import plain_panel
 from replay.report.setting import setting
+from replay.report.shown import shown_series
 from replay.report.tiles import tiles
 from replay.stats import Answer
 
@@ -46,7 +47,7 @@ def answer(source: Source, query: Query) -> Answer:
     found: Answer = {"run": run.id, "name": run.name, "code_version": run.code_version, "progress": progress}
     if since is not None and query.text("mark") == progress["mark"]:
         return {**found, "after": since, "groups": [], "iterations": []}
-    metrics = stats.metric_series(source.store, run.id)
+    metrics = shown_series(source.store, run.id, besides=tuple(COLUMNS.values()))
     found |= {
         "after": since,
         "setting": setting(run.config),
