@@ -9,8 +9,9 @@ from replay.inspector.app import PAGES
 from replay.inspector.query import address
 
 
-def page_addresses(run: str, task: str, ids: Sequence[str]) -> list[str]:
-    """Of each page at least one."""
+def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str]) -> list[str]:
+    """Of each page at least one; all but a comparison are about the first run."""
+    run = runs[0]
     found = [
         "/?all=1",
         address("buffer"),
@@ -23,6 +24,7 @@ def page_addresses(run: str, task: str, ids: Sequence[str]) -> list[str]:
         address("trajectories", ids[0], "messages", 0),
         address("tasks", task),
         address("compare", a=ids[0], b=ids[1]),
+        address("compare", runs=",".join(runs)),
         address("mixing", run=run),
     ]
     return [each for each in found if _is_page(each)]

@@ -42,6 +42,7 @@ RUN = "../run-<hostile-mark>\u202e?a=1&b=2#c"
 TASK = "task/%2e%2e/<hostile-mark>'\"\\"
 HOSTILE = "<hostile-mark>/../..\\'\"; drop table trajectories; --\u202e"
 PLAIN = "plain"
+EMPTY = "empty"
 
 
 def messages() -> tuple[Message, ...]:
@@ -69,7 +70,7 @@ def hostile_buffer(location: Location) -> ReplayStore:
     store = ReplayStore.create(location)
     config = {"run": {"name": TEXT}, "replay": {"fraction": 0.5, "sampler": TEXT}, TEXT: TEXT}
     store.add_run(replace(run_record(RUN), name=TEXT, config=config, code_version=TEXT))
-    store.add_run(run_record("empty"))
+    store.add_run(run_record(EMPTY))
     for version in range(3):
         store.add_policy(policy(version, run=RUN))
     born = group(f"group-{HOSTILE}", run=RUN, task=TASK)

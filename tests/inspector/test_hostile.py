@@ -17,11 +17,11 @@ from replay.inspector.guard import Guard
 from replay.inspector.query import Query, address
 from replay.inspector.source import Source
 from tests.inspector.addresses import page_addresses, twin_of
-from tests.inspector.hostile import HOSTILE, MARK, PLAIN, RUN, SUM, TASK, hostile_buffer
+from tests.inspector.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, SUM, TASK, hostile_buffer
 from tests.inspector.serving import Response, Served, served
 from tests.replay.postgres_servers import Postgres
 
-PAGES = page_addresses(RUN, TASK, [HOSTILE, PLAIN])
+PAGES = page_addresses((RUN, EMPTY), TASK, [HOSTILE, PLAIN])
 TWINS = [twin_of(page) for page in PAGES]
 
 
@@ -124,7 +124,7 @@ def test_metacharacters_in_filters_are_values(inspector: Served) -> None:
     def listed(where: str) -> list[str]:
         response = asked_with(inspector, "/buffer.json?run=*", "where", where)
         assert response.status == 200, response.text
-        return [row["id"] for row in json.loads(response.text)["trajectories"]]
+        return sorted(row["id"] for row in json.loads(response.text)["trajectories"])
 
     assert listed("reward>=0") == [HOSTILE, PLAIN]
     for text in ("' or ''='", "%", "_", "\\", "x'; drop table trajectories; --"):

@@ -16,11 +16,11 @@ from replay.inspector.guard import Guard
 from replay.inspector.source import Source
 from tests.inspector.addresses import missing_pages, page_addresses, twin_of
 from tests.inspector.conftest import TOKEN
-from tests.inspector.hostile import HOSTILE, MARK, PLAIN, RUN, TASK, hostile_buffer
+from tests.inspector.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, TASK, hostile_buffer
 from tests.inspector.serving import Served, served
 from tests.replay.fakes import group, task, trajectory
 
-PAGES = page_addresses(RUN, TASK, [HOSTILE, PLAIN])
+PAGES = page_addresses((RUN, EMPTY), TASK, [HOSTILE, PLAIN])
 TWINS = [twin_of(page) for page in PAGES]
 FILES = ["/static/style.css", "/static/inspector.js", "/static/vendor/htmx.min.js"]
 HEADERS = {
