@@ -56,13 +56,13 @@ def turns(
     ends = [*starts[1:], len(messages)]
     spans += [(turn, starts[turn], ends[turn]) for turn in range(first, min(first + count, len(starts)))]
     return [
-        Turn(number, tuple(_said(messages[place], place) for place in range(start, end)))
+        Turn(number, tuple(said(messages[place], place) for place in range(start, end)))
         for number, start, end in spans
         if start < end
     ]
 
 
-def _said(message: Answer, position: int) -> Said:
+def said(message: Answer, position: int) -> Said:
     texts = [Text("reasoning", folded(message["reasoning"]))] if message["reasoning"] else []
     if message["content"] or not (message["tool_calls"] or message["reasoning"]):
         texts.append(_laid_out("", message["content"]))

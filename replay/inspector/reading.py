@@ -7,11 +7,14 @@ import re
 import shlex
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from context.authors import DISCARD_SUFFIX
 from context.codec import TokenCodec
 from replay import stats
 from replay.databases.open import run_identity
 from replay.inspector.source import Source
+from replay.inspector.visible import visible
 from replay.stats import CodecOf
 
 _FOLDED_FROM = 1_500
@@ -44,6 +47,23 @@ def unread(source: Source, run: str) -> str | None:
     if mine is None or stats.same_tokenizer(source.store, mine, run):
         return None
     return f"They are of run {run}, which is not known to have the tokenizer of the run that was opened."
+
+
+_UNSEEN_SPACE = re.compile(r"(\n|\t|^ +$| {2,})")
+
+
+def spelled(text: str | None) -> Markup:
+    """One token's text: ends of lines, tabs and spaces that would not be seen are marked, as tokens.js marks them."""
+    if text is None:
+        return Markup('<span class="space">\u2025</span>')
+    shown = Markup()
+    for part in _UNSEEN_SPACE.split(text):
+        if _UNSEEN_SPACE.fullmatch(part):
+            mark = {"\n": "\u21b5", "\t": "\u21e5"}.get(part, "\u2423" * len(part))
+            shown += Markup('<span class="space">{}</span>{}').format(mark, part.strip(" "))
+        else:
+            shown += visible(part)
+    return shown
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from replay import ReplayStore, schema
 from replay.inspector.app import create_app
 from replay.inspector.guard import Guard
 from replay.inspector.query import address
-from replay.inspector.reading import folded, indented, rescore_command
+from replay.inspector.reading import folded, indented, rescore_command, spelled
 from replay.inspector.source import Source
 from replay.sampling import make_sampler
 from tests.inspector.serving import Served, served
@@ -208,3 +208,54 @@ def test_rescore_command_can_be_typed_whatever_the_names_are(folder: Path, tmp_p
         )
         assert rescore_command(Source(store, None, named="postgresql://h/d"), "a").split()[3] == "RUN"
         assert rescore_command(Source(store, tmp_path, named=str(tmp_path)), "a").split()[3] == "RUN"
+
+
+def test_compare_marks_the_first_token_that_differs_on_both_sides(page: Served) -> None:
+    shown = page.ask("/compare?a=split&b=scored").text
+    # 1 2 3 4 ... and 5 6 7 8 ...: they part at once.
+    assert "part at token 0 of segment 0" in html.unescape(re.sub(r"<[^>]*>", "", shown))
+    for letter, told in (("A", "token 0, id 1"), ("B", "token 0, id 5")):
+        assert re.search(rf'first-difference" id="first-difference-{letter}" title="{told}"', shown)
+    answer = twin_of(page, "/compare.json?a=split&b=scored&before=0&after=2")
+    assert [side["token_ids"] for side in answer["tokens"]] == [[1, 2], [5, 6]]
+
+
+def test_compare_tells_where_one_side_has_nothing_more(page: Served) -> None:
+    text = text_of(page, "/compare?a=split&b=scored&segment=1")
+    assert "Segment 1: 6 and 0 tokens" in text
+    assert "B ends here." in text
+    assert page.ask("/compare?a=split&b=scored&segment=2").status == 404
+
+
+def test_compare_tells_records_and_messages_that_differ(page: Served) -> None:
+    shown = page.ask("/compare?a=split&b=scored").text
+    rows = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", shown, re.S)]
+    assert ["reward", "1", "0"] in rows
+    assert ["num turns", "3", "2"] in rows
+    text = " ".join(text_of(page, "/compare?a=split&b=scored").split())
+    assert "Message 1 is the first that differs. Show the 1 before" in text
+    assert "B says nothing more." in text
+    assert "You look things up." not in text
+    assert "You look things up." in text_of(page, "/compare?a=split&b=scored&message=0")
+
+
+def test_compare_of_one_with_itself_says_that_all_is_the_same(page: Served) -> None:
+    text = text_of(page, "/compare?a=split&b=split")
+    assert "One with itself." in text
+    assert "All 7 are the same." in text
+    assert "first-difference" not in page.ask("/compare?a=split&b=split").text
+
+
+def test_compare_asks_for_two_that_have_their_tokens(page: Served) -> None:
+    assert page.ask("/compare?a=split").status == 400
+    assert page.ask("/compare?a=split&b=nobody").status == 404
+    assert "must still have its tokens" in page.ask("/compare?a=split&b=gone").text
+    assert "must read back as it was written" in page.ask("/compare?a=broken&b=split").text
+
+
+def test_token_is_spelled_with_marks_where_nothing_would_be_seen() -> None:
+    assert spelled(" the") == " the"
+    assert spelled("\n") == '<span class="space">↵</span>\n'
+    assert spelled("  ") == '<span class="space">␣␣</span>'
+    assert spelled("<b>\x00") == '&lt;b&gt;<span class="unseen" title="U+0000 control character">⟨NUL⟩</span>'
+    assert spelled(None) == '<span class="space">‥</span>'
