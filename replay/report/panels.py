@@ -74,7 +74,7 @@ def panel_groups(metrics: Metrics, config: Config) -> tuple[PanelGroup, ...]:
 
 def finite(metrics: Metrics, name: str) -> Series:
     """A metric's points, without those that are no numbers; empty when it was never logged."""
-    return [(iteration, value) for iteration, value in metrics.get(name, ()) if math.isfinite(value)]
+    return [point for point in metrics.get(name, ()) if math.isfinite(point[1])]
 
 
 def why_absent(curve: Curve) -> str:

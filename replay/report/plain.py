@@ -47,6 +47,6 @@ def _curve(curve: Curve, after: int | None) -> Answer:
         "role": curve.role,
         "dashed": curve.dashed,
         "marker": curve.marker,
-        "points": [[place, value] for place, value in curve.series if after is None or place > after],
+        "points": [point for point in curve.series if after is None or point[0] > after],
         "absent": None if curve.series else why_absent(curve),
     }

@@ -410,3 +410,32 @@ def test_runs_are_read_with_one_tokenizer_where_both_name_the_same(location: Loc
     store.add_run(run_record("untold"))
     others = (RUN, "run-2", "run-3", "untold", "none")
     assert [stats.same_tokenizer(store, RUN, other) for other in others] == [True, True, False, False, False]
+
+
+def test_runs_tell_how_far_each_came(location: Location) -> None:
+    store = new_store(location)
+    store.add_run(replace(run_record("run-2"), name="another"))
+    Born(1).append_to(store)
+    for iteration, success in ((0, 0.25), (4, 0.5), (8, float("nan"))):
+        store.add_metrics(RUN, iteration, {"eval/success": success, "rollout/success": 1.0})
+    found = {row["id"]: row for row in stats.runs(store)}
+    assert list(found) == ["run-2", RUN]  # by name
+    assert (found[RUN]["success"], found[RUN]["trajectories"], found[RUN]["iterations"]) == (0.5, 4, 0)
+    assert (found["run-2"]["success"], found["run-2"]["trajectories"]) == (None, 0)
+
+
+def test_progress_of_a_run_without_a_folder_is_told_by_its_newest_policy(location: Location) -> None:
+    store = new_store(location)
+    run = replace(run_record(), config={"run": {"iterations": 4}})
+    assert stats.progress(store, run) | {"seconds_since": 0} == {
+        "state": "live",
+        "iteration": 0,
+        "iterations": 4,
+        "logged": -1,
+        "mark": "-1.0",
+        "seconds_since": 0,
+    }
+    store.add_metrics(RUN, 4, {"time/iteration": 2.0, "loss": 1.0})
+    found = stats.progress(store, run)
+    assert (found["state"], found["iteration"], found["mark"]) == ("finished", 4, "4.2")
+    assert stats.progress(store, run_record("run-2"))["state"] == "imported"
