@@ -25,6 +25,8 @@ _HEAD = 14
 """Height of the line that tells the largest count."""
 _GUTTER = 38
 """Width of the counts beside logarithmic bars."""
+_WIDEST = 60.0
+"""A bar, where there are few."""
 _LEAST = 2.0
 """Height of a bar that is not empty: one row of a hundred thousand is still to be seen."""
 
@@ -87,15 +89,16 @@ def bars(
     top = height.largest or peak or 1.0
     gutter = _GUTTER if height.decades else 0
     room = width - gutter
-    slot = room / max(1, len(bars))
+    slot = min(_WIDEST, room / max(1, len(bars)))
     marks = [Tick(i + 0.5, visible_text(bar.label)) for i, bar in enumerate(bars)] if ticks is None else ticks
     parts = [_bar(bar, i * slot, slot, share=height.of(bar.count, top), height=tall) for i, bar in enumerate(bars)]
     parts += [_axis(room, tall), *_labels(marks, slot, width=room, height=tall)]
     if gutter:
         shifted = Markup('<g transform="translate({} 0)">{}</g>').format(gutter, Markup("").join(parts))
         parts = [*_decades(height, top, width=width, floor=tall - _AXIS), shifted]
-    elif peak:
-        parts.append(Markup('<text class="peak" x="0" y="10">max {}{}</text>').format(_told(peak), height.unit))
+    elif peak or height.largest:
+        most = f"max {_told(peak)}" if height.largest is None else _told(top)
+        parts.append(Markup('<text class="peak" x="0" y="10">{}{}</text>').format(most, height.unit))
     linked = any(bar.href for bar in bars)
     return Markup(
         '<svg class="bars {tone}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '

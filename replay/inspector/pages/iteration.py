@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -71,7 +71,10 @@ def answer(source: Source, query: Query) -> Answer:
 def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
     rows, by = found["trajectories"], query.choice("sort", By.slot)
     first = query.whole("from", 0)
-    here: Callable[..., str] = lambda **more: address("runs", found["run"], "iterations", found["iteration"], **more)  # noqa: E731
+
+    def here(**more: object) -> str:
+        return address("runs", found["run"], "iterations", found["iteration"], **more) + "#rows"
+
     ordered = _ordered(rows, by)
     groups, alone = _groups(found)
     clipped = [row for row in _ordered(rows, By.clip_fraction) if row["clip_fraction"]]
@@ -86,12 +89,11 @@ def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
         "clipped": clipped[:_MOST_CLIPPED],
         "rows": ordered[first : first + _ROWS],
         "first": first,
-        "earlier": here(sort=by, **{"from": max(0, first - _ROWS)}) + "#rows" if first else None,
-        "later": here(sort=by, **{"from": first + _ROWS}) + "#rows" if first + _ROWS < len(rows) else None,
+        "earlier": here(sort=by, **{"from": max(0, first - _ROWS)}) if first else None,
+        "later": here(sort=by, **{"from": first + _ROWS}) if first + _ROWS < len(rows) else None,
         "by": by,
-        "columns": [(name, title, here(sort=name) + "#rows") for name, title in COLUMNS.items()],
+        "columns": [(name, title, here(sort=name)) for name, title in COLUMNS.items()],
         "command": shlex.join(command),
-        "here": here,
     }
 
 
