@@ -11,19 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
+from context.codec import TokenCodec
 from context.messages import Message, ToolCall
 from context.tokens import Segment
 from replay import ReplayStore, schema
 from replay.inspector.app import create_app
 from replay.inspector.guard import Guard
 from replay.inspector.query import address
-from replay.inspector.reading import folded, indented, rescore_command, spelled
+from replay.inspector.reading import codec_of, folded, indented, rescore_command, spelled, unread
 from replay.inspector.source import Source
 from replay.sampling import make_sampler
 from tests.inspector.serving import Served, served
-from tests.replay.fakes import RUN, group, iterate, new_store, sql, task, tokens, trajectory
+from tests.replay.fakes import RUN, group, iterate, new_store, policy, run_record, sql, task, tokens, trajectory
 
 SPLIT = (
     Segment(tokens([1, 2, 3, 4, 5, 6, 7], [TEMPLATE, USER, LLM, LLM, ENV, LLM, LLM])),
@@ -259,3 +261,18 @@ def test_token_is_spelled_with_marks_where_nothing_would_be_seen() -> None:
     assert spelled("  ") == '<span class="space">␣␣</span>'
     assert spelled("<b>\x00") == '&lt;b&gt;<span class="unseen" title="U+0000 control character">⟨NUL⟩</span>'
     assert spelled(None) == '<span class="space">‥</span>'
+
+
+def test_tokens_are_spelled_only_by_the_tokenizer_they_were_written_with(tmp_path: Path) -> None:
+    codec = TokenCodec(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str())
+    (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "name": "r", "config": {"replay": {"database": None}}}))
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        for run, tokenizer in (("run-2", "tok"), ("run-3", "other")):
+            store.add_run(run_record(run))
+            store.add_policy(policy(0, run=run, tokenizer=tokenizer))
+        source = Source(store, tmp_path, codec=codec)
+        assert [unread(source, run) for run in (RUN, "run-2")] == [None, None]
+        assert codec_of(source)("run-2") is codec
+        assert codec_of(source)("run-3") is None
+        assert "run-3, which is not known to have the tokenizer" in str(unread(source, "run-3"))
+        assert "a database was opened" in str(unread(Source(store), RUN))

@@ -25,7 +25,7 @@ const scales = {
   behavior: { of: "behavior_log_probs", kind: "q", edges: likely, told: nats, says: "Log-prob in nats when the token was sampled: 0 is certain, \u22121 is 37\u00a0%." },
   current: { of: "current_log_probs", kind: "q", edges: likely, told: nats, says: "Log-prob in nats under the policy that scored it." },
   drift: { of: "drift", kind: "d", edges: [0.5, 0.67, 0.8, 0.95, 1.05, 1.25, 1.5, 2], told: plain, says: "exp(current \u2212 behavior): above 1 the token has become likelier since it was sampled." },
-  advantage: { of: "advantages", kind: "d", edges: [-2, -1, -0.5, -0.1, 0.1, 0.5, 1, 2], told: plain, says: "What trained tokens were pushed by: one number per trajectory." },
+  advantage: { of: "advantages", kind: "d", edges: [-2, -1, -0.5, -0.1, 0.1, 0.5, 1, 2], told: plain, says: "What trained tokens were pushed by. One number per trajectory: what single turns were given is not stored." },
 };
 
 function bucket(scale, value) {
