@@ -30,7 +30,7 @@ quickstart: $(VENV)/.core
 test: $(VENV)/.dev
 	$(BIN)/python -m tests.check
 
-## make setup-browser   install chromium for the tests in a browser, where this machine lets us
+## make setup-browser  install chromium for the tests in a browser, where this machine lets us
 setup-browser:
 	@$(PYTHON) -m tests.browser.executable
 
@@ -42,6 +42,10 @@ soak: $(VENV)/.dev
 ## make bench        reported figures, paired ratios
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
+
+## make screenshots  pictures of the inspector for docs/images, of RUN=runs/... or the newest run
+screenshots: $(VENV)/.dev
+	$(BIN)/python -m tests.browser.screenshots $(RUN)
 
 ## make clean        remove the environment (never the runs)
 clean:

@@ -1,0 +1,103 @@
+"""Pictures of every page for the documentation: `make screenshots RUN=runs/quickstart-001`.
+
+Of a run that has replayed; tokens are coloured by drift where `agentloop replay rescore` has scored them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import Browser
+
+from replay.inspector.app import create_app
+from replay.inspector.guard import Guard
+from replay.inspector.query import address
+from replay.inspector.source import Source, opened_source
+from tests.agentloop.runs import rows
+from tests.browser.chromium import launched
+from tests.browser.shoot import shoot
+from tests.inspector.serving import served
+
+FOLDER = Path(__file__).parents[2] / "docs" / "images"
+PHONE = (390, 844)
+_MOST_BYTES = 250_000
+
+
+@dataclass(frozen=True)
+class Shot:
+    name: str
+    address: str
+    size: tuple[int, int] = (1280, 860)
+    dark: bool = False
+
+
+def shots(source: Source) -> list[Shot]:
+    database = source.store.path
+    assert database, "RUN must have its buffer in a file, got one on a server."
+    (run,) = rows(database, "select run from iterations group by run order by count(*) desc limit 1")[0]
+    mine = f"run = '{run}'"
+    (iteration,) = rows(database, f"select max(iteration) from draws where {mine} and stream = 'replay'")[0]
+    drawn = f"""select t.id, t.task from trajectories t join draws d on d.trajectory = t.id
+        left join token_scores s on s.trajectory = t.id where t.{mine} and t.num_tool_calls > 1
+        group by t.id, t.task order by count(s.log_probs) > 0 desc, count(distinct d.iteration) desc, t.id limit 1"""
+    id, task = rows(database, drawn)[0]
+    beside = f"""select id from trajectories where task = '{task}' and id <> '{id}'
+        order by num_turns desc, id limit 1"""
+    (other,) = rows(database, beside)[0]
+    scored = rows(database, f"select count(*) from token_scores where trajectory = '{id}'") != [(0,)]
+    tokens = address("trajectories", id, view="tokens", color="drift" if scored else "behavior")
+    return [
+        Shot("run", address("runs", run)),
+        Shot("run-dark", address("runs", run), dark=True),
+        Shot("run-phone", address("runs", run), PHONE),
+        Shot("buffer", address("buffer", run=run)),
+        Shot("buffer-phone", address("buffer", run=run), PHONE),
+        Shot("conversation", address("trajectories", id)),
+        Shot("tokens", tokens),
+        Shot("tokens-dark", tokens, dark=True),
+        Shot("updates", address("trajectories", id, view="updates")),
+        Shot("iteration", address("runs", run, "iterations", iteration)),
+        Shot("task", address("tasks", task)),
+        Shot("compare", address("compare", a=id, b=other)),
+        Shot("mixing", address("mixing", run=run)),
+    ]
+
+
+def _take(browser: Browser, here: str, shot: Shot) -> list[str]:
+    out = FOLDER / f"inspector-{shot.name}.png"
+    troubles = shoot(browser, here + shot.address, out, size=shot.size, dark=shot.dark)
+    if importlib.util.find_spec("PIL"):
+        _shrink(out)
+    size = out.stat().st_size
+    print(f"{out.relative_to(Path.cwd())}  {size // 1000} kB")
+    if size > _MOST_BYTES:
+        troubles.append(f"the picture must have at most {_MOST_BYTES} bytes, got {size}. Make its window smaller.")
+    return [f"{shot.name}: {trouble}" for trouble in troubles]
+
+
+def _shrink(picture: Path) -> None:
+    """256 colours are enough for a page, and a third of the bytes."""
+    from PIL import Image
+
+    with Image.open(picture) as found:
+        reduced = found.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    reduced.save(picture, optimize=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.browser.screenshots", description="Pictures for docs/.")
+    parser.add_argument("run", nargs="?", help="run folder; the newest under ./runs when left out")
+    given = parser.parse_args()
+    FOLDER.mkdir(exist_ok=True)
+    with opened_source(given.run) as source, served(create_app(source, Guard())) as here, launched() as browser:
+        troubles = [line for shot in shots(source) for line in _take(browser, here.address, shot)]
+    print("\n".join(troubles))
+    return 1 if troubles else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
