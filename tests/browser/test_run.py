@@ -50,6 +50,46 @@ def test_curves_of_both_streams_are_drawn_and_can_be_read(page: Page, server: Se
     assert told[-1][2] == "\u2013"
 
 
+def test_an_iteration_shows_what_went_in_and_how_far_it_had_drifted(
+    page: Page, server: Served, run_folder: Path
+) -> None:
+    (run,) = rows(run_folder / "replay.sqlite", f"select id from runs where id <> '{OTHER}'")[0]
+    page.goto(server.address + address("runs", run))
+    page.locator("#iterations tbody tr").first.click()
+    page.wait_for_url(f"**/iterations/{ITERATIONS}")
+    drawn = rows(
+        run_folder / "replay.sqlite",
+        f"select trajectory from draws where run = '{run}' and iteration = {ITERATIONS} order by slot",
+    )
+    shown = page.locator("#rows + .card tbody tr")
+    assert [shown.nth(at).get_attribute("data-href") for at in range(shown.count())] == [
+        address("trajectories", id) for (id,) in drawn
+    ]
+    # Ratio and drift of both streams, and of replay's ages besides.
+    assert page.locator("figure.spread svg.bars").count() >= 4
+    page.keyboard.press("p")
+    page.wait_for_url(f"**/iterations/{ITERATIONS - 1}")
+    page.keyboard.press("n")
+    page.wait_for_url(f"**/iterations/{ITERATIONS}")
+    page.locator("#rows + .card a[href^='/tasks/']").first.click()
+    page.wait_for_url("**/tasks/*")
+    (attempts,) = rows(
+        run_folder / "replay.sqlite",
+        f"""select count(*) from trajectories where run = '{run}' and task =
+        (select task from trajectories where id = '{drawn[0][0]}')""",
+    )[0]
+    assert page.locator("main a[href^='/trajectories/']").count() >= attempts
+
+
+def test_two_runs_are_laid_over_each_other(page: Page, server: Served, run_folder: Path) -> None:
+    (run,) = rows(run_folder / "replay.sqlite", f"select id from runs where id <> '{OTHER}'")[0]
+    page.goto(server.address + address("runs", run))
+    page.get_by_role("link", name=OTHER).click()
+    page.wait_for_url("**/compare*")
+    assert page.locator(".chart canvas").count() >= 5
+    assert "fraction" in page.locator("main").inner_text()
+
+
 def test_a_live_page_gains_a_point_when_an_iteration_is_committed(page: Page, run_folder: Path, tmp_path: Path) -> None:
     database = tmp_path / "replay.sqlite"
     shutil.copy(run_folder / "replay.sqlite", database)

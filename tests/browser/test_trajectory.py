@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -126,6 +127,29 @@ def test_what_was_never_scored_names_the_command_that_scores_it(
     page.locator('[data-copy="#rescore"]').click()
     page.get_by_role("button", name="copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == command
+
+
+def test_two_trajectories_are_compared_from_the_first_token_that_differs(
+    page: Page, server: Served, found: dict[str, str]
+) -> None:
+    page.goto(f"{server.address}/trajectories/{found['scored']}")
+    page.get_by_text("compare with").click()
+    page.locator(".beside a").first.click()
+    page.wait_for_url("**/compare*")
+    ids = [parse_qs(urlsplit(page.url).query)[name][0] for name in "ab"]
+    assert ids[0] == found["scored"]
+    texts, tokens = [], []
+    for letter, id in zip("AB", ids, strict=True):
+        tokens.append(twin(server, f"/trajectories/{id}/tokens.json?segment=0"))
+        marked = page.locator(f"#first-difference-{letter}")
+        assert marked.count() == 1
+        texts.append((page.evaluate("(e) => getComputedStyle(e).outlineStyle", marked.element_handle()), marked))
+    sides = zip(*(each["token_ids"] for each in tokens), strict=False)
+    same = next(place for place, (ours, theirs) in enumerate(sides) if ours != theirs)
+    assert [style for style, _ in texts] == ["solid", "solid"]
+    assert f"part at token {same} of segment 0" in page.locator("main").inner_text()
+    for (_, marked), each in zip(texts, tokens, strict=True):
+        assert str(each["token_ids"][same]) in (marked.get_attribute("title") or "")
 
 
 def test_every_draw_is_a_line_and_a_point(page: Page, server: Served, found: dict[str, str], run_folder: Path) -> None:
