@@ -11,6 +11,8 @@ from markupsafe import Markup
 from replay.inspector.visible import visible_text
 
 _RADIUS = 3.0
+_SIDE = 5.2
+"""Of a square."""
 _APART = 7.0
 """Pixels between the middles of dots that have the same place."""
 _MARGIN = 20.0
@@ -67,6 +69,6 @@ def _shape(dot: Dot, x: float, y: float) -> Markup:
     if dot.stream == "fresh":
         shape = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}"/>').format(kind, x, y, _RADIUS)
     else:
-        corner = (x - _RADIUS, y - _RADIUS, 2 * _RADIUS, 2 * _RADIUS)
+        corner = (x - _SIDE / 2, y - _SIDE / 2, _SIDE, _SIDE)
         shape = Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{}" height="{}"/>').format(kind, *corner)
     return Markup('<a href="{}"><title>{}</title>{}</a>').format(dot.href, visible_text(dot.title), shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +108,19 @@ def test_damaged_and_missing_histograms_are_told_and_the_rest_is_answered(locati
     assert answer["damaged_histograms"] == ["ratio of replay rows of age 2-3: counts with a wrong header"]
     first = stats.iteration(store, RUN, 1)
     assert (first["histograms"], first["damaged_histograms"], len(first["trajectories"])) == ([], [], 8)
+
+
+def test_an_iteration_outlives_the_content_of_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    with closing(trained(path)) as store:
+        before = stats.iteration(store, RUN, 2)
+    assert ask("forget", str(path), "--where", "iteration < 3", "--yes").exit_code == 0
+    with closing(ReplayStore.open(path, read_only=True)) as store:
+        after = stats.iteration(store, RUN, 2)
+    assert {row["state"] for row in after["trajectories"]} == {EVICTED}
+    for row in (*before["trajectories"], *after["trajectories"]):
+        del row["state"]
+    assert after == before
 
 
 def test_iteration_command_prints_how_ratios_were_spread(tmp_path: Path) -> None:
