@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from context.authors import AuthorTable
 from replay.errors import InvalidRecord
 from replay.read import load
-from replay.records import EVICTED, QUARANTINED, STATES, Trajectory
-from replay.schema import metadata, runs, trajectories
+from replay.records import COMMITTED, EVICTED, QUARANTINED, STATES, Trajectory
+from replay.schema import draws, metadata, runs, trajectories
 from replay.stats import chosen
 from replay.store import ReplayStore
 from replay.validate import validate
@@ -34,7 +34,7 @@ class Verification:
     dangling: dict[str, int] = field(default_factory=dict)
     """Rows that name a missing one, by `table.column`."""
     damage: list[str] = field(default_factory=list)
-    """What the database says about its own pages and indexes."""
+    """What the database says about its own pages and indexes; and uses that were miscounted."""
 
     @property
     def corrupt_share(self) -> float:
@@ -49,6 +49,7 @@ def verify(store: ReplayStore, run: str | None = None, *, where: str | None = No
         counts = {row[0]: int(row[1]) for row in connection.execute(counted)}
         found = Verification({state: counts[state] for state in STATES if state in counts})
         found.damage += store.damage(connection)
+        found.damage += _miscounted(connection)
         found.dangling |= _dangling(connection)
         authors = {
             row[0]: AuthorTable.from_json(row[1]) for row in connection.execute(sa.select(runs.c.id, runs.c.authors))
@@ -78,6 +79,13 @@ def _wrong(rows: list[Trajectory], authors: AuthorTable) -> Iterator[tuple[str, 
             return
         for row in rows:
             yield from _wrong([row], authors)
+
+
+def _miscounted(connection: sa.Connection) -> list[str]:
+    said = sa.select(sa.func.count()).where(draws.c.trajectory == _rows.id, draws.c.state == COMMITTED)
+    wrong = sa.select(sa.func.count()).where(_rows.uses != said.correlate(trajectories).scalar_subquery())
+    count = connection.scalar(wrong)
+    return [f"trajectories.uses: {count} rows were used another number of times, by their draws"] if count else []
 
 
 def _dangling(connection: sa.Connection) -> dict[str, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +20,9 @@ from replay.cli.front import AsJson, Opened, Run, Where, app, opened
 from replay.cli.text import number, share, table
 from replay.stats import Sort
 
+_ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
+"""Whoever asks in a terminal waits, and can stop waiting."""
+
 
 @app.command(epilog="Example: agentloop replay stats runs/quickstart-001")
 def stats(run: Run = None, where: Where = None, as_json: AsJson = False) -> None:
@@ -30,16 +35,31 @@ def stats(run: Run = None, where: Where = None, as_json: AsJson = False) -> None
 @app.command(epilog="Example: agentloop replay ls --where \"success and tool='lookup'\" --sort tokens")
 def ls(
     run: Run = None,
-    where: Where = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where",
+            metavar="FILTER",
+            help="Only these, for example \"reward>0.5 and staleness<8 and tool='lookup'\"; all of several.",
+        ),
+    ] = None,
     success: Annotated[bool | None, typer.Option("--success/--failed", help="Only these; both when left out.")] = None,
     sort: Annotated[Sort, typer.Option(help="The greatest come first.")] = Sort.iteration,
+    ascending: Annotated[bool, typer.Option("--ascending", help="The least come first.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Most rows printed.")] = 20,
+    after: Annotated[
+        str | None, typer.Option(metavar="CURSOR", help="Go on behind an earlier page, which names its cursor.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List trajectories, one line each."""
+    chosen = [*(where or ()), *([] if success is None else [f"success = {str(success).lower()}"])]
     with opened(run) as buffer:
-        found = questions.trajectories(buffer.store, buffer.run, where=where, success=success, sort=sort, limit=limit)
-    print(json.dumps(found, indent=1) if as_json else _listing_text(found))
+        asked = questions.Question(buffer.run, chosen, sort, ascending)
+        answer = questions.page(buffer.store, asked, limit=limit, after=after, patience=_ENDLESS)
+    print(json.dumps(answer["rows"], indent=1) if as_json else _listing_text(answer["rows"]))
+    if answer["after"]:
+        print(f"there are more: the same with --after {answer['after']}", file=sys.stderr)
 
 
 @app.command(epilog="Example: agentloop replay show 3f9a21 runs/quickstart-001")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -62,9 +62,9 @@ def distributions(store: ReplayStore, question: Question) -> Answer:
         if rows.messages is not None:
             return {"total": None, "fields": None, "choices": None}
         spread = _Spread(connection, question.run, rows, age)
-        counts = spread.counts()
-        total = sum(counts["turns"].values())
-        return {"total": total, "fields": spread.fields(counts), "choices": spread.choices()}
+        fields = spread.fields()
+        total = fields["turns"]["unknown"] + sum(bar["count"] for bar in fields["turns"]["bars"])
+        return {"total": total, "fields": fields, "choices": spread.choices()}
 
 
 class _Spread:
@@ -85,21 +85,8 @@ class _Spread:
         self._numbers = numbers.join_from(schema.trajectories, groups, groups.c.id == _rows.group).where(mine)
         self._texts = sa.select(*(_rows[name] for name in CHOICES)).where(mine)
 
-    def counts(self) -> dict[str, Counts]:
-        """By field, from rows that are looked at once; of a field with more values than are counted, some of them."""
-        rows = self._numbers.cte("chosen")
-        arms = []
-        for name in SPREAD:
-            arm = sa.select(rows.c[name].label("value"), sa.func.count().label("number")).group_by(rows.c[name])
-            few = arm.limit(_VALUES + 1).subquery()
-            value = sa.cast(few.c.value, sa.Double).label("value")
-            arms.append(sa.select(sa.literal(name, sa.Text).label("name"), value, few.c.number))
-        found: dict[str, Counts] = {name: {} for name in SPREAD}
-        for name, value, count in self._connection.execute(sa.union_all(*arms)):
-            found[name][value] = count
-        return found
-
-    def fields(self, counts: Mapping[str, Counts]) -> dict[str, Answer]:
+    def fields(self) -> dict[str, Answer]:
+        counts = self._counts()
         many = [name for name, values in counts.items() if len(values) > _VALUES]
         counted = self._counted_in_bars(many) if many else {}
         answers = {}
@@ -112,6 +99,20 @@ class _Spread:
             unknown, numbered = counted[name]
             answers[name] = {"unknown": unknown, "bars": [_answer(name, *each) for each in numbered.items()]}
         return answers
+
+    def _counts(self) -> dict[str, Counts]:
+        """By field, from rows that are looked at once; of a field with more values than are counted, some of them."""
+        rows = self._numbers.cte("chosen")
+        arms = []
+        for name in SPREAD:
+            arm = sa.select(rows.c[name].label("value"), sa.func.count().label("number")).group_by(rows.c[name])
+            few = arm.limit(_VALUES + 1).subquery()
+            value = sa.cast(few.c.value, sa.Double).label("value")
+            arms.append(sa.select(sa.literal(name, sa.Text).label("name"), value, few.c.number))
+        found: dict[str, Counts] = {name: {} for name in SPREAD}
+        for name, value, count in self._connection.execute(sa.union_all(*arms)):
+            found[name][value] = count
+        return found
 
     def _counted_in_bars(self, names: Sequence[str]) -> dict[str, tuple[int, dict[Bar, int]]]:
         """Unknown ones and bars, by field; two statements for any number of fields."""

@@ -169,10 +169,10 @@ class _Listing:
         """The first rows in order of which something was said, as far as patience reaches."""
         assert self.parts.messages is not None
         ends = time.monotonic() + patience.seconds
-        candidates = [_place(row) for row in self._connection.execute(query.limit(patience.rows + 1))]
+        candidates = [_place(row) for row in self._connection.execute(query.limit(patience.rows))]
         hits: list[Place] = []
         searched = 0
-        for chunk in chunked(candidates[: patience.rows]):
+        for chunk in chunked(candidates):
             ids = [place[-1] for place in chunk]
             said = sa.select(_rows.id).where(_rows.id.in_(ids), self.parts.messages)
             fits = set(self._connection.scalars(said))
@@ -181,7 +181,7 @@ class _Listing:
             if len(hits) > limit or time.monotonic() > ends:
                 break
         found = _cut(hits, limit)
-        if found.end is not None or searched == len(candidates):
+        if found.end is not None or searched == len(candidates) < patience.rows:
             return _Found(found.ids, found.begin, found.end, searched)
         return _Found(found.ids, found.begin, candidates[searched - 1], searched, complete=False)
 

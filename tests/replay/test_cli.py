@@ -68,7 +68,7 @@ def test_stats_takes_the_database_and_prints_json(run: Path) -> None:
 
 
 def test_ls_prints_a_line_each(run: Path) -> None:
-    lines = ask("ls", str(run), "--failed", "--limit", "3").output.splitlines()
+    lines = ask("ls", str(run), "--failed", "--limit", "3").stdout.splitlines()
     assert " ".join(lines[0].split()) == TITLES
     assert len(lines) == 4
     for line in lines[1:]:
@@ -79,18 +79,18 @@ def test_ls_prints_a_line_each(run: Path) -> None:
 
 
 def test_ls_sorts_and_prints_json(run: Path) -> None:
-    rows = json.loads(ask("ls", str(run), "--sort", "uses", "--success", "--json").output)
+    rows = json.loads(ask("ls", str(run), "--sort", "uses", "--success", "--json").stdout)
     assert [row["success"] for row in rows] == [True] * 9
     assert [row["uses"] for row in rows] == sorted((row["uses"] for row in rows), reverse=True)
 
 
 def test_ls_of_nothing_says_so(tmp_path: Path) -> None:
     new_store(tmp_path / "replay.sqlite").close()
-    assert ask("ls", str(tmp_path)).output == "no trajectories\n"
+    assert ask("ls", str(tmp_path)).stdout == "no trajectories\n"
 
 
 def test_show_prints_tokens_authors_log_probs_and_uses(run: Path) -> None:
-    id = json.loads(ask("ls", str(run), "--sort", "uses", "--limit", "1", "--json").output)[0]["id"]
+    id = json.loads(ask("ls", str(run), "--sort", "uses", "--limit", "1", "--json").stdout)[0]["id"]
     output = ask("show", id[:9], str(run)).output
     assert id in output
     assert "llm · 2 tokens · trained" in output
@@ -179,7 +179,7 @@ def test_run_folder_on_a_shared_database_shows_its_own_rows(location: Location, 
         Born(1, size=3, run="run-2").append_to(store)
     assert "trajectories  3 in 1 groups" in ask("stats", str(folder)).output
     assert "trajectories  5 in 2 groups" in ask("stats", url).output
-    assert len(ask("ls", str(folder)).output.splitlines()) == 1 + 3
+    assert len(ask("ls", str(folder)).stdout.splitlines()) == 1 + 3
 
 
 def test_newest_run_may_have_its_buffer_on_a_server(tmp_path: Path) -> None:

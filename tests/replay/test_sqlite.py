@@ -129,6 +129,17 @@ def test_damaged_row_of_an_earlier_schema_is_migrated_and_found_damaged(tmp_path
         assert len(store.read([id for id in ids if id != "a"])) == 4
 
 
+def test_migrated_row_knows_its_uses(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    fill_old(path, "0004")
+    # Two draws are reserved; one of them was used.
+    sql(path, "update draws set state = 'committed' where slot = 8")
+    ReplayStore.create(path).close()
+    used = "select trajectory from draws where slot = 8"
+    assert sql(path, "select id from trajectories where uses = 1") == sql(path, used)
+    assert sql(path, "select sum(uses) from trajectories") == [(1,)]
+
+
 def test_there_is_a_database_of_every_earlier_schema() -> None:
     assert [f"{n:04d}" for n in range(1, int(REVISION))] == REVISIONS
 

@@ -116,3 +116,9 @@ def test_damaged_file_says_so(tmp_path: Path) -> None:
     with_damage = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
     assert verify(with_damage).damage
     with_damage.close()
+
+
+def test_uses_that_are_not_those_of_the_draws_are_told(location: Location) -> None:
+    store = filled(location)
+    sql(store, "update trajectories set uses = uses + 1 where iteration = 2 and slot < 3")
+    assert verify(store).damage == ["trajectories.uses: 3 rows were used another number of times, by their draws"]
