@@ -28,7 +28,10 @@ def write_report(
         config=record.config,
         further=further,
     )
-    beside = path.with_name(f"{path.name}.tmp")
-    beside.write_text(render_report(data), encoding="utf-8")
-    os.replace(beside, path)
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(render_report(data), encoding="utf-8")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
     return path

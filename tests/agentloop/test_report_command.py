@@ -70,3 +70,5 @@ def test_report_that_can_not_be_written_says_where(running: Path, tmp_path: Path
     refused = report(running, "--out", tmp_path / "no" / "where.html", at=tmp_path)
     assert refused.returncode == 2
     assert "agentloop: --out must be writable, got No such file or directory at" in refused.stderr
+    assert "got Is a directory at" in report(running, "--out", tmp_path, at=tmp_path).stderr
+    assert not list(tmp_path.parent.glob("*.tmp"))

@@ -449,6 +449,11 @@ export function update(element, chart) {
 
 export function drawAll(root = document) {
   sources.clear();
+  for (const [element, gone] of drawn) {
+    if (element.isConnected) continue;
+    gone.plot?.destroy();
+    drawn.delete(element);
+  }
   for (const element of root.querySelectorAll(".chart[data-src]")) update(element, source(element));
   fit();
 }
