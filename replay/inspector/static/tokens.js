@@ -169,7 +169,7 @@ function layOut() {
 
 function sample(className, text) {
   const row = element("li");
-  row.append(element("span", `sample ${className}`), element("span", "", text));
+  row.append(element("span", `sample ${className || "unknown"}`, "a"), element("span", "", text));
   return row;
 }
 
