@@ -55,7 +55,9 @@ def task(
     with store.reading() as connection:
         found = _find(connection, hash_prefix, store.url)
         mine = _rows.task == found["hash"]
-        mine = mine if run is None else mine & (_rows.run == run)
+        if run is not None:
+            # As an expression: rows of a task are few, and the index of a run's rows would be read instead.
+            mine = mine & (_rows.run.concat("") == run)
         tried = _groups(connection, mine)
         listed = _listed(connection, mine, after=after, limit=limit)
         return {
@@ -91,15 +93,20 @@ def _find(connection: sa.Connection, hash_prefix: str, url: str) -> Answer:
 
 
 def _totals(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> Answer:
+    def of_tried(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        return sa.case((_TRIED, value))
+
     query = sa.select(
-        *_COUNTS,
+        _total(_TRIED).label("attempts"),
+        _total(_TRIED & _rows.success).label("successes"),
+        sa.func.avg(of_tried(_rows.reward)).label("reward_mean"),
         _total(_rows.state == ELIGIBLE).label("eligible"),
-        sa.func.min(_rows.iteration).label("first_iteration"),
-        sa.func.max(_rows.iteration).label("last_iteration"),
-        sa.func.count(sa.distinct(_rows.run)).label("runs"),
+        sa.func.min(of_tried(_rows.iteration)).label("first_iteration"),
+        sa.func.max(of_tried(_rows.iteration)).label("last_iteration"),
+        sa.func.count(sa.distinct(of_tried(_rows.run))).label("runs"),
+        _total(~_TRIED).label("orphaned"),
     )
-    orphaned = sa.select(sa.func.count()).where(mine, ~_TRIED).scalar_subquery().label("orphaned")
-    return dict(connection.execute(query.add_columns(orphaned).where(mine, _TRIED)).mappings().one())
+    return dict(connection.execute(query.where(mine)).mappings().one())
 
 
 def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Answer] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -248,3 +249,21 @@ def test_task_command_prints_the_task(tmp_path: Path) -> None:
     after = output.splitlines()[-1].removeprefix("more: --after ")
     rest = ask("task", "task-1", str(tmp_path / "replay.sqlite"), "--after", after, "--json").output
     assert len(json.loads(rest)["trajectories"]) == 10
+
+
+def test_questions_find_their_rows_by_indexes(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    store = trained(path)
+    with counted() as sent:
+        stats.iteration(store, RUN, 2)
+        page = stats.task(store, "task-1", RUN)
+        stats.task(store, "task-1", RUN, after=page["trajectories"][0]["id"])
+        stats.task(store, "task-1")
+    store.close()
+    with closing(sqlite3.connect(path)) as database:
+        for statement in filter(lambda each: each.startswith("SELECT"), sent):
+            values = [None] * statement.count("?")
+            plan = [row[3] for row in database.execute(f"explain query plan {statement}", values)]
+            scans = [step for step in plan if step.startswith("SCAN") and "anon_" not in step]
+            assert not scans, (statement, scans)
+            assert not [step for step in plan if "trajectories_by_run" in step], statement
