@@ -1,6 +1,7 @@
 // A run's page goes on while the run does: new points, tiles and rows come without a reload.
 
-import { fit, told, update } from "./charts.js";
+import { fit, update } from "./charts.js";
+import { told } from "./scales.js";
 
 const badge = document.getElementById("progress");
 const address = `/runs/${location.pathname.split("/")[2]}.json`;
