@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,7 @@ def count_available(pool: Pool, limits: Limits) -> Availability:
     index = pool.index
     weighty = pool.tree.weights > 0.0
     there = np.flatnonzero(weighty)
-    groups = [rows for rows in complete_groups(np.flatnonzero(pool.mask), index.columns) if weighty[rows].any()]
-    first = np.array([rows[0] for rows in groups], np.intp)
+    first = _first_members(complete_groups(np.flatnonzero(pool.mask), index.columns), weighty)
     sizes = index.columns["group_size"][first]
     by_source_task: Counter[tuple[str, str]] = Counter()
     by_source_groups: Counter[tuple[str, int]] = Counter()
@@ -46,6 +46,16 @@ def count_available(pool: Pool, limits: Limits) -> Availability:
         unknown_priority=int(np.count_nonzero(pool.mask & pool.unknown)),
         incomparable=_incomparable(index, limits),
     )
+
+
+def _first_members(groups: Sequence[Positions], weighty: npt.NDArray[np.bool_]) -> Positions:
+    """Of the groups of which some member weighs anything."""
+    if not groups:
+        return np.zeros(0, np.intp)
+    together = np.concatenate(groups)
+    starts = np.cumsum([0, *(len(rows) for rows in groups[:-1])])
+    first: Positions = together[starts][np.logical_or.reduceat(weighty[together], starts)]
+    return first
 
 
 def _by_source(index: EligibleIndex, rows: Positions) -> list[tuple[str, Positions]]:

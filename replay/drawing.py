@@ -81,7 +81,12 @@ class Drawing:
     ) -> Rehearsal:
         """The moment before a draw of `request`, whose picks may name these sources; they play no part yet."""
         self.refresh(connection, request.limits)
-        return Rehearsal(self._buffer, request, sampler, self._followed(request, sampler, [None, *sources]))
+        # Its sampler is asked once: nothing is kept of it.
+        limits = replace(request.limits, per_task=None, per_group=None)
+        pools = {source: Pool(self._buffer, sampler, limits, source) for source in (None, *sources)}
+        for pool in pools.values():
+            pool.follow(_moment(request))
+        return Rehearsal(self._buffer, request, sampler, pools)
 
     def draw(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None

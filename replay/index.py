@@ -19,7 +19,7 @@ from replay.schema import groups, restored_column, trajectories
 
 Column = npt.NDArray[Any]
 
-_BATCH = 20_000
+_BATCH = 5_000
 _rows = trajectories.c
 
 # Texts as the database has them: a row at a time, ExactText takes longer than the query.
@@ -110,7 +110,7 @@ class EligibleIndex:
         first = self._last == 0
         # Numbers handed out in order, under a lock: one that is seen has no smaller one still to come.
         newest = last_number(connection, "changed") if first else self._last
-        come, gone = _Batch(), []
+        come, gone = _Batch(self.codes), []
         for rows in _changed(connection, since=self._last, first=first):
             newest = max(newest, int(max(rows[-2])))
             gone += come.add(rows)
@@ -135,16 +135,17 @@ class EligibleIndex:
     def _insert(self, come: _Batch) -> None:
         if not come.ids:
             return
-        new = {name: np.concatenate(parts) for name, parts in come.numbers.items()}
-        new |= {name: np.array(self.codes[name].of(come.texts[name]), np.int64) for name in _CODES}
-        new["own"] = np.array([run == self.run for run in come.texts["run"]], np.bool_)
+        # One column at a time, that is let go of in the same breath: together they fill memory several times over.
+        new: dict[str, Column] = {name: np.concatenate(come.numbers.pop(name)) for name in list(come.numbers)}
+        new["own"] = new["run"] == self.codes["run"].get(self.run)
         order = self._order(come, new)
         ids = [come.ids[position] for position in order]
-        new = {name: column[order] for name, column in new.items()}
-        keys = [self._key(ids[i], new, i) for i in range(len(ids))]
-        if not self.ids or self._key_at(len(self) - 1) < keys[0]:
+        for name in new:
+            new[name] = new[name][order]
+        if not self.ids or self._key_at(len(self) - 1) < self._key(ids[0], new, 0):
             self._append(ids, new)
             return
+        keys = [self._key(ids[i], new, i) for i in range(len(ids))]
         at = [bisect.bisect(range(len(self)), key, key=self._key_at) for key in keys]
         self._columns = {name: Growing(np.insert(old, at, new[name])) for name, old in self.columns.items()}
         merged, start = [], 0
@@ -164,15 +165,17 @@ class EligibleIndex:
 
     def _order(self, come: _Batch, new: Mapping[str, Column]) -> list[int]:
         """Of rows among themselves."""
-        runs = come.texts["run"]
-        ranks = {run: rank for rank, run in enumerate(sorted(set(runs), key=lambda run: (run == self.run, run)))}
-        by_run = np.array([ranks[run] for run in runs], np.int64)
-        order: list[int] = np.lexsort((new["slot"], new["iteration"], by_run)).tolist()
-        # Rows of one place, such as imported ones, are told apart by their ids; sorting is stable and nearly done.
-        place = list(zip(by_run.tolist(), new["iteration"].tolist(), new["slot"].tolist(), strict=True))
-        if len(set(place)) < len(place):
-            order.sort(key=lambda i: (place[i], come.ids[i]))
-        return order
+        runs = self.codes["run"].names
+        ranks = np.argsort(sorted(range(len(runs)), key=lambda code: (runs[code] == self.run, runs[code])))
+        by_place = (ranks[new["run"]], new["iteration"], new["slot"])
+        order = np.lexsort(by_place[::-1])
+        # Rows of one place, such as imported ones, are told apart by their ids.
+        alike = [np.diff(values[order]) == 0 for values in by_place]
+        if np.logical_and.reduce(alike).any():
+            by_id = np.argsort(sorted(range(len(come.ids)), key=come.ids.__getitem__))
+            order = np.lexsort((by_id, *by_place[::-1]))
+        found: list[int] = order.tolist()
+        return found
 
     def _key(self, id: str, columns: Mapping[str, Column], at: int) -> tuple[Any, ...]:
         run = self.codes["run"].names[int(columns["run"][at])]
@@ -204,10 +207,10 @@ class EligibleIndex:
 class _Batch:
     """Rows on their way into the index."""
 
-    def __init__(self) -> None:
+    def __init__(self, codes: Mapping[str, Codes]) -> None:
         self.ids: list[str] = []
-        self.texts: dict[str, list[str]] = {name: [] for name in _CODES}
-        self.numbers: dict[str, list[Column]] = {name: [] for name in _NUMBERS}
+        self.numbers: dict[str, list[Column]] = {name: [] for name in (*_NUMBERS, *_CODES)}
+        self._codes = codes
 
     def add(self, columns: Sequence[Sequence[Any]]) -> list[str]:
         """The ids of those that are not eligible and so were not added."""
@@ -217,7 +220,11 @@ class _Batch:
         whole = all(good)
         for name, column in zip(("id", *_CODES), texts, strict=True):
             kept = column if whole else [value for value, keep in zip(column, good, strict=True) if keep]
-            (self.ids if name == "id" else self.texts[name]).extend(kept)
+            if name == "id":
+                self.ids.extend(kept)
+            else:
+                # At once: the texts of all rows would take several times the room of the index.
+                self.numbers[name].append(np.array(self._codes[name].of(kept), np.int64))
         for (name, (_, kind)), values in zip(_NUMBERS.items(), columns[len(_TEXTS) : -2], strict=True):
             try:
                 array: Column = np.array(values, kind)

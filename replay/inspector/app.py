@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from replay.inspector.guard import Guard, GuardedApp
 from replay.inspector.page import TWIN, Page, Pages, error_twin
-from replay.inspector.pages import buffer, compare, iteration, run, runs, task, trajectory
+from replay.inspector.pages import buffer, compare, iteration, mixing, run, runs, task, trajectory
 from replay.inspector.source import Source
 from replay.inspector.view import environment, static_folder
 
@@ -26,6 +26,7 @@ PAGES: tuple[Page, ...] = (
     trajectory.PAGE,
     task.PAGE,
     compare.PAGE,
+    mixing.PAGE,
 )
 
 

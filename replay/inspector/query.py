@@ -82,6 +82,10 @@ class Query:
         """Every parameter that says something, in order."""
         return [(name, value) for name, values in self._values.items() for value in values if value]
 
+    def given(self) -> dict[str, str]:
+        """The last value of every parameter, empty ones too."""
+        return {name: values[-1] for name, values in self._values.items()}
+
     @staticmethod
     def _whole(name: str, given: str | None, default: int, least: int, most: int) -> int:
         if given is None:

@@ -105,6 +105,8 @@ def upcoming_tasks(connection: sa.Connection, run: str, count: int, pool: int | 
     "" stands for a task that was never tried, as long as the pool is known to have one. The order within a pass is the
     run's own affair, and a curriculum's order is not known here.
     """
+    if not count:
+        return []
     newest = sa.func.max(groups.c.iteration)
     query = sa.select(groups.c.task).where(groups.c.run == run).group_by(groups.c.task).order_by(newest, groups.c.task)
     tried = [str(task) for task in connection.scalars(query)]

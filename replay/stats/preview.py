@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
@@ -17,9 +18,10 @@ from replay import declared
 from replay.errors import ReplayError
 from replay.mixing import BatchPlan, Mixer, ReplayStarved
 from replay.prepared import rows_by_key
-from replay.records import COMMITTED, ELIGIBLE, REPLAY
+from replay.records import COMMITTED, ELIGIBLE, REPLAY, STATES, RunRecord
 from replay.rehearsal import Rehearsal
 from replay.request import Availability, DrawRequest
+from replay.sampling import SAMPLERS
 from replay.schedules import progress_at
 from replay.schema import draws, trajectories
 from replay.selection import Chosen
@@ -62,11 +64,10 @@ def preview(
     weight in the expected ESS is as known as `replay.stats.ess` says.
     """
     record = store.run(run)
-    stored = declared.completed(record.config)
+    stored = _declared(record)
     with store.reading() as connection:
         now = standing(connection, record.id)
-        counts = connection.execute(_STATES.where(_rows.run == record.id)).all()
-        states = {str(state): int(count) for state, count in counts}
+        gone = connection.scalar(_GONE.where(_rows.run == record.id)) or 0
     scheduled = _scheduled(stored, now.iteration)
     choice = choose(stored, given or {}, scheduled=scheduled)
     replay = choice.config["replay"]
@@ -76,16 +77,48 @@ def preview(
         "policy_version": now.policy_version,
         "settings": {name: replay[name] for name in (*CONTROLS, "sampler_options")},
         "own": {name: stored["replay"][name] for name in (*CONTROLS, "sampler_options")} | {"fraction": scheduled},
-        "options": options_of(replay["sampler"]) if "sampler" not in choice.errors else [],
+        "options": options_of(replay["sampler"]) if replay["sampler"] in SAMPLERS else [],
         "errors": dict(choice.errors),
         "yaml": choice.yaml,
         "ess_logged": None if now.ess is None else {"iteration": now.ess[0], "value": now.ess[1]},
         **dict.fromkeys(("plan", "funnel", "batch", "spreads", "ess")),
     }
-    return answer if choice.errors else answer | _tried(store, choice, now, folder, states)
+    return answer if choice.errors else answer | _tried(store, choice, now, folder, gone)
 
 
-_STATES = sa.select(_rows.state, sa.func.count()).group_by(_rows.state)
+# Named one by one, for an index to find them: rows that are not eligible are few.
+_GONE = sa.select(sa.func.count()).where(_rows.state.in_([state for state in STATES if state != ELIGIBLE]))
+
+
+def _declared(run: RunRecord) -> declared.Config:
+    """What its stored configuration says of its batches; anybody may have written there."""
+    try:
+        stored = declared.completed(run.config)
+        for part, defaults in declared.DEFAULTS.items():
+            for name, default in defaults.items():
+                if not _is_like(stored[part][name], default):
+                    raise TypeError(f"{part}.{name}={stored[part][name]!r}")
+        declared.mix_rule(stored)
+        declared.limits(stored["replay"])
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ReplayError(
+            f"configuration of run {run.id} must be one that a run was started with, got one with {error!r:.200}. "
+            "Ask for another run."
+        ) from error
+    return stored
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether it can stand where the default stands; numbers may take the place of None and of texts."""
+    if isinstance(default, bool | list | tuple | dict):
+        kinds: tuple[type, ...] = (list, tuple) if isinstance(default, list | tuple) else (type(default),)
+        return isinstance(value, kinds)
+    if isinstance(value, bool):
+        return False
+    numbers = (int,) if type(default) is int else (int, float)
+    if default is None:
+        return value is None or isinstance(value, (*numbers, str))
+    return isinstance(value, numbers if isinstance(default, int | float) else (str, int))
 
 
 def _scheduled(config: declared.Config, iteration: int) -> float:
@@ -97,7 +130,7 @@ def _scheduled(config: declared.Config, iteration: int) -> float:
     return declared.mix_rule(config).fraction.at(iteration, progress_at(iteration, iterations))
 
 
-def _tried(store: ReplayStore, choice: Choice, now: Standing, folder: Path | None, states: Mapping[str, int]) -> Answer:
+def _tried(store: ReplayStore, choice: Choice, now: Standing, folder: Path | None, gone: int) -> Answer:
     config = choice.config
     rule, limits = declared.mix_rule(config), declared.limits(config["replay"])
     sampler = sampler_of(config, config["run"]["seed"])
@@ -118,7 +151,7 @@ def _tried(store: ReplayStore, choice: Choice, now: Standing, folder: Path | Non
         drawn = _Drawn(rehearsal, connection, now, rehearsal.draws(plan.picks, times) if plan.replay else [])
         return {
             "plan": _plan(plan, mixer, available, tasks=tasks, exact=saved is not None),
-            "funnel": _funnel(rehearsal, available, states, mixer, tasks),
+            "funnel": _funnel(rehearsal, available, gone, mixer, tasks),
             "batch": _batch(drawn, exact=goes_on and saved is not None),
             "spreads": spreads(rehearsal.index, [[row.position for row in rows] for rows in drawn.draws], now),
             "ess": _ess(drawn, seed=config["run"]["seed"]),
@@ -151,11 +184,13 @@ def _plan(plan: BatchPlan, mixer: Mixer, available: Availability, *, tasks: Sequ
 
 
 def _funnel(
-    rehearsal: Rehearsal, available: Availability, states: Mapping[str, int], mixer: Mixer, tasks: Sequence[str]
+    rehearsal: Rehearsal, available: Availability, gone: int, mixer: Mixer, tasks: Sequence[str]
 ) -> list[Answer]:
-    """How many rows are left after each rule, from all that the run stored and others that are eligible."""
+    """How many rows are left after each rule, from all that the run stored and others that are eligible.
+
+    `gone`: rows of the run that are not eligible.
+    """
     steps = [(left.rule, left.rows) for left in rehearsal.left()]
-    gone = sum(count for state, count in states.items() if state != ELIGIBLE)
     steps.insert(0, ("stored", steps[0][1] + gone))
     drawable = steps[-1][1]
     if available.rows < drawable:

@@ -57,7 +57,8 @@ def choose(stored: declared.Config, given: Mapping[str, str], *, scheduled: floa
     if not errors:
         errors |= _mistakes(config)
     was_scheduled = stored["replay"]["schedule"] != constant
-    return Choice(config, _yaml(told, schedule=was_scheduled and not keeps_schedule), errors)
+    text = _yaml(told, ends_schedule=was_scheduled and not keeps_schedule, now=now["fraction"])
+    return Choice(config, text, errors)
 
 
 def sampler_of(config: declared.Config, seed: int) -> Sampler:
@@ -172,8 +173,8 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
 }
 
 
-def _yaml(replay: Mapping[str, Any], *, schedule: bool) -> str:
-    """What was chosen, and whatever else is not the default. `schedule`: also that it is constant now."""
+def _yaml(replay: Mapping[str, Any], *, ends_schedule: bool, now: float) -> str:
+    """What was chosen, and whatever else is not the default; `now` is the fraction of the next iteration."""
     defaults = declared.DEFAULTS["replay"]
     lines = ["replay:"]
     for name in (*CONTROLS, *(name for name in defaults if name not in CONTROLS)):
@@ -182,8 +183,10 @@ def _yaml(replay: Mapping[str, Any], *, schedule: bool) -> str:
             value = {key: part for key, part in value.items() if part != default[key]}
             default = {}
         always = name in CONTROLS and name != "task_members"
-        if name == "schedule" and schedule:
+        if name == "schedule" and ends_schedule:
             lines.append("  schedule: {shape: constant}")
+        elif name == "fraction" and abs(value - now) >= _CLOSE:
+            lines.append(f"  fraction: {_flow(value)}  # {now:.3f} in the next iteration, by the schedule")
         elif always or value != default:
             lines.append(f"  {name}: {_flow(value)}")
     return "\n".join(lines) + "\n"

@@ -15,7 +15,7 @@ import pytest
 
 from context.authors import LLM, TEMPLATE, USER
 from context.tokens import Segment
-from replay import ReplayStore, stats
+from replay import ReplayError, ReplayStore, stats
 from replay.databases import Location
 from replay.declared import completed
 from replay.records import REPLAY, DrawRecord, Trajectory
@@ -191,6 +191,15 @@ def test_a_wrong_setting_is_told_beside_its_control(
     assert list(answer["errors"]) == [field]
     assert message in answer["errors"][field]
     assert answer["plan"] is None
+
+
+@pytest.mark.parametrize("config", [{"batch": {"trajectories": "many"}}, {"replay": [1]}, {"replay": {"schedule": 3}}])
+def test_a_stored_configuration_that_is_none_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    configure(tmp_path / "replay.sqlite", config)
+    with pytest.raises(ReplayError, match="configuration of run run-1 must be one that a run was started with"):
+        before(store, fraction="0.5")
+    store.close()
 
 
 def test_a_sampler_of_ones_own_is_not_run() -> None:

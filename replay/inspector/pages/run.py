@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from replay import stats
-from replay.databases.open import run_identity
 from replay.inspector.page import Page
 from replay.inspector.query import Query, address
-from replay.inspector.source import Source
+from replay.inspector.source import Source, own_folder
 from replay.report.panels import Metrics, panel_groups
 from replay.report.plain import plain_panel
 from replay.report.setting import setting
@@ -43,7 +41,7 @@ def answer(source: Source, query: Query) -> Answer:
     run = source.store.run(query.path("run"))
     after = query.whole("after", -1, least=-1)
     since = None if query.text("after") is None else after
-    progress = stats.progress(source.store, run, _own_folder(source, run.id))
+    progress = stats.progress(source.store, run, own_folder(source, run.id))
     found: Answer = {"run": run.id, "name": run.name, "code_version": run.code_version, "progress": progress}
     if since is not None and query.text("mark") == progress["mark"]:
         return {**found, "after": since, "groups": [], "iterations": []}
@@ -59,13 +57,6 @@ def answer(source: Source, query: Query) -> Answer:
         "iterations": _recent(metrics, after),
     }
     return found if since is not None else {**found, "config": dict(run.config)}
-
-
-def _own_folder(source: Source, run: str) -> Path | None:
-    """The folder that was opened, where it is this run's: another run of its database has one of its own."""
-    if source.folder is None or run_identity(source.folder).id not in (None, run):
-        return None
-    return source.folder
 
 
 def _recent(metrics: Metrics, after: int) -> list[Answer]:

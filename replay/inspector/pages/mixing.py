@@ -1,0 +1,202 @@
+"""The next batch of a run under settings that are chosen here: what it would hold, and what that is worth."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from markupsafe import Markup
+
+from replay import stats
+from replay.inspector.bars import Bar, Height, Tone, bars
+from replay.inspector.page import Page, run_of
+from replay.inspector.query import Query
+from replay.inspector.source import Source, own_folder
+from replay.mix_rule import SAME_TASK
+from replay.sampling import SAMPLERS
+from replay.stats import Answer
+from replay.stats.settings import CONTROLS, options_of
+
+_MOST_SLOTS = 600
+_MAY_BE_EMPTY = ("task_members", "max_staleness", "max_uses")
+
+_UNITS = {
+    "any": "any: single rows",
+    "trajectory": "trajectory: members of every group",
+    "task": "task: members of some groups",
+    "group": "group: whole stored groups",
+}
+_WHICH = (("true", "successful ones"), ("false", "failed ones too"))
+_RULES = {
+    "stored": "stored, and eligible ones of other runs",
+    "eligible": "orphaned, quarantined, evicted, or without a trained token",
+    "allow_mismatch": "of another tokenizer, template, model or sampling",
+    "iteration": "of an iteration still to come",
+    "successful_only": "not successful",
+    "sources": "of a source that is not asked for",
+    "unknown_staleness": "of other runs, whose staleness nobody knows",
+    "max_staleness": "older than {max_staleness} policy versions",
+    "retire_solved": "of tasks that are solved",
+    "max_uses": "drawn {max_uses} times already",
+    "cooldown": "drawn lately, and resting",
+    "sampler": "without a weight by the sampler",
+    "caps": "beyond the cap of their task or group",
+    "groups": "not in a whole group of the batch's size",
+    "tasks": "not of the tasks to come",
+}
+
+
+def answer(source: Source, query: Query) -> Answer:
+    """Without a run, where the database has several, only their list."""
+    run = run_of(source, query)
+    if run is None:
+        return {"run": None, "runs": stats.runs(source.store)}
+    given = {name: value for name, value in query.given().items() if value or name in _MAY_BE_EMPTY or "." in name}
+    return stats.preview(source.store, run, given, folder=own_folder(source, run))
+
+
+def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+    if found["run"] is None:
+        return {}
+    settings, given = found["settings"], query.given()
+    fields = {name: given.get(name, _text(settings[name])) for name in CONTROLS}
+    shown: dict[str, Any] = {
+        "fields": fields,
+        "own": {name: _text(found["own"][name]) for name in CONTROLS}
+        | {"successful_only": dict(_WHICH)[_text(found["own"]["successful_only"])]},
+        "which": _WHICH,
+        "units": _UNITS,
+        "sampler_names": [(name, name) for name in SAMPLERS],
+        "samplers": _samplers(settings, fields["sampler"], given),
+        "command": _command(source, found["run"], given),
+        "lone_errors": [text for name, text in found["errors"].items() if name not in (*CONTROLS, "sampler_options")],
+    }
+    if found["plan"] is None:
+        return shown
+    rows = found["batch"]["rows"]
+    return shown | {
+        "fresh_groups": [size for size, count in found["plan"]["groups"] for _ in range(count)][:_MOST_SLOTS],
+        "replayed_groups": _boxed(rows[:_MOST_SLOTS], settings["unit"]),
+        "hidden_slots": max(0, len(rows) - _MOST_SLOTS),
+        "ages": _ages(rows),
+        "known": _known(found["ess"]),
+        "funnel_lines": _funnel(found["funnel"], settings),
+        "pictures": [_picture(spread) for spread in found["spreads"]] if rows else [],
+        "rescore": shlex.join(["agentloop", "replay", "rescore", *([source.named] if source.named else [])]),
+    }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def _samplers(settings: Mapping[str, Any], chosen: str, given: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Every built-in one with its options, as they are chosen, given or by default."""
+    found = []
+    for name in SAMPLERS:
+        options = []
+        for option in options_of(name):
+            value = option["default"]
+            if name == settings["sampler"]:
+                value = settings["sampler_options"].get(option["name"], value)
+            text = value if isinstance(value, str) else json.dumps(value) if value is not None else ""
+            key = f"{name}.{option['name']}"
+            options.append({**option, "key": key, "value": given.get(key, text)})
+        found.append({"name": name, "chosen": name == chosen, "options": options})
+    return found
+
+
+def _command(source: Source, run: str, given: Mapping[str, str]) -> str:
+    """The same question in a terminal."""
+    words = ["agentloop", "replay", "preview", *([source.named] if source.named else [])]
+    for name in CONTROLS:
+        if name == "successful_only" and name in given:
+            words.append("--successful-only" if given[name] == "true" else "--failed-too")
+        elif given.get(name) or (name in given and name in _MAY_BE_EMPTY):
+            words += [f"--{name.replace('_', '-')}", given[name] or "null"]
+    prefix = f"{given.get('sampler', '')}."
+    words += [
+        word
+        for name, value in given.items()
+        if name.startswith(prefix) and len(prefix) > 1
+        for word in ("--option", f"{name.removeprefix(prefix)}={value}")
+    ]
+    return shlex.join(words)
+
+
+def _known(ess: Mapping[str, Any]) -> list[tuple[float, str]]:
+    """What the weights of how many rows are known from."""
+    rows = ess["scored"] + ess["estimated"] + ess["unknown"]
+    ways = {
+        "scored": "weigh what the newest policy scored them",
+        "estimated": "are taken to weigh as rows born when they were did in the newest updates",
+        "unknown": "weigh nobody knows what",
+    }
+    return [(ess[name] / rows, told) for name, told in ways.items() if ess[name]]
+
+
+def _boxed(rows: Sequence[Answer], unit: str) -> list[list[Answer]]:
+    """Rows that belong together in the batch, side by side."""
+    slots = [{**row, "age": _age_class(row["staleness"])} for row in rows]
+    if unit != "group" and unit not in SAME_TASK:
+        return [slots] if slots else []
+    name = "group" if unit == "group" else "task"
+    return [list(members) for _, members in groupby(slots, key=lambda row: row[name])]
+
+
+def _age_class(staleness: int | None) -> str:
+    """One of six: they double, two buckets of the ages' metrics together from 4 on."""
+    if staleness is None:
+        return "unknown"
+    return str(next((at for at, end in enumerate((2, 4, 16, 64)) if staleness < end), 4))
+
+
+def _ages(rows: Sequence[Answer]) -> list[tuple[str, str]]:
+    """Class and meaning of the colours that occur."""
+    there = {_age_class(row["staleness"]) for row in rows}
+    names = {"0": "0–1", "1": "2–3", "2": "4–15", "3": "16–63", "4": "64 or more", "unknown": "unknown"}
+    return [(age, text) for age, text in names.items() if age in there]
+
+
+def _funnel(steps: Sequence[Answer], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rules that leave something out, as widths of bars."""
+    whole = max(1, steps[0]["left"])
+    return [
+        {
+            **step,
+            "text": _RULES[step["rule"]].format(**settings),
+            "width": 100 * step["left"] / whole,
+            "gone": 100 * step["out"] / whole,
+        }
+        for step in steps
+        if step["out"] or step["rule"] == "stored"
+    ]
+
+
+def _picture(spread: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch above the buffer, to one scale, in percent."""
+    bins = [bin for bin in spread["bins"] if bin["rows"]]
+    height = Height(100 * max(max(bin["batch"], bin["buffer"]) for bin in bins), unit="%")
+
+    def drawn(which: str, of: str, tone: Tone) -> Markup:
+        each = [
+            Bar(bin["label"], round(100 * bin[which], 1), title=f"{bin['label']}: {bin[which]:.1%} of the {of}")
+            for bin in bins
+        ]
+        summary = f"{spread['name']} in the {of}: " + ", ".join(bar.title or "" for bar in each)
+        return bars(each, summary=summary, tone=tone, height=height, size=(320, 72))
+
+    name = spread["name"]
+    return {
+        "name": name,
+        "batch": drawn("batch", "replayed rows", "replay"),
+        "buffer": drawn("buffer", "buffer", "plain"),
+    }
+
+
+PAGE = Page("/mixing", "mixing.html", answer, tab="mixing", shows=shows)

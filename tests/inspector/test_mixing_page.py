@@ -1,0 +1,122 @@
+"""The mixing page over HTTP: its address is its state, its answer is `stats.preview`, and it never breaks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from html import unescape
+from urllib.parse import urlencode
+
+import pytest
+
+from replay import ReplayStore, stats
+from replay.inspector.app import create_app
+from replay.inspector.guard import Guard
+from replay.inspector.source import Source
+from replay.sampling import make_sampler
+from tests.inspector.serving import Served, served
+from tests.replay.fakes import RUN, iterate, new_store, run_record, sql
+
+CHOSEN = {"fraction": "0.0625", "sampler": "uniform", "successful_only": "false", "max_staleness": "2"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+    """24 fresh rows of three iterations, two drawn in each."""
+    path = tmp_path_factory.mktemp("run") / "replay.sqlite"
+    writer, sampler = new_store(path), make_sampler("uniform", 3)
+    for iteration in (1, 2, 3):
+        iterate(writer, iteration, sampler)
+    writer.close()
+    with closing(ReplayStore.open(path, read_only=True)) as reader:
+        yield reader
+
+
+@pytest.fixture(scope="module")
+def server(store: ReplayStore) -> Iterator[Served]:
+    with served(create_app(Source(store, named="runs/quickstart-001"), Guard())) as found:
+        yield found
+
+
+def page(server: Served, **parameters: str) -> str:
+    answer = server.ask(f"/mixing?{urlencode(parameters)}")
+    assert answer.status == 200, answer.text
+    return answer.text
+
+
+def test_twin_is_the_answer_to_the_same_address(server: Served, store: ReplayStore) -> None:
+    answer = server.ask(f"/mixing.json?{urlencode(CHOSEN)}")
+    assert json.loads(answer.text) == stats.preview(store, RUN, CHOSEN)
+
+
+def test_page_shows_the_batch_with_links_to_its_rows(server: Served, store: ReplayStore) -> None:
+    text = page(server, **CHOSEN)
+    answer = stats.preview(store, RUN, CHOSEN)
+    # A sixteenth of 128 rows; the rest is fresh, in groups of 8.
+    assert len(answer["batch"]["rows"]) == 8
+    for row in answer["batch"]["rows"]:
+        assert f'href="/trajectories/{row["id"]}"' in text
+    assert text.count('<span class="slot fresh"></span>') == 120 + 1  # and one in the legend
+    assert unescape(text).count(answer["yaml"]) == 1
+    assert "older than 2 policy versions" in text
+
+
+def test_controls_show_what_the_address_says(server: Served) -> None:
+    text = page(server, **CHOSEN, **{"recency.half_life": "3"})
+    assert (
+        '<input id="max_staleness" name="max_staleness" type="text" inputmode="numeric" placeholder="any" value="2">'
+        in text
+    )
+    assert '<option value="uniform" selected>' in text
+    assert '<option value="false" selected>' in text
+    assert 'name="recency.half_life" value="3"' in text
+
+
+def test_command_of_the_page_asks_the_same(server: Served) -> None:
+    text = unescape(page(server, **CHOSEN, max_uses=""))
+    asked = "--fraction 0.0625 --sampler uniform --failed-too --max-staleness 2 --max-uses null"
+    assert f"agentloop replay preview runs/quickstart-001 {asked}" in text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "control"),
+    [
+        ({"fraction": "2"}, "fraction"),
+        ({"fraction": "\x00\u202e<script>"}, "fraction"),
+        ({"unit": "rows"}, "unit"),
+        ({"unit": "trajectory"}, "unit"),
+        ({"max_staleness": "1.5"}, "max_staleness"),
+        ({"max_uses": "-3"}, "max_uses"),
+        ({"successful_only": "yes"}, "successful_only"),
+        ({"mode": "dream"}, "mode"),
+        ({"sampler": "recency", "recency.half_life": "[" * 5000}, "sampler_options"),
+        ({"sampler": "recency", "recency.half_life": "1e999"}, "sampler_options"),
+        ({"sampler": "freshness", "freshness.sampler": "freshness"}, "sampler_options"),
+        ({"sampler": "mine.py:Mine"}, "sampler"),
+    ],
+)
+def test_a_wrong_setting_is_told_beside_its_control(server: Served, parameters: dict[str, str], control: str) -> None:
+    text = page(server, **parameters)
+    assert f'<p class="wrong" id="wrong-{control}" role="alert">replay.{control}' in text or control == "unit"
+    assert text.count('role="alert">') == 1
+    assert "<h2>No batch</h2>" in text and "<script>" not in text
+
+
+def test_a_database_of_several_runs_asks_which(store: ReplayStore, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("two") / "replay.sqlite"
+    writer = new_store(path)
+    writer.add_run(run_record("run-2"))
+    with served(create_app(Source(writer), Guard())) as found:
+        assert 'href="/mixing?run=run-2"' in page(found)
+        assert found.ask("/mixing?run=other").status == 404
+        # Before its first iteration, with an empty buffer.
+        assert "can't give 64 of the 64 rows" in unescape(page(found, run="run-2", fraction="0.5"))
+    writer.close()
+
+
+def test_page_writes_nothing(server: Served, store: ReplayStore) -> None:
+    tables = ("draws", "sampler_state", "iterations", "metrics")
+    before = [sql(store, f"select * from {table} order by 1, 2, 3") for table in tables]
+    page(server, **CHOSEN)
+    assert [sql(store, f"select * from {table} order by 1, 2, 3") for table in tables] == before
