@@ -31,7 +31,7 @@ def environment() -> Environment:
         "digits": digits,
         "number": told,
         "short": short,
-        "percent": percent,
+        "percent": percent, "signed": signed,
         "visible": visible,
         "visible_text": visible_text,
     }
@@ -53,6 +53,11 @@ def told(value: float | None) -> str:
     return "\u2013" if value is None else number(value)
 
 
+def signed(value: float | None, places: int = 3) -> str:
+    """With its sign; the minus is as wide as the plus."""
+    return digits(value, places) if value is None else f"{value:+,.{places}f}".replace("-", "\u2212")
+
+
 def percent(value: float | None) -> str:
     return "\u2013" if value is None else f"{100 * value:.1f}\u00a0%"
 
@@ -64,6 +69,3 @@ def short(id: str, length: int = 10) -> str:
 
 def static_folder() -> str:
     return str(files("replay.inspector").joinpath("static"))
-
-
-Values = dict[str, Any]
