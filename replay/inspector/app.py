@@ -21,6 +21,7 @@ PAGES: tuple[Page, ...] = (
     run.PAGE,
     iteration.PAGE,
     buffer.PAGE,
+    buffer.OVERVIEW,
     trajectory.TOKENS,
     trajectory.MESSAGE,
     trajectory.PAGE,

@@ -31,7 +31,8 @@ def environment() -> Environment:
         "digits": digits,
         "number": told,
         "short": short,
-        "percent": percent, "signed": signed,
+        "percent": percent,
+        "signed": signed,
         "visible": visible,
         "visible_text": visible_text,
     }

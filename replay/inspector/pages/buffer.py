@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
@@ -14,6 +13,7 @@ from replay.inspector.bars import Bar, bars
 from replay.inspector.page import Elsewhere, Page, run_of
 from replay.inspector.query import Query, address
 from replay.inspector.source import Source
+from replay.inspector.typed import typed
 from replay.stats import Answer, Question, Sort
 
 _ROWS = 50
@@ -24,7 +24,7 @@ _TITLES = {
     "turns": "Turns",
     "staleness": "Staleness",
     "uses": "Uses",
-    "group_success": "Difficulty: success of its group",
+    "group_success": "Difficulty (group success)",
 }
 
 
@@ -38,9 +38,7 @@ def answer(source: Source, query: Query) -> Answer:
     _settle(query)
     question = _question(source, query)
     limit = query.whole("limit", _ROWS, least=1, most=500)
-    found = stats.page(
-        source.store, question, limit=limit, after=query.text("after"), before=query.text("before")
-    )
+    found = stats.page(source.store, question, limit=limit, after=query.text("after"), before=query.text("before"))
     return {**_plain(question), **found}
 
 
@@ -96,9 +94,7 @@ def overview_shows(source: Source, query: Query, found: Answer) -> dict[str, Any
     if found["fields"] is None:
         return {"spreads": [], "facets": []}
     return {
-        "spreads": [
-            {"title": title, "drawn": drawn(name), **found["fields"][name]} for name, title in _TITLES.items()
-        ],
+        "spreads": [{"title": title, "drawn": drawn(name), **found["fields"][name]} for name, title in _TITLES.items()],
         "facets": [
             (name.replace("_", " "), choices(name, counts))
             for name, counts in found["choices"].items()
@@ -157,9 +153,10 @@ def _command(source: Source, found: Answer) -> str:
     """The same question in a terminal."""
     command = ["agentloop", "replay", "ls", *source.run_words, "--sort", str(found["sort"])]
     command += ["--ascending"] if found["ascending"] else []
-    if found["where"]:
-        command += ["--where", " and ".join(f"({condition})" for condition in found["where"])]
-    return shlex.join(command)
+    if conditions := found["where"]:
+        whole = conditions[0] if len(conditions) == 1 else " and ".join(f"({condition})" for condition in conditions)
+        command += ["--where", whole]
+    return typed(command)
 
 
 PAGE = Page("/buffer", "buffer.html", answer, tab="buffer", shows=shows)
