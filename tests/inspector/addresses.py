@@ -16,6 +16,7 @@ def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str]) -> list
         "/?all=1",
         address("buffer"),
         address("buffer", run=run),
+        address("buffer", "overview", run=run),
         address("runs", run),
         address("runs", run, "iterations", 1),
         *(address("trajectories", id) for id in ids),

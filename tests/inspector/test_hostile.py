@@ -126,11 +126,11 @@ def test_metacharacters_in_filters_are_values(inspector: Served) -> None:
         assert response.status == 200, response.text
         return sorted(row["id"] for row in json.loads(response.text)["trajectories"])
 
-    assert listed("reward>=0") == [HOSTILE, PLAIN]
+    assert sorted(listed("reward>=0")) == sorted([HOSTILE, PLAIN])
     for text in ("' or ''='", "%", "_", "\\", "x'; drop table trajectories; --"):
         quoted = text.replace("'", "''")
         assert listed(f"stop_reason='{quoted}'") == [], text
-    assert listed("reward>=0") == [HOSTILE, PLAIN]
+    assert sorted(listed("reward>=0")) == sorted([HOSTILE, PLAIN])
 
 
 def test_thousands_of_conditions_are_refused(inspector: Served) -> None:

@@ -91,9 +91,11 @@ def overview_shows(source: Source, query: Query, found: Answer) -> dict[str, Any
             for text, where in told.items()
         ]
 
+    listed = address("buffer", **kept, where=conditions)
     if found["fields"] is None:
-        return {"spreads": [], "facets": []}
+        return {"listed": listed, "spreads": [], "facets": []}
     return {
+        "listed": listed,
         "spreads": [{"title": title, "drawn": drawn(name), **found["fields"][name]} for name, title in _TITLES.items()],
         "facets": [
             (name.replace("_", " "), choices(name, counts))
