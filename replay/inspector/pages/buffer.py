@@ -24,7 +24,7 @@ _TITLES = {
     "turns": "Turns",
     "staleness": "Staleness",
     "uses": "Uses",
-    "group_success": "Difficulty (group success)",
+    "group_success": "Group success",
 }
 
 
