@@ -124,7 +124,7 @@ def test_metacharacters_in_filters_are_values(inspector: Served) -> None:
     def listed(where: str) -> list[str]:
         response = asked_with(inspector, "/buffer.json?run=*", "where", where)
         assert response.status == 200, response.text
-        return sorted(row["id"] for row in json.loads(response.text)["trajectories"])
+        return sorted(row["id"] for row in json.loads(response.text)["rows"])
 
     assert sorted(listed("reward>=0")) == sorted([HOSTILE, PLAIN])
     for text in ("' or ''='", "%", "_", "\\", "x'; drop table trajectories; --"):
