@@ -28,7 +28,6 @@ def pytest_collection_finish() -> None:
 
 
 LONGEST = (
-    "agentloop/test_strategy_learning.py",
     "replay/test_kill_points.py",
     "agentloop/test_ranks.py",
     "agentloop/test_loop.py",

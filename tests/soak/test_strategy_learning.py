@@ -21,7 +21,7 @@ SMALL = (
 """Fewer keys to copy, shorter chains, no padding: what takes long here is learning to copy."""
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.soak
 def test_policy_learns_with_a_sliding_window_over_its_newest_turn(tmp_path: Path) -> None:
     run = strategies(tmp_path, *SMALL, "context.strategy=sliding_window", "context.options.budget=190")
     assert_acts_and_learns(run, "drop_turns", rises=0.60)
