@@ -82,7 +82,7 @@ def bars(
     """One bar per entry, side by side. `summary` says in words what the picture shows.
 
     `ticks` take the place of the bars' labels below the axis; labels that would touch their left neighbour are left
-    out. `size`: width and height in pixels, which narrower places shrink.
+    out. `height`: how counts become heights. `size`: width and height in pixels, which narrower places shrink.
     """
     width, tall = size
     peak = max([bar.count for bar in bars], default=0.0)

@@ -101,11 +101,15 @@ def _policy(connection: sa.Connection, run: str, version: int) -> Answer | None:
 
 
 def _groups(connection: sa.Connection, rows: Sequence[Answer]) -> list[Answer]:
-    """Of the rows, in the order of their first slots. `degenerate`: at birth there was nothing to compare in it."""
+    """Of the rows, in the order of their first slots.
+
+    `degenerate`: at birth there was nothing to compare in it. `teaches`: a row of it had an advantage in the update,
+    which also one of a degenerate group can have, by another baseline or a stored member that completed it.
+    """
     slots: dict[str, list[int]] = {}
     for row in rows:
         slots.setdefault(row["group"], []).append(row["slot"])
-    stream = {row["slot"]: row["stream"] for row in rows}
+    by_slot = {row["slot"]: row for row in rows}
     found: dict[str, Answer] = {}
     for chunk in chunked(list(slots)):
         for group in connection.execute(sa.select(groups).where(groups.c.id.in_(chunk))).mappings():
@@ -113,9 +117,10 @@ def _groups(connection: sa.Connection, rows: Sequence[Answer]) -> list[Answer]:
     return [
         {
             **found[id],
-            "stream": stream[members[0]],
+            "stream": by_slot[members[0]]["stream"],
             "slots": members,
             "degenerate": found[id]["size"] < 2 or found[id]["reward_std"] == 0.0,
+            "teaches": any(by_slot[slot]["advantage"] for slot in members),
         }
         for id, members in slots.items()
     ]

@@ -33,13 +33,15 @@ SPREAD = [
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three iterations of 8 fresh rows; of the first no histogram was kept, and the last has a flat group."""
+    """Three iterations of 8 fresh rows in two groups; of the first no histogram was kept. In the last both groups are
+    of equal rewards, and one has advantages all the same, by another baseline."""
     path = tmp_path_factory.mktemp("iterations") / "replay.sqlite"
     with closing(new_store(path)) as store:
         for iteration in (1, 2, 3):
             spread = SPREAD if iteration > 1 else []
             iterate(store, iteration, make_sampler("uniform", 0), count=5, histograms=spread)
-    sql(path, "update groups set reward_std = 0.0 where iteration = 3 and id like '%-0'")
+    sql(path, "update groups set reward_std = 0.0 where iteration = 3")
+    sql(path, "update draws set advantage = 0.0 where iteration = 3 and slot < 4")
     sql(path, "update draws set clip_fraction = slot / 100.0 where iteration = 3")
     return path
 
@@ -119,10 +121,11 @@ def test_an_iteration_without_histograms_says_so(inspector: Served) -> None:
 
 def test_groups_show_their_members_and_flat_ones_stand_apart(inspector: Served, path: Path) -> None:
     html = page(inspector, f"{HERE}/3")
-    assert "1 fresh group of equal rewards" in html
+    assert "1 fresh group without an advantage" in html
     ((members,),) = sql(path, "select count(*) from draws d where iteration = 3 and stream = 'replay'")
     strips = re.findall(r'<svg class="strip".*?</svg>', html, re.DOTALL)
-    assert sum(strip.count("<circle") for strip in strips) == 4  # of two fresh groups of four one is flat
+    assert sum(strip.count("<circle") for strip in strips) == 4
+    assert html.count(">flat</span>") == 1
     assert sum(len(re.findall('<rect class="replay', strip)) for strip in strips) == members == 5
 
 

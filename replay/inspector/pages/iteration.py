@@ -84,7 +84,7 @@ def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
         "streams": [_stream(found, stream) for stream in (FRESH, REPLAY)],
         "groups_that_teach": groups[:_MOST_STRIPS],
         "groups_left_out": max(0, len(groups) - _MOST_STRIPS),
-        "flat": [group for group in found["groups"] if group["degenerate"] and group["stream"] == FRESH],
+        "flat": [group for group in found["groups"] if _is_flat(group)],
         "alone": alone,
         "clipped": clipped[:_MOST_CLIPPED],
         "rows": ordered[first : first + _ROWS],
@@ -111,6 +111,10 @@ def _stream(found: Answer, stream: str) -> Answer:
     return {"name": stream, "rows": found[stream], "planned": found[f"planned_{stream}"], **told}
 
 
+def _is_flat(group: Answer) -> bool:
+    return group["stream"] == FRESH and not group["teaches"]
+
+
 def _groups(found: Answer) -> tuple[list[GroupStrip], GroupStrip | None]:
     """A strip per group that taught something, and one for drawn rows that came without others of their group."""
     by_slot = {row["slot"]: row for row in found["trajectories"]}
@@ -121,7 +125,7 @@ def _groups(found: Answer) -> tuple[list[GroupStrip], GroupStrip | None]:
         members = [by_slot[slot] for slot in group["slots"]]
         if group["stream"] == REPLAY and len(members) == 1:
             single += members
-        elif not (group["degenerate"] and group["stream"] == FRESH):
+        elif not _is_flat(group):
             strips.append(GroupStrip(group, _strip(members, extent, f"{len(members)} of group {group['id']}")))
     alone = GroupStrip({"slots": [row["slot"] for row in single]}, _strip(single, extent, "rows drawn alone"))
     return strips, alone if single else None
