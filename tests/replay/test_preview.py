@@ -318,7 +318,7 @@ def at_version(id: str, version: int, *, success: bool) -> Trajectory:
 
 
 def test_expected_ess_is_near_what_a_recorded_run_then_had(tmp_path: Path) -> None:
-    """Of a run whose policy broke down: its ESS fell from 0.9 to 0.06 and came back to 0.8."""
+    """Of a run whose policy broke down, from two iterations later on: its ESS fell to 0.06 and came back to 0.8."""
     store, logged = recorded(tmp_path / "replay.sqlite")
     drawn: dict[int, dict[str, Kind]] = {}
     query = (
