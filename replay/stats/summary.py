@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import sqlalchemy as sa
 
 from replay import schema
-from replay.records import COMMITTED, REPLAY, RESERVED, STATES
+from replay.records import COMMITTED, FRESH, REPLAY, RESERVED, STATES
 from replay.schema import draws, groups, policies, runs
 from replay.stats.rows import Answer, chosen, of_run
 from replay.store import ReplayStore
@@ -21,18 +22,18 @@ def _sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
     return sa.cast(sa.func.coalesce(sa.func.sum(column), 0), sa.BigInteger)
 
 
-def _mean(column: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
+def _mean(column: sa.ColumnElement[Any]) -> sa.Function[float]:
     return sa.func.avg(sa.cast(column, sa.Double))
 
 
-_TOTALS = (
-    sa.func.count().label("trajectories"),
-    _sum(_rows.num_tokens).label("tokens"),
-    _sum(_rows.num_action_tokens).label("action_tokens"),
-    _sum(sa.cast(_rows.success, sa.Integer)).label("successes"),
-    _mean(_rows.reward).label("reward_mean"),
-    _mean(_rows.num_turns).label("turns_mean"),
-)
+_SUMS = {
+    "trajectories": sa.func.count(),
+    "tokens": _sum(_rows.num_tokens),
+    "action_tokens": _sum(_rows.num_action_tokens),
+    "successes": _sum(sa.cast(_rows.success, sa.Integer)),
+    "reward": sa.func.sum(sa.cast(_rows.reward, sa.Double)),
+    "turns": _sum(_rows.num_turns),
+}
 
 
 def summary(store: ReplayStore, run: str | None = None, *, where: str | None = None) -> Answer:
@@ -42,7 +43,7 @@ def summary(store: ReplayStore, run: str | None = None, *, where: str | None = N
     """
     rows = chosen(run, where)
     with store.reading() as connection:
-        stops = sa.select(_rows.stop_reason, sa.func.count()).where(rows).group_by(_rows.stop_reason)
+        kinds = _kinds(connection, rows)
         return {
             "database": store.url,
             "bytes": store.size(connection),
@@ -50,9 +51,9 @@ def summary(store: ReplayStore, run: str | None = None, *, where: str | None = N
             "iterations": _count(connection, run, schema.iterations.c.run),
             "policies": _count(connection, run, policies.c.run),
             **_groups(connection, run, where),
-            **connection.execute(sa.select(*_TOTALS).where(rows)).mappings().one(),
-            "states": _states(connection, rows),
-            "stop_reasons": {row[0]: row[1] for row in connection.execute(stops.order_by(_rows.stop_reason))},
+            **_totals(kinds.values()),
+            "states": _states(kinds),
+            "stop_reasons": _stop_reasons(kinds),
             "draws": _draws(connection, run, where),
         }
 
@@ -67,10 +68,34 @@ def _groups(connection: sa.Connection, run: str | None, where: str | None) -> An
     return dict(connection.execute(query).mappings().one())
 
 
-def _states(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> Answer:
-    query = sa.select(_rows.state, *_TOTALS).where(rows).group_by(_rows.state)
-    found = {row.pop("state"): row for row in map(dict, connection.execute(query).mappings())}
-    return {state: found[state] for state in STATES if state in found}
+_Kinds = dict[tuple[str, str], Answer]
+"""Sums by state and stop reason, from which follows all that is told of the rows: they are looked at once."""
+
+
+def _kinds(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> _Kinds:
+    sums = (value.label(name) for name, value in _SUMS.items())
+    query = sa.select(_rows.state, _rows.stop_reason, *sums).where(rows).group_by(_rows.state, _rows.stop_reason)
+    found = map(dict, connection.execute(query).mappings())
+    return {(row.pop("state"), row.pop("stop_reason")): row for row in found}
+
+
+def _totals(sums: Collection[Answer]) -> Answer:
+    total: Answer = {name: sum(each[name] for each in sums) for name in _SUMS}
+    reward, turns, count = total.pop("reward"), total.pop("turns"), total["trajectories"]
+    means = (reward / count, turns / count) if count else (None, None)
+    return {**total, "reward_mean": means[0], "turns_mean": means[1]}
+
+
+def _states(kinds: _Kinds) -> Answer:
+    there = [state for state in STATES if any(state == of for of, _ in kinds)]
+    return {state: _totals([sums for (of, _), sums in kinds.items() if of == state]) for state in there}
+
+
+def _stop_reasons(kinds: _Kinds) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for (_, reason), sums in sorted(kinds.items(), key=lambda item: item[0][1]):
+        counts[reason] = counts.get(reason, 0) + sums["trajectories"]
+    return counts
 
 
 def _draws(connection: sa.Connection, run: str | None, where: str | None) -> Answer:
@@ -78,23 +103,19 @@ def _draws(connection: sa.Connection, run: str | None, where: str | None) -> Ans
     mine = sa.true() if run is None else draws.c.run == run
     if where is not None:
         mine = mine & draws.c.trajectory.in_(sa.select(_rows.id).where(condition(where)))
-    committed = sa.and_(mine, draws.c.state == COMMITTED)
-    streams = sa.select(draws.c.stream, sa.func.count()).where(committed).group_by(draws.c.stream)
-    replayed = sa.select(
-        sa.func.count(sa.distinct(draws.c.trajectory)).label("trajectories_replayed"),
-        _mean(draws.c.staleness).label("staleness_mean"),
-        sa.func.max(draws.c.staleness).label("staleness_max"),
-        _mean(draws.c.drift_mean).label("drift_mean"),
-        sa.func.max(draws.c.drift_max).label("drift_max"),
-    ).where(committed, draws.c.stream == REPLAY)
-    reserved = sa.select(sa.func.count()).where(mine, draws.c.state == RESERVED)
-    return {
-        "fresh": 0,
-        "replay": 0,
-        **{row[0]: row[1] for row in connection.execute(streams)},
-        "reserved": connection.scalar(reserved),
-        **connection.execute(replayed).mappings().one(),
-    }
+    committed = draws.c.state == COMMITTED
+    replayed = sa.and_(committed, draws.c.stream == REPLAY)
+    query = sa.select(
+        sa.func.count().filter(committed, draws.c.stream == FRESH).label("fresh"),
+        sa.func.count().filter(replayed).label("replay"),
+        sa.func.count().filter(draws.c.state == RESERVED).label("reserved"),
+        sa.func.count(sa.distinct(draws.c.trajectory)).filter(replayed).label("trajectories_replayed"),
+        _mean(draws.c.staleness).filter(replayed).label("staleness_mean"),
+        sa.func.max(draws.c.staleness).filter(replayed).label("staleness_max"),
+        _mean(draws.c.drift_mean).filter(replayed).label("drift_mean"),
+        sa.func.max(draws.c.drift_max).filter(replayed).label("drift_max"),
+    )
+    return dict(connection.execute(query.where(mine)).mappings().one())
 
 
 def _count(connection: sa.Connection, run: str | None, owner: sa.Column[str]) -> int:
