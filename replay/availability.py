@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,7 @@ from replay.comparable import AUTHORS, MISMATCHES, bits, names_of
 from replay.index import EligibleIndex
 from replay.pool import Pool
 from replay.request import Availability, Limits
-from replay.selection import complete_groups
+from replay.whole_groups import whole_groups
 
 Positions = npt.NDArray[np.intp]
 
@@ -21,7 +20,9 @@ def count_available(pool: Pool, limits: Limits) -> Availability:
     index = pool.index
     weighty = pool.tree.weights > 0.0
     there = np.flatnonzero(weighty)
-    first = _first_members(complete_groups(np.flatnonzero(pool.mask), index.columns), weighty)
+    whole = whole_groups(np.flatnonzero(pool.mask), index.columns)
+    # Of groups of which some member weighs anything.
+    first = whole.first[np.logical_or.reduceat(weighty[whole.rows], whole.starts)] if len(whole) else whole.first
     sizes = index.columns["group_size"][first]
     by_source_task: Counter[tuple[str, str]] = Counter()
     by_source_groups: Counter[tuple[str, int]] = Counter()
@@ -46,16 +47,6 @@ def count_available(pool: Pool, limits: Limits) -> Availability:
         unknown_priority=int(np.count_nonzero(pool.mask & pool.unknown)),
         incomparable=_incomparable(index, limits),
     )
-
-
-def _first_members(groups: Sequence[Positions], weighty: npt.NDArray[np.bool_]) -> Positions:
-    """Of the groups of which some member weighs anything."""
-    if not groups:
-        return np.zeros(0, np.intp)
-    together = np.concatenate(groups)
-    starts = np.cumsum([0, *(len(rows) for rows in groups[:-1])])
-    first: Positions = together[starts][np.logical_or.reduceat(weighty[together], starts)]
-    return first
 
 
 def _by_source(index: EligibleIndex, rows: Positions) -> list[tuple[str, Positions]]:

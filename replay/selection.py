@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +13,9 @@ from replay.pool import Pool
 from replay.request import Limits, Pick
 from replay.sampling import Moment, RankedSampler, Rows, Sampler
 from replay.sum_tree import SumTree, draw_some
+from replay.whole_groups import WholeGroups, whole_groups
 
 Positions = npt.NDArray[np.intp]
-WeighedGroups = tuple[list[Positions], npt.NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Selection:
         self._taken: list[int] = []
         self._per_task: Counter[int] = Counter()
         self._per_group: Counter[int] = Counter()
-        self._whole: dict[Pick, WeighedGroups] = {}
+        self._whole: dict[Pick, tuple[WholeGroups, npt.NDArray[np.float64]]] = {}
 
     def begin_again(self) -> None:
         """As if nothing had been chosen; random numbers go on, and what was found out about groups is kept."""
@@ -143,42 +142,35 @@ class Selection:
                 f"replay.sampler must weigh rows to draw whole groups, got {self._sampler.title}, which ranks them. "
                 "Use another one, or draw single rows."
             )
-        members, weights = self._complete_groups(pick)
-        sizes = np.fromiter(map(len, members), np.intp, len(members))
+        groups, weights = self._complete_groups(pick)
         tree, left = SumTree(weights), pick.count
         total, number = tree.total, self._number(weights)
         chosen: list[Chosen] = []
         while tree.total > 0.0:
-            tree.put(np.flatnonzero((sizes > left) & (tree.weights > 0.0)), 0.0)
+            tree.put(np.flatnonzero((groups.sizes > left) & (tree.weights > 0.0)), 0.0)
             if tree.total == 0.0:
                 break
             (at,), (weight,) = (drawn.tolist() for drawn in draw_some(tree, 1, self._random))
-            rows = members[at].tolist()
+            rows = groups.members(at).tolist()
             if self._take(rows):
                 correction = self._correction(weight / total, number)
                 chosen += [Chosen(position, weight / total, correction) for position in rows]
                 left -= len(rows)
         return chosen
 
-    def _complete_groups(self, pick: Pick) -> WeighedGroups:
-        """Positions of the members and the weight of each, in the order of their first members."""
-        kind = replace(pick, count=0)
+    def _complete_groups(self, pick: Pick) -> tuple[WholeGroups, npt.NDArray[np.float64]]:
+        """Those that are left for the pick, and the weight of each: the mean of its members'."""
+        pool, kind = self._pools[pick.source], replace(pick, count=0)
         if kind not in self._whole:
-            self._whole[kind] = self._all_complete_groups(pick)
+            asked = self._asked(pick)
+            there = whole_groups(np.flatnonzero(pool.mask if asked is None else pool.mask & asked), self._columns)
+            self._whole[kind] = there, there.means(pool.tree.weights)
+        groups, weights = self._whole[kind]
         if not self._taken:
-            return self._whole[kind]
-        members, weights = self._whole[kind]
-        broken = set(self._columns["group"][self._taken].tolist())
-        codes = self._columns["group"][[rows[0] for rows in members]].tolist() if members else []
-        left = np.array([code not in broken for code in codes], np.bool_)
-        return list(compress(members, left)), weights[left]
-
-    def _all_complete_groups(self, pick: Pick) -> WeighedGroups:
-        """As they are while nothing is taken."""
-        pool = self._pools[pick.source]
-        asked = self._asked(pick)
-        members = complete_groups(np.flatnonzero(pool.mask if asked is None else pool.mask & asked), self._columns)
-        return members, _mean_weights(members, pool.tree.weights)
+            return groups, weights
+        codes = self._columns["group"]
+        left = ~np.isin(codes[groups.first], codes[self._taken])
+        return groups.only(left), weights[left]
 
     def _take(self, positions: list[int]) -> bool:
         """All of them or none, if the caps allow it."""
@@ -205,28 +197,6 @@ class Selection:
 
     def _correction(self, probability: float, rows: int) -> float:
         return self._sampler.correction(probability, rows)
-
-
-def complete_groups(positions: Positions, columns: Mapping[str, npt.NDArray[np.int64]]) -> list[Positions]:
-    """Those of the rows that make up whole groups, group by group, in the order of their first members."""
-    codes, sizes = columns["group"][positions], columns["group_size"][positions]
-    _, first, inverse, counts = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
-    complete = np.flatnonzero(counts == sizes[first])
-    by_group = positions[np.argsort(inverse, kind="stable")]
-    ends = np.cumsum(counts)
-    ordered = complete[np.argsort(first[complete])]
-    return [by_group[ends[group] - counts[group] : ends[group]] for group in ordered.tolist()]
-
-
-def _mean_weights(members: Sequence[Positions], weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Of each group; many of one size at once."""
-    means = np.empty(len(members))
-    sizes = np.fromiter(map(len, members), np.intp, len(members))
-    for size in np.unique(sizes).tolist():
-        alike = np.flatnonzero(sizes == size)
-        together = np.concatenate([members[at] for at in alike.tolist()]).reshape(-1, size)
-        means[alike] = weights[together].mean(axis=1)
-    return means
 
 
 def _through(there: Positions | None, positions: Positions) -> Positions:
