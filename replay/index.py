@@ -157,8 +157,11 @@ class EligibleIndex:
         self._moved()
 
     def _append(self, ids: list[str], new: Mapping[str, Column]) -> None:
-        for name, column in self._columns.items():
-            column.extend(new[name])
+        if not self.ids:
+            self._columns = {name: Growing(new[name]) for name in self._columns}
+        else:
+            for name, column in self._columns.items():
+                column.extend(new[name])
         if self._positions is not None:
             self._positions.update(zip(ids, range(len(self), len(self) + len(ids)), strict=True))
         self.ids += ids

@@ -150,6 +150,11 @@ class ReplayStore:
         with self._drawing(request.run) as drawing:
             return self._database.read(lambda connection: drawing.available(connection, request, sampler))
 
+    def has_read(self, run: str) -> bool:
+        """Whether the run's rows are in memory; the first draw or rehearsal reads every one."""
+        drawing = self._drawings.get(run)
+        return drawing is not None and not drawing.is_new
+
     @contextmanager
     def rehearsing(
         self, request: DrawRequest, sampler: Sampler, *, sources: Sequence[str] = ()

@@ -45,6 +45,8 @@ class Page:
     """Which link of the navigation is the current one."""
     shows: Callable[[Source, Query, Answer], dict[str, Any]] = lambda *_: {}
     """What only the template needs, made from the answer: scales, drawings, addresses."""
+    at_once: Callable[[Source, Query], Answer | None] = lambda *_: None
+    """What is shown instead where the answer would take long, and a page should not; None: it does not."""
 
 
 class Pages:
@@ -71,7 +73,7 @@ class Pages:
 
     def _html(self, request: Request, page: Page) -> Response:
         query = _query(request)
-        answer = page.answer(self._source, query)
+        answer = page.at_once(self._source, query) or page.answer(self._source, query)
         shown = page.shows(self._source, query, answer)
         return self._rendered(request, page.template, {**answer, **shown, "query": query}, tab=page.tab)
 

@@ -6,7 +6,7 @@ The terminal (`agentloop replay ...`) and the inspector ask the same ones.
 from replay.stats.distributions import distributions
 from replay.stats.iteration import iteration
 from replay.stats.listing import Patience, page, trajectories
-from replay.stats.preview import preview
+from replay.stats.preview import preview, rows_to_read
 from replay.stats.progress import progress
 from replay.stats.rows import Answer, Question, Sort, chosen
 from replay.stats.runs import runs
@@ -33,6 +33,7 @@ __all__ = [
     "page",
     "preview",
     "progress",
+    "rows_to_read",
     "runs",
     "same_tokenizer",
     "summary",

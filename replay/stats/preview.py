@@ -86,6 +86,14 @@ def preview(
     return answer if choice.errors else answer | _tried(store, choice, now, folder, gone)
 
 
+def rows_to_read(store: ReplayStore, run: str) -> int:
+    """How many rows the first `preview` of a run has to read into memory; 0 from then on."""
+    if store.has_read(run):
+        return 0
+    with store.reading() as connection:
+        return connection.scalar(sa.select(sa.func.count()).where(_rows.state == ELIGIBLE)) or 0
+
+
 # Named one by one, for an index to find them: rows that are not eligible are few.
 _GONE = sa.select(sa.func.count()).where(_rows.state.in_([state for state in STATES if state != ELIGIBLE]))
 

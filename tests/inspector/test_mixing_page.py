@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from html import unescape
@@ -13,6 +14,7 @@ import pytest
 from replay import ReplayStore, stats
 from replay.inspector.app import create_app
 from replay.inspector.guard import Guard
+from replay.inspector.pages import mixing
 from replay.inspector.source import Source
 from replay.sampling import make_sampler
 from tests.inspector.serving import Served, served
@@ -120,3 +122,18 @@ def test_page_writes_nothing(server: Served, store: ReplayStore) -> None:
     before = [sql(store, f"select * from {table} order by 1, 2, 3") for table in tables]
     page(server, **CHOSEN)
     assert [sql(store, f"select * from {table} order by 1, 2, 3") for table in tables] == before
+
+
+def test_a_large_buffer_is_announced_before_it_is_read(store: ReplayStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert store.path is not None
+    monkeypatch.setattr(mixing, "_MANY", 20)
+    with (
+        closing(ReplayStore.open(store.path, read_only=True)) as cold,
+        served(create_app(Source(cold), Guard())) as found,
+    ):
+        first = page(found, **CHOSEN)
+        assert "24 rows go into memory" in first and not cold.has_read(RUN)
+        again = unescape(re.search(r'content="0; url=([^"]+)"', first)[1])  # type: ignore[index]  # it is there
+        assert '<h2 class="plain">The batch</h2>' in found.ask(again).text
+        # From then on the page comes at once.
+        assert "The batch" in page(found, **CHOSEN)

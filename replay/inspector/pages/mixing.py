@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
+from urllib.parse import urlencode
 
 from markupsafe import Markup
 
@@ -21,6 +22,8 @@ from replay.stats import Answer
 from replay.stats.settings import CONTROLS, options_of
 
 _MOST_SLOTS = 600
+_MANY = 20_000
+"""Rows that take a noticeable time to read."""
 _MAY_BE_EMPTY = ("task_members", "max_staleness", "max_uses")
 
 _UNITS = {
@@ -58,9 +61,20 @@ def answer(source: Source, query: Query) -> Answer:
     return stats.preview(source.store, run, given, folder=own_folder(source, run))
 
 
+def at_once(source: Source, query: Query) -> Answer | None:
+    """Before a large buffer is read for the first time the page says so, and then comes again with `read`."""
+    run = run_of(source, query)
+    if run is None or query.flag("read"):
+        return None
+    rows = stats.rows_to_read(source.store, run)
+    return {"run": run, "reading": rows} if rows > _MANY else None
+
+
 def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
     if found["run"] is None:
         return {}
+    if "reading" in found:
+        return {"again": "/mixing?" + urlencode([*query.items(), ("read", "1")])}
     settings, given = found["settings"], query.given()
     fields = {name: given.get(name, _text(settings[name])) for name in CONTROLS}
     shown: dict[str, Any] = {
@@ -199,4 +213,4 @@ def _picture(spread: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-PAGE = Page("/mixing", "mixing.html", answer, tab="mixing", shows=shows)
+PAGE = Page("/mixing", "mixing.html", answer, tab="mixing", shows=shows, at_once=at_once)
