@@ -43,7 +43,7 @@ _RULES = {
     "unknown_staleness": "of other runs, whose staleness nobody knows",
     "max_staleness": "older than {max_staleness} policy versions",
     "retire_solved": "of tasks that are solved",
-    "max_uses": "drawn {max_uses} times already",
+    "max_uses": "drawn {max_uses}× or more",
     "cooldown": "drawn lately, and resting",
     "sampler": "without a weight by the sampler",
     "caps": "beyond the cap of their task or group",
