@@ -50,7 +50,7 @@ def test_pages_render_fit_and_can_be_read(page: Page, server: Served, run_folder
         for width, height in SIZES:
             page.set_viewport_size({"width": width, "height": height})
             assert fits(page), (target, width)
-            assert page.evaluate(FAINT) == [], (target, width)
+        assert page.evaluate(FAINT) == [], target
         assert page.evaluate(NAMELESS) == [], target
 
 

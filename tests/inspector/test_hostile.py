@@ -101,16 +101,16 @@ def asked_with(inspector: Served, page: str, name: str, value: str) -> Response:
     return inspector.ask(path + "?" + "&".join([*rest, f"{name}={quoted}"]))
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_wrong_parameters_are_refused_and_break_nothing(inspector: Served, name: str) -> None:
-    for number, page in enumerate([*PAGES, *TWINS], start=PARAMETERS.index(name)):
-        # Every page gets every parameter, and every parameter every value, on one page or another.
-        for value in WRONG[number % 6 :: 6]:
-            response = asked_with(inspector, page, name, value)
-            assert response.status < 500, (page, value[:80], response.text[-300:])
-            assert "Traceback" not in response.text and "sqlalchemy" not in response.text.lower(), (page, value[:80])
-            if response.status >= 400:
-                assert len(response.text) < 20_000, "the answer repeats what was asked"
+@pytest.mark.parametrize("number", range(len(PAGES)))
+def test_wrong_parameters_are_refused_and_break_nothing(inspector: Served, number: int) -> None:
+    """Every page, or its twin, gets every value, and a value for every parameter."""
+    assert len(WRONG) >= len(PARAMETERS)
+    for place, value in enumerate(WRONG, start=number):
+        page, name = (PAGES, TWINS)[place % 2][number], PARAMETERS[place % len(PARAMETERS)]
+        response = asked_with(inspector, page, name, value)
+        assert response.status < 500, (page, name, value[:80], response.text[-300:])
+        assert "Traceback" not in response.text and "sqlalchemy" not in response.text.lower(), (page, name, value[:80])
+        assert response.status < 400 or len(response.text) < 20_000, "the answer repeats what was asked"
 
 
 @pytest.mark.parametrize("value", ["1 or 1=1", "1; drop table trajectories", "9" * 400, "-1", "1e400", "nan"])
