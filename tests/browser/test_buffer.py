@@ -1,0 +1,184 @@
+"""The list of trajectories: filtered, sorted and paged, by mouse and by keyboard, with all of it in the address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.agentloop.runs import rows
+from tests.browser.conftest import Watched
+from tests.browser.demonstration import OTHER
+from tests.inspector.serving import Served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+@pytest.fixture(scope="module")
+def run(run_folder: Path) -> str:
+    (found,) = rows(run_folder / "replay.sqlite", f"select id from runs where id <> '{OTHER}'")[0]
+    return str(found)
+
+
+def counted(run_folder: Path, run: str, condition: str) -> int:
+    query = f"select count(*) from trajectories where run = '{run}' and {condition}"
+    return int(rows(run_folder / "replay.sqlite", query)[0][0])
+
+
+def listed(page: Page) -> list[str]:
+    """Ids, in order."""
+    links = "[...document.querySelectorAll('table.list tbody tr')].map((row) => row.dataset.href.split('/').pop())"
+    return list(page.evaluate(links))
+
+
+def cells(page: Page, column: int) -> list[str]:
+    return page.locator(f"table.list tbody td:nth-child({column})").all_inner_texts()
+
+
+def conditions(page: Page) -> list[str]:
+    return parse_qs(urlsplit(page.url).query).get("where", [])
+
+
+def open_buffer(page: Page, server: Served, run: str, more: str = "") -> None:
+    page.goto(f"{server.address}/buffer?run={run}{more}")
+    page.locator("#overview:not([aria-busy])").wait_for()
+
+
+def test_a_condition_filters_and_a_chip_takes_it_away(page: Page, server: Served, run: str, run_folder: Path) -> None:
+    open_buffer(page, server, run, "&limit=100")
+    whole = listed(page)
+    assert len(whole) == counted(run_folder, run, "true")
+    page.locator("#where").fill("reward >= 0.5")
+    page.get_by_role("button", name="Filter").click()
+    page.wait_for_url("**where=*")
+    wanted = counted(run_folder, run, "reward >= 0.5")
+    assert 0 < wanted == len(listed(page)) < len(whole)
+    page.locator("#total", has_text=str(wanted)).wait_for()
+    page.locator("#where").fill("turns > 1")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**turns*")
+    assert len(conditions(page)) == 2
+    assert len(listed(page)) == counted(run_folder, run, "reward >= 0.5 and num_turns > 1")
+    page.get_by_label("Remove turns > 1").click()
+    page.get_by_label("Remove reward >= 0.5").click()
+    page.wait_for_function("!location.search.includes('where=')")
+    assert listed(page) == whole
+
+
+def test_a_condition_that_is_none_is_told_where_it_was_typed(
+    watch: Callable[[], Watched], server: Served, run: str
+) -> None:
+    watched = watch()
+    open_buffer(watched.page, server, run)
+    watched.page.locator("#where").fill("reward >")
+    watched.page.keyboard.press("Enter")
+    watched.page.wait_for_url("**where=*")
+    assert "reward" in watched.page.locator("[role=alert]").inner_text()
+    # The browser says that the answer was a 400, and nothing else went wrong.
+    assert [trouble for trouble in watched.troubles if "400" not in trouble] == []
+    watched.troubles.clear()
+
+
+def test_a_title_sorts_down_and_then_up(page: Page, server: Served, run: str) -> None:
+    open_buffer(page, server, run, "&limit=100")
+    page.locator("th a", has_text="tokens").click()
+    page.locator("th[aria-sort=descending]", has_text="tokens").wait_for()
+    down = [int(text.replace(",", "")) for text in cells(page, 11)]
+    assert down == sorted(down, reverse=True) and len(set(down)) > 5
+    page.locator("th a", has_text="tokens").click()
+    page.locator("th[aria-sort=ascending]", has_text="tokens").wait_for()
+    assert [int(text.replace(",", "")) for text in cells(page, 11)] == sorted(down)
+
+
+def test_pages_follow_one_another_and_back_leads_back(page: Page, server: Served, run: str, run_folder: Path) -> None:
+    open_buffer(page, server, run, "&limit=20&sort=reward")
+    pages = [listed(page)]
+    while page.locator('[data-key="n"]').count():
+        before = page.url
+        page.keyboard.press("n")
+        page.wait_for_url(lambda url, before=before: url != before)
+        pages.append(listed(page))
+    ids = [id for each in pages for id in each]
+    assert len(ids) == len(set(ids)) == counted(run_folder, run, "true")
+    assert [len(each) for each in pages[:-1]] == [20] * (len(pages) - 1)
+    page.go_back()
+    assert listed(page) == pages[-2]
+    page.go_forward()
+    assert listed(page) == pages[-1]
+    page.keyboard.press("p")
+    page.wait_for_function(f"document.querySelector('tr[data-href$=\"{pages[-2][0]}\"]')")
+    assert listed(page) == pages[-2]
+
+
+def test_a_clicked_bar_filters_by_what_it_counts(page: Page, server: Served, run: str) -> None:
+    open_buffer(page, server, run, "&limit=100")
+    bar = page.locator("#overview .spread", has_text="reward").locator("a").first
+    count = int(bar.locator("title").inner_html().rpartition(" ")[2].replace(",", "") or 0)
+    bar.click()
+    page.wait_for_url("**where=reward*")
+    assert len(listed(page)) == count > 0
+    page.go_back()
+    page.wait_for_function("!location.search.includes('where=')")
+
+
+def test_words_of_a_conversation_are_found(page: Page, server: Served, run: str, run_folder: Path) -> None:
+    open_buffer(page, server, run)
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "text"
+    page.keyboard.type("fence of plot 1")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**where=*")
+    found = listed(page)
+    assert 0 < len(found) < counted(run_folder, run, "true")
+    page.goto(f"{server.address}/trajectories/{found[0]}")
+    assert "fence of plot 1" in page.locator("main").inner_text()
+
+
+def test_keys_walk_the_rows_and_open_one(page: Page, server: Served, run: str) -> None:
+    open_buffer(page, server, run)
+    ids = listed(page)
+    for key in "jjjk":
+        page.keyboard.press(key)
+    assert page.locator("tr.at").get_attribute("data-href") == f"/trajectories/{ids[1]}"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/trajectories/{ids[1]}*")
+    page.go_back()
+    assert listed(page) == ids
+
+
+def test_a_question_mark_tells_the_keys(page: Page, server: Served, run: str) -> None:
+    open_buffer(page, server, run)
+    page.keyboard.press("?")
+    assert page.get_by_role("dialog").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.get_by_role("dialog").is_visible()
+    page.keyboard.press("g")
+    page.keyboard.press("m")
+    page.wait_for_url("**/mixing*")
+
+
+def test_what_tab_reaches_shows_that_it_is_reached(page: Page, server: Served, run: str) -> None:
+    open_buffer(page, server, run)
+    outlines = []
+    for _ in range(15):
+        page.keyboard.press("Tab")
+        outlines.append(page.evaluate("getComputedStyle(document.activeElement).outlineStyle"))
+    assert set(outlines) == {"solid"}
+
+
+def test_an_address_is_all_that_a_page_is_made_of(watch: Callable[[], Watched], server: Served, run: str) -> None:
+    first, second = watch().page, watch().page
+    open_buffer(first, server, run, "&sort=turns&limit=10")
+    first.locator("#where").fill("not success")
+    first.keyboard.press("Enter")
+    first.wait_for_url("**where=*")
+    first.keyboard.press("n")
+    first.wait_for_url("**after=*")
+    second.goto(first.url)
+    assert listed(second) == listed(first)
+    assert second.locator("#command").inner_text() == first.locator("#command").inner_text()
