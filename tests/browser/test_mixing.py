@@ -1,0 +1,73 @@
+"""Settings of the next batch: changed, seen at once, and taken home as YAML."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from agentloop.config import RunConfig
+from tests.agentloop.runs import rows
+from tests.browser.demonstration import OTHER
+from tests.inspector.serving import Served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+TRAJECTORIES = 16
+"""Of the demonstration's batches, half of them replayed."""
+
+
+@pytest.fixture
+def mixing(page: Page, server: Served, run_folder: Path) -> Page:
+    (run,) = rows(run_folder / "replay.sqlite", f"select id from runs where id <> '{OTHER}'")[0]
+    page.goto(f"{server.address}/mixing?run={run}")
+    return page
+
+
+def counts(page: Page) -> tuple[str, str]:
+    """Fresh and replayed."""
+    return page.locator(".value.fresh").inner_text(), page.locator(".value.replay").inner_text()
+
+
+def set_fraction(page: Page, value: str) -> None:
+    page.locator("#fraction").fill(value)
+    page.keyboard.press("Tab")
+    page.wait_for_url(f"**fraction={value}*")
+
+
+def test_other_settings_make_another_batch(mixing: Page) -> None:
+    assert counts(mixing) == ("8", "8")
+    set_fraction(mixing, "0.75")
+    # 0.75 of 16 are 12, and the 4 fresh ones are one group.
+    mixing.locator(".value.replay", has_text="12").wait_for()
+    assert counts(mixing) == ("4", "12")
+    mixing.locator("#sampler").select_option("recency")
+    mixing.wait_for_url("**sampler=recency*")
+    mixing.locator("#yaml", has_text="recency").wait_for()
+    mixing.reload()
+    assert counts(mixing) == ("4", "12")
+    assert mixing.locator("#sampler").input_value() == "recency"
+
+
+def test_the_settings_are_copied_as_yaml_that_a_run_takes(mixing: Page, run_folder: Path) -> None:
+    set_fraction(mixing, "0.25")
+    mixing.locator(".value.replay", has_text="4").wait_for()
+    mixing.locator("#copy-yaml").click()
+    mixing.get_by_role("button", name="copied").wait_for()
+    copied = yaml.safe_load(mixing.evaluate("navigator.clipboard.readText()"))
+    assert copied["replay"]["fraction"] == 0.25
+    (config,) = rows(run_folder / "replay.sqlite", f"select config from runs where id <> '{OTHER}'")[0]
+    whole = json.loads(config)
+    for section, values in copied.items():
+        whole[section] |= values
+    assert RunConfig.model_validate(whole).replay.fraction == 0.25
+
+
+def test_a_wrong_setting_is_told_beside_its_field(mixing: Page) -> None:
+    mixing.locator("#fraction").fill("1.5")
+    mixing.keyboard.press("Tab")
+    mixing.locator("#wrong-fraction", has_text="fraction").wait_for()
