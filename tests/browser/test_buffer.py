@@ -29,10 +29,16 @@ def counted(run_folder: Path, run: str, condition: str) -> int:
     return int(rows(run_folder / "replay.sqlite", query)[0][0])
 
 
+LISTED = "[...document.querySelectorAll('table.list tbody tr')].map((row) => row.dataset.href.split('/').pop())"
+
+
 def listed(page: Page) -> list[str]:
     """Ids, in order."""
-    links = "[...document.querySelectorAll('table.list tbody tr')].map((row) => row.dataset.href.split('/').pop())"
-    return list(page.evaluate(links))
+    return list(page.evaluate(LISTED))
+
+
+def wait_until_listed(page: Page, ids: list[str]) -> None:
+    page.wait_for_function(f"(ids) => {LISTED}.join() === ids", arg=",".join(ids))
 
 
 def cells(page: Page, column: int) -> list[str]:
@@ -106,12 +112,11 @@ def test_pages_follow_one_another_and_back_leads_back(page: Page, server: Served
     assert len(ids) == len(set(ids)) == counted(run_folder, run, "true")
     assert [len(each) for each in pages[:-1]] == [20] * (len(pages) - 1)
     page.go_back()
-    assert listed(page) == pages[-2]
+    wait_until_listed(page, pages[-2])
     page.go_forward()
-    assert listed(page) == pages[-1]
+    wait_until_listed(page, pages[-1])
     page.keyboard.press("p")
-    page.wait_for_function(f"document.querySelector('tr[data-href$=\"{pages[-2][0]}\"]')")
-    assert listed(page) == pages[-2]
+    wait_until_listed(page, pages[-2])
 
 
 def test_a_clicked_bar_filters_by_what_it_counts(page: Page, server: Served, run: str) -> None:
