@@ -16,7 +16,7 @@ from tests.replay.fakes import group, policy, run_record, task, trajectory
 # Beside threads and a browser, a fork would be none.
 SPAWN = multiprocessing.get_context("spawn")
 WRITERS = 8
-PAUSE_S = 0.05
+PAUSE_S = 1.0
 """Between the appends of one writer."""
 
 
