@@ -129,7 +129,7 @@ class Selection:
         if pool is None:
             return self._random.permutation(np.flatnonzero(tree.weights > 0.0))
         parts = [np.zeros(0, np.intp)]
-        wanted = count * pool
+        wanted = min(count * pool, int(np.count_nonzero(tree.weights > 0.0)))
         while wanted > 0 and tree.total > 0.0:
             parts.append(draw_some(tree, wanted, self._random)[0])
             wanted -= len(parts[-1])

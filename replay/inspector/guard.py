@@ -10,20 +10,19 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hmac import compare_digest
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TOKEN = "token"
 """The parameter that brings the token once."""
-_COOKIE = "agentloop_inspector"
+_COOKIE = "agentloop_inspector_"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -93,7 +92,7 @@ class GuardedApp:
         return self._without_token(scope, headers)
 
     def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
-        token = self._guard.token
+        token, name = self._guard.token, _cookie_name(headers)
         if token is None:
             return None
         parameters = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -103,9 +102,9 @@ class GuardedApp:
             rest = urlencode([pair for pair in parameters if pair[0] != TOKEN])
             path = quote(scope["path"].lstrip("/\\"))
             response = RedirectResponse(f"/{path}" + (f"?{rest}" if rest else ""), 303)
-            response.set_cookie(_COOKIE, token, httponly=True, samesite="strict")
+            response.set_cookie(name, token, httponly=True, samesite="strict")
             return response
-        if _equal(_cookie(headers), token):
+        if _equal(cookie_parser(headers.get("cookie", "")).get(name, ""), token):
             return None
         return _refused(401, "A token is needed. Open the address that agentloop inspect printed.")
 
@@ -118,13 +117,9 @@ def _equal(given: str, token: str) -> bool:
     return compare_digest(given.encode("utf-8", "surrogatepass"), token.encode())
 
 
-def _cookie(headers: Headers) -> str:
-    try:
-        cookies: Mapping[str, object] = SimpleCookie(headers.get("cookie", ""))
-    except CookieError:
-        return ""
-    morsel = cookies.get(_COOKIE)
-    return str(getattr(morsel, "value", ""))
+def _cookie_name(headers: Headers) -> str:
+    """Browsers keep cookies by host alone: inspectors of several runs, each on its port, would take each other's."""
+    return _COOKIE + headers["host"].rpartition("]")[2].partition(":")[2]
 
 
 def _host_name(host: str) -> str | None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment
 from starlette.requests import Request
@@ -65,7 +66,11 @@ class Pages:
     def twin(self, page: Page) -> Callable[[Request], Response]:
         def respond(request: Request) -> Response:
             def answer() -> Response:
-                return _json(page.answer(self._source, _query(request)))
+                try:
+                    return _json(page.answer(self._source, _query(request)))
+                except Elsewhere as other:
+                    path, mark, query = other.address.partition("?")
+                    raise Elsewhere(path + TWIN + mark + query) from other
 
             return self._guarded(request, answer, error_twin)
 
@@ -108,7 +113,8 @@ class Pages:
 
 
 def _twin_address(request: Request) -> str:
-    path = "/index" if request.url.path == "/" else request.url.path
+    # As it stood in the address: the path of a request has been read once already.
+    path = "/index" if request.url.path == "/" else quote(request.url.path)
     return path + TWIN + (f"?{request.url.query}" if request.url.query else "")
 
 

@@ -146,11 +146,16 @@ def indented(text: str) -> str | None:
 _PLAIN = re.compile(r"[\w.:@-]+")
 
 
+def rescore_run(source: Source) -> str:
+    """As it must be typed; RUN stands for a folder that is not known here."""
+    return shlex.quote(source.named or "") if has_run(source) else "RUN"
+
+
 def rescore_command(source: Source, id: str) -> str:
-    """As it must be typed to score one trajectory of this database; RUN stands for a folder that is not known here."""
+    """As it must be typed to score one trajectory of this database."""
     where = "id='{}'".format(id.replace("'", "''"))
     quoted = f'"{where}"' if _PLAIN.fullmatch(id) else shlex.quote(where)
-    return f"agentloop replay rescore {shlex.quote(source.named or '') if has_run(source) else 'RUN'} --where {quoted}"
+    return f"agentloop replay rescore {rescore_run(source)} --where {quoted}"
 
 
 def has_run(source: Source) -> bool:

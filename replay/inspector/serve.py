@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import webbrowser
+from urllib.parse import quote
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -57,6 +58,8 @@ def check_token(host: str, token: str | None) -> None:
         )
     if token is not None and len(token) < _SHORTEST_TOKEN:
         raise ReplayError(f"--token must have at least {_SHORTEST_TOKEN} characters, got {len(token)}. Or give: auto")
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise ReplayError("--token must be of printable ASCII characters, which a cookie can hold. Or give: auto")
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
@@ -93,7 +96,7 @@ def _address(listening: socket.socket, token: str | None) -> str:
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
     host = f"[{host}]" if ":" in host else host
-    return f"http://{host}:{port}/" + (f"?{TOKEN}={token}" if token else "")
+    return f"http://{host}:{port}/" + (f"?{TOKEN}={quote(token, safe='')}" if token else "")
 
 
 def _has_screen() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import math
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -47,9 +47,9 @@ def _fits(value: object, kind: Any) -> bool:
     if isinstance(kind, types.UnionType):
         return any(_fits(value, part) for part in typing.get_args(kind))
     if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
     plain = typing.get_origin(kind) or kind
     return not isinstance(plain, type) or isinstance(value, plain)
 

@@ -59,7 +59,7 @@ class DifficultySampler(Sampler):
         counts: Floats = successes(rows.group_success_rate, sizes)
         match self.options.mode:
             case "gaussian":
-                bell: Floats = np.exp(-((counts - sizes / 2) ** 2) / (2.0 * self.options.sigma**2))
+                bell: Floats = np.exp(-(((counts - sizes / 2) / self.options.sigma) ** 2) / 2.0)
                 return bell
             case "hard":
                 return 1.0 - counts / sizes

@@ -7,8 +7,8 @@ thousandth page takes as long as the first.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from replay import schema
 from replay.errors import ReplayError
 from replay.rows import chunked
+from replay.schema import ExactText
 from replay.stats.rows import Answer, Question, Sort, newest_versions, staleness
 from replay.store import ReplayStore
 from replay.where import Parts, conditions
@@ -203,10 +204,10 @@ class _Listing:
             return None
         try:
             given = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-            place = tuple(given[len(self._names) :])
-            if given[: len(self._names)] == self._names and _fits(place, self.place_columns):
+            place = tuple(given[len(self._names) :]) if isinstance(given, list) else ()
+            if place and given[: len(self._names)] == self._names and _fits(place, self.place_columns):
                 return place
-        except (ValueError, TypeError, binascii.Error):
+        except (ValueError, TypeError, RecursionError):
             pass
         raise ReplayError(f"{name} must be a cursor of this list, got {cursor[:80]!r}. Begin at its first page.")
 
@@ -219,10 +220,16 @@ def _place(row: sa.Row[Any]) -> Place:
 def _fits(place: Place, columns: Sequence[sa.ColumnElement[Any]]) -> bool:
     if len(place) != len(columns):
         return False
-    return all(
-        isinstance(value, (int, float) if column.type.python_type is float else column.type.python_type)
-        for value, column in zip(place, columns, strict=True)
-    )
+    return all(_is_of(column.type, value) for value, column in zip(place, columns, strict=True))
+
+
+def _is_of(kind: sa.types.TypeEngine[Any], value: object) -> bool:
+    """Whether a database can compare it with a column of this kind."""
+    if isinstance(kind, ExactText):
+        return isinstance(value, str)
+    if isinstance(value, float):
+        return isinstance(kind, sa.Double) and math.isfinite(value)
+    return isinstance(value, bool if isinstance(kind, sa.Boolean) else int) and abs(int(value)) < 2**63
 
 
 def _cut(places: list[Place], limit: int) -> _Found:

@@ -5,8 +5,10 @@ The run, its database and its sampler stay as they are.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -146,7 +148,15 @@ def _tried(store: ReplayStore, choice: Choice, now: Standing, folder: Path | Non
     saved = saved_mixer(folder, now.iteration - 1)
     mixer = now.mixer(rule, saved)
     request = DrawRequest(now.run, now.iteration, now.policy_version, limits=limits)
-    with store.rehearsing(request, sampler, sources=list(rule.sources)) as (rehearsal, connection):
+    with ExitStack() as open_until_told:
+        try:
+            rehearsal, connection = open_until_told.enter_context(
+                store.rehearsing(request, sampler, sources=list(rule.sources))
+            )
+        except ValueError as error:
+            # Options can be so large or so small that no weight is left that is a number.
+            given = json.dumps(config["replay"]["sampler_options"])
+            return {"errors": {"sampler_options": f"replay.sampler_options must suit these rows, got {given}: {error}"}}
         tasks = upcoming_tasks(connection, now.run, mixer.num_tasks, config["environment"]["task_pool"])
         try:
             available = rehearsal.available()

@@ -94,13 +94,16 @@ def _options(sampler: str, stored: Mapping[str, Any], given: Mapping[str, str]) 
 
 
 def _scalar(text: str) -> Any:
-    """As YAML would read it, more or less: the options' own types say whether it fits."""
+    """As YAML would read it, more or less: the options' own types say whether it fits. What is no JSON is a text."""
     if text in ("", "null"):
         return None
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        # NaN, and numbers that are too large to be told from infinity, can't be part of an answer.
+        json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError):
         return text
+    return value
 
 
 def _mistakes(config: declared.Config) -> dict[str, str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from html import unescape
 
 import pytest
 import sqlalchemy as sa
@@ -142,6 +144,32 @@ def test_thousands_of_conditions_are_refused(inspector: Served) -> None:
     assert one.status in (200, 400)
 
 
+# A cursor is a list of texts and numbers that anybody can write.
+ODD_CURSORS = [
+    [2**70, 0, "x"], [1, 2**63, "x"], [1, 0, 5], [1, 0, None], [float("nan"), 0, "x"], [1, float("inf"), "x"],
+    ["1", 0, "x"], [1, 0], [[], 0, "x"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ODD_CURSORS)
+def test_cursors_of_no_row_are_refused(inspector: Served, place: list[object]) -> None:
+    for sort, first in (("iteration", []), ("reward", [0.5]), ("source", ["import"]), ("success", [True])):
+        cursor = _encoded(json.dumps([sort, "False", RUN, *first, *place]))
+        assert asked_with(inspector, address("buffer.json", run=RUN, sort=sort), "after", cursor).status == 404
+    for sort, first in (("reward", 10**400), ("source", 5), ("success", 1), ("staleness", 2**63)):
+        cursor = _encoded(json.dumps([sort, "False", RUN, first, 1, 0, "x"]))
+        assert asked_with(inspector, address("buffer.json", run=RUN, sort=sort), "after", cursor).status == 404
+
+
+@pytest.mark.parametrize("text", ["[" * 7_000, "{}", "null", '"iteration"', "7"])
+def test_cursors_that_are_no_list_are_refused(inspector: Served, text: str) -> None:
+    assert asked_with(inspector, "/buffer.json", "after", _encoded(text)).status == 404
+
+
+def _encoded(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
 # Errors
 
 
@@ -207,6 +235,20 @@ def test_text_of_a_buffer_is_shown_as_text(inspector: Served, page: str) -> None
 
 def test_the_hostile_text_is_there_to_be_read(inspector: Served) -> None:
     assert f"&lt;{MARK}" in inspector.ask("/buffer").text
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "/overview" not in page])
+def test_pages_link_their_twins(inspector: Served, page: str) -> None:
+    found = re.search(r'<a class="twin" href="([^"]*)"', inspector.ask(page).text)
+    assert found is not None
+    response = inspector.ask(unescape(found[1]).encode().decode("latin-1"))
+    assert (response.status, response.header("content-type")) == (200, "application/json")
+
+
+def test_a_twin_that_stands_elsewhere_leads_to_a_twin(inspector: Served) -> None:
+    response = inspector.ask("/buffer.json?text=a%26b&sort=reward")
+    assert response.header("location") == "/buffer.json?sort=reward&where=text%20contains%20%27a%26b%27"
+    assert inspector.ask(str(response.header("location"))).header("content-type") == "application/json"
 
 
 @pytest.mark.parametrize("twin", TWINS)

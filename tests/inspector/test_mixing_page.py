@@ -94,6 +94,11 @@ def test_command_of_the_page_asks_the_same(server: Served) -> None:
         ({"mode": "dream"}, "mode"),
         ({"sampler": "recency", "recency.half_life": "[" * 5000}, "sampler_options"),
         ({"sampler": "recency", "recency.half_life": "1e999"}, "sampler_options"),
+        ({"sampler": "recency", "recency.half_life": "NaN"}, "sampler_options"),
+        ({"sampler": "recency", "recency.half_life": "9" * 400}, "sampler_options"),
+        ({"sampler": "recency", "recency.half_life": "1e308"}, "sampler_options"),
+        ({"sampler": "recency", "recency.other": '{"deep": [-Infinity]}'}, "sampler_options"),
+        ({"sampler": "entropy", "entropy.pool": "9" * 30}, "sampler_options"),
         ({"sampler": "freshness", "freshness.sampler": "freshness"}, "sampler_options"),
         ({"sampler": "mine.py:Mine"}, "sampler"),
     ],
@@ -103,6 +108,28 @@ def test_a_wrong_setting_is_told_beside_its_control(server: Served, parameters: 
     assert f'<p class="wrong" id="wrong-{control}" role="alert">replay.{control}' in text or control == "unit"
     assert text.count('role="alert">') == 1
     assert "<h2>No batch</h2>" in text and "<script>" not in text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"sampler": "difficulty", "difficulty.sigma": "1e308"},
+        {"sampler": "difficulty", "difficulty.sigma": "1e-308"},
+        {"sampler": "entropy", "entropy.pool": "9" * 18},
+    ],
+)
+def test_options_at_their_ends_are_tried_out(server: Served, given: dict[str, str]) -> None:
+    answer = server.ask(f"/mixing.json?{urlencode({'fraction': '0.0625', **given})}")
+    assert answer.status == 200, answer.text
+    assert json.loads(answer.text)["errors"] == {}
+
+
+def test_a_password_of_the_database_is_in_no_command(store: ReplayStore) -> None:
+    source = Source(store, named="postgresql://me:pass-word@host/db")
+    with served(create_app(source, Guard())) as found:
+        text = unescape(page(found, fraction="0.5"))
+    assert "pass-word" not in text
+    assert f"agentloop replay preview {store.url} --fraction 0.5" in text
 
 
 def test_a_database_of_several_runs_asks_which(store: ReplayStore, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -150,7 +150,7 @@ def test_nothing_is_answered_without_the_token(locked_inspector: Served) -> None
 def test_another_token_is_refused(locked_inspector: Served, given: str) -> None:
     quoted = given.replace(" ", "%20").replace("\xe9", "%E9")
     assert locked_inspector.ask(f"/buffer?token={quoted}").status == 401
-    assert locked_inspector.ask("/buffer", headers=[("Cookie", f"agentloop_inspector={given}")]).status == 401
+    assert locked_inspector.ask("/buffer", headers=_cookie(locked_inspector.port, given)).status == 401
 
 
 def test_the_token_becomes_a_cookie_and_leaves_the_address(locked_inspector: Served) -> None:
@@ -174,15 +174,28 @@ def test_the_token_sends_nobody_to_another_site(locked_inspector: Served, path: 
 
 def test_the_token_is_on_no_page(locked_inspector: Served) -> None:
     for target in [*PAGES, *TWINS, "/nowhere"]:
-        response = locked_inspector.ask(target, headers=[("Cookie", f"agentloop_inspector={TOKEN}")])
+        response = locked_inspector.ask(target, headers=_cookie(locked_inspector.port))
         assert TOKEN not in response.text and not any(TOKEN in value for _, value in response.headers)
 
 
 def test_a_token_lets_in_who_asks_for_an_address_and_nobody_else(locked_inspector: Served) -> None:
-    cookie = [("Cookie", f"agentloop_inspector={TOKEN}")]
     own = socket.gethostname()
-    for host, status in [("192.168.1.7:7717", 200), (own, 200), ("evil.example", 400), ("0.0.0.0", 400)]:
+    for host, status in [("192.168.1.7:7717", 200), ("[fe80::1]:7717", 200), (own, 200), ("evil.example", 400)]:
+        cookie = _cookie(host.rpartition("]")[2].partition(":")[2])
         assert locked_inspector.ask("/buffer", hosts=[host], headers=cookie).status == status, host
+    assert locked_inspector.ask("/buffer", hosts=["0.0.0.0"], headers=_cookie("")).status == 400
+
+
+def test_cookies_of_other_programs_of_this_machine_do_no_harm(locked_inspector: Served) -> None:
+    (mine,) = _cookie(locked_inspector.port)
+    for others in ('seen={"pages": [1, 2]}; ', "flag; ", "a[b]=1; ", 'open="; ', "agentloop_inspector_1=theirs; "):
+        assert locked_inspector.ask("/buffer", headers=[("Cookie", others + mine[1])]).status == 200, others
+    # An inspector of the same host has its own port, and its own token.
+    assert locked_inspector.ask("/buffer", headers=_cookie(locked_inspector.port + 1)).status == 401
+
+
+def _cookie(port: int | str, token: str = TOKEN) -> list[tuple[str, str]]:
+    return [("Cookie", f"agentloop_inspector_{port}={token}")]
 
 
 # What every answer carries

@@ -24,6 +24,8 @@ def test_others_are_served_only_with_a_token(host: str) -> None:
 def test_tokens_that_can_be_guessed_are_refused() -> None:
     with pytest.raises(ReplayError, match="--token must have at least 16 characters, got 15"):
         check_token("127.0.0.1", "x" * 15)
+    with pytest.raises(ReplayError, match="--token must be of printable ASCII characters"):
+        check_token("127.0.0.1", "слово-из-многих-букв")
 
 
 def test_the_next_free_port_is_taken_unless_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +45,10 @@ def test_printed_address_brings_the_token() -> None:
         port = listening.getsockname()[1]
         assert serve._address(listening, None) == f"http://127.0.0.1:{port}/"
         assert serve._address(listening, "t" * 16) == f"http://127.0.0.1:{port}/?token={'t' * 16}"
+        assert (
+            serve._address(listening, "a&b=c#d+e f%20;?")
+            == f"http://127.0.0.1:{port}/?token=a%26b%3Dc%23d%2Be%20f%2520%3B%3F"
+        )
 
 
 def test_help_has_an_example() -> None:

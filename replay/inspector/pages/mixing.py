@@ -15,6 +15,7 @@ from replay import stats
 from replay.inspector.bars import Bar, Height, Tone, bars
 from replay.inspector.page import Page, run_of
 from replay.inspector.query import Query
+from replay.inspector.reading import rescore_run
 from replay.inspector.source import Source, own_folder
 from replay.mix_rule import SAME_TASK
 from replay.sampling import SAMPLERS
@@ -99,7 +100,7 @@ def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
         "known": _known(found["ess"]),
         "funnel_lines": _funnel(found["funnel"], settings),
         "pictures": [_picture(spread) for spread in found["spreads"]] if rows else [],
-        "rescore": shlex.join(["agentloop", "replay", "rescore", *([source.named] if source.named else [])]),
+        "rescore": f"agentloop replay rescore {rescore_run(source)}",
     }
 
 
@@ -127,7 +128,7 @@ def _samplers(settings: Mapping[str, Any], chosen: str, given: Mapping[str, str]
 
 def _command(source: Source, run: str, given: Mapping[str, str]) -> str:
     """The same question in a terminal."""
-    words = ["agentloop", "replay", "preview", *([source.named] if source.named else [])]
+    words = ["agentloop", "replay", "preview", *source.run_words]
     for name in CONTROLS:
         if name == "successful_only" and name in given:
             words.append("--successful-only" if given[name] == "true" else "--failed-too")
