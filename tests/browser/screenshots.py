@@ -40,7 +40,9 @@ def shots(source: Source) -> list[Shot]:
     assert database, "RUN must have its buffer in a file, got one on a server."
     (run,) = rows(database, "select run from iterations group by run order by count(*) desc limit 1")[0]
     mine = f"run = '{run}'"
-    (iteration,) = rows(database, f"select max(iteration) from draws where {mine} and stream = 'replay'")[0]
+    replaying = f"""select iteration from draws where {mine} and stream = 'replay'
+        group by iteration order by count(*) desc, iteration limit 1"""
+    (iteration,) = rows(database, replaying)[0]
     drawn = f"""select t.id, t.task from trajectories t join draws d on d.trajectory = t.id
         left join token_scores s on s.trajectory = t.id where t.{mine} and t.num_tool_calls > 1
         group by t.id, t.task order by count(s.log_probs) > 0 desc, count(distinct d.iteration) desc, t.id limit 1"""

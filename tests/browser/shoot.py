@@ -33,8 +33,9 @@ def shoot(
     answer = page.goto(address, wait_until="load")
     if answer and answer.status >= 400:
         troubles.append(f"status {answer.status}")
-    # A live page may never be idle: what it draws on loading is there long before this.
-    page.wait_for_timeout(300)
+    page.wait_for_load_state("networkidle")
+    page.wait_for_function("!document.querySelector('[aria-busy=true], .loading')")
+    page.wait_for_timeout(200)  # what was fetched last is drawn
     wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     if wide > 0:
         troubles.append(f"the page is {wide} px wider than the window")
