@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from playwright.sync_api import Browser
 
+from replay import stats
 from replay.inspector.app import create_app
 from replay.inspector.guard import Guard
 from replay.inspector.query import address
@@ -50,8 +52,8 @@ def shots(source: Source) -> list[Shot]:
     beside = f"""select id from trajectories where task = '{task}' and id <> '{id}'
         order by num_turns desc, id limit 1"""
     (other,) = rows(database, beside)[0]
-    scored = rows(database, f"select count(*) from token_scores where trajectory = '{id}'") != [(0,)]
-    tokens = address("trajectories", id, view="tokens", color="drift" if scored else "behavior")
+    at = _most_drifted(source, id)
+    tokens = address("trajectories", id, view="tokens", color="behavior" if at is None else "drift", token=at)
     return [
         Shot("run", address("runs", run)),
         Shot("run-dark", address("runs", run), dark=True),
@@ -67,6 +69,13 @@ def shots(source: Source) -> list[Shot]:
         Shot("compare", address("compare", a=id, b=other)),
         Shot("mixing", address("mixing", run=run)),
     ]
+
+
+def _most_drifted(source: Source, id: str) -> int | None:
+    """The token that the policy has moved furthest away from; None where nothing was scored."""
+    drift = stats.tokens(source.store, id, 0)["drift"] or []
+    known = {at: abs(math.log(value)) for at, value in enumerate(drift) if value}
+    return max(known, key=known.__getitem__, default=None)
 
 
 def _take(browser: Browser, here: str, shot: Shot) -> list[str]:
