@@ -66,13 +66,16 @@ def lists(store: ReplayStore) -> Iterator[str]:
 
 def pages(store: ReplayStore) -> dict[str, str]:
     """One address of every kind, by its name."""
-    first, second = (row["id"] for row in page(store, Question(RUN, ("uses >= 2",)), limit=2)["rows"])
+    newest, other = page(store, Question(RUN, ("uses >= 2",)), limit=2)["rows"]
+    first, second = newest["id"], other["id"]
     run = quote(RUN)
     found = {
         "runs": "/",
         "run": f"/runs/{run}",
-        "iteration": f"/runs/{run}/iterations/600",
+        "iteration": f"/runs/{run}/iterations/{newest['iteration']}",
         "buffer": f"/buffer?run={run}",
+        "buffer_overview": f"/buffer/overview?run={run}",
+        "filtered_overview": "/buffer/overview?" + urlencode({"run": RUN, "where": "success"}),
         "trajectory": f"/trajectories/{first}",
         "long_trajectory": f"/trajectories/{LONG}",
         "task": f"/tasks/{TASKS[0].hash}",
@@ -190,7 +193,7 @@ def figures(database: Path, *, rounds: int) -> dict[str, float]:
             found |= {f"{name}_p95_ms": p95(mine), f"{name}_wall_ms": statistics.median(wall)}
         found["slowest_page_p95_ms"] = max(found[f"{name}_p95_ms"] for name in by_page)
         found["server_peak_mb"] = peak_mb(process)
-        shown = {name: path for name, path in kinds.items() if not name.startswith("search")}
+        shown = {name: path for name, path in kinds.items() if not name.startswith("search") and "overview" not in name}
         return found | renders(address, shown, rounds=max(1, rounds // 5))
 
 
