@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from replay import stats as questions
-from replay.cli.front import AsJson, Run, app, fail, opened
+from replay.cli.front import AsJson, Run, app, asked_run, fail, opened
 from replay.cli.text import number, share, table
+from replay.databases.open import own_folder
 from replay.stats.settings import MODES, UNITS
 
-_COLUMNS = ("id", "stale", "reward", "success", "share", "uses", "task")
+_COLUMNS = ("id", "stale", "reward", "success", "share", "replayed", "task")
 _OWN = "; as the run when left out"
 
 
@@ -28,6 +29,7 @@ def preview(
     max_staleness: Annotated[str | None, typer.Option(help=f"In policy versions; null: however old{_OWN}.")] = None,
     max_uses: Annotated[str | None, typer.Option(help=f"Draws of one row; null: any number{_OWN}.")] = None,
     mode: Annotated[str | None, typer.Option(help=f"One of {', '.join(MODES)}{_OWN}.")] = None,
+    run_id: Annotated[str | None, typer.Option("--run", help="Of several in one database, by its id or name.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """What the next batch of a run would be, and its expected effective sample size. Nothing is drawn or changed.
@@ -46,10 +48,11 @@ def preview(
     }
     given = {name: value for name, value in asked.items() if value is not None}
     with opened(run) as buffer:
+        mine = asked_run(buffer, run_id)
         if option:
-            kind = sampler or questions.preview(buffer.store, buffer.run)["own"]["sampler"]
+            kind = sampler or questions.preview(buffer.store, mine)["own"]["sampler"]
             given |= {f"{kind}.{name}": value for name, value in map(_pair, option)}
-        answer = questions.preview(buffer.store, buffer.run, given, folder=buffer.folder)
+        answer = questions.preview(buffer.store, mine, given, folder=own_folder(buffer.folder, mine))
     if as_json:
         print(json.dumps(answer, indent=1))
     else:
@@ -83,7 +86,7 @@ def _text(answer: dict[str, Any]) -> str:
                 number(row["reward"], 3),
                 "yes" if row["success"] else "no",
                 number(row["probability"], 4),
-                str(row["uses"]),
+                str(row["replayed"]),
                 row["task"][:8],
             ]
             for row in batch["rows"]

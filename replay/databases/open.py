@@ -101,3 +101,10 @@ def run_identity(run_folder: Path) -> RunIdentity:
         return RunIdentity(identity["id"], identity["config"]["replay"].get("database"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return RunIdentity(None, None)
+
+
+def own_folder(run_folder: Path | None, run: str) -> Path | None:
+    """The folder, where it is this run's: other runs of its database have folders of their own."""
+    if run_folder is None or run_identity(run_folder).id not in (None, run):
+        return None
+    return run_folder

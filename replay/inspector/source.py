@@ -10,7 +10,6 @@ from pathlib import Path
 from context.codec import TokenCodec
 from replay.cli.front import place
 from replay.cli.look import tokenizer
-from replay.databases.open import run_identity
 from replay.store import ReplayStore
 
 
@@ -45,10 +44,3 @@ def opened_source(run: str | None) -> Iterator[Source]:
         yield Source(store, folder, id, tokenizer(folder), run or str(folder))
     finally:
         store.close()
-
-
-def own_folder(source: Source, run: str) -> Path | None:
-    """The folder that was opened, where it is this run's: another run of its database has one of its own."""
-    if source.folder is None or run_identity(source.folder).id not in (None, run):
-        return None
-    return source.folder

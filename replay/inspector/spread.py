@@ -58,7 +58,7 @@ def _spread(quantity: str, own: Sequence[tuple[str, str, Counts]]) -> Spread:
     streams: tuple[Tone, ...] = ("fresh", "replay")
     whole = {stream: merged(counts for name, _, counts in own if name == stream) for stream in streams}
     whole = {stream: counts for stream, counts in whole.items() if counts.any()}
-    aged = [(age, counts) for stream, age, counts in own if stream == REPLAY]
+    aged = [(age, counts) for stream, age, counts in own if stream == REPLAY and counts.any()]
     aged = aged if len(aged) > 1 else []
     scale = scale_for([*whole.values(), *(counts for _, counts in aged)])
     return Spread(

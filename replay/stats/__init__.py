@@ -9,7 +9,7 @@ from replay.stats.listing import Patience, page, trajectories
 from replay.stats.preview import preview, rows_to_read
 from replay.stats.progress import progress
 from replay.stats.rows import Answer, Question, Sort, chosen
-from replay.stats.runs import runs
+from replay.stats.runs import run_ids, runs
 from replay.stats.series import iterations, metric_series
 from replay.stats.summary import summary
 from replay.stats.task import task
@@ -34,6 +34,7 @@ __all__ = [
     "preview",
     "progress",
     "rows_to_read",
+    "run_ids",
     "runs",
     "same_tokenizer",
     "summary",

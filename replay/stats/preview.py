@@ -227,7 +227,7 @@ def _batch(drawn: _Drawn, *, exact: bool) -> Answer:
     columns, codes = drawn.rehearsal.index.columns, drawn.rehearsal.index.codes
     example = drawn.draws[0] if drawn.draws else []
     ids = drawn.ids[0] if drawn.draws else []
-    uses = _uses(drawn.connection, ids)
+    replayed = _replayed(drawn.connection, ids)
 
     def of(row: Chosen, id: str) -> Answer:
         at = row.position
@@ -242,7 +242,7 @@ def _batch(drawn: _Drawn, *, exact: bool) -> Answer:
             "success": bool(columns["success"][at]),
             "advantage": float(columns["advantage"][at]),
             "probability": row.probability,
-            "uses": uses[id],
+            "replayed": replayed[id],
         }
 
     def different(name: str) -> float | None:
@@ -258,7 +258,7 @@ def _batch(drawn: _Drawn, *, exact: bool) -> Answer:
     }
 
 
-def _uses(connection: sa.Connection, ids: Sequence[str]) -> Counter[str]:
+def _replayed(connection: sa.Connection, ids: Sequence[str]) -> Counter[str]:
     """Replay draws that updates have learned from, by row."""
     columns = (draws.c.trajectory, draws.c.stream, draws.c.state)
     found = rows_by_key(connection, columns, ids, key=draws.c.trajectory)

@@ -30,3 +30,9 @@ def runs(store: ReplayStore) -> list[Answer]:
     )
     with store.reading() as connection:
         return [dict(row) for row in connection.execute(query.order_by(run.name, run.id)).mappings()]
+
+
+def run_ids(store: ReplayStore) -> list[str]:
+    """Of every run, without a look at what it has stored."""
+    with store.reading() as connection:
+        return list(connection.scalars(sa.select(schema.runs.c.id).order_by(schema.runs.c.id)))

@@ -7,15 +7,18 @@ import re
 from collections.abc import Iterator
 from contextlib import closing
 from html import unescape
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from typer.testing import CliRunner
 
+from agentloop.cli import app
 from replay import ReplayStore, stats
 from replay.inspector.app import create_app
 from replay.inspector.guard import Guard
 from replay.inspector.pages import mixing
-from replay.inspector.source import Source
+from replay.inspector.source import Source, opened_source
 from replay.sampling import make_sampler
 from tests.inspector.serving import Served, served
 from tests.replay.fakes import RUN, iterate, new_store, run_record, sql
@@ -79,6 +82,38 @@ def test_command_of_the_page_asks_the_same(server: Served) -> None:
     text = unescape(page(server, **CHOSEN, max_uses=""))
     asked = "--fraction 0.0625 --sampler uniform --failed-too --max-staleness 2 --max-uses null"
     assert f"agentloop replay preview runs/quickstart-001 {asked}" in text
+
+
+def test_rows_tell_how_often_they_were_replayed(store: ReplayStore) -> None:
+    rows = stats.preview(store, RUN, CHOSEN)["batch"]["rows"]
+    counted = "select count(*) from draws where trajectory = ? and stream = 'replay' and state = 'committed'"
+    assert [row["replayed"] for row in rows] == [sql(store, counted, row["id"])[0][0] for row in rows]
+    assert any(row["replayed"] for row in rows)
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path) -> Path:
+    """A file with the rows of one run, and another that has none."""
+    path = tmp_path / "replay.sqlite"
+    with closing(new_store(path)) as writer:
+        iterate(writer, 1, make_sampler("uniform", 3))
+        writer.add_run(run_record("run-2"))
+    return path
+
+
+@pytest.mark.parametrize("run", [RUN, "run-2"])
+def test_commands_name_the_run_where_there_are_several(two_runs: Path, run: str) -> None:
+    with opened_source(str(two_runs)) as source, served(create_app(source, Guard())) as found:
+        text = unescape(page(found, run=run, fraction="0.5"))
+        listed = unescape(found.ask(f"/buffer?run={run}").text)
+        everything = unescape(found.ask("/buffer?run=*").text)
+    command = f"agentloop replay preview {two_runs} --fraction 0.5 --run {run}"
+    assert command in text
+    answer = CliRunner().invoke(app, [*command.split()[1:], "--json"])
+    with closing(ReplayStore.open(two_runs, read_only=True)) as reader:
+        assert json.loads(answer.stdout) == stats.preview(reader, run, {"fraction": "0.5"})
+    assert f"agentloop replay ls {two_runs} --sort iteration --where \"run = '{run}'\"" in listed
+    assert f"agentloop replay ls {two_runs} --sort iteration</code>" in everything
 
 
 @pytest.mark.parametrize(

@@ -153,9 +153,14 @@ def _kept(query: Query) -> dict[str, str]:
 
 def _command(source: Source, found: Answer) -> str:
     """The same question in a terminal."""
-    command = ["agentloop", "replay", "ls", *source.run_words, "--sort", str(found["sort"])]
+    words, run, conditions = source.run_words, found["run"], list(found["where"])
+    if run != source.run and len(stats.run_ids(source.store)) > 1:
+        # A run's folder names its run alone; its database names all there are.
+        words = words if source.run is None else [source.store.url]
+        conditions += [] if run is None else [f"run = {_quoted(run)}"]
+    command = ["agentloop", "replay", "ls", *words, "--sort", str(found["sort"])]
     command += ["--ascending"] if found["ascending"] else []
-    if conditions := found["where"]:
+    if conditions:
         whole = conditions[0] if len(conditions) == 1 else " and ".join(f"({condition})" for condition in conditions)
         command += ["--where", whole]
     return typed(command)

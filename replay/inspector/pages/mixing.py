@@ -12,11 +12,12 @@ from urllib.parse import urlencode
 from markupsafe import Markup
 
 from replay import stats
+from replay.databases.open import own_folder
 from replay.inspector.bars import Bar, Height, Tone, bars
 from replay.inspector.page import Page, run_of
 from replay.inspector.query import Query
 from replay.inspector.reading import rescore_run
-from replay.inspector.source import Source, own_folder
+from replay.inspector.source import Source
 from replay.mix_rule import SAME_TASK
 from replay.sampling import SAMPLERS
 from replay.stats import Answer
@@ -59,7 +60,7 @@ def answer(source: Source, query: Query) -> Answer:
     if run is None:
         return {"run": None, "runs": stats.runs(source.store)}
     given = {name: value for name, value in query.given().items() if value or name in _MAY_BE_EMPTY or "." in name}
-    return stats.preview(source.store, run, given, folder=own_folder(source, run))
+    return stats.preview(source.store, run, given, folder=own_folder(source.folder, run))
 
 
 def at_once(source: Source, query: Query) -> Answer | None:
@@ -134,6 +135,8 @@ def _command(source: Source, run: str, given: Mapping[str, str]) -> str:
             words.append("--successful-only" if given[name] == "true" else "--failed-too")
         elif given.get(name) or (name in given and name in _MAY_BE_EMPTY):
             words += [f"--{name.replace('_', '-')}", given[name] or "null"]
+    if source.run != run and len(stats.run_ids(source.store)) > 1:
+        words += ["--run", run]
     prefix = f"{given.get('sampler', '')}."
     words += [
         word

@@ -9,9 +9,10 @@ from typing import Any
 import yaml
 
 from replay import stats
+from replay.databases.open import own_folder
 from replay.inspector.page import Page
 from replay.inspector.query import Query, address
-from replay.inspector.source import Source, own_folder
+from replay.inspector.source import Source
 from replay.report.panels import Metrics, panel_groups
 from replay.report.plain import plain_panel
 from replay.report.setting import setting
@@ -41,7 +42,7 @@ def answer(source: Source, query: Query) -> Answer:
     run = source.store.run(query.path("run"))
     after = query.whole("after", -1, least=-1)
     since = None if query.text("after") is None else after
-    progress = stats.progress(source.store, run, own_folder(source, run.id))
+    progress = stats.progress(source.store, run, own_folder(source.folder, run.id))
     found: Answer = {"run": run.id, "name": run.name, "code_version": run.code_version, "progress": progress}
     if since is not None and query.text("mark") == progress["mark"]:
         return {**found, "after": since, "groups": [], "iterations": []}

@@ -79,10 +79,13 @@ document.addEventListener("click", (event) => {
   if (row && !event.target.closest("a, button, input, summary") && !String(getSelection())) location.href = row.dataset.href;
 });
 
+const said = new WeakMap(); // button -> what will give it back its name
+
 async function copy(button) {
   const source = document.querySelector(button.dataset.copy);
   const text = source.value ?? source.textContent;
-  const before = button.textContent;
+  // A second click within the time must not take what the first one says for the button's name.
+  const name = button.dataset.name ??= button.textContent;
   try {
     await navigator.clipboard.writeText(text);
     button.textContent = "copied";
@@ -94,5 +97,6 @@ async function copy(button) {
     getSelection().addRange(range);
     button.textContent = "selected: press Ctrl-C";
   }
-  setTimeout(() => { button.textContent = before; }, 2000);
+  clearTimeout(said.get(button));
+  said.set(button, setTimeout(() => { button.textContent = name; }, 2000));
 }
