@@ -5,7 +5,7 @@ The terminal (`agentloop replay ...`) and the inspector ask the same ones.
 
 from replay.stats.distributions import distributions
 from replay.stats.iteration import iteration
-from replay.stats.listing import Patience, page, trajectories
+from replay.stats.listing import Patience, page
 from replay.stats.preview import preview, rows_to_read
 from replay.stats.progress import progress
 from replay.stats.rows import Answer, Question, Sort, chosen
@@ -40,6 +40,5 @@ __all__ = [
     "summary",
     "task",
     "tokens",
-    "trajectories",
     "trajectory",
 ]

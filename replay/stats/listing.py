@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-import math
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +19,13 @@ import sqlalchemy as sa
 from replay import schema
 from replay.errors import ReplayError
 from replay.rows import chunked
-from replay.schema import ExactText
 from replay.stats.rows import Answer, Question, Sort, newest_versions, staleness
 from replay.store import ReplayStore
 from replay.where import Parts, conditions
 
 _rows = schema.trajectories.c
+
+_LARGEST = sys.float_info.max
 
 _LEAST, _GREATEST = -1, 2**62
 """Before and behind every staleness there is."""
@@ -55,28 +56,6 @@ class Patience:
 
     rows: int = 10_000
     seconds: float = 0.2
-
-
-def trajectories(
-    store: ReplayStore,
-    run: str | None = None,
-    *,
-    where: str | Sequence[str] | None = None,
-    success: bool | None = None,
-    sort: Sort = Sort.iteration,
-    limit: int | None = None,
-) -> list[Answer]:
-    """One line per trajectory, the greatest in `sort` first; staleness is relative to the run's newest policy."""
-    given = [where] if isinstance(where, str) else list(where or ())
-    if success is not None:
-        given.append(f"success = {str(success).lower()}")
-    with store.reading() as connection:
-        listing = _Listing(connection, Question(run, given, sort))
-        query = listing.query(None, backwards=False)
-        if listing.parts.messages is not None:
-            query = query.where(listing.parts.messages)
-        ids = connection.scalars(query.limit(limit)).all()
-        return listing.read(ids)
 
 
 def page(
@@ -218,18 +197,17 @@ def _place(row: sa.Row[Any]) -> Place:
 
 
 def _fits(place: Place, columns: Sequence[sa.ColumnElement[Any]]) -> bool:
-    if len(place) != len(columns):
-        return False
-    return all(_is_of(column.type, value) for value, column in zip(place, columns, strict=True))
+    """Whether every value is one that its column could hold."""
+    return len(place) == len(columns) and all(map(_is_value_of, place, columns))
 
 
-def _is_of(kind: sa.types.TypeEngine[Any], value: object) -> bool:
-    """Whether a database can compare it with a column of this kind."""
-    if isinstance(kind, ExactText):
-        return isinstance(value, str)
-    if isinstance(value, float):
-        return isinstance(kind, sa.Double) and math.isfinite(value)
-    return isinstance(value, bool if isinstance(kind, sa.Boolean) else int) and abs(int(value)) < 2**63
+def _is_value_of(value: Any, column: sa.ColumnElement[Any]) -> bool:
+    kind = column.type.python_type
+    if kind is float:
+        return isinstance(value, (int, float)) and abs(value) <= _LARGEST
+    if kind is int:
+        return isinstance(value, int) and abs(value) < 2**63
+    return isinstance(value, kind)
 
 
 def _cut(places: list[Place], limit: int) -> _Found:

@@ -12,7 +12,7 @@ from agentloop.context_cli import app
 from context import RenderError
 from replay.cli import app as replay_app
 from replay.sampling import make_sampler
-from replay.stats import trajectories
+from replay.stats import page
 from tests.context.fakes import CHATML, family
 from tests.replay.fakes import iterate, new_store
 
@@ -127,7 +127,7 @@ def test_show_of_a_file_that_is_not_there_says_so() -> None:
 def test_show_of_an_id_is_the_stored_trajectory_with_masks_and_log_probs(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
     iterate(store, 1, make_sampler("success", 3), count=3)
-    found = trajectories(store, limit=1)[0]["id"]
+    found = page(store, limit=1)["rows"][0]["id"]
     store.close()
     output = run("show", found, tmp_path).stdout
     assert found in output and " tokens · trained" in output and "log-probs in nats" in output

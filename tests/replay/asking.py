@@ -1,4 +1,4 @@
-"""`agentloop replay ...` as people type it."""
+"""`agentloop replay ...` as people type it, and the list it prints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 from click.testing import Result
 from typer.testing import CliRunner
 
+from replay import ReplayStore, stats
 from replay.cli import app
+from replay.stats import Answer, Patience, Question, Sort
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 
@@ -17,3 +19,13 @@ def ask(*arguments: str | Path) -> Result:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], env=WIDE)
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result
+
+
+def listed(
+    store: ReplayStore, run: str | None = None, *, where: str = "slot >= 0", sort: Sort = Sort.iteration
+) -> list[Answer]:
+    """All rows that the filter holds for."""
+    answer = stats.page(store, Question(run, (where,), sort), limit=10_000, patience=Patience(10_000, 60.0))
+    assert answer["after"] is None
+    rows: list[Answer] = answer["rows"]
+    return rows

@@ -16,7 +16,7 @@ from replay.databases import Location
 from replay.records import TaskRecord
 from replay.sampling import make_sampler
 from replay.schema import REVISION
-from tests.replay.asking import ask
+from tests.replay.asking import ask, listed
 from tests.replay.fakes import (
     LLM,
     RUN,
@@ -237,7 +237,7 @@ def test_task_of_a_row_that_stays_is_not_forgotten(location: Location) -> None:
 def test_show_tells_the_numbers_of_a_forgotten_row(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     store = filled(path)
-    id = stats.trajectories(store, sort=stats.Sort.uses)[0]["id"]
+    id = listed(store, sort=stats.Sort.uses)[0]["id"]
     store.close()
     ask("forget", str(path), "--where", f"id = '{id}'", "--yes")
     output = ask("show", id, str(path)).output

@@ -25,6 +25,7 @@ from replay.retention import Capacity
 from replay.rows import RECORD_COLUMNS, record_checksum
 from replay.sampling import make_sampler
 from replay.verify import verify
+from tests.replay.asking import listed
 from tests.replay.fakes import RUN, Born, group, new_store, request, sql, task, tokens, trajectory
 
 PAGE = 4096
@@ -218,7 +219,7 @@ def test_values_no_writer_would_store_quarantine_their_row_alone(
         key = "id" if table == "trajectories" else "trajectory"
         sql(store, f"update {table} set {column} = ? where {key} = 'a'", value)
         assert list(verify(store).corrupt) == ["a"]
-        assert next(row["id"] for row in stats.trajectories(store, where="text contains 'drawer'")) == "b"
+        assert next(row["id"] for row in listed(store, where="text contains 'drawer'")) == "b"
         with pytest.raises(CorruptTrajectory, match="^trajectory a "):
             store.read(["b", "a"])
         assert store.read(["b"])[0].id == "b"

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from replay import DatabaseRefused, InvalidRecord, ReplayError, ReplayStore, stats
 from replay.databases import open_database
 from replay.schema import REVISION, metadata
+from tests.replay.asking import listed
 from tests.replay.fakes import Born, group, new_store, sql, task, trajectory
 from tests.replay.old_databases import REVISIONS, fill_old
 from tests.replay.postgres_servers import QUICK, Binaries, LocalServer, Postgres, found_binaries
@@ -116,7 +117,7 @@ def test_order_does_not_depend_on_the_collation_of_the_server(postgres: Postgres
     ids = ["B", "a", "b", "A", "ä", "Z", "_", "a b", "ab"]
     with closing(new_store(url)) as store:
         store.append([task()], [group()], [trajectory(id) for id in ids])
-        assert [row["id"] for row in stats.trajectories(store)] == sorted(ids, reverse=True)
+        assert [row["id"] for row in listed(store)] == sorted(ids, reverse=True)
 
 
 @pytest.mark.every_server

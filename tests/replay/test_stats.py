@@ -18,6 +18,7 @@ from replay.databases import Location
 from replay.errors import ContentGone
 from replay.sampling import make_sampler
 from replay.stats import Sort
+from tests.replay.asking import listed
 from tests.replay.fakes import (
     RUN,
     Born,
@@ -103,7 +104,7 @@ def test_summary_of_an_empty_buffer_is_json_without_numbers_that_are_none(locati
 
 
 def test_listing_counts_uses_and_staleness(store: ReplayStore) -> None:
-    rows = stats.trajectories(store)
+    rows = listed(store)
     assert len(rows) == 40
     plain: dict[Any, Any] = dict(
         sql(store, "select trajectory, count(*) from draws where state='committed' group by trajectory")
@@ -117,18 +118,18 @@ def test_listing_counts_uses_and_staleness(store: ReplayStore) -> None:
 @pytest.mark.parametrize("sort", list(Sort))
 def test_listing_is_sorted_the_greatest_first(store: ReplayStore, sort: Sort) -> None:
     key = {"turns": "num_turns", "tools": "num_tool_calls", "tokens": "num_tokens"}.get(sort, sort.value)
-    values = [row[key] for row in stats.trajectories(store, sort=sort)]
+    values = [row[key] for row in listed(store, sort=sort)]
     assert values == sorted(values, reverse=True)
 
 
 def test_listing_filters_and_limits(store: ReplayStore) -> None:
-    assert [row["success"] for row in stats.trajectories(store, success=True)] == [True] * 15
-    assert [row["success"] for row in stats.trajectories(store, success=False, limit=4)] == [False] * 4
-    assert stats.trajectories(store, "another run") == []
+    assert [row["success"] for row in listed(store, where="success")] == [True] * 15
+    assert [row["success"] for row in listed(store, where="not success")[:4]] == [False] * 4
+    assert listed(store, "another run") == []
 
 
 def test_trajectory_tells_its_tokens_and_every_use(store: ReplayStore) -> None:
-    most = stats.trajectories(store, sort=Sort.uses, limit=1)[0]
+    most = listed(store, sort=Sort.uses)[0]
     answer = stats.trajectory(store, most["id"])
     json.dumps(answer, allow_nan=False)
     segment = answer["segments"][0]
@@ -218,16 +219,16 @@ def test_questions_of_one_run_leave_others_out(location: Location) -> None:
     Born(1, run="run-2").append_to(store)
     assert stats.summary(store)["trajectories"] == 8
     assert stats.summary(store, "run-2")["trajectories"] == 4
-    assert {row["run"] for row in stats.trajectories(store, "run-2")} == {"run-2"}
+    assert {row["run"] for row in listed(store, "run-2")} == {"run-2"}
     # run-2 has no policy: how stale its rows are is unknown, not 0.
-    assert {row["staleness"] for row in stats.trajectories(store, "run-2")} == {None}
+    assert {row["staleness"] for row in listed(store, "run-2")} == {None}
 
 
 def test_stats_never_write(store: ReplayStore) -> None:
     tables = ("runs", "trajectories", "draws", "iterations", "metrics", "buffer_state")
     before = [sorted(sql(store, f"select * from {table}"), key=repr) for table in tables]
     stats.summary(store)
-    stats.trajectories(store)
+    listed(store)
     assert [sorted(sql(store, f"select * from {table}"), key=repr) for table in tables] == before
 
 
@@ -347,7 +348,7 @@ def test_character_of_several_tokens_stands_with_the_first_wherever_a_range_begi
 
 
 def test_advantage_is_that_of_the_last_draw(store: ReplayStore) -> None:
-    most = stats.trajectories(store, sort=Sort.uses, limit=1)[0]
+    most = listed(store, sort=Sort.uses)[0]
     last = stats.overview(store, most["id"])["uses"][-1]
     answer = stats.tokens(store, most["id"])
     assert answer["advantage"] == {"value": 0.5, "run": RUN, "iteration": last["iteration"]}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -213,7 +214,14 @@ def test_cursor_of_another_question_is_refused(store: ReplayStore) -> None:
     for other in others:
         with pytest.raises(ReplayError, match="after must be a cursor of this list, got '.*'. Begin at its first page"):
             stats.page(store, other, after=after)
-    for odd in ("", "x", "W10", "bm90anNvbg", after[:-3], after + "AAAA", "é", "WyJyZXdhcmQiLCJGYWxzZSJd"):
+    begun = '["reward","False","run-1",'
+    made = (
+        f"{begun}{rest}]" for rest in ("1e999,1,0,'x'", '1e999,1,0,"x"', '0.5,1e30,0,"x"', '0.5,9e999,0,"x"', "0.5")
+    )
+    huge = f'{begun}0.5,{10**30},0,"x"]'
+    texts = [*made, huge, "[" * 20_000, "{}", "1", '"reward"']
+    cursors = [base64.urlsafe_b64encode(text.encode()).decode() for text in texts]
+    for odd in ("", "x", "W10", "bm90anNvbg", after[:-3], after + "AAAA", "é", *cursors):
         with pytest.raises(ReplayError, match="before must be a cursor of this list"):
             stats.page(store, question, before=odd)
 

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from context.messages import Message, ToolCall
 from context.tokens import Segment
-from replay import ReplayStore, stats
+from replay import ReplayStore
 from replay.schema import is_storable, trajectories
 from replay.where import FIELDS, WrongFilter, condition, parsed
 from replay.where.fields import Kind
 from replay.where.grammar import All, AnyOf, Comparison, Node, Not
+from tests.replay.asking import listed
 from tests.replay.fakes import LLM, RUN, group, new_store, policy, run_record, task, tokens, trajectory
 from tests.replay.locations import Databases
 
@@ -326,8 +327,7 @@ def test_largest_filters_are_answered(store: ReplayStore) -> None:
 
 
 def test_uses_and_staleness_are_those_of_the_listing(store: ReplayStore) -> None:
-    listed = stats.trajectories(store)
-    for row in listed:
+    for row in listed(store):
         assert row["id"] in found(store, f"uses = {row['uses']}")
         known = "is null" if row["staleness"] is None else f"= {row['staleness']}"
         assert row["id"] in found(store, f"staleness {known}")
