@@ -215,7 +215,7 @@ def test_commands_need_no_torch(run: Path) -> None:
         "import sys; from replay.cli import app\n"
         "try: app(['stats', sys.argv[1]])\n"
         "except SystemExit: pass\n"
-        "assert 'trajectories' in sys.modules['replay.stats'].__dict__\n"
+        "assert 'summary' in sys.modules['replay.stats'].__dict__\n"
         "print([name for name in ('torch', 'transformers', 'alembic') if name in sys.modules])"
     )
     output = subprocess.check_output([sys.executable, "-c", program, str(run)], text=True)
