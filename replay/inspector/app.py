@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -31,6 +35,16 @@ PAGES: tuple[Page, ...] = (
 )
 
 
+_THREADS = 4
+"""Each keeps a connection and some megabytes of its own; more of them would answer no sooner."""
+
+
+@asynccontextmanager
+async def _few_threads(app: Starlette) -> AsyncIterator[None]:
+    to_thread.current_default_thread_limiter().total_tokens = _THREADS
+    yield
+
+
 def create_app(source: Source, guard: Guard) -> ASGIApp:
     """The inspector of one source, for any ASGI server. Reads, and never writes."""
     pages = Pages(source, environment())
@@ -51,4 +65,7 @@ def create_app(source: Source, guard: Guard) -> ASGIApp:
         twin = "/index" if page.path == "/" else page.path
         routes += [Route(twin + TWIN, pages.twin(page)), Route(page.path, pages.page(page))]
     routes.append(Mount("/static", StaticFiles(directory=static_folder())))
-    return GuardedApp(Starlette(routes=routes, exception_handlers={HTTPException: missing, Exception: broken}), guard)
+    return GuardedApp(
+        Starlette(routes=routes, lifespan=_few_threads, exception_handlers={HTTPException: missing, Exception: broken}),
+        guard,
+    )

@@ -44,7 +44,7 @@ def quiet_server(app: ASGIApp) -> uvicorn.Server:
         server_header=False,
         # Nothing stands before it whose word about a request would count.
         proxy_headers=False,
-        lifespan="off",
+        lifespan="on",
         timeout_graceful_shutdown=2,
     )
     return uvicorn.Server(config)

@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,10 +50,15 @@ class Visitor:
     slow: list[tuple[float, str]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
+    def warm_up(self) -> None:
+        """Every page, by as many at once as the server has threads, and more."""
+        with ThreadPoolExecutor(12) as pool:
+            assert {response.status for response in pool.map(self.served.ask, 4 * self.targets())} == {200}
+
     def visit(self) -> None:
         chance = random.Random(0)
         while not self.stop.is_set():
-            targets = self._targets()
+            targets = self.targets()
             for target in chance.sample(targets, len(targets)):
                 if self.stop.is_set():
                     return
@@ -63,7 +69,7 @@ class Visitor:
                 self.statuses[status] = self.statuses.get(status, 0) + 1
                 time.sleep(0.1)
 
-    def _targets(self) -> list[str]:
+    def targets(self) -> list[str]:
         """Of whatever is newest in the trainer's own run."""
         query = f"select id, run, task from trajectories where run <> '{RUN}' order by iteration desc, slot limit 2"
         (first, run, its_task), (second, _, _) = rows(self.database, query)
@@ -150,6 +156,7 @@ def soak(folder: Path, database: str | None) -> None:
     memory, largest_log = [], 0
     with ExitStack() as stack, writing(location) as writers, inspected(run) as (process, served):
         visitor = Visitor(served, location)
+        visitor.warm_up()
         thread = threading.Thread(target=visitor.visit)
         thread.start()
         stack.callback(visitor.stop.set)
