@@ -15,7 +15,7 @@ from tests.browser.demonstration import OTHER
 from tests.inspector.serving import Served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import BrowserContext, Page
 
 TRAJECTORIES = 16
 """Of the demonstration's batches, half of them replayed."""
@@ -71,3 +71,29 @@ def test_a_wrong_setting_is_told_beside_its_field(mixing: Page) -> None:
     mixing.locator("#fraction").fill("1.5")
     mixing.keyboard.press("Tab")
     mixing.locator("#wrong-fraction", has_text="fraction").wait_for()
+
+
+def test_a_button_that_was_pressed_twice_gets_its_name_back(mixing: Page) -> None:
+    for _ in range(2):
+        mixing.locator("#copy-yaml").click()
+        mixing.locator("#copy-yaml", has_text="copied").wait_for()
+    mixing.locator("#copy-yaml", has_text="Copy YAML").wait_for()
+
+
+@pytest.mark.parametrize("status", [503, None])
+def test_no_old_batch_stands_beside_settings_that_were_not_answered(
+    context: BrowserContext, server: Served, run_folder: Path, status: int | None
+) -> None:
+    (run,) = rows(run_folder / "replay.sqlite", f"select id from runs where id <> '{OTHER}'")[0]
+    # Not one that is watched: a browser tells its console of what it could not fetch.
+    page = context.new_page()
+    page.goto(f"{server.address}/mixing?run={run}")
+    page.route("**/mixing?*", lambda route: route.abort() if status is None else route.fulfill(status=status, body=""))
+    page.locator("#fraction").fill("0.25")
+    page.keyboard.press("Tab")
+    page.get_by_role("alert").filter(has_text="This could not be fetched.").wait_for()
+    assert page.locator("#result .value").count() == 0
+    page.unroute("**/mixing?*")
+    set_fraction(page, "0.75")
+    page.locator(".value.replay", has_text="12").wait_for()
+    page.close()

@@ -100,3 +100,20 @@ async function copy(button) {
   clearTimeout(said.get(button));
   said.set(button, setTimeout(() => { button.textContent = name; }, 2000));
 }
+
+// A part of the page that could not be fetched says so: what stood there answers another question than the one asked.
+function tellTrouble(event) {
+  const { target, request } = event.detail.ctx ?? {};
+  if (!target?.isConnected) return;
+  const told = document.createElement("p"), why = document.createElement("a");
+  told.className = "warning";
+  told.setAttribute("role", "alert");
+  why.href = request.action;
+  why.textContent = "See why.";
+  told.append("This could not be fetched. ", why);
+  target.removeAttribute("aria-busy");
+  target.replaceChildren(told);
+}
+
+document.addEventListener("htmx:error", tellTrouble);
+document.addEventListener("htmx:response:error", tellTrouble);
