@@ -27,8 +27,8 @@ _rows = schema.trajectories.c
 
 _LARGEST = sys.float_info.max
 
-_LEAST, _GREATEST = -1, 2**62
-"""Before and behind every staleness there is."""
+_LEAST, _GREATEST = -(2**62), 2**62
+"""Before and behind every whole number there is; a row that a resume orphaned may be newer than its run's policy."""
 
 
 _COLUMNS: dict[Sort, sa.ColumnElement[Any]] = {
@@ -111,7 +111,8 @@ class _Listing:
     def __init__(self, connection: sa.Connection, question: Question) -> None:
         self._connection = connection
         self._question = question
-        self._staleness = staleness(newest_versions(connection, question.run))
+        self._newest = newest_versions(connection, question.run)
+        self._staleness = staleness(self._newest)
         self.parts: Parts = conditions(question.where, known={"staleness": self._staleness})
         self._names = [question.sort.value, str(question.ascending), question.run]
         columns = [_rows.iteration, _rows.slot, _rows.run, _rows.id]
@@ -175,8 +176,16 @@ class _Listing:
         return [found[id] for id in ids]
 
     def cursor(self, place: Place) -> str:
-        text = json.dumps([*self._names, *place], separators=(",", ":"))
+        text = json.dumps([*self._names, *self._turned(place)], separators=(",", ":"))
         return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+    def _turned(self, place: Place) -> Place:
+        """Staleness as the version of the row's oldest token, and back: each publish makes all of a run's rows staler,
+        while people turn the pages."""
+        if self._question.sort is not Sort.staleness or place[0] in (_LEAST, _GREATEST):
+            return place
+        run = place[3] if self._question.run is None else self._question.run
+        return (self._newest[run] - place[0], *place[1:]) if run in self._newest else place
 
     def place(self, cursor: str | None, name: str) -> Place | None:
         if cursor is None:
@@ -185,7 +194,7 @@ class _Listing:
             given = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
             place = tuple(given[len(self._names) :]) if isinstance(given, list) else ()
             if place and given[: len(self._names)] == self._names and _fits(place, self.place_columns):
-                return place
+                return self._turned(place)
         except (ValueError, TypeError, RecursionError):
             pass
         raise ReplayError(f"{name} must be a cursor of this list, got {cursor[:80]!r}. Begin at its first page.")
@@ -206,7 +215,7 @@ def _is_value_of(value: Any, column: sa.ColumnElement[Any]) -> bool:
     if kind is float:
         return isinstance(value, (int, float)) and abs(value) <= _LARGEST
     if kind is int:
-        return isinstance(value, int) and abs(value) < 2**63
+        return isinstance(value, int) and abs(value) <= _GREATEST
     return isinstance(value, kind)
 
 

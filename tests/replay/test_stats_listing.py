@@ -160,6 +160,44 @@ def check_appended_between_pages(location: Location, sort: Sort, ascending: bool
     store.close()
 
 
+@pytest.mark.parametrize("ascending", [False, True])
+@pytest.mark.parametrize("run", [RUN, None])
+def test_no_row_is_lost_or_seen_twice_while_policies_are_published(
+    location: Location, ascending: bool, run: str | None
+) -> None:
+    """Each publish makes all rows of the run staler by one, also the one a page ended with."""
+    store = new_store(location)
+    store.add_run(run_record(UNPUBLISHED))
+    store.add_policy(policy(NEWEST))
+    append(store, RUN, range(SIZE))
+    append(store, UNPUBLISHED, range(5))
+    question = Question(run, (), Sort.staleness, ascending)
+    wanted = in_order(store, question)
+    answer = stats.page(store, question, limit=8)
+    seen = [ids(answer)]
+    for version in range(NEWEST + 1, NEWEST + 10):
+        if answer["after"]:
+            store.add_policy(policy(version))
+            last, answer = answer, stats.page(store, question, limit=8, after=answer["after"])
+            assert ids(stats.page(store, question, limit=8, before=answer["before"])) == ids(last)
+            seen.append(ids(answer))
+    assert [id for page in seen for id in page] == wanted
+    store.close()
+
+
+def test_rows_newer_than_their_run_s_policy_come_before_those_of_unknown_staleness(tmp_path: Path) -> None:
+    """A resume leaves such rows, orphaned."""
+    store = new_store(tmp_path / "replay.sqlite")
+    store.add_run(run_record(UNPUBLISHED))
+    append(store, RUN, range(4))  # of policies 0 to 3, where 0 is the newest
+    append(store, UNPUBLISHED, range(4))
+    question = Question(None, (), Sort.staleness)
+    whole = stats.page(store, question)["rows"]
+    assert [each["staleness"] for each in whole] == [0, -1, -2, -3, None, None, None, None]
+    assert [id for page in pages(store, question, 3) for id in page] == [each["id"] for each in whole]
+    store.close()
+
+
 def test_filters_all_hold(store: ReplayStore) -> None:
     where = ("reward > 0.2 or staleness = 3", "not success", "staleness is not null")
     found = {each["id"]: each for each in stats.page(store, Question(None, where))["rows"]}
