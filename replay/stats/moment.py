@@ -43,7 +43,7 @@ class Standing:
     def mixer(self, rule: MixRule, saved: Mapping[str, Any] | None) -> Mixer:
         """As the run's own would stand, from its checkpoint, or without what earlier iterations rounded off."""
         mixer = Mixer(rule)
-        if saved is not None and saved.get("unit") == rule.unit:
+        if saved is not None:
             mixer.load_state(saved)
             return mixer
         mixer.started = self.has_replayed
@@ -86,8 +86,9 @@ def standing(connection: sa.Connection, run: str) -> Standing:
     )
 
 
-def saved_mixer(folder: Path | None, iteration: int) -> Mapping[str, Any] | None:
-    """The mixer in a run folder's checkpoint after `iteration`; None: there is no such checkpoint, or none whole."""
+def saved_mixer(folder: Path | None, iteration: int, *, unit: str) -> Mapping[str, Any] | None:
+    """The mixer of that unit in a run folder's checkpoint after `iteration`; None: there is no such checkpoint, or none
+    whole, or what it rounded off was of another unit."""
     if folder is None:
         return None
     try:
@@ -96,7 +97,7 @@ def saved_mixer(folder: Path | None, iteration: int) -> Mapping[str, Any] | None
     except (OSError, ValueError, KeyError, TypeError):
         # A running trainer writes and removes checkpoints; without one the batch is planned without its remainders.
         return None
-    return mixer if isinstance(mixer, dict) else None
+    return mixer if isinstance(mixer, dict) and mixer.get("unit") == unit else None
 
 
 def upcoming_tasks(connection: sa.Connection, run: str, count: int, pool: int | str) -> list[str]:

@@ -145,7 +145,7 @@ def _tried(store: ReplayStore, choice: Choice, now: Standing, folder: Path | Non
     rule, limits = declared.mix_rule(config), declared.limits(config["replay"])
     sampler = sampler_of(config, config["run"]["seed"])
     goes_on = now.go_on(sampler)
-    saved = saved_mixer(folder, now.iteration - 1)
+    saved = saved_mixer(folder, now.iteration - 1, unit=rule.unit)
     mixer = now.mixer(rule, saved)
     request = DrawRequest(now.run, now.iteration, now.policy_version, limits=limits)
     with ExitStack() as open_until_told:
@@ -170,10 +170,15 @@ def _tried(store: ReplayStore, choice: Choice, now: Standing, folder: Path | Non
         return {
             "plan": _plan(plan, mixer, available, tasks=tasks, exact=saved is not None),
             "funnel": _funnel(rehearsal, available, gone, mixer, tasks),
-            "batch": _batch(drawn, exact=goes_on and saved is not None),
+            "batch": _batch(drawn, exact=goes_on and saved is not None and _is_foretold(mixer, config["replay"])),
             "spreads": spreads(rehearsal.index, [[row.position for row in rows] for rows in drawn.draws], now),
             "ess": _ess(drawn, seed=config["run"]["seed"]),
         }
+
+
+def _is_foretold(mixer: Mixer, replay: Mapping[str, Any]) -> bool:
+    """Whether what is drawn does not hang on the tasks to come, which are guessed, or on how they will be solved."""
+    return not mixer.num_tasks and not replay["complete_zero_variance"] and replay["retire_solved"] is None
 
 
 def _plan(plan: BatchPlan, mixer: Mixer, available: Availability, *, tasks: Sequence[str], exact: bool) -> Answer:
@@ -223,7 +228,10 @@ def _funnel(
 
 
 def _batch(drawn: _Drawn, *, exact: bool) -> Answer:
-    """The first example, row by row, and what all of them have in common."""
+    """The first example, row by row, and what all of them have in common.
+
+    `exact`: the run goes on from just this moment, so that these are the rows it would draw.
+    """
     columns, codes = drawn.rehearsal.index.columns, drawn.rehearsal.index.codes
     example = drawn.draws[0] if drawn.draws else []
     ids = drawn.ids[0] if drawn.draws else []

@@ -14,6 +14,7 @@ from agentloop.config import RunConfig
 from agentloop.dry_run import DryRun
 from agentloop.errors import TrainingStopped
 from agentloop.training import TrainResult, train
+from replay import stats
 from replay.store import ReplayStore
 from replay.where import condition
 from tests.agentloop.runs import SilentDisplay, StopAfter, rows, save_qwen2, small_config
@@ -260,3 +261,22 @@ def test_resumed_run_mixes_like_the_unbroken_one(tmp_path: Path, qwen2: Path) ->
     spread = rows(unbroken.folder / "replay.sqlite", query)
     assert rows(resumed.folder / "replay.sqlite", query) == spread
     assert {(quantity, stream) for _, quantity, stream, _, _ in spread} >= {("ratio", "replay"), ("drift", "fresh")}
+
+
+def test_preview_tells_the_very_rows_that_the_run_then_draws(tmp_path: Path, qwen2: Path) -> None:
+    replay = {"fraction": 0.3, "sampler": "uniform", "successful_only": False}  # 4.8 of 16: remainders matter
+    stopped = train(pooled(tmp_path, qwen2, replay, run={"iterations": 3}), display=StopAfter(2))
+    with closing(ReplayStore.open(stopped.folder / "replay.sqlite", read_only=True)) as store:
+        answer = stats.preview(store, folder=stopped.folder)
+        unknown = stats.preview(store)
+        guessed = stats.preview(store, given={"unit": "trajectory"}, folder=stopped.folder)
+    train(pooled(tmp_path, qwen2, replay, run={"iterations": 3}), resume=True, display=SilentDisplay())
+    query = "select trajectory, probability from draws where iteration = 3 and stream = 'replay' order by slot"
+    drawn = rows(stopped.folder / "replay.sqlite", query)
+    assert [(row["id"], row["probability"]) for row in answer["batch"]["rows"]] == drawn
+    # 4.8 and 4.8 - 0.2 were rounded up to 5: 4.8 - 0.4 is 4. Without the run's folder nobody knows.
+    assert (len(drawn), len(unknown["batch"]["rows"])) == (4, 5)
+    # Which tasks come next is the run's affair.
+    exact = [each["batch"]["exact"] for each in (answer, unknown, guessed)]
+    assert exact == [True, False, False]
+    assert (answer["plan"]["remainders"], guessed["plan"]["remainders"]) == (True, False)
