@@ -126,18 +126,19 @@ def _histogram_rows(iteration: IterationRecord) -> list[Row]:
     ]
 
 
-_USES = (
+USES = (
     sa.select(sa.func.count())
     .where(draws.c.trajectory == trajectories.c.id, draws.c.state == COMMITTED)
     .correlate(trajectories)
     .scalar_subquery()
 )
+"""Of a row of `trajectories`, counted: what its column `uses` must say."""
 
 
 def _count_uses(connection: sa.Connection, ids: Sequence[str]) -> None:
     """What the rows' draws say now: a row knows its uses, so that a hundred thousand can be sorted by them."""
     for chunk in chunked(list(dict.fromkeys(ids))):
-        connection.execute(trajectories.update().where(trajectories.c.id.in_(chunk)).values(uses=_USES))
+        connection.execute(trajectories.update().where(trajectories.c.id.in_(chunk)).values(uses=USES))
 
 
 def _save_sampler(connection: sa.Connection, iteration: IterationRecord, state: Mapping[str, Any]) -> None:

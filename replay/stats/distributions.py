@@ -20,13 +20,14 @@ _rows = schema.trajectories.c
 
 SPREAD = ("reward", "tokens", "staleness", "uses", "group_success", "turns")
 """Fields that are shown as bars. `group_success` at birth is how difficult a task was for the policy of the time."""
-CHOICES = ("state", "source", "stop_reason", "run")
+CHOICES = ("state", "source", "stop_reason")
+"""Texts to choose from, besides the run."""
 
 _BARS = 12
 _VALUES = 5_000
 """Different values of a field that are counted one by one; of more, only bars are."""
 _TEXTS = 200
-"""Different combinations of texts to choose from."""
+"""Different combinations of texts to choose from; and runs."""
 
 Counts = dict[float | None, int]
 """Rows by value; None: unknown."""
@@ -84,6 +85,7 @@ class _Spread:
         mine = rows.columns if run is None else sa.and_(_rows.run == run, rows.columns)
         self._numbers = numbers.join_from(schema.trajectories, groups, groups.c.id == _rows.group).where(mine)
         self._texts = sa.select(*(_rows[name] for name in CHOICES)).where(mine)
+        self._runs = sa.select(_rows.run, sa.func.count().label("number")).where(mine).group_by(_rows.run)
 
     def fields(self) -> dict[str, Answer]:
         counts = self._counts()
@@ -134,16 +136,19 @@ class _Spread:
         return {name: (totals[name] - sum(counted[name].values()), counted[name]) for name in names}
 
     def choices(self) -> dict[str, dict[str, int]]:
-        """What there is of each, and how often: to count by group would sort all rows once for each."""
+        """What there is of each, and how often: to count by group would sort all rows once for each, but for the run,
+        by which they stand in an index."""
+        runs = self._connection.execute(self._runs.order_by(sa.desc("number"), _rows.run).limit(_TEXTS)).all()
         there = self._connection.execute(self._texts.distinct().limit(_TEXTS)).all()
         pairs = [(name, text) for at, name in enumerate(CHOICES) for text in sorted({row[at] for row in there})]
         if not pairs:
-            return {name: {} for name in CHOICES}
+            return {name: {} for name in (*CHOICES, "run")}
         rows = self._texts.subquery()
         counted = sa.select(*(sa.func.count().filter(rows.c[name] == text) for name, text in pairs))
         numbers = zip(pairs, self._connection.execute(counted).one(), strict=True)
         ordered = sorted(numbers, key=lambda each: -each[1])
-        return {name: {text: count for (of, text), count in ordered if of == name} for name in CHOICES}
+        found = {name: {text: count for (of, text), count in ordered if of == name} for name in CHOICES}
+        return found | {"run": {row.run: row.number for row in runs}}
 
 
 def _is_whole(name: str) -> bool:

@@ -15,7 +15,7 @@ from replay.sampling import SAMPLERS, RankedSampler, Sampler, make_sampler
 
 UNITS: tuple[str, ...] = typing.get_args(Unit)
 MODES: tuple[str, ...] = typing.get_args(Mode)
-CONTROLS = (*("fraction", "unit", "task_members", "sampler", "successful_only", "max_staleness", "max_uses", "mode"),)
+CONTROLS = ("fraction", "unit", "task_members", "sampler", "successful_only", "max_staleness", "max_uses", "mode")
 """Keys of `replay` that are chosen. Besides, `SAMPLER.OPTION` is an option of that sampler."""
 _CLOSE = 5e-4
 """A fraction within this of the scheduled one is the scheduled one: people see three decimals."""

@@ -26,6 +26,7 @@ _MOST_VERSIONS = 40
 _LISTED = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "member", "policy_version_min", "reward", "success")),
     *(_rows[name] for name in ("advantage", "num_turns", "num_tokens", "stop_reason", "error_kind", "state")),
+    _rows.uses,
     _rows.group.label("group"),
 )
 
@@ -198,8 +199,7 @@ def _difficulty(tried: Sequence[Mapping[str, Any]]) -> list[Answer]:
 
 def _listed(connection: sa.Connection, mine: sa.ColumnElement[bool], *, after: str | None, limit: int) -> list[Answer]:
     """One more than the limit where there are more."""
-    used = sa.select(sa.func.count()).where(draws.c.trajectory == _rows.id, draws.c.state == COMMITTED)
-    query = sa.select(*_LISTED, used.scalar_subquery().label("uses")).where(mine)
+    query = sa.select(*_LISTED).where(mine)
     if after is not None:
         key = sa.select(_rows.iteration, _rows.run, _rows.slot, _rows.id).where(mine, _rows.id == after)
         place = connection.execute(key).one_or_none()

@@ -20,6 +20,7 @@ from replay.read import load
 from replay.records import COMMITTED, Trajectory
 from replay.rows import known
 from replay.schema import draws, runs, token_scores
+from replay.stats.ess import LOG_RATIO_BOUND
 from replay.stats.rows import Answer
 from replay.store import ReplayStore
 
@@ -27,8 +28,6 @@ MOST_TOKENS = 16_384
 """Of one answer."""
 _DIGITS = 6
 """Of log-probs and drift, after the point."""
-_BOUND = 20.0
-"""Nats; a log drift beyond it is shown as this, as in training: exp(20) is 5e8."""
 _NO_TURN = -1
 
 
@@ -131,7 +130,7 @@ def _current(score: sa.RowMapping | None, count: int) -> tuple[npt.NDArray[np.fl
 
 
 def _drift(current: npt.NDArray[np.float32], behavior: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    return np.exp(np.clip(current.astype(np.float64) - behavior, -_BOUND, _BOUND))
+    return np.exp(np.clip(current.astype(np.float64) - behavior, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
 
 def _numbers(values: npt.NDArray[Any]) -> list[float | None]:

@@ -129,6 +129,20 @@ def test_choices_are_counted_the_most_frequent_first(store: ReplayStore) -> None
     assert choices["run"] == {RUN: 39, OTHER: 21}
 
 
+def test_no_run_is_missing_where_runs_and_texts_make_many_pairs(
+    store: ReplayStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs, two sources and three stop reasons are twelve pairs and six without the run."""
+    monkeypatch.setattr(import_module("replay.stats.distributions"), "_TEXTS", 6)
+    choices = stats.distributions(store, Question())["choices"]
+    assert {name: len(texts) for name, texts in choices.items()} == {
+        "state": 1,
+        "source": 2,
+        "stop_reason": 3,
+        "run": 2,
+    }
+
+
 def test_nothing_to_count_has_no_bars_and_no_choices(store: ReplayStore) -> None:
     answer = stats.distributions(store, Question(None, ("tokens > 1000",)))
     assert answer["total"] == 0

@@ -301,10 +301,10 @@ def test_search_takes_a_statement_more_for_every_five_hundred_rows_it_looks_at(s
     assert len(asked) == 3
 
 
-def test_spreads_and_choices_take_four_statements(store: ReplayStore) -> None:
+def test_spreads_and_choices_take_five_statements(store: ReplayStore) -> None:
     with statements(store) as asked:
         stats.distributions(store, Question(RUN, ("success",)))
-    assert len(asked) == 4
+    assert len(asked) == 5
 
 
 @pytest.fixture(scope="module")
