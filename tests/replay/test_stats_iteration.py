@@ -18,7 +18,7 @@ from replay.histograms import EDGES, count
 from replay.records import EVICTED, FRESH, ORPHANED, REPLAY, DrawRecord, Histogram
 from replay.sampling import make_sampler
 from tests.replay.asking import ask
-from tests.replay.fakes import RUN, Born, iterate, new_store, set_state, sql, task
+from tests.replay.fakes import RUN, Born, iterate, iteration_record, new_store, set_state, sql, task
 
 SPREAD = [
     Histogram("ratio", REPLAY, "unknown", count([0.0, 0.1])),
@@ -171,16 +171,9 @@ def test_task_has_its_attempts_by_group_by_policy_and_by_difficulty(location: Lo
 def test_task_counts_what_updates_drew_of_it_and_not_what_a_resume_undid(location: Location) -> None:
     store = tried(location)
     ((id,),) = sql(store, "select id from trajectories where iteration = 1 and member = 0")
-    rows = [
-        DrawRecord(RUN, 2, slot, str(id), REPLAY, probability=None, staleness=1, state="committed") for slot in (0, 1)
-    ]
-    for row in rows:
-        names = ("run", "iteration", "slot", "trajectory", "stream", "state")
-        sql(
-            store,
-            "insert into draws (run, iteration, slot, trajectory, stream, state) values (?, ?, ?, ?, ?, ?)",
-            *(getattr(row, name) for name in names),
-        )
+    rows = [DrawRecord(RUN, 2, slot, str(id), REPLAY, probability=None, staleness=1) for slot in (0, 1)]
+    store.reserve_fresh(rows)
+    store.commit(iteration_record(2, replay=2), rows, sampler_state={})
     answer = stats.task(store, "task-1", RUN)
     assert answer["replayed"] == 2
     assert [group["replayed"] for group in answer["groups"]] == [0, 0, 2]
