@@ -31,10 +31,6 @@ class ExactText(sa.types.TypeDecorator[str]):
     impl = sa.Text
     cache_ok = True
 
-    @property
-    def python_type(self) -> type[str]:
-        return str
-
     def bind_processor(self, dialect: Dialect) -> Callable[[str | None], str | None]:
         return to_storable
 

@@ -213,6 +213,8 @@ def _fits(place: Place, columns: Sequence[sa.ColumnElement[Any]]) -> bool:
 
 def _is_value_of(value: Any, column: sa.ColumnElement[Any]) -> bool:
     kind = str if isinstance(column.type, ExactText) else column.type.python_type
+    if isinstance(value, bool):
+        return kind is bool
     if kind is float:
         return isinstance(value, (int, float)) and abs(value) <= _LARGEST
     if kind is int:

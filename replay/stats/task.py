@@ -14,7 +14,7 @@ from replay.conversation import messages_of
 from replay.errors import ReplayError
 from replay.records import COMMITTED, ELIGIBLE, FORGOTTEN_TASK, ORPHANED, REPLAY
 from replay.sampling.outcome import successes
-from replay.schema import draws, groups, messages, tasks
+from replay.schema import ExactText, draws, groups, messages, tasks
 from replay.stats.rows import Answer
 from replay.store import ReplayStore
 
@@ -77,7 +77,7 @@ def task(
 
 
 def _find(connection: sa.Connection, hash_prefix: str, url: str) -> Answer:
-    begins = sa.func.substr(tasks.c.hash, 1, len(hash_prefix)) == hash_prefix
+    begins = sa.func.substr(tasks.c.hash, 1, len(hash_prefix), type_=ExactText) == hash_prefix
     query = sa.select(tasks).where(begins).order_by(tasks.c.hash).limit(2)
     rows = connection.execute(sa.select(tasks).where(tasks.c.hash == hash_prefix)).mappings().all()
     rows = rows or connection.execute(query).mappings().all()

@@ -20,7 +20,7 @@ from replay.errors import ReplayError
 from replay.read import load
 from replay.records import COMMITTED, Trajectory
 from replay.rows import known
-from replay.schema import draws, groups, iterations, policies, runs, tasks, token_scores
+from replay.schema import ExactText, draws, groups, iterations, policies, runs, tasks, token_scores
 from replay.stats.rows import Answer
 from replay.stats.tokens import CodecOf, no_codec, replies, same_start, whole_segments
 from replay.store import ReplayStore
@@ -34,7 +34,7 @@ _SHOWN = 12
 
 def find(store: ReplayStore, id_prefix: str) -> str:
     """The one trajectory whose id is this, or begins so."""
-    begins = sa.func.substr(_rows.id, 1, len(id_prefix)) == id_prefix
+    begins = sa.func.substr(_rows.id, 1, len(id_prefix), type_=ExactText) == id_prefix
     with store.reading() as connection:
         if connection.scalar(sa.select(_rows.id).where(_rows.id == id_prefix)) is not None:
             return id_prefix

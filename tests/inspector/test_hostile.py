@@ -156,7 +156,7 @@ def test_cursors_of_no_row_are_refused(inspector: Served, place: list[object]) -
     for sort, first in (("iteration", []), ("reward", [0.5]), ("source", ["import"]), ("success", [True])):
         cursor = _encoded(json.dumps([sort, "False", RUN, *first, *place]))
         assert asked_with(inspector, address("buffer.json", run=RUN, sort=sort), "after", cursor).status == 404
-    for sort, first in (("reward", 10**400), ("source", 5), ("success", 1), ("staleness", 2**63)):
+    for sort, first in (("reward", 10**400), ("source", 5), ("success", 1), ("reward", True), ("staleness", 2**63)):
         cursor = _encoded(json.dumps([sort, "False", RUN, first, 1, 0, "x"]))
         assert asked_with(inspector, address("buffer.json", run=RUN, sort=sort), "after", cursor).status == 404
 

@@ -168,6 +168,8 @@ def test_trajectory_is_found_by_the_beginning_of_its_id(location: Location) -> N
         ("_", "begins none"),
         ("ABC1", "begins none"),
         ("' or 1=1 --", "begins none"),
+        ("\x00", "begins none"),
+        ("\ud800", "begins none"),
     ):
         with pytest.raises(ReplayError, match=message):
             stats.find(store, prefix)
