@@ -93,17 +93,6 @@ def quantile_bounds(counts: Counts, share: float) -> tuple[float, float] | None:
     return math.exp(lower), math.exp(upper)
 
 
-def mean_bounds(counts: Counts) -> tuple[float, float] | None:
-    """Between which values their mean lies; None without tokens."""
-    tokens = int(counts.sum())
-    if not tokens:
-        return None
-    pairs = [bounds(place) for place in np.flatnonzero(counts).tolist()]
-    there = counts[counts > 0] / tokens
-    lower, upper = (np.exp([pair[side] for pair in pairs]) for side in (0, 1))
-    return float(there @ lower), float(there @ upper)
-
-
 def quantile(counts: Counts, share: float) -> float | None:
     """The middle, in nats, of the bin it lies in, as a value; of an outermost bin the edge it has."""
     found = quantile_bounds(counts, share)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import pairwise
 
 import sqlalchemy as sa
 
@@ -43,7 +45,8 @@ class Bar:
     def where(self, field: str) -> str:
         if self.low == self.high:
             return f"{field} = {_text(self.low)}"
-        return f"{field} >= {_text(self.low)} and {field} < {_text(self.high)}"
+        edges = ((sign, edge) for sign, edge in ((">=", self.low), ("<", self.high)) if math.isfinite(edge))
+        return " and ".join(f"{field} {sign} {_text(edge)}" for sign, edge in edges)
 
     def holds(self, value: float) -> bool:
         low, high = float(self.low), float(self.high)
@@ -165,7 +168,16 @@ def bars_of(values: Sequence[float], *, whole: bool, few: int = _BARS) -> list[B
     low, high = Decimal(repr(min(values))), Decimal(repr(max(values)))
     width = _round_width((high - low) / _BARS, whole=whole)
     first, last = (low / width).to_integral_value("ROUND_FLOOR"), (high / width).to_integral_value("ROUND_FLOOR")
-    return [Bar(at * width, (at + 1) * width) for at in map(Decimal, range(int(first), int(last) + 1))]
+    edges = [_edge(Decimal(at) * width) for at in range(int(first), int(last) + 2)]
+    if float(edges[-1]) <= float(high):
+        # Of values a few units in the last place apart, the greatest is what its edge is rounded to.
+        edges[-1] += width
+    return [Bar(low, high) for low, high in pairwise(edges)]
+
+
+def _edge(value: Decimal) -> Decimal:
+    """Beyond the largest numbers there is no other edge than infinity."""
+    return value if math.isfinite(float(value)) else Decimal("inf").copy_sign(value)
 
 
 def _round_width(least: Decimal, *, whole: bool) -> Decimal:
@@ -182,6 +194,9 @@ def _answer(name: str, bar: Bar, count: int) -> Answer:
 
 
 def _number(value: Decimal) -> float | int:
+    """JSON has no infinity: the largest number stands for it."""
+    if not math.isfinite(value):
+        return math.copysign(sys.float_info.max, value)
     return int(value) if value == value.to_integral_value() and abs(value) < 2**53 else float(value)
 
 

@@ -12,7 +12,7 @@ import torch
 from agentloop.learning.batch import BatchRow, build_batch
 from agentloop.learning.trainer import UpdateResult
 from agentloop.learning.update_stats import binned, histograms
-from replay.histograms import BINS, count, mean_bounds, merged, quantile_bounds
+from replay.histograms import BINS, Counts, bounds, count, merged, quantile_bounds
 from tests.agentloop.training_examples import AUTHORS, LOSS, mixed_rows, row, run_config, segment, tiny_actor, trainer
 
 AGES = {None: "unknown", 0: "0", 3: "2-3", 2: "2-3"}
@@ -54,18 +54,24 @@ def test_histograms_count_every_token_there_was_a_measurement_of() -> None:
     assert {age for _, stream, age in counted if stream == "replay"} == {"0", "2-3", "unknown"}
 
 
+def mean_of_edges(counts: Counts, side: int) -> float:
+    """As if every token had the value of its bin's lower edge (side 0) or upper one."""
+    edges = np.exp([bounds(place)[side] for place in range(BINS)])
+    there = counts > 0
+    return float(counts[there] @ edges[there] / counts.sum())
+
+
 def test_histograms_hold_the_exact_quantiles_and_means_between_their_edges() -> None:
     result, _ = updated()
     for quantity in ("ratio", "drift"):
         for stream in ("fresh", "replay"):
             counts, metrics = of(result, quantity, stream), result.metrics
-            within = mean_bounds(counts)
-            assert within is not None
-            assert within[0] <= metrics[f"actor/{stream}/{quantity}_mean"] <= within[1]
+            lower, upper = (mean_of_edges(counts, side) for side in (0, 1))
+            assert lower <= metrics[f"actor/{stream}/{quantity}_mean"] <= upper
             for percent in (1, 50, 99):
-                bounds = quantile_bounds(counts, percent / 100)
-                assert bounds is not None
-                assert bounds[0] <= metrics[f"actor/{stream}/{quantity}_p{percent:02d}"] <= bounds[1]
+                within = quantile_bounds(counts, percent / 100)
+                assert within is not None
+                assert within[0] <= metrics[f"actor/{stream}/{quantity}_p{percent:02d}"] <= within[1]
     # The weights have moved: tokens are not all in one bin.
     assert np.count_nonzero(of(result, "ratio", "fresh")) > 3
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
@@ -8,13 +9,13 @@ from importlib import import_module
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from context.tokens import Segment
 from replay import ReplayStore, stats
 from replay.stats import Question
-from replay.stats.distributions import Bar, bars_of
+from replay.stats.distributions import Bar, _answer, bars_of
 from replay.where import parsed
 from tests.replay.fakes import LLM, RUN, group, new_store, policy, run_record, sql, task, tokens, trajectory
 from tests.replay.locations import Databases
@@ -157,11 +158,18 @@ def test_what_was_said_is_not_counted(store: ReplayStore) -> None:
         assert answer == {"total": None, "fields": None, "choices": None}
 
 
-numbers = st.floats(-1e6, 1e6, allow_subnormal=False).map(lambda value: value + 0.0)
+CLOSE = [0.1 + at * math.ulp(0.1) for at in (4, 5, 8, 10, 12, 16, 23, 35, 37, 38, 39, 41, 46)]
+"""The last one is what the edge above it is rounded to."""
+numbers = st.one_of(st.floats(-1e6, 1e6, allow_subnormal=False), st.floats(allow_nan=False, allow_infinity=False)).map(
+    lambda value: value + 0.0
+)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(numbers, min_size=1, max_size=40, unique=True))
+@example([-1.7e308, *map(float, range(12))])
+@example([1.7e308, *map(float, range(12))])
+@example(CLOSE)
 def test_each_value_is_in_exactly_one_of_at_most_thirteen_bars(values: list[float]) -> None:
     bars = bars_of(values, whole=False)
     assert 1 <= len(bars) <= 13
@@ -171,6 +179,8 @@ def test_each_value_is_in_exactly_one_of_at_most_thirteen_bars(values: list[floa
         assert all(earlier.high == later.low for earlier, later in pairwise(bars))
     for bar in bars:
         parsed(bar.where("reward"))
+        told = _answer("reward", bar, 1)
+        assert math.isfinite(told["low"]) and math.isfinite(told["high"])
 
 
 @pytest.mark.parametrize(
