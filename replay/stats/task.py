@@ -14,7 +14,7 @@ from replay.conversation import messages_of
 from replay.errors import ReplayError
 from replay.records import COMMITTED, ELIGIBLE, FORGOTTEN_TASK, ORPHANED, REPLAY
 from replay.sampling.outcome import successes
-from replay.schema import ExactText, draws, groups, messages, tasks
+from replay.schema import ExactText, draws, groups, iterations, messages, tasks
 from replay.stats.rows import Answer
 from replay.store import ReplayStore
 
@@ -164,7 +164,10 @@ def _groups(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Ans
         .subquery()
     )
     columns = ("id", "run", "iteration", "size", "reward_mean", "reward_std", "success_rate")
-    query = sa.select(*(groups.c[name] for name in columns), left.c.eligible).join(left, left.c.id == groups.c.id)
+    # An import's iteration was another database's; a live run's newest may not be committed yet.
+    made = sa.exists().where(iterations.c.run == groups.c.run, iterations.c.iteration == groups.c.iteration)
+    query = sa.select(*(groups.c[name] for name in columns), left.c.eligible, made.label("committed"))
+    query = query.join(left, left.c.id == groups.c.id)
     drawn = (
         sa.select(_rows.group, sa.func.count())
         .join_from(schema.trajectories, draws, draws.c.trajectory == _rows.id)
@@ -176,6 +179,7 @@ def _groups(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Ans
     return [
         {
             **row,
+            "committed": bool(row["committed"]),
             "successes": int(successes(row["success_rate"], row["size"])),
             "replayed": replayed.get(row["id"], 0),
         }

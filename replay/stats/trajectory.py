@@ -52,7 +52,8 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
     """All but the tokens, whatever state the row is in.
 
     `problem` is None, or says why there are no tokens: of a corrupt row nothing is told that can't be trusted, and
-    `record`, `group` and `task` are None; of an evicted one only the content is missing. Where there is a tokenizer,
+    `record`, `group` and `task` are None; of an evicted one only the content is missing. `born_committed`: whether the
+    iteration it was born in is one that can be asked for; that of an import is not. Where there is a tokenizer,
     what was shown where a segment parts from the one before is also told as text.
     """
     id = find(store, id_prefix)
@@ -85,7 +86,7 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
 
 
 _NOTHING: Answer = {
-    **dict.fromkeys(("record", "group", "task", "staleness", "scored")),
+    **dict.fromkeys(("record", "group", "task", "staleness", "scored", "born_committed")),
     **{name: [] for name in ("authors", "members", "segments", "messages")},
 }
 
@@ -148,7 +149,9 @@ def _around(connection: sa.Connection, found: Trajectory) -> Answer:
     members = sa.select(*columns).where(_rows.group == record.group).order_by(_rows.member, _rows.attempt, _rows.id)
     newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == record.run)
     version = connection.scalar(newest)
+    born = sa.exists().where(iterations.c.run == record.run, iterations.c.iteration == record.iteration)
     return {
+        "born_committed": bool(connection.scalar(sa.select(born))),
         "group": _row_of(connection, groups.c.id, record.group),
         "task": _row_of(connection, tasks.c.hash, record.task),
         "members": [dict(row) for row in connection.execute(members.limit(_MOST_MEMBERS)).mappings()],

@@ -85,7 +85,6 @@ def test_page_tells_outcome_and_leads_to_the_neighbours_of_its_group(page: Serve
     assert 'href="/trajectories/split" title="Previous of its group (p)"' in shown
     assert 'href="/trajectories/gone" title="Next of its group (n)"' in shown
     assert 'href="/compare?a=scored&amp;b=split"' in shown
-    assert f'href="/runs/{RUN}/iterations/1"' in shown
     assert 'href="/tasks/task-1"' in shown
     twin = twin_of(page, "/trajectories/scored.json")
     assert (twin["previous"], twin["next"], twin["record"]["reward"]) == ("split", "gone", 0.0)
