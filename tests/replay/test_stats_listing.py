@@ -5,6 +5,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,24 @@ from context.messages import Message
 from context.tokens import Segment
 from replay import ReplayError, ReplayStore, Trajectory, stats
 from replay.databases import Location
+from replay.records import REPLAY, DrawRecord
 from replay.sampling import make_sampler
 from replay.stats import Patience, Question, Sort
 from tests.replay.asking import ask
-from tests.replay.fakes import LLM, RUN, group, iterate, new_store, policy, run_record, sql, task, tokens, trajectory
+from tests.replay.fakes import (
+    LLM,
+    RUN,
+    group,
+    iterate,
+    iteration_record,
+    new_store,
+    policy,
+    run_record,
+    sql,
+    task,
+    tokens,
+    trajectory,
+)
 from tests.replay.locations import Databases
 
 UNPUBLISHED = "run-2"
@@ -368,6 +383,19 @@ def test_rows_know_their_uses_whatever_happens_to_their_draws(location: Location
     assert sum(uses for _, uses in sql(store, told)) == 2 * 8 + 3
     iterate(store, 3, sampler, count=3, attempt=1)
     assert sql(store, told) == sql(store, plain)
+    # Another run learns from four of these rows: they are its uses, too, until it goes back itself.
+    store.add_run(run_record(UNPUBLISHED))
+    drawn = [str(id) for (id,) in sql(store, "select id from trajectories where iteration = 1 order by slot limit 4")]
+    others = [DrawRecord(UNPUBLISHED, 1, slot, id, REPLAY, None, None) for slot, id in enumerate(drawn)]
+    store.reserve_fresh(others)
+    store.commit(replace(iteration_record(1, replay=4), run=UNPUBLISHED), others, sampler_state={})
+    whole = sum(uses for _, uses in sql(store, told))
+    assert sql(store, told) == sql(store, plain)
+    store.resume(RUN, 0)
+    assert sql(store, told) == sql(store, plain)
+    assert sum(uses for _, uses in sql(store, told)) == 4 < whole
+    store.resume(UNPUBLISHED, 0)
+    assert {uses for _, uses in sql(store, told)} == {0}
     store.close()
 
 
