@@ -148,10 +148,10 @@ def _around(connection: sa.Connection, found: Trajectory) -> Answer:
     columns = (_rows.id, _rows.member, _rows.attempt, _rows.reward, _rows.success, _rows.state)
     members = sa.select(*columns).where(_rows.group == record.group).order_by(_rows.member, _rows.attempt, _rows.id)
     newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == record.run)
-    version = connection.scalar(newest)
     born = sa.exists().where(iterations.c.run == record.run, iterations.c.iteration == record.iteration)
+    version, committed = connection.execute(sa.select(newest.scalar_subquery(), born)).one()
     return {
-        "born_committed": bool(connection.scalar(sa.select(born))),
+        "born_committed": bool(committed),
         "group": _row_of(connection, groups.c.id, record.group),
         "task": _row_of(connection, tasks.c.hash, record.task),
         "members": [dict(row) for row in connection.execute(members.limit(_MOST_MEMBERS)).mappings()],
