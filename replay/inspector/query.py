@@ -52,16 +52,6 @@ class Query:
     def path_whole(self, name: str, *, least: int = 0, most: int = 2**53) -> int:
         return self._whole(name, self._path[name], 0, least, most)
 
-    def number(self, name: str, default: float, *, least: float, most: float) -> float:
-        given = self.text(name)
-        try:
-            value = default if given is None else float(given)
-        except ValueError:
-            value = least - 1
-        if not least <= value <= most:
-            raise BadQuery(f"{name} must be a number from {least:g} to {most:g}, got {_shown(given)}.")
-        return value
-
     def flag(self, name: str, default: bool = False) -> bool:
         given = self._values.get(name)
         if not given:

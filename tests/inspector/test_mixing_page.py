@@ -193,9 +193,12 @@ def test_a_large_buffer_is_announced_before_it_is_read(store: ReplayStore, monke
         closing(ReplayStore.open(store.path, read_only=True)) as cold,
         served(create_app(Source(cold), Guard())) as found,
     ):
-        first = page(found, **CHOSEN)
+        first = page(found, **CHOSEN, max_uses="")
         assert "24 rows go into memory" in first and not cold.has_read(RUN)
         again = unescape(re.search(r'content="0; url=([^"]+)"', first)[1])  # type: ignore[index]  # it is there
+        assert again == f"/mixing?{urlencode({**CHOSEN, 'max_uses': '', 'read': '1'})}"
         assert '<h2 class="plain">The batch</h2>' in found.ask(again).text
+        # What went wrong makes it be read again, which a form that fetches its answer waits for.
+        assert page(found, **CHOSEN).count('<input type="hidden" name="read" value="1">') == 1
         # From then on the page comes at once.
         assert "The batch" in page(found, **CHOSEN)

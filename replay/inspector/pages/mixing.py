@@ -76,7 +76,8 @@ def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
     if found["run"] is None:
         return {}
     if "reading" in found:
-        return {"again": "/mixing?" + urlencode([*query.items(), ("read", "1")])}
+        # With what is empty, which means: any.
+        return {"again": "/mixing?" + urlencode({**query.given(), "read": "1"})}
     settings, given = found["settings"], query.given()
     fields = {name: given.get(name, _text(settings[name])) for name in CONTROLS}
     shown: dict[str, Any] = {
