@@ -11,6 +11,7 @@ import ipaddress
 import re
 import socket
 from dataclasses import dataclass
+from functools import cache
 from hmac import compare_digest
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -136,5 +137,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
+@cache
 def _own_names() -> tuple[str, ...]:
+    """Once: who has no token could make a name server be waited for with every request."""
     return socket.gethostname().lower(), socket.getfqdn().lower()

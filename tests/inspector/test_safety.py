@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from replay import ReplayError, ReplayStore
 from replay.databases import Location
 from replay.inspector.app import create_app
-from replay.inspector.guard import Guard
+from replay.inspector.guard import Guard, _own_names
 from replay.inspector.source import Source
 from tests.inspector.addresses import missing_pages, page_addresses, twin_of
 from tests.inspector.conftest import TOKEN
@@ -192,6 +192,16 @@ def test_cookies_of_other_programs_of_this_machine_do_no_harm(locked_inspector: 
         assert locked_inspector.ask("/buffer", headers=[("Cookie", others + mine[1])]).status == 200, others
     # An inspector of the same host has its own port, and its own token.
     assert locked_inspector.ask("/buffer", headers=_cookie(locked_inspector.port + 1)).status == 401
+
+
+def test_foreign_names_ask_a_name_server_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("socket.getfqdn", lambda: (asked.append("own"), "me.example")[1])
+    _own_names.cache_clear()
+    listening = Guard(TOKEN, "0.0.0.0")
+    assert [listening.names(name) for name in ("evil.example", "me.example", "other.example")] == [False, True, False]
+    assert asked == ["own"]
+    _own_names.cache_clear()
 
 
 def _cookie(port: int | str, token: str = TOKEN) -> list[tuple[str, str]]:
