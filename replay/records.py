@@ -182,6 +182,12 @@ class Histogram:
     counts: npt.NDArray[np.int64]
     """[BINS] tokens: see `replay.histograms`."""
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Histogram):
+            return NotImplemented
+        mine, theirs = ((each.quantity, each.stream, each.age) for each in (self, other))
+        return mine == theirs and np.array_equal(self.counts, other.counts)
+
 
 @dataclass(frozen=True)
 class IterationRecord:
