@@ -160,9 +160,10 @@ def check_every_migration_step(databases: Databases, revision: str | None) -> No
         assert ends[0] == before and ends[-1] == after
 
 
-def test_kill_at_every_step_of_a_migration_leaves_the_old_schema_or_the_new_in_a_file() -> None:
-    """Of all of them, on experience of the first schema; from nothing, and on other schemas, below."""
-    check_every_migration_step(Databases(SQLITE), REVISIONS[0])
+@pytest.mark.soak
+@pytest.mark.parametrize("revision", [None, *REVISIONS])
+def test_kill_at_every_step_of_a_migration_leaves_the_old_schema_or_the_new_in_a_file(revision: str | None) -> None:
+    check_every_migration_step(Databases(SQLITE), revision)
 
 
 @pytest.mark.soak
