@@ -35,7 +35,7 @@ PAGES: tuple[Page, ...] = (
 )
 
 
-_THREADS = 4
+_THREADS = 3
 """Each keeps a connection and some megabytes of its own; more of them would answer no sooner."""
 
 
