@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import sqlalchemy as sa
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -29,3 +32,18 @@ def listed(
     assert answer["after"] is None
     rows: list[Answer] = answer["rows"]
     return rows
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """The statements that any database is asked meanwhile."""
+    asked: list[str] = []
+
+    def note(connection: object, cursor: object, statement: str, *_: object) -> None:
+        asked.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", note)
+    try:
+        yield asked
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", note)

@@ -3,13 +3,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 
 from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
 from context.tokens import Segment
@@ -18,7 +17,7 @@ from replay.databases import Location
 from replay.errors import ContentGone
 from replay.sampling import make_sampler
 from replay.stats import Sort
-from tests.replay.asking import listed
+from tests.replay.asking import counted, listed
 from tests.replay.fakes import (
     RUN,
     Born,
@@ -232,21 +231,6 @@ def test_stats_never_write(store: ReplayStore) -> None:
     stats.summary(store)
     listed(store)
     assert [sorted(sql(store, f"select * from {table}"), key=repr) for table in tables] == before
-
-
-@contextmanager
-def counted() -> Iterator[list[str]]:
-    """The statements that any database is asked meanwhile."""
-    asked: list[str] = []
-
-    def note(connection: object, cursor: object, statement: str, *_: object) -> None:
-        asked.append(statement)
-
-    sa.event.listen(sa.Engine, "before_cursor_execute", note)
-    try:
-        yield asked
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", note)
 
 
 class Bytes:

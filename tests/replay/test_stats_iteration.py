@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 
 from replay import ReplayError, ReplayStore, stats
 from replay.databases import Location
 from replay.histograms import EDGES, count
 from replay.records import EVICTED, FRESH, ORPHANED, REPLAY, DrawRecord, Histogram
 from replay.sampling import make_sampler
-from tests.replay.asking import ask
+from tests.replay.asking import ask, counted
 from tests.replay.fakes import RUN, Born, iterate, iteration_record, new_store, set_state, sql, task
 
 SPREAD = [
@@ -26,21 +24,6 @@ SPREAD = [
     Histogram("ratio", REPLAY, "2-3", count(np.zeros(100))),
     Histogram("drift", FRESH, "", count([0.0, 0.3, 0.3, 2.0])),
 ]
-
-
-@contextmanager
-def counted() -> Iterator[list[str]]:
-    """The statements sent meanwhile."""
-    sent: list[str] = []
-
-    def note(connection: object, cursor: object, statement: str, *rest: object) -> None:
-        sent.append(statement)
-
-    sa.event.listen(sa.Engine, "before_cursor_execute", note)
-    try:
-        yield sent
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", note)
 
 
 def trained(location: Location, *, drawn: int = 3) -> ReplayStore:
