@@ -20,7 +20,7 @@ from agentloop.mix_cli import mix
 from agentloop.replay_cli import rescore, verify, whatif
 from context import PrefixError, RenderError
 from replay.cli import app as replay_app
-from replay.cli.front import Run, asked_run, opened
+from replay.cli.front import Run, RunId, asked_run, opened
 from replay.errors import ReplayError
 from replay.inspector.cli import inspect
 
@@ -179,9 +179,7 @@ def sft(
 @app.command(epilog="Example: agentloop report runs/quickstart-001 --out quickstart.html")
 def report(
     run: Run = None,
-    of: Annotated[
-        str | None, typer.Option("--run", metavar="ID", help="Id or name of the run, in a database that several share.")
-    ] = None,
+    run_id: RunId = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="Where to; report.html in the run folder when left out."),
@@ -195,7 +193,7 @@ def report(
     with opened(run) as buffer:
         path = out or (buffer.folder or Path()) / REPORT_NAME
         with explained(path, option="--out", advice="Choose another with --out FILE."):
-            print(report_run(buffer.store, path, run=asked_run(buffer, of)))
+            print(report_run(buffer.store, path, run=asked_run(buffer, run_id)))
 
 
 @app.command(epilog="Example: agentloop config configs/quickstart.yaml --set replay.fraction=0.5")

@@ -209,7 +209,7 @@ def _verification_text(found: Verification, *, done: bool) -> str:
     if found.corrupt:
         lines.append("quarantined" if done else "nothing was changed; add --yes to quarantine them")
     lines += [f"{count:,} rows of {name} name what is not there" for name, count in found.dangling.items()]
-    lines += [f"the database says: {line}" for line in found.damage]
+    lines += [f"damaged: {line}" for line in found.damage]
     return "\n".join(lines)
 
 

@@ -54,6 +54,7 @@ class Drawing:
     """What one run draws from, kept between its draws."""
 
     def __init__(self, run: str) -> None:
+        self.run = run
         self._buffer = Buffer(EligibleIndex(run), UseCounts(run), RetiredTasks(run))
         self._pools: dict[tuple[Sampler, Limits, str | None], Pool] = {}
 

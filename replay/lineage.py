@@ -7,25 +7,13 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from replay.errors import ReplayError
 from replay.records import COMMITTED, FRESH, REPLAY
-from replay.schema import draws, groups, iterations, policies, runs, trajectories
+from replay.schema import draws, groups, iterations, policies, trajectories
 from replay.stats import Answer, find
-from replay.stats.iteration import committed, fed
+from replay.stats.iteration import BORN, committed, fed
 from replay.store import ReplayStore
 
 _rows = trajectories.c
-_BORN = (
-    _rows.run.label("born_run"),
-    _rows.iteration.label("born_iteration"),
-    _rows.source,
-    _rows.task,
-    _rows.group.label("group"),
-    _rows.reward,
-    _rows.success,
-    _rows.policy_version_min,
-    _rows.state,
-)
 
 
 def up_to(store: ReplayStore, run: str, iteration: int) -> Answer:
@@ -55,7 +43,7 @@ def of_trajectory(store: ReplayStore, id_prefix: str) -> Answer:
     id = find(store, id_prefix)
     with store.reading() as connection:
         born = connection.execute(
-            sa.select(_rows.id, *_BORN, _rows.state_reason, _rows.parent, _rows.advantage, groups.c.success_rate)
+            sa.select(_rows.id, *BORN, _rows.state_reason, _rows.parent, groups.c.success_rate)
             .join_from(trajectories, groups, _rows.group == groups.c.id)
             .where(_rows.id == id)
         ).mappings()
@@ -70,20 +58,6 @@ def of_trajectory(store: ReplayStore, id_prefix: str) -> Answer:
         )
         uses = [dict(row) for row in connection.execute(used).mappings()]
         return {**dict(born.one()), "uses": uses}
-
-
-def one_run(store: ReplayStore, run: str | None) -> str:
-    """The run asked about, or the only one that has updated anything."""
-    if run is not None:
-        return run
-    with store.reading() as connection:
-        known = list(connection.scalars(sa.select(iterations.c.run).distinct().order_by(iterations.c.run)))
-        known = known or list(connection.scalars(sa.select(runs.c.id).order_by(runs.c.id)))
-    if len(known) != 1:
-        raise ReplayError(
-            f"RUN must name one run of {store.url}, got {len(known)} ({', '.join(known[:5])}). Give its run folder."
-        )
-    return str(known[0])
 
 
 def _same_iteration() -> sa.ColumnElement[bool]:

@@ -57,7 +57,8 @@ class ReplayStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._authors: dict[str, AuthorTable] = {}
-        self._drawings: dict[str, Drawing] = {}
+        self._newest: Drawing | None = None
+        """Of the run that was asked for last: each holds every row in memory, and they must not pile up."""
         self._lock = Lock()
 
     @classmethod
@@ -152,8 +153,8 @@ class ReplayStore:
 
     def has_read(self, run: str) -> bool:
         """Whether the run's rows are in memory; the first draw or rehearsal reads every one."""
-        drawing = self._drawings.get(run)
-        return drawing is not None and not drawing.is_new
+        drawing = self._newest
+        return drawing is not None and drawing.run == run and not drawing.is_new
 
     @contextmanager
     def rehearsing(
@@ -199,11 +200,12 @@ class ReplayStore:
     def _drawing(self, run: str) -> Iterator[Drawing]:
         """What the run draws from. After an error it is read anew: it may have seen what was rolled back."""
         with self._lock:
-            drawing = self._drawings.setdefault(run, Drawing(run))
+            if self._newest is None or self._newest.run != run:
+                self._newest = Drawing(run)
             try:
-                yield drawing
+                yield self._newest
             except BaseException:
-                del self._drawings[run]
+                self._newest = None
                 raise
 
     def reserve_fresh(self, records: Sequence[DrawRecord]) -> None:

@@ -9,11 +9,13 @@ from itertools import groupby
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
+from replay.blobs import BlobError
 from replay.draws import USES
 from replay.errors import InvalidRecord
+from replay.histograms import decode
 from replay.read import load
 from replay.records import EVICTED, QUARANTINED, STATES, Trajectory
-from replay.schema import metadata, runs, trajectories
+from replay.schema import histograms, metadata, runs, trajectories
 from replay.stats import chosen
 from replay.store import ReplayStore
 from replay.validate import validate
@@ -35,7 +37,7 @@ class Verification:
     dangling: dict[str, int] = field(default_factory=dict)
     """Rows that name a missing one, by `table.column`."""
     damage: list[str] = field(default_factory=list)
-    """What the database says about its own pages and indexes; and uses that were miscounted."""
+    """What the database says about its own pages and indexes; uses that were miscounted, and histograms."""
 
     @property
     def corrupt_share(self) -> float:
@@ -51,6 +53,7 @@ def verify(store: ReplayStore, run: str | None = None, *, where: str | None = No
         found = Verification({state: counts[state] for state in STATES if state in counts})
         found.damage += store.damage(connection)
         found.damage += _miscounted(connection)
+        found.damage += _unreadable(connection)
         found.dangling |= _dangling(connection)
         authors = {
             row[0]: AuthorTable.from_json(row[1]) for row in connection.execute(sa.select(runs.c.id, runs.c.authors))
@@ -85,6 +88,18 @@ def _wrong(rows: list[Trajectory], authors: AuthorTable) -> Iterator[tuple[str, 
 def _miscounted(connection: sa.Connection) -> list[str]:
     count = connection.scalar(sa.select(sa.func.count()).where(_rows.uses != USES))
     return [f"trajectories.uses: {count} rows were used another number of times, by their draws"] if count else []
+
+
+def _unreadable(connection: sa.Connection) -> list[str]:
+    """Histograms of updates: nothing is drawn from them, so there is nothing to quarantine."""
+    table, broken = histograms.c, []
+    query = sa.select(table.run, table.iteration, table.counts).order_by(table.run, table.iteration)
+    for run, iteration, blob in connection.execute(query.execution_options(yield_per=_BATCH)):
+        try:
+            decode(blob)
+        except BlobError:
+            broken.append(f"iteration {iteration} of run {run}")
+    return [f"histograms: {len(broken)} are not what was written, the first of {broken[0]}"] if broken else []
 
 
 def _dangling(connection: sa.Connection) -> dict[str, int]:

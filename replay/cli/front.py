@@ -31,6 +31,9 @@ Run = Annotated[
         metavar="RUN", help="Run folder, database file or postgresql:// URL; the newest under ./runs when left out."
     ),
 ]
+RunId = Annotated[
+    str | None, typer.Option("--run", metavar="ID", help="Id or name of the run, in a database that several share.")
+]
 Where = Annotated[
     str | None,
     typer.Option(
@@ -59,8 +62,14 @@ def newest_run_folder(runs: Path = Path("runs")) -> Path:
         if (folder / DATABASE).is_file() or run_identity(folder).database is not None
     ]
     if not written:
-        fail(f"RUN must be given when there is no run under {runs.absolute()}, got none.")
+        begun = max(runs.glob("*/run.json"), key=lambda file: file.stat().st_mtime_ns, default=None)
+        none = f"RUN must be given when there is no run under {runs.absolute()}, got none."
+        fail(_has_none_yet(begun.parent) if begun else none)
     return max(written)[2]
+
+
+def _has_none_yet(folder: Path) -> str:
+    return f"RUN must have a buffer, got {folder}: a run makes it once its model is ready. Then ask again."
 
 
 def _last_written(folder: Path) -> int:
@@ -106,6 +115,8 @@ def place(run: str | None) -> tuple[Location, Path | None, str | None]:
         return path, path.parent, None
     identity = run_identity(path)
     if identity.database is None:
+        if identity.id is not None and not (path / DATABASE).exists():
+            fail(_has_none_yet(path))
         return path / DATABASE, path, None
     return identity.database, path, identity.id
 

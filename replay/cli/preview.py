@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from replay import stats as questions
-from replay.cli.front import AsJson, Run, app, asked_run, fail, opened
+from replay.cli.front import AsJson, Run, RunId, app, asked_run, fail, opened
 from replay.cli.text import number, share, table
 from replay.databases.open import own_folder
 from replay.stats.settings import MODES, UNITS
@@ -29,7 +29,7 @@ def preview(
     max_staleness: Annotated[str | None, typer.Option(help=f"In policy versions; null: however old{_OWN}.")] = None,
     max_uses: Annotated[str | None, typer.Option(help=f"Draws of one row; null: any number{_OWN}.")] = None,
     mode: Annotated[str | None, typer.Option(help=f"One of {', '.join(MODES)}{_OWN}.")] = None,
-    run_id: Annotated[str | None, typer.Option("--run", help="Of several in one database, by its id or name.")] = None,
+    run_id: RunId = None,
     as_json: AsJson = False,
 ) -> None:
     """What the next batch of a run would be, and its expected effective sample size. Nothing is drawn or changed.

@@ -14,7 +14,7 @@ import typer
 
 from replay import compare, stats
 from replay import lineage as questions
-from replay.cli.front import AsJson, Opened, Run, app, fail, opened
+from replay.cli.front import AsJson, Opened, Run, RunId, app, asked_run, fail, opened
 from replay.cli.look import tokenizer, uses_text
 from replay.cli.text import number, share, table
 
@@ -106,6 +106,7 @@ def lineage(
         ),
     ],
     run: Run = None,
+    run_id: RunId = None,
     as_json: AsJson = False,
 ) -> None:
     """Which experience fed which update, and how far it had drifted when it did."""
@@ -114,12 +115,14 @@ def lineage(
         iteration, run = folder[0], run or str(folder[1])
     with opened(run) as buffer:
         if folder is not None:
-            answer = questions.up_to(buffer.store, questions.one_run(buffer.store, buffer.run), iteration)
+            answer = questions.up_to(buffer.store, asked_run(buffer, run_id), iteration)
             text = _checkpoint_text(answer)
         elif re.fullmatch(r"[0-9]{1,7}", what):
-            answer = stats.iteration(buffer.store, questions.one_run(buffer.store, buffer.run), int(what))
+            answer = stats.iteration(buffer.store, asked_run(buffer, run_id), int(what))
             answer["checkpoint"] = _first_holding(buffer.folder, answer["iteration"])
             text = _iteration_text(answer)
+        elif run_id is not None:
+            fail(f"--run must be left out for a trajectory, whose id is of one run, got {run_id}. WHAT was {what}.")
         else:
             answer = questions.of_trajectory(buffer.store, what)
             for use in answer["uses"]:
@@ -227,7 +230,7 @@ def _trajectory_text(answer: dict[str, Any]) -> str:
         f"{answer['policy_version_min']}, source {answer['source']}"
         + (f", from {answer['parent']}" if answer["parent"] else ""),
         f"group {answer['group']}, {share(answer['success_rate'], 1)} successful; reward {answer['reward']:g}, "
-        f"advantage {answer['advantage']:+.3f}",
+        f"advantage {answer['born_advantage']:+.3f}",
         "",
         "every update that used it:",
         uses_text(answer["uses"]),

@@ -27,6 +27,8 @@ from replay.schema import REVISION
 
 _log = logging.getLogger(__name__)
 
+# The system keeps the file's pages once for all; what each connection keeps of them is memory twice.
+_READERS_CACHE_KIB = 500
 # SQLite keeps no queue: with dozens of writers on a busy machine, one of them has waited for half a minute.
 _BUSY_MILLISECONDS = 120_000
 _BEGIN = "replay_begin"
@@ -231,13 +233,11 @@ def _engine(path: Path, mode: Mode) -> sa.Engine:
     def connect() -> sqlite3.Connection:
         # isolation_level=None: the driver begins no transactions of its own; `_begin` does.
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-        connection.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS}")
-        connection.execute("PRAGMA foreign_keys=ON")
-        connection.create_function("plain_text", 1, _plain_text, deterministic=True)
-        if mode == "ro":
-            connection.execute("PRAGMA query_only=ON")
-        else:
-            connection.execute("PRAGMA journal_mode=WAL")
+        try:
+            _prepare(connection, mode)
+        except sqlite3.Error:
+            connection.close()
+            raise
         return connection
 
     engine = sa.create_engine("sqlite+pysqlite://", creator=connect, poolclass=sa.QueuePool)
@@ -249,6 +249,17 @@ def _engine(path: Path, mode: Mode) -> sa.Engine:
             connection.exec_driver_sql(statement)
 
     return engine
+
+
+def _prepare(connection: sqlite3.Connection, mode: Mode) -> None:
+    connection.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS}")
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.create_function("plain_text", 1, _plain_text, deterministic=True)
+    if mode == "ro":
+        connection.execute("PRAGMA query_only=ON")
+        connection.execute(f"PRAGMA cache_size=-{_READERS_CACHE_KIB}")
+    else:
+        connection.execute("PRAGMA journal_mode=WAL")
 
 
 def _plain_text(frame: bytes) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from context.codec import TokenCodec
 from replay.cli.front import place
 from replay.cli.look import tokenizer
+from replay.stats import run_ids
 from replay.store import ReplayStore
 
 
@@ -33,6 +34,11 @@ class Source:
         if self.named is None:
             return []
         return [self.store.url if "://" in self.named else self.named]
+
+    def words_of(self, run: str) -> list[str]:
+        """RUN and --run, in commands about that run."""
+        several = self.run != run and len(run_ids(self.store)) > 1
+        return [*self.run_words, *(["--run", run] if several else [])]
 
 
 @contextmanager

@@ -12,12 +12,13 @@ from replay.declared import Config
 from replay.records import ANSWERED
 from replay.report.chart import Axis, Curve, Series, number
 from replay.report.setting import stored
+from replay.stats.series import STOPS
 
 Metrics = Mapping[str, Series]
 
 _LINEAR = Axis()
-_STOPS, _ESS_OF_AGE = "rollout/stop/", "actor/replay/ess/age_"
-FAMILIES = (_STOPS, _ESS_OF_AGE)
+_ESS_OF_AGE = "actor/replay/ess/age_"
+FAMILIES = (STOPS, _ESS_OF_AGE)
 """Beginnings of the names of metrics that are shown whatever comes after."""
 
 
@@ -142,7 +143,7 @@ def _grad_norm(metrics: Metrics, limit: float | None) -> Panel:
     if limit is not None:
         # A limit far above the curve would press it flat, so it is told instead of drawn.
         near = any(value > limit / 2 for _, value in series)
-        told = "dotted line" if near else f"{number(limit)}, never near" if series else number(limit)
+        told = "dotted line" if near else f"{number(limit)}, far above the curve" if series else number(limit)
         how = f"Before it is scaled down to optimizer.max_grad_norm ({told}). {how}"
     return Panel(
         "Gradient norm",
@@ -260,7 +261,7 @@ def _mixing_ratio(metrics: Metrics) -> Panel:
 
 def _stop_reasons(metrics: Metrics) -> Panel:
     """Answered episodes are left out: they are nearly all, and would press the others flat."""
-    shares = {name.removeprefix(_STOPS): dict(finite(metrics, name)) for name in metrics if name.startswith(_STOPS)}
+    shares = {name.removeprefix(STOPS): dict(finite(metrics, name)) for name in metrics if name.startswith(STOPS)}
     iterations = sorted({iteration for share in shares.values() for iteration in share})
     cut = sorted(shares.keys() - {ANSWERED}, key=lambda reason: (-sum(shares[reason].values()), reason))
     # A reason is logged only where it occurred; elsewhere its share is 0, also in the legend.

@@ -11,16 +11,21 @@ from replay.report.panels import Panel, why_absent
 from replay.stats import Answer
 
 
-def plain_panel(panel: Panel, *, after: int | None = None) -> Answer:
-    """Title, how to read it, axis and curves; with `after`, only the points beyond that place."""
+def plain_panel(panel: Panel, *, merged: int = 1, after: int | None = None) -> Answer:
+    """Title, how to read it, axis and curves, `merged` places to a point; with `after`, only points beyond that place.
+
+    A point of several places is named by the first, and is one of those if it reaches beyond.
+    """
+    first = None if after is None else after + 2 - merged
     return {
         "key": re.sub(r"[^a-z]+", "-", panel.title.lower()),
         "title": panel.title,
         "how": panel.how,
         "kind": panel.kind,
         "axis": {**asdict(panel.axis), "places": list(panel.axis.places)},
-        "curves": [_curve(curve, after) for curve in panel.curves],
-        "steps": _curve(panel.steps, after) if panel.steps and panel.steps.series else None,
+        "merged": merged,
+        "curves": [_curve(curve, first) for curve in panel.curves],
+        "steps": _curve(panel.steps, first) if panel.steps and panel.steps.series else None,
         "summary": in_words(panel),
     }
 
@@ -41,12 +46,12 @@ def measured(panel: Panel) -> Sequence[Curve]:
     return [curve for curve in panel.curves if curve.series]
 
 
-def _curve(curve: Curve, after: int | None) -> Answer:
+def _curve(curve: Curve, first: int | None) -> Answer:
     return {
         "label": curve.label,
         "role": curve.role,
         "dashed": curve.dashed,
         "marker": curve.marker,
-        "points": [point for point in curve.series if after is None or point[0] > after],
+        "points": [point for point in curve.series if first is None or point[0] >= first],
         "absent": None if curve.series else why_absent(curve),
     }

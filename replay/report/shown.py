@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import cache
 
 from replay.report.chart import Series
 from replay.report.panels import FAMILIES, Metrics, panel_groups
 from replay.report.tiles import tiles
-from replay.stats import metric_series
+from replay.stats import merged_series, metric_series
+from replay.stats.series import ALL
 from replay.store import ReplayStore
 
 
-def shown_series(store: ReplayStore, run: str, *, besides: Sequence[str] = ()) -> Metrics:
-    """What the panels and tiles of a run are made from, and the metrics named `besides`."""
-    return metric_series(store, run, names=[*_names(), *besides], families=FAMILIES)
+def shown_series(store: ReplayStore, run: str) -> Metrics:
+    """What the panels and tiles of a run are made from, iteration by iteration."""
+    return metric_series(store, run, names=sorted({*_asked(panel_groups), *_asked(tiles)}), families=FAMILIES)
+
+
+def panel_series(store: ReplayStore, run: str, merged: int, within: range = ALL) -> Metrics:
+    """What the panels are made from, `merged` iterations to a point."""
+    names = _asked(panel_groups)
+    if merged == 1:
+        return metric_series(store, run, names=names, families=FAMILIES, within=within)
+    return merged_series(store, run, merged, names=names, families=FAMILIES, within=within)
+
+
+def tile_series(store: ReplayStore, run: str) -> Metrics:
+    """What the tiles are made from: few metrics, of every iteration."""
+    return metric_series(store, run, names=_asked(tiles))
 
 
 class _Asked(dict[str, Series]):
@@ -30,8 +44,8 @@ class _Asked(dict[str, Series]):
 
 
 @cache
-def _names() -> tuple[str, ...]:
+def _asked(made: Callable[[Metrics, dict[str, object]], object]) -> tuple[str, ...]:
+    """The names that panels or tiles are made from."""
     asked = _Asked()
-    panel_groups(asked, {})
-    tiles(asked, {})
+    made(asked, {})
     return tuple(sorted(asked.names))

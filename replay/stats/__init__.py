@@ -10,7 +10,7 @@ from replay.stats.preview import preview, rows_to_read
 from replay.stats.progress import progress
 from replay.stats.rows import Answer, Question, Sort, chosen
 from replay.stats.runs import run_ids, runs
-from replay.stats.series import iterations, metric_series
+from replay.stats.series import iterations, merged_series, merging, metric_series
 from replay.stats.summary import summary
 from replay.stats.task import task
 from replay.stats.tokens import MOST_TOKENS, CodecOf, tokens
@@ -28,6 +28,8 @@ __all__ = [
     "find",
     "iteration",
     "iterations",
+    "merged_series",
+    "merging",
     "metric_series",
     "overview",
     "page",

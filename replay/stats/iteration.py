@@ -17,7 +17,7 @@ from replay.stats.rows import Answer
 from replay.store import ReplayStore
 
 _rows = trajectories.c
-_BORN = (
+BORN = (
     _rows.run.label("born_run"),
     _rows.iteration.label("born_iteration"),
     _rows.source,
@@ -30,6 +30,7 @@ _BORN = (
     _rows.policy_version_min,
     _rows.state,
 )
+"""What a row was born with, by the names that questions of lineage give it."""
 _QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 
@@ -70,13 +71,13 @@ def committed(connection: sa.Connection, run: str, number: int) -> Answer:
 def fed(connection: sa.Connection, run: str, *, first: int, last: int) -> list[Answer]:
     """Every draw that the updates from one iteration to another learned from, with what its row was born with."""
     query = (
-        sa.select(draws, *_BORN)
+        sa.select(draws, *BORN)
         .join_from(draws, trajectories, draws.c.trajectory == _rows.id)
         .where(draws.c.run == run, draws.c.state == COMMITTED, draws.c.iteration.between(first, last))
         .order_by(draws.c.iteration, draws.c.slot)
     )
     # Both tables have a state; the row's is the one to know, all of these draws being committed.
-    names = [column.key for column in (*draws.c, *_BORN)]
+    names = [column.key for column in (*draws.c, *BORN)]
     return [dict(zip(names, row, strict=True)) for row in connection.execute(query)]
 
 

@@ -89,7 +89,7 @@ def preview(
 
 
 def rows_to_read(store: ReplayStore, run: str) -> int:
-    """How many rows the first `preview` of a run has to read into memory; 0 from then on."""
+    """How many rows a `preview` of the run has to read into memory; 0 while they are there."""
     if store.has_read(run):
         return 0
     with store.reading() as connection:

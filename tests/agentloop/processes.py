@@ -61,6 +61,10 @@ class Training:
                 lines.append(line)
 
     @property
+    def id(self) -> int:
+        return self._process.pid
+
+    @property
     def ended(self) -> bool:
         return self._process.poll() is not None
 

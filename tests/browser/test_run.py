@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from tests.browser.demonstration import ITERATIONS, NAME, OTHER, add_iteration
 from tests.inspector.serving import Served, served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Locator, Page, Route
 
 
 def values(page: Page, panel: str) -> Locator:
@@ -104,3 +105,83 @@ def test_a_live_page_gains_a_point_when_an_iteration_is_committed(page: Page, ru
         page.get_by_text("live, iteration 4").wait_for()
         assert values(page, "policy-loss").count() == before + 1
     store.close()
+
+
+@pytest.fixture
+def long(run_folder: Path, tmp_path: Path) -> Iterator[tuple[ReplayStore, str]]:
+    """A run of 256 iterations, of which nothing is replayed before the 200th, and the address of its live page."""
+    database = tmp_path / "replay.sqlite"
+    shutil.copy(run_folder / "replay.sqlite", database)
+    store = ReplayStore.open(database)
+    for iteration in range(3, 257):
+        log(store, iteration, iteration / 128)
+    with opened_source(str(database)) as source, served(create_app(source, Guard())) as live:
+        yield store, live.address + address("runs", OTHER)
+    store.close()
+
+
+def log(store: ReplayStore, iteration: int, norm: float) -> None:
+    values = {"actor/grad_norm": norm, "time/iteration": 1.0}
+    store.add_metrics(OTHER, iteration, values | ({"replay/staleness_mean": 5.0} if iteration >= 200 else {}))
+
+
+def zoom(page: Page, panel: str, first: float, last: float) -> None:
+    """Drag over a chart, from one part of its width to another."""
+    drawing = page.locator(f"#panel-{panel} .u-over")
+    drawing.scroll_into_view_if_needed()
+    box = drawing.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + first * box["width"], box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + last * box["width"], box["y"] + 60, steps=4)
+    page.mouse.up()
+
+
+def test_a_live_page_of_a_long_run_is_told_in_points_of_several_iterations(
+    page: Page, long: tuple[ReplayStore, str]
+) -> None:
+    store, page_of_run = long
+    page.goto(page_of_run)
+    assert values(page, "gradient-norm").first.inner_text() == "256\t2"
+    log(store, 257, 3.0)
+    page.get_by_text("Each point is 2 iterations").wait_for(timeout=15_000)
+    assert values(page, "gradient-norm").first.inner_text() == "257\u2013258\t3"
+    # Zoomed into, they are iterations again, and go on being so while the run goes on.
+    zoom(page, "gradient-norm", 0.6, 0.999)
+    page.get_by_text("Each point is an iteration.").wait_for()
+    assert values(page, "gradient-norm").nth(1).inner_text() == "256\t2"
+    log(store, 258, 5.0)
+    page.locator("#panel-gradient-norm").get_by_role("cell", name="258", exact=True).wait_for(timeout=15_000)
+    assert values(page, "gradient-norm").first.inner_text() == "258\t5"
+    page.locator("#panel-gradient-norm .u-over").dblclick()
+    page.get_by_text("Each point is 2 iterations").wait_for()
+    assert values(page, "gradient-norm").first.inner_text() == "257\u2013258\t4"
+
+
+def test_a_stretch_without_a_point_and_answers_that_come_late_leave_a_way_back(
+    page: Page, long: tuple[ReplayStore, str]
+) -> None:
+    store, page_of_run = long
+    log(store, 257, 3.0)
+    page.goto(page_of_run)
+    several, single = (page.get_by_text(f"Each point is {text}") for text in ("2 iterations", "an iteration."))
+    whole = values(page, "staleness-of-replayed-rows").all_inner_texts()
+    zoom(page, "gradient-norm", 0.1, 0.4)
+    single.wait_for()
+    zoom(page, "staleness-of-replayed-rows", 0.9, 0.95)
+    page.wait_for_timeout(300)
+    page.locator("#panel-staleness-of-replayed-rows .u-over").dblclick()
+    several.wait_for()
+    assert values(page, "staleness-of-replayed-rows").all_inner_texts() == whole
+    assert page.locator("#panel-staleness-of-replayed-rows canvas").is_visible()
+    # What was asked for a zoom that has been undone meanwhile counts for nothing.
+    held: list[Route] = []
+    page.route("**/runs/*.json?first=*", lambda route: held.append(route))
+    zoom(page, "gradient-norm", 0.1, 0.4)
+    page.wait_for_timeout(300)
+    page.locator("#panel-gradient-norm .u-over").dblclick()
+    page.wait_for_timeout(300)
+    with page.expect_response("**/runs/*.json?first=*"):
+        held.pop().continue_()
+    page.wait_for_timeout(200)
+    assert several.is_visible() and single.count() == 0

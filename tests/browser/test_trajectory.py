@@ -89,6 +89,18 @@ def test_a_clicked_token_tells_its_numbers_and_the_address_remembers_it(
     assert detail(page)["id"] == str(tokens["token_ids"][at + 1])
 
 
+def test_the_card_of_a_token_can_be_put_away(page: Page, server: Served, found: dict[str, str]) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{server.address}/trajectories/{found['scored']}?view=tokens&token=3")
+    card = page.locator("#detail")
+    for put_away in (card.get_by_role("button", name="close").click, lambda: page.keyboard.press("Escape")):
+        page.locator('.t[data-at="3"]').click()
+        card.locator("dl").wait_for()
+        put_away()
+        card.wait_for(state="hidden")
+        assert "token=" not in page.url and page.locator(".t.chosen").count() == 0
+
+
 def test_a_token_under_the_mouse_tells_its_numbers(page: Page, server: Served, found: dict[str, str]) -> None:
     page.goto(f"{server.address}/trajectories/{found['scored']}?view=tokens")
     page.locator('.t[data-at="1"]').hover()

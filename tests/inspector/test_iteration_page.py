@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +21,8 @@ from replay.inspector.spread import spreads
 from replay.records import FRESH, REPLAY, Histogram
 from replay.sampling import make_sampler
 from tests.inspector.serving import Served, served
-from tests.replay.fakes import RUN, iterate, new_store, sql
+from tests.replay.asking import ask
+from tests.replay.fakes import RUN, iterate, new_store, run_record, sql
 
 HERE = f"/runs/{RUN}/iterations"
 SPREAD = [
@@ -73,6 +75,17 @@ def test_page_and_twin_answer_what_the_terminal_answers(inspector: Served, path:
     assert 'href="/runs/run-1/iterations/1"' in html
     assert 'href="/runs/run-1/iterations/3"' in html
     assert "agentloop replay lineage 2" in html
+
+
+def test_told_command_names_the_run_where_there_are_several(path: Path, tmp_path: Path) -> None:
+    database = Path(shutil.copy(path, tmp_path / "two.sqlite"))
+    with closing(ReplayStore.open(database)) as store:
+        store.add_run(run_record("run-2"))
+        with served(create_app(Source(store, named=str(database)), Guard())) as found:
+            html = page(found, f"{HERE}/2")
+    (told,) = re.findall(r"agentloop replay (lineage 2 [^<]*)", html)
+    assert told == f"lineage 2 {database} --run {RUN}"
+    assert ask(*told.split()).exit_code == 0
 
 
 def test_first_and_last_iteration_lead_one_way_only(inspector: Served) -> None:

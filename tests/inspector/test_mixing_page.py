@@ -107,7 +107,7 @@ def test_commands_name_the_run_where_there_are_several(two_runs: Path, run: str)
         text = unescape(page(found, run=run, fraction="0.5"))
         listed = unescape(found.ask(f"/buffer?run={run}").text)
         everything = unescape(found.ask("/buffer?run=*").text)
-    command = f"agentloop replay preview {two_runs} --fraction 0.5 --run {run}"
+    command = f"agentloop replay preview {two_runs} --run {run} --fraction 0.5"
     assert command in text
     answer = CliRunner().invoke(app, [*command.split()[1:], "--json"])
     with closing(ReplayStore.open(two_runs, read_only=True)) as reader:

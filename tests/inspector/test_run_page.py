@@ -41,6 +41,11 @@ def log(store: ReplayStore, iteration: int, *, run: str = RUN, seconds: float = 
     store.add_metrics(run, iteration, {"time/iteration": seconds, **more})
 
 
+def fill(store: ReplayStore, first: int, last: int) -> None:
+    for iteration in range(first, last + 1):
+        log(store, iteration)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {}}}))
@@ -146,6 +151,35 @@ def test_poll_brings_what_came_after_and_nothing_where_nothing_did(writer: Repla
     writer.add_metrics(RUN, 3, {"eval/success": 0.75})
     found = twin(inspector, f"/runs/{RUN}.json?after=2&mark={late}")
     assert points(found, "success", "held-out") == [[3, 0.75]]
+
+
+def test_long_run_is_told_in_points_of_several_iterations(writer: ReplayStore, inspector: Served) -> None:
+    fill(writer, 3, 600)
+    writer.add_metrics(RUN, 300, {"actor/fresh/ratio_max": 9.0, "eval/success": 0.75})
+    found = twin(inspector, f"/runs/{RUN}.json")
+    loss = points(found, "policy-loss", "fresh")
+    assert found["merged"] == 4 and all(panel["merged"] == 4 for panel in panels(found).values())
+    assert loss == [[first, -0.5 * (first + 1.5)] for first in range(1, 601, 4)]
+    assert points(found, "largest-ratio", "fresh") == [[297, 9.0]]
+    # What happened before training, the tiles and the newest iterations stay as they were.
+    assert points(found, "success", "held-out")[:2] == [[0, 0.125], [1, 0.5]]
+    assert found["tiles"][1]["note"] == "600 iterations, 2.0 s each, evaluations not counted"
+    assert found["tiles"][2]["streams"] == [3600.0, 1200.0]
+    assert [row["iteration"] for row in found["iterations"]] == list(range(600, 588, -1))
+    assert ">Each point is 4 iterations: their mean" in inspector.ask(f"/runs/{RUN}").text
+    # A stretch of it is told closer.
+    closer = twin(inspector, f"/runs/{RUN}.json?first=297&last=304")
+    assert closer["merged"] == 1 and points(closer, "largest-ratio", "fresh") == [[300, 9.0]]
+    assert points(closer, "policy-loss", "fresh") == [[at, -0.5 * at] for at in range(297, 305)]
+    assert (closer["tiles"], closer["iterations"]) == (found["tiles"], found["iterations"])
+    # A poll brings the point that an iteration is part of, whole.
+    log(writer, 601)
+    assert points(twin(inspector, f"/runs/{RUN}.json?after=600"), "policy-loss", "fresh") == [[601, -300.5]]
+    log(writer, 602)
+    assert points(twin(inspector, f"/runs/{RUN}.json?after=601"), "policy-loss", "fresh") == [[601, -300.75]]
+    both = twin(inspector, f"/compare.json?runs={RUN},{OTHER}")
+    assert points(both, "policy-loss", "A fresh")[:2] == loss[:2]
+    assert ">Each point is 4 iterations: their mean" in inspector.ask(f"/compare?runs={RUN},{OTHER}").text
 
 
 def state_of(writer: ReplayStore, folder: Path) -> dict[str, Any]:

@@ -147,6 +147,20 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(
     assert os.listdir(tmp_path) == ["notes.txt"]
 
 
+@pytest.mark.parametrize("named", [["runs/new-001"], []])
+def test_run_that_still_warms_up_is_told_from_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(["new-001", "zeta-001"]):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.json").write_text(json.dumps({"id": name, "config": {"replay": {}}}))
+        os.utime(tmp_path / "runs" / name / "run.json", (1e9 - age, 1e9 - age))
+    result = ask("stats", *named)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("agentloop: RUN must have a buffer, got runs/new-001: a run makes it")
+
+
 def test_corrupt_row_is_one_line_that_names_it(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
     store.append([task()], [group()], [trajectory("abc")])

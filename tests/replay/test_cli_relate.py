@@ -142,7 +142,12 @@ def test_lineage_of_a_database_of_several_runs_asks_which(location: Location) ->
     numbers = "planned_fresh, planned_replay, fresh, replay, fraction, optimizer_steps"
     sql(store, f"insert into iterations select 'run-2', iteration, policy_version, {numbers} from iterations")
     store.close()
-    assert "RUN must name one run of" in ask("lineage", "1", str(location)).stderr
+    refused = ask("lineage", "1", str(location)).stderr
+    assert "RUN must be one run of" in refused and "Give its folder, or its id with --run." in refused
+    told = json.loads(ask("lineage", "1", str(location), "--run", RUN, "--json").output)
+    assert told["run"] == RUN and told["trajectories"]
+    of_a_trajectory = ask("lineage", told["trajectories"][0]["trajectory"], str(location), "--run", RUN)
+    assert (of_a_trajectory.exit_code, of_a_trajectory.stderr[:20]) == (2, "agentloop: --run mus")
 
 
 def pair(location: Location, second: Any) -> ReplayStore:

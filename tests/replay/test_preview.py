@@ -32,6 +32,7 @@ from tests.replay.fakes import (
     iteration_record,
     new_store,
     policy,
+    run_record,
     set_state,
     sql,
     task,
@@ -104,6 +105,17 @@ def test_preview_follows_a_run_that_goes_on(tmp_path: Path) -> None:
         answer = before(reader, **THREE)
     assert (answer["iteration"], answer["policy_version"]) == (4, 3)
     assert answer["funnel"][-1]["left"] == 24
+    store.close()
+
+
+def test_rows_in_memory_are_those_of_the_run_that_was_asked_for_last(tmp_path: Path) -> None:
+    store = lived(tmp_path / "replay.sqlite", 2)
+    store.add_run(run_record("run-2"))
+    first = before(store, **THREE)
+    assert store.has_read(RUN)
+    stats.preview(store, "run-2", THREE)
+    assert (store.has_read(RUN), store.has_read("run-2")) == (False, True)
+    assert before(store, **THREE) == first
     store.close()
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.dom import minidom
@@ -14,6 +15,7 @@ from context.authors import default_authors
 from replay.records import RunRecord
 from replay.report.chart import HEIGHT, WIDTH, Axis, Curve, bar_chart, line_chart, number
 from replay.report.page import ReportData, render_report
+from replay.report.panels import panel_groups
 from replay.report.shown import shown_series
 from replay.report.tiles import duration
 from replay.store import ReplayStore
@@ -180,7 +182,7 @@ def test_report_of_a_run_where_every_episode_answered_shows_a_flat_zero() -> Non
 def test_report_draws_the_gradient_limit_only_near_the_curve(largest: float, drawn: bool) -> None:
     panel = panel_of(page({**TWO_STREAMS, "actor/grad_norm": [(1, 0.02), (2, largest)]}), "Gradient norm")
     assert ('class="reference"' in panel) is drawn
-    assert ("(1, never near)" in panel) is not drawn
+    assert ("(1, far above the curve)" in panel) is not drawn
 
 
 @pytest.mark.parametrize("title", ["Policy loss", "Clip fraction", "Ratio", "Drift", "Effective sample size"])
@@ -323,6 +325,32 @@ def test_chart_of_a_long_run_keeps_its_peaks() -> None:
     assert "max: 500" in svg
 
 
+class Numbered(Mapping[str, list[tuple[int, float]]]):
+    """Every metric has one point: the place of its name among those that were asked for."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __getitem__(self, name: str) -> list[tuple[int, float]]:
+        self.names += [] if name in self.names else [name]
+        return [(1, float(self.names.index(name)))]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_largest_values_are_merged_as_such_in_files_and_pages_alike() -> None:
+    metrics = Numbered()
+    panels = [panel for group in panel_groups(metrics, {}) for panel in group.panels]
+    curves = [curve for panel in panels for curve in panel.curves if curve.series]
+    peaks = {metrics.names[int(curve.series[0][1])]: curve.peak for curve in curves}
+    assert any(peaks.values())
+    assert {name: name.endswith("_max") for name in peaks} == peaks
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
@@ -395,7 +423,7 @@ def test_write_report_replaces_the_page_whole(tmp_path: Path) -> None:
     html = path.read_text(encoding="utf-8")
     assert "25.0 % \u2192 50.0 %" in text_of(html)
     assert "fraction: 0.0" in html
-    assert "optimizer.max_grad_norm (1, never near)" in panel_of(html, "Gradient norm")
+    assert "optimizer.max_grad_norm (1, far above the curve)" in panel_of(html, "Gradient norm")
     assert not list(tmp_path.glob("*.tmp"))
 
 

@@ -206,6 +206,44 @@ def test_metrics_that_are_no_numbers_leave_a_gap(location: Location) -> None:
     assert stats.metric_series(store, RUN) == {"loss": [(0, 1.0), (3, 4.0)]}
 
 
+def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(location: Location) -> None:
+    store = new_store(location)
+    store.add_metrics(RUN, 0, {"loss": 8.0, "eval/success": 0.25})
+    for iteration, loss in enumerate([1.0, 2.0, float("nan"), 6.0, 4.0, 5.0, 9.0], start=1):
+        store.add_metrics(RUN, iteration, {"loss": loss, "ratio_max": loss, "climax": 0.0})
+    store.add_metrics(RUN, 2, {"climax": 4.0})
+    store.add_metrics(RUN, 4, {"eval/success": 0.5})
+    # Cut short were episodes of iterations 2, 6 and 7, the last of which is the only one of its point so far.
+    for iteration, share in ((2, 0.3), (6, 0.2), (7, 0.6)):
+        store.add_metrics(RUN, iteration, {"rollout/stop/length": share})
+    assert stats.merged_series(store, RUN, 3) == {
+        "loss": [(0, 8.0), (1, 1.5), (4, 5.0), (7, 9.0)],
+        "ratio_max": [(1, 2.0), (4, 6.0), (7, 9.0)],
+        "climax": [(1, pytest.approx(4 / 3)), (4, 0.0), (7, 0.0)],
+        "eval/success": [(0, 0.25), (4, 0.5)],
+        "rollout/stop/length": [(1, pytest.approx(0.1)), (4, pytest.approx(0.2 / 3)), (7, 0.6)],
+    }
+    assert stats.merged_series(store, RUN, 1, names=["loss"]) == stats.metric_series(store, RUN, names=["loss"])
+    assert stats.metric_series(store, RUN, names=["loss"], within=range(6, 9)) == {"loss": [(6, 5.0), (7, 9.0)]}
+    # A point that stands half within is whole, and what is before training comes only where it is asked for.
+    loss = stats.merged_series(store, RUN, 3, names=["loss"], within=range(2, 5))
+    assert loss == {"loss": [(1, 1.5), (4, 5.0)]}
+    assert stats.merged_series(store, RUN, 3, names=["loss"], within=range(1)) == {"loss": [(0, 8.0)]}
+
+
+@pytest.mark.parametrize(("last", "merged"), [((), 1), ((256,), 1), ((257,), 2), ((512, 3), 2), ((513,), 4)])
+def test_so_many_iterations_make_a_point_that_curves_stay_short(
+    location: Location, last: tuple[int, ...], merged: int
+) -> None:
+    store = new_store(location)
+    store.add_run(run_record("run-2"))
+    for run, iteration in zip((RUN, "run-2"), last, strict=False):
+        store.add_metrics(run, iteration, {"loss": 1.0})
+    assert stats.merging(store, [RUN, "run-2"]) == merged
+    assert stats.merging(store, [RUN, "run-2"], range(100, 356)) == 1
+    assert stats.merging(store, [RUN, "run-2"], range(100)) == 1
+
+
 def test_metrics_are_chosen_by_name_and_by_how_the_name_begins(location: Location) -> None:
     store = new_store(location)
     store.add_metrics(RUN, 1, {"loss": 1.0, "losses": 2.0, "ess/age_1": 3.0, "ess/age-1": 4.0, "stop/%": 5.0})

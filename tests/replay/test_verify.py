@@ -9,10 +9,12 @@ import sqlalchemy as sa
 
 from replay import ReplayStore
 from replay.databases import Location
+from replay.histograms import count
+from replay.records import FRESH, Histogram
 from replay.sampling import make_sampler
 from replay.schema import segments
 from replay.verify import verify
-from tests.replay.fakes import Born, iterate, new_store, sql
+from tests.replay.fakes import RUN, Born, iterate, new_store, sql
 
 
 def filled(location: Location, iterations: int = 3) -> ReplayStore:
@@ -122,3 +124,14 @@ def test_uses_that_are_not_those_of_the_draws_are_told(location: Location) -> No
     store = filled(location)
     sql(store, "update trajectories set uses = uses + 1 where iteration = 2 and slot < 3")
     assert verify(store).damage == ["trajectories.uses: 3 rows were used another number of times, by their draws"]
+
+
+def test_histogram_that_is_not_what_was_written_is_told(location: Location) -> None:
+    store = new_store(location)
+    spread = [Histogram(quantity, FRESH, "", count([0.0, 0.5])) for quantity in ("ratio", "drift")]
+    for iteration in (1, 2, 3):
+        iterate(store, iteration, make_sampler("uniform", 0), histograms=spread)
+    assert verify(store).damage == []
+    sql(store, "update histograms set counts = ? where iteration > 1 and quantity = 'ratio'", bytes(12))
+    told = f"histograms: 2 are not what was written, the first of iteration 2 of run {RUN}"
+    assert verify(store).damage == [told]

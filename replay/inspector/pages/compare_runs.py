@@ -11,7 +11,7 @@ from replay.inspector.source import Source
 from replay.report.chart import number
 from replay.report.overlay import overlaid
 from replay.report.plain import plain_panel
-from replay.report.shown import shown_series
+from replay.report.shown import panel_series
 from replay.stats import Answer
 
 
@@ -43,9 +43,10 @@ def _ids(source: Source) -> Mapping[str, str]:
 def answer(source: Source, runs: tuple[str, str]) -> Answer:
     store = source.store
     records = [store.run(run) for run in runs]
-    series = [shown_series(store, run) for run in runs]
+    merged = stats.merging(store, runs)
+    series = [panel_series(store, run, merged) for run in runs]
     groups = [
-        {"title": group.title, "panels": [plain_panel(panel) for panel in group.panels]}
+        {"title": group.title, "panels": [plain_panel(panel, merged=merged) for panel in group.panels]}
         for group in overlaid(series[0], series[1])
     ]
     return {
@@ -53,6 +54,7 @@ def answer(source: Source, runs: tuple[str, str]) -> Answer:
         "run": None,
         "runs": [{"run": record.id, "name": record.name, "code_version": record.code_version} for record in records],
         **compare.buffers((store, store), runs),
+        "merged": merged,
         "groups": groups,
     }
 

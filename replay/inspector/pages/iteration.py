@@ -78,7 +78,7 @@ def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
     ordered = _ordered(rows, by)
     groups, alone = _groups(found)
     clipped = [row for row in _ordered(rows, By.clip_fraction) if row["clip_fraction"]]
-    command = ["agentloop", "replay", "lineage", str(found["iteration"]), *source.run_words]
+    command = ["agentloop", "replay", "lineage", str(found["iteration"]), *source.words_of(found["run"])]
     return {
         "spreads": spreads(found["histograms"]),
         "streams": [_stream(found, stream) for stream in (FRESH, REPLAY)],

@@ -130,14 +130,12 @@ def _samplers(settings: Mapping[str, Any], chosen: str, given: Mapping[str, str]
 
 def _command(source: Source, run: str, given: Mapping[str, str]) -> str:
     """The same question in a terminal."""
-    words = ["agentloop", "replay", "preview", *source.run_words]
+    words = ["agentloop", "replay", "preview", *source.words_of(run)]
     for name in CONTROLS:
         if name == "successful_only" and name in given:
             words.append("--successful-only" if given[name] == "true" else "--failed-too")
         elif given.get(name) or (name in given and name in _MAY_BE_EMPTY):
             words += [f"--{name.replace('_', '-')}", given[name] or "null"]
-    if source.run != run and len(stats.run_ids(source.store)) > 1:
-        words += ["--run", run]
     prefix = f"{given.get('sampler', '')}."
     words += [
         word

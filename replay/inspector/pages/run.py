@@ -13,12 +13,13 @@ from replay.databases.open import own_folder
 from replay.inspector.page import Page
 from replay.inspector.query import Query, address
 from replay.inspector.source import Source
-from replay.report.panels import Metrics, panel_groups
+from replay.report.panels import panel_groups
 from replay.report.plain import plain_panel
 from replay.report.setting import setting
-from replay.report.shown import shown_series
+from replay.report.shown import panel_series, tile_series
 from replay.report.tiles import tiles
 from replay.stats import Answer
+from replay.stats.series import ALL
 
 _RECENT = 12
 COLUMNS: Mapping[str, str] = {
@@ -38,7 +39,10 @@ COLUMNS: Mapping[str, str] = {
 
 
 def answer(source: Source, query: Query) -> Answer:
-    """With `after`, only points beyond that iteration; with `mark` too, none at all where nothing new was logged."""
+    """With `after`, only points beyond that iteration; with `mark` too, none at all where nothing new was logged.
+
+    Of a long run every point of a curve is `merged` iterations; from `first` to `last`, where given, they are fewer.
+    """
     run = source.store.run(query.path("run"))
     after = query.whole("after", -1, least=-1)
     since = None if query.text("after") is None else after
@@ -46,24 +50,29 @@ def answer(source: Source, query: Query) -> Answer:
     found: Answer = {"run": run.id, "name": run.name, "code_version": run.code_version, "progress": progress}
     if since is not None and query.text("mark") == progress["mark"]:
         return {**found, "after": since, "groups": [], "iterations": []}
-    metrics = shown_series(source.store, run.id, besides=tuple(COLUMNS.values()))
+    within = range(query.whole("first", 0), query.whole("last", ALL.stop - 1) + 1)
+    merged = stats.merging(source.store, [run.id], within)
+    metrics = panel_series(source.store, run.id, merged, within)
     found |= {
         "after": since,
+        "merged": merged,
         "setting": setting(run.config),
-        "tiles": [asdict(tile) for tile in tiles(metrics, run.config)],
+        "tiles": [asdict(tile) for tile in tiles(tile_series(source.store, run.id), run.config)],
         "groups": [
-            {"title": group.title, "panels": [plain_panel(panel, after=since) for panel in group.panels]}
+            {"title": group.title, "panels": [plain_panel(panel, merged=merged, after=since) for panel in group.panels]}
             for group in panel_groups(metrics, run.config)
         ],
-        "iterations": _recent(metrics, after),
+        "iterations": _recent(source, run.id, max(after, progress["logged"] - _RECENT - 1)),
     }
     return found if since is not None else {**found, "config": dict(run.config)}
 
 
-def _recent(metrics: Metrics, after: int) -> list[Answer]:
+def _recent(source: Source, run: str, after: int) -> list[Answer]:
     """The newest iterations beyond `after`, newest first."""
+    within = range(after + 1, ALL.stop)
+    metrics = stats.metric_series(source.store, run, names=tuple(COLUMNS.values()), within=within)
     values = {column: dict(metrics.get(name, ())) for column, name in COLUMNS.items()}
-    made = sorted((iteration for iteration in values["seconds"] if iteration > after), reverse=True)
+    made = sorted(values["seconds"], reverse=True)
     return [
         {"iteration": iteration, **{column: known.get(iteration) for column, known in values.items()}}
         for iteration in made[:_RECENT]

@@ -5,7 +5,7 @@
 // `data-src` names a <script type="application/json"> that holds one chart, or with `data-key` several by name. A chart
 // is what replay.report.plain makes of a panel. `data-link` is where a click leads, {} being the place clicked on.
 // Charts whose horizontal axes count the same share their crosshair and their zoom. Pages that get new values call
-// `update`, and `drawAll` for what was added to them.
+// `update`, and `drawAll` for what was added to them; "zoom" tells them of a stretch that is looked at, or of none.
 
 /* global uPlot */
 
@@ -186,6 +186,8 @@ class Drawn {
   }
 
   showMissing(chart) {
+    this.plot?.destroy();
+    this.plot = null;
     const why = chart.curves[0]?.absent ?? "Nothing to show.";
     const strong = Object.assign(document.createElement("strong"), { textContent: "Not measured in this run" });
     const text = Object.assign(document.createElement("span"), { textContent: why });
@@ -199,7 +201,7 @@ class Drawn {
     const ink = { stroke: () => colour("soft"), font: "12px system-ui, sans-serif", ticks: { show: false } };
     return {
       ...this.size(),
-      padding: [8, 10, 0, 0],
+      padding: [8, 18, 0, 0],
       legend: { show: false },
       series: [{}, ...series(this.chart)],
       scales: {
@@ -230,7 +232,7 @@ class Drawn {
         drawAxes: [(u) => underlay(self.chart)(u)],
         draw: [(u) => overlay(self.chart)(u)],
         setCursor: [(u) => self.tell(u.cursor.idx)],
-        setSelect: [(u) => { if (u.select.width > 0) self.zoom = [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]; }],
+        setSelect: [(u) => { if (u.select.width > 0) self.zoomTo([u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]); }],
       },
     };
   }
@@ -247,6 +249,12 @@ class Drawn {
     return this.chart.axis.places.length ? this.chart.axis.places[at] ?? "" : at.toLocaleString("en-US");
   }
 
+  // All places that a point stands for; what came before training is a point of its own.
+  placesOf(at) {
+    const { merged = 1 } = this.chart;
+    return merged > 1 && at > 0 ? `${this.place(at)}\u2013${this.place(at + merged - 1)}` : this.place(at);
+  }
+
   // All charts of a page that count the same have the same ends, so that they can be read one above the other.
   extent() {
     let low = Infinity, high = -Infinity;
@@ -261,6 +269,11 @@ class Drawn {
 
   zoomed() {
     return this.zoom != null;
+  }
+
+  zoomTo(range) {
+    this.zoom = range;
+    tellZoom(this.across, range);
   }
 
   reset() {
@@ -282,6 +295,7 @@ class Drawn {
   unzoomed() {
     clearTimeout(this.leaving);
     for (const each of drawn.values()) if (each.across === this.across && each.plot) each.reset();
+    tellZoom(this.across, null);
   }
 
   link(place) {
@@ -290,7 +304,8 @@ class Drawn {
   }
 
   tell(at) {
-    const chart = this.chart, last = at == null;
+    // The crosshair may still stand on a point that other values have not.
+    const chart = this.chart, last = !(at in this.places);
     const items = curvesOf(chart).map((curve, index) => {
       const item = document.createElement("li");
       if (!curve.points.length) {
@@ -307,7 +322,7 @@ class Drawn {
     const where = document.createElement("li");
     where.className = "where";
     if (!last) {
-      const name = `${chart.axis.across} ${this.place(this.places[at])}`, link = this.link(this.places[at]);
+      const name = `${chart.axis.across} ${this.placesOf(this.places[at])}`, link = this.link(this.places[at]);
       where.append(link ? Object.assign(document.createElement("a"), { href: link, textContent: name }) : name);
     } else where.textContent = chart.axis.unit;
     this.legend.replaceChildren(where, ...items);
@@ -320,7 +335,7 @@ class Drawn {
     const body = table.createTBody();
     for (let at = this.places.length - 1; at >= 0; at--) {
       const row = body.insertRow();
-      row.insertCell().textContent = this.place(this.places[at]);
+      row.insertCell().textContent = this.placesOf(this.places[at]);
       for (const column of this.raw) row.insertCell().textContent = told(column[at], this.chart.axis.percent);
     }
     const box = document.createElement("div");
@@ -330,6 +345,13 @@ class Drawn {
     this.values.querySelector(".chart-table")?.remove();
     this.values.append(box);
   }
+}
+
+// Pages that have finer points for a stretch listen for it; all charts zoom at once, which is told once.
+let telling = null;
+function tellZoom(across, range) {
+  clearTimeout(telling);
+  telling = setTimeout(() => document.dispatchEvent(new CustomEvent("zoom", { detail: { across, range } })), 50);
 }
 
 function heading(text) {

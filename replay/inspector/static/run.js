@@ -7,6 +7,8 @@ const badge = document.getElementById("progress");
 const address = `/runs/${location.pathname.split("/")[2]}.json`;
 const every = 3000, mostRows = 12;
 const charts = JSON.parse(document.getElementById("charts").textContent);
+let stretch = null, looks = 0; // what is zoomed into, and how often that has changed
+let closer = null; // charts by key, with the points of that stretch
 let progress = JSON.parse(badge.dataset.progress);
 let waiting = null;
 
@@ -32,22 +34,27 @@ function ago(seconds) {
 async function ask() {
   waiting = null;
   if (document.hidden) return;
+  const began = performance.now();
   let found;
   try {
-    // The newest one is asked for again: its evaluation comes after its update.
-    const answer = await fetch(`${address}?after=${Math.max(-1, progress.logged - 1)}&mark=${progress.mark}`);
+    // The newest one is asked for again: its evaluation comes after its update. The page may be of a stretch only.
+    const query = new URLSearchParams(location.search);
+    query.set("after", Math.max(-1, progress.logged - 1));
+    query.set("mark", progress.mark);
+    const answer = await fetch(`${address}?${query}`);
     found = answer.ok ? await answer.json() : null;
   } catch {
     found = null;
   }
   if (found) take(found);
   showProgress(found !== null);
-  next();
+  next(performance.now() - began);
 }
 
-function next() {
-  // A stopped run may be resumed; a finished one is over.
-  const pause = { live: every, stopped: 10 * every }[progress.state];
+function next(took = 0) {
+  // A stopped run may be resumed; a finished one is over. What takes long is asked less often.
+  const often = Math.max(every, 10 * took);
+  const pause = { live: often, stopped: 10 * often }[progress.state];
   if (pause && !document.hidden && waiting === null) waiting = setTimeout(ask, pause);
 }
 
@@ -58,19 +65,19 @@ function take(found) {
   if (!found.groups.length) return;
   for (const panel of found.groups.flatMap((group) => group.panels)) {
     if (!merge(panel)) return location.reload();
-    const figure = document.getElementById(`panel-${panel.key}`);
-    figure.querySelector(".how").textContent = panel.how;
-    update(figure.querySelector(".chart"), charts[panel.key]);
+    document.getElementById(`panel-${panel.key}`).querySelector(".how").textContent = panel.how;
   }
-  fit();
+  if (stretch && stretch[1] > before.logged) look(stretch);
+  else drawCharts();
   showTiles(found.tiles);
   showRows(found.iterations);
 }
 
-// New points replace those of their place. False: there are other curves now than when the page was made.
+// New points replace those of their place. False: there are other curves now than when the page was made, or other
+// points, each of more iterations.
 function merge(panel) {
   const known = charts[panel.key];
-  if (!known) return false;
+  if (known?.merged !== panel.merged) return false;
   const pairs = panel.curves.map((curve) => [known.curves.find((each) => each.label === curve.label), curve]);
   if (panel.steps) pairs.push([known.steps, panel.steps]);
   for (const [old, curve] of pairs) {
@@ -81,6 +88,45 @@ function merge(panel) {
   charts[panel.key] = panel;
   return true;
 }
+
+function drawCharts() {
+  const shown = closer ?? charts;
+  for (const [key, chart] of Object.entries(shown)) update(document.querySelector(`#panel-${key} .chart`), chart);
+  fit();
+  const note = document.querySelector("#merged b"), merged = Object.values(shown)[0].merged;
+  if (note) note.textContent = merged > 1 ? note.dataset.several.replace("{}", merged) : "Each point is an iteration.";
+}
+
+// Points of fewer iterations for the stretch that was zoomed into, where those of the whole run stand for several.
+async function look(range) {
+  const mine = looks += 1;
+  stretch = range;
+  const found = range && await pointsOf(range);
+  if (mine !== looks) return;
+  closer = found ? Object.fromEntries(found.groups.flatMap((group) => group.panels).map((panel) => [panel.key, within(panel)])) : null;
+  drawCharts();
+}
+
+async function pointsOf([low, high]) {
+  try {
+    const answer = await fetch(`${address}?first=${Math.max(0, Math.floor(low))}&last=${Math.max(0, Math.ceil(high))}`);
+    return answer.ok ? await answer.json() : null;
+  } catch {
+    return null; // the coarse points stay, and say so
+  }
+}
+
+// The run's own panel, for what it tells and how it colours hangs on all of the run; curves without a point keep theirs.
+function within(panel) {
+  const whole = charts[panel.key];
+  const nearer = (curve, found) => found?.points.length ? { ...curve, points: found.points } : curve;
+  const curves = whole.curves.map((curve) => nearer(curve, panel.curves.find((each) => each.label === curve.label)));
+  return { ...whole, merged: panel.merged, curves, steps: whole.steps && nearer(whole.steps, panel.steps) };
+}
+
+document.addEventListener("zoom", ({ detail: { across, range } }) => {
+  if (across === "iteration" && Object.values(charts)[0]?.merged > 1) look(range);
+});
 
 function element(name, className, text = "") {
   return Object.assign(document.createElement(name), { className, textContent: text });

@@ -14,6 +14,7 @@ const tip = document.getElementById("tip");
 const voices = JSON.parse(document.getElementById("voices").textContent);
 const total = Number(view.dataset.total);
 const blocks = []; // { node, first, answer, spans, pending }
+const invitation = [...detail.childNodes];
 let chosen = Number(view.dataset.token);
 
 // Scales: a token's value falls between two edges, which the legend shows.
@@ -218,6 +219,7 @@ function remember() {
   query.set("segment", view.dataset.segment);
   query.set("color", view.dataset.color);
   if (chosen >= 0) query.set("token", chosen);
+  else query.delete("token");
   history.replaceState(null, "", `${location.pathname}?${query}${location.hash}`);
 }
 
@@ -264,7 +266,9 @@ function showDetail(at) {
   } else if (blockOf(at).answer.texts) {
     parts.push(element("p", "soft", "A part of the character that begins before it."));
   }
-  detail.replaceChildren(...parts, list);
+  const close = element("button", "quiet close", "close");
+  close.addEventListener("click", letGo);
+  detail.replaceChildren(close, ...parts, list);
   detail.classList.add("filled");
 }
 
@@ -276,11 +280,7 @@ async function choose(at, { focus = true, scroll = "nearest" } = {}) {
     await fill(block);
     if (!block.answer) return;
   }
-  const before = view.querySelector(".chosen");
-  if (before) {
-    before.classList.remove("chosen");
-    before.removeAttribute("tabindex");
-  }
+  unmark();
   chosen = at;
   const span = block.spans[at - block.first];
   span.classList.add("chosen");
@@ -288,6 +288,21 @@ async function choose(at, { focus = true, scroll = "nearest" } = {}) {
   if (focus) span.focus({ preventScroll: true });
   span.scrollIntoView({ block: scroll });
   showDetail(at);
+  remember();
+}
+
+function unmark() {
+  const before = view.querySelector(".chosen");
+  before?.classList.remove("chosen");
+  before?.removeAttribute("tabindex");
+}
+
+/** No token is chosen: on a small screen its numbers cover the text. */
+function letGo() {
+  unmark();
+  chosen = -1;
+  detail.replaceChildren(...invitation);
+  detail.classList.remove("filled");
   remember();
 }
 
@@ -332,6 +347,7 @@ view.addEventListener("pointerleave", () => tip.classList.add("hidden"));
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea, dialog")) return;
   const inside = view.contains(event.target);
+  if (event.key === "Escape" && chosen >= 0) letGo();
   const to = {
     ArrowRight: () => chosen + 1,
     ArrowLeft: () => Math.max(0, chosen - 1),
