@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Thread
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 _PATIENCE = timedelta(days=7)
 """For the next order: an iteration's episodes may take hours. A rank that has died is noticed at once all the same."""
+_LEAVING_S = 10.0
+"""For the end of a process group after an error."""
 
 
 @dataclass
@@ -117,12 +120,25 @@ def joined(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
         ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=_PATIENCE))
     try:
         yield ranks
-    finally:
-        # Also after an error: the others wait for an order, and would for ever. Those who are gone need none; those in
-        # the middle of one would hear of it after their timeout, and notice at once that this process ends.
-        with _nobody_left_is_fine():
-            if ranks.index == 0 and ranks.others_listen:
-                ranks.tell(None)
+    except BaseException:
+        # A backend may hold on to what nobody will answer any more; the error is told all the same.
+        leaving = Thread(target=_leave, args=(ranks,), daemon=True)
+        leaving.start()
+        leaving.join(_LEAVING_S)
+        raise
+    _leave(ranks)
+
+
+def _leave(ranks: Ranks) -> None:
+    """Rank 0 sends the others home, and the groups end with their threads: Python can't go down under one that runs.
+
+    Also after an error: the others wait for an order, and would for ever. Those who are gone need none; those in the
+    middle of one would hear of it after their timeout, and notice at once that this process ends.
+    """
+    with _nobody_left_is_fine():
+        if ranks.index == 0 and ranks.others_listen:
+            ranks.tell(None)
+    ranks.orders = None  # the last that holds on to that group
     dist.destroy_process_group()
 
 

@@ -149,16 +149,21 @@ def test_a_rank_takes_as_many_passes_as_the_others() -> None:
 def test_error_of_rank_0_alone_ends_all_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
     leader, other = start_ranks(2, ["-c", FAILS_ALONE])
-    (_, said), (_, others) = (process.communicate(timeout=60) for process in (leader, other))
+    (left, said), (left_there, others) = (process.communicate(timeout=60) for process in (leader, other))
     assert "ValueError: on rank 0 alone" in said
     assert "RankLost: every rank must stay alive" in others
     assert (leader.returncode, other.returncode) == (1, 1)
+    # A thread of a group that still runs when Python goes down would end the process with SIGABRT, now and then.
+    assert left == left_there == "groups left: False\n"
     assert time.monotonic() - began < 60  # not the ten minutes that the other would wait for its sum
 
 
 FAILS_ALONE = """
+import atexit
 import torch
+import torch.distributed
 from agentloop.ranks import joined, lost_ranks_told
+atexit.register(lambda: print("groups left:", torch.distributed.is_initialized()))
 with joined(timeout_s=600.0) as ranks:
     if ranks.index == 0:
         with lost_ranks_told(), ranks.told("sum"):
