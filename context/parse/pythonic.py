@@ -23,7 +23,7 @@ from context.parse.reply import (
 )
 
 _FILE = "<tool calls>"
-_MAX_PARTS = 20_000  # Python's parser takes its time with brackets and commas, more than with long texts
+_MAX_PARTS = 10_000  # Python's parser takes its time with brackets and commas, more than with long texts
 # Escapes that Python doubts ("\d") are the policy's affair, not a line on our stderr.
 warnings.filterwarnings("ignore", category=SyntaxWarning, module=re.escape(_FILE))
 _JSON_NAMES = {"true": True, "false": False, "null": None}  # what templates write that dump arguments as JSON

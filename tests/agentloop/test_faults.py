@@ -146,6 +146,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 # Ctrl-C and SIGTERM
 
 
+@pytest.mark.soak
 def test_signals_end_a_run_and_resume_continues_it(tmp_path: Path, qwen2: Path, unbroken: Path) -> None:
     config = config_in(tmp_path / "runs", qwen2)
     file = write_config(config, tmp_path / "config.yaml")

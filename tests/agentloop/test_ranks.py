@@ -107,6 +107,7 @@ def small_run(folder: Path, model: Path, iterations: int) -> RunConfig:
     return small_config(folder, model, run={"iterations": iterations}, compute={"rank_timeout_s": 20.0})
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_a_lost_rank_ends_the_run_with_a_message_and_one_rank_goes_on(tmp_path: Path) -> None:
     model = save_qwen2(tmp_path / "model")
