@@ -23,45 +23,29 @@ _HEADER_BYTES = 8
 # JSON writes a character in at most 6 bytes (\u0000); the rest is for the frame around the text.
 _BYTES_PER_CHARACTER, _MARGIN_BYTES = 6, 8192
 _LONGEST_POLL_MS = 60_000
-_BEGUN = b"\x01"
-"""The child's first word."""
-_MOST_FORKS = 5
-"""CPython 3.11 has been seen to crash within os.fork(), in the child of a thread, while it takes down the states of the
-other threads. The tool has not begun then, so that another child can be asked."""
 
 
 def run_isolated(call: Callable[[], ToolResult], *, timeout_s: float, max_chars: int) -> ToolResult:
     """The result of `call`, run in a child process, whose death is an observation. Raises ToolTimeout."""
     deadline = time.monotonic() + timeout_s
-    most = _BYTES_PER_CHARACTER * max_chars + _MARGIN_BYTES
-    for _ in range(_MOST_FORKS):
-        begun, frame, status = _in_a_child(call, deadline, most=most)
-        if begun:
-            break
-    if frame is None:
-        return failure(CRASHED, f"the tool's process ended without a result ({_describe(status)})")
-    return _decode(frame)
-
-
-def _in_a_child(call: Callable[[], ToolResult], deadline: float, *, most: int) -> tuple[bool, bytes | None, int]:
-    """Whether the child came as far as the tool, the frame it sent, and its exit status."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         _be_the_child(call, writing)
     os.close(writing)
     try:
-        begun, frame = _read_frame(reading, deadline, most=most)
+        frame = _read_frame(reading, deadline, most=_BYTES_PER_CHARACTER * max_chars + _MARGIN_BYTES)
     finally:
         os.close(reading)
         status = _end(child)
-    return begun, frame, status
+    if frame is None:
+        return failure(CRASHED, f"the tool's process ended without a result ({_describe(status)})")
+    return _decode(frame)
 
 
 def _be_the_child(call: Callable[[], ToolResult], writing: int) -> None:
     """Never returns: this process must not become a second trainer."""
     try:
-        os.write(writing, _BEGUN)
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
@@ -83,15 +67,11 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _read_frame(fd: int, deadline: float, *, most: int) -> tuple[bool, bytes | None]:
-    """Whether the child began, and one whole frame; None if it ended or sent rubbish.
-
-    A grandchild may keep the pipe open.
-    """
+def _read_frame(fd: int, deadline: float, *, most: int) -> bytes | None:
+    """One whole frame; None if the child ended or sent rubbish. A grandchild may keep the pipe open."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     received = bytearray()
-    first = len(_BEGUN) + _HEADER_BYTES
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -100,10 +80,11 @@ def _read_frame(fd: int, deadline: float, *, most: int) -> tuple[bool, bytes | N
             continue
         chunk = os.read(fd, 1 << 16)
         received += chunk
-        if len(received) == first + int.from_bytes(received[len(_BEGUN) : first], "big") and len(received) >= first:
-            return True, bytes(received[first:])
+        expected = _HEADER_BYTES + int.from_bytes(received[:_HEADER_BYTES], "big")
+        if len(received) == expected:
+            return bytes(received[_HEADER_BYTES:])
         if not chunk or len(received) > most:
-            return bool(received), None
+            return None
 
 
 def _decode(frame: bytes) -> ToolResult:

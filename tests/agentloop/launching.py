@@ -6,8 +6,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from tests.agentloop.runs import ROOT
 
@@ -39,3 +44,18 @@ def start_ranks(count: int, command: Sequence[str | Path]) -> list[subprocess.Po
         )
         for place in places(count)
     ]
+
+
+@contextmanager
+def group_of_one(folder: Path) -> Iterator[DeviceMesh]:
+    """This process alone as a process group.
+
+    torch keeps the layouts of sharded tensors in the state of the thread, and the group with them. A child that another
+    thread forks takes that state down, ends the group without having its threads, and crashes: they are forgotten here.
+    """
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 1), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+        _clear_sharding_prop_cache()

@@ -9,9 +9,8 @@ from typing import Any
 import peft
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import Cohere2Config, Cohere2ForCausalLM, PreTrainedModel
@@ -23,6 +22,7 @@ from agentloop.errors import UserError
 from agentloop.models.actor import Actor
 from agentloop.models.head import Head, check_kernels
 from agentloop.models.reference import WithoutAdapters
+from tests.agentloop.launching import group_of_one
 from tests.agentloop.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE, WholeLogits
 from tests.agentloop.training_examples import VOCABULARY, tiny_actor
 
@@ -165,24 +165,19 @@ def test_triton_without_its_device_is_refused() -> None:
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+def one_rank(tmp_path: Path) -> Iterator[DeviceMesh]:
+    with group_of_one(tmp_path) as mesh:
+        yield mesh
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_sharded_model_has_the_scores_and_gradients_of_a_whole_one(group: None, tied: bool) -> None:
+def test_sharded_model_has_the_scores_and_gradients_of_a_whole_one(one_rank: DeviceMesh, tied: bool) -> None:
     whole, sharded = (tiny_actor(tie_word_embeddings=tied).model for _ in range(2))
-    mesh = init_device_mesh("cpu", (1,))
     for layer in sharded.model.layers:
-        fully_shard(layer, mesh=mesh)
+        fully_shard(layer, mesh=one_rank)
     if not tied:
-        fully_shard(sharded.lm_head, mesh=mesh)
-    fully_shard(sharded, mesh=mesh)
+        fully_shard(sharded.lm_head, mesh=one_rank)
+    fully_shard(sharded, mesh=one_rank)
     assert isinstance(sharded.lm_head.weight, DTensor)
     for one, other in zip(scores(sharded, CHUNKED), scores(whole, PLAIN), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import MambaConfig, MambaForCausalLM
@@ -17,6 +17,7 @@ from agentloop.config.learning import OptimizerSection
 from agentloop.learning.optimizer import WeightOptimizer, hidden_matrices, learning_rate
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
+from tests.agentloop.launching import group_of_one
 from tests.agentloop.training_examples import tiny_actor
 
 
@@ -269,12 +270,8 @@ def test_option_of_another_optimizer_is_refused(options: dict[str, Any], refused
 
 @pytest.fixture
 def one_rank(tmp_path: Path) -> Iterator[DeviceMesh]:
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        yield init_device_mesh("cpu", (1,))
-    finally:
-        torch.distributed.destroy_process_group()
+    with group_of_one(tmp_path) as mesh:
+        yield mesh
 
 
 def sharded(mesh: DeviceMesh, dtype: torch.dtype) -> nn.Sequential:

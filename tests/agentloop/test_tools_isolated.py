@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentloop.environments import ToolResult
-from tests.agentloop.faulty_tools import APART, LIMITS, PIPES_OF_THE_TEST, call, open_pipes
+from tests.agentloop.faulty_tools import LIMITS, PIPES_OF_THE_TEST, call, open_pipes
 
 PATIENT = replace(LIMITS, timeout_s=10.0)
 """For tools that answer: a busy machine takes its time to fork."""
@@ -87,41 +84,6 @@ def test_tool_called_from_another_thread_runs_isolated() -> None:
     thread.start()
     thread.join(2)
     assert results == [ToolResult('{"error": "hang took longer than 0.3 s"}', "timeout")]
-
-
-def test_child_that_dies_before_the_tool_begins_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fork, told = os.fork, tmp_path / "forks"
-
-    def crashing(times: int) -> Callable[[], int]:
-        def fork_and_crash() -> int:
-            told.write_text(told.read_text() + "." if told.exists() else ".")
-            crash = len(told.read_text()) <= times
-            child = fork()
-            if child == 0 and crash:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return child
-
-        return fork_and_crash
-
-    monkeypatch.setattr(os, "fork", crashing(2))
-    assert call("apart", {"kind": "ok"}, limits=PATIENT).content == "fine\ufffd"
-    assert told.read_text() == "..."
-    told.unlink()
-    monkeypatch.setattr(os, "fork", crashing(99))
-    ended = "the tool's process ended without a result (signal 9)"
-    assert call("apart", {"kind": "ok"}, limits=PATIENT) == ToolResult(json.dumps({"error": ended}), "crashed")
-    assert told.read_text() == "....."
-
-
-def test_tool_that_crashes_is_called_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def count_and_die() -> str:
-        with open(tmp_path / "calls", "a", encoding="utf-8") as file:
-            file.write(".")
-        os._exit(7)
-
-    monkeypatch.setitem(APART, "count and die", count_and_die)
-    assert call("apart", {"kind": "count and die"}, limits=PATIENT).error_kind == "crashed"
-    assert (tmp_path / "calls").read_text() == "."
 
 
 def test_many_calls_leak_no_file_descriptor() -> None:
