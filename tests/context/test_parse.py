@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -137,14 +138,23 @@ def test_hermes_tags_that_do_not_pair_are_malformed(text: str, problem: str) -> 
     ids=range(17),
 )
 def test_parse_takes_no_more_than_a_tenth_of_a_second(parser, text: str) -> None:
-    fastest = float("inf")
+    """On a machine that reads 200,000 numbers of JSON in a hundredth; a slower one takes its time with both."""
+    fastest = reference = float("inf")
     for _ in range(10):
-        started = time.process_time()
-        parser.parse(text, stopped=True)
-        fastest = min(fastest, time.process_time() - started)
+        fastest = min(fastest, seconds(lambda: parser.parse(text, stopped=True)))
         if fastest < 0.1:
             return
-    assert fastest < 0.1
+        reference = min(reference, seconds(lambda: json.loads(NUMBERS)))
+    assert fastest < 10 * reference
+
+
+NUMBERS = "[" + "1," * 200_000 + "1]"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
 
 
 def test_lone_surrogates_are_malformed_and_leave_storable_text() -> None:
