@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
-REVISION = "0005"
+REVISION = "0006"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
@@ -146,6 +146,14 @@ groups = sa.Table(
     _real("success_rate"),
 )
 
+_PLACE = ("run", "iteration", "slot", "id")
+"""Of a row in its run's list, to the last one."""
+_LOOKED_AT = (
+    *("group", "source", "reward", "success", "advantage", "stop_reason", "num_turns", "num_tool_calls"),
+    *("num_tokens", "num_action_tokens", "policy_version_min", "state", "uses"),
+)
+"""What lists are sorted by, and what statistics count, of all rows of a run."""
+
 # `group` is a word of SQL: the column is `group_id`, so that people need no quotes.
 trajectories = sa.Table(
     "trajectories",
@@ -193,8 +201,10 @@ trajectories = sa.Table(
     sa.Index("trajectories_by_change", "changed"),
     sa.Index("trajectories_by_token_hash", "token_hash"),
     sa.Index("trajectories_by_state", "state"),
-    # To the last row: a page of a run's list is read off it.
-    sa.Index("trajectories_by_run", "run", "iteration", "slot", "id"),
+    # A file's holds what is looked at, so that no rows are read for it. An entry of a server's has at most 2,700 bytes,
+    # and texts may be longer.
+    sa.Index("trajectories_by_run", *_PLACE, *_LOOKED_AT).ddl_if(dialect="sqlite"),
+    sa.Index("trajectories_by_run", *_PLACE).ddl_if(dialect="postgresql"),
     sa.Index("trajectories_by_group", "group"),
     sa.Index("trajectories_by_task", "task"),
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -31,7 +33,11 @@ _VALUES = 5_000
 _TEXTS = 200
 """Different combinations of texts to choose from; and runs."""
 
-Counts = dict[float | None, int]
+_ROWS = 200
+"""Rows of a file that are handed over at once: too few for Python's garbage collector to begin, which looks at all that
+a server holds."""
+
+Counts = Counter[float | None]
 """Rows by value; None: unknown."""
 
 
@@ -47,10 +53,6 @@ class Bar:
             return f"{field} = {_text(self.low)}"
         edges = ((sign, edge) for sign, edge in ((">=", self.low), ("<", self.high)) if math.isfinite(edge))
         return " and ".join(f"{field} {sign} {_text(edge)}" for sign, edge in edges)
-
-    def holds(self, value: float) -> bool:
-        low, high = float(self.low), float(self.high)
-        return value == low if low == high else low <= value < high
 
 
 def distributions(store: ReplayStore, question: Question) -> Answer:
@@ -68,7 +70,7 @@ def distributions(store: ReplayStore, question: Question) -> Answer:
         spread = _Spread(connection, question.run, rows, age)
         fields = spread.fields()
         total = fields["turns"]["unknown"] + sum(bar["count"] for bar in fields["turns"]["bars"])
-        return {"total": total, "fields": fields, "choices": spread.choices()}
+        return {"total": total, "fields": fields, "choices": spread.choices() | {"run": spread.runs(total)}}
 
 
 class _Spread:
@@ -76,6 +78,7 @@ class _Spread:
 
     def __init__(self, connection: sa.Connection, run: str | None, rows: Parts, age: sa.ColumnElement[int]) -> None:
         self._connection = connection
+        self._run = run
         values = {
             "reward": _rows.reward,
             "tokens": _rows.num_tokens,
@@ -84,11 +87,10 @@ class _Spread:
             "group_success": groups.c.success_rate,
             "turns": _rows.num_turns,
         }
-        numbers = sa.select(*(value.label(name) for name, value in values.items()))
-        mine = rows.columns if run is None else sa.and_(_rows.run == run, rows.columns)
-        self._numbers = numbers.join_from(schema.trajectories, groups, groups.c.id == _rows.group).where(mine)
-        self._texts = sa.select(*(_rows[name] for name in CHOICES)).where(mine)
-        self._runs = sa.select(_rows.run, sa.func.count().label("number")).where(mine).group_by(_rows.run)
+        numbers = sa.select(*(sa.cast(value, _type(name)).label(name) for name, value in values.items()))
+        self._mine = rows.columns if run is None else sa.and_(_rows.run == run, rows.columns)
+        self._numbers = numbers.join_from(schema.trajectories, groups, groups.c.id == _rows.group).where(self._mine)
+        self._texts = sa.select(*(_rows[name] for name in CHOICES)).where(self._mine)
 
     def fields(self) -> dict[str, Answer]:
         counts = self._counts()
@@ -97,24 +99,36 @@ class _Spread:
         answers = {}
         for name, values in counts.items():
             if name not in counted:
-                known = {value: count for value, count in values.items() if value is not None}
-                bars = bars_of(list(known), whole=_is_whole(name))
-                numbers = [sum(count for value, count in known.items() if bar.holds(value)) for bar in bars]
-                counted[name] = (values.get(None, 0), dict(zip(bars, numbers, strict=True)))
+                bars = bars_of([value for value in values if value is not None], whole=_is_whole(name))
+                counted[name] = (values[None], _in_bars(values, bars))
             unknown, numbered = counted[name]
             answers[name] = {"unknown": unknown, "bars": [_answer(name, *each) for each in numbered.items()]}
         return answers
 
     def _counts(self) -> dict[str, Counts]:
-        """By field, from rows that are looked at once; of a field with more values than are counted, some of them."""
+        """By field, from rows that are looked at once; of a field with more values than are counted, some of them.
+
+        SQLite would sort all rows for each field, and takes longer for it than to hand them over. A server does not,
+        and would have to send them.
+        """
+        return self._counted_here() if self._connection.dialect.name == "sqlite" else self._counted_there()
+
+    def _counted_here(self) -> dict[str, Counts]:
+        found = {name: Counts() for name in SPREAD}
+        for rows in self._connection.execute(self._numbers).partitions(_ROWS):
+            for counts, values in zip(found.values(), zip(*rows, strict=True), strict=True):
+                if len(counts) <= _VALUES:
+                    counts.update(values)
+        return found
+
+    def _counted_there(self) -> dict[str, Counts]:
         rows = self._numbers.cte("chosen")
         arms = []
         for name in SPREAD:
             arm = sa.select(rows.c[name].label("value"), sa.func.count().label("number")).group_by(rows.c[name])
             few = arm.limit(_VALUES + 1).subquery()
-            value = sa.cast(few.c.value, sa.Double).label("value")
-            arms.append(sa.select(sa.literal(name, sa.Text).label("name"), value, few.c.number))
-        found: dict[str, Counts] = {name: {} for name in SPREAD}
+            arms.append(sa.select(sa.literal(name, sa.Text), sa.cast(few.c.value, sa.Double), few.c.number))
+        found = {name: Counts() for name in SPREAD}
         for name, value, count in self._connection.execute(sa.union_all(*arms)):
             found[name][value] = count
         return found
@@ -139,23 +153,43 @@ class _Spread:
         return {name: (totals[name] - sum(counted[name].values()), counted[name]) for name in names}
 
     def choices(self) -> dict[str, dict[str, int]]:
-        """What there is of each, and how often: to count by group would sort all rows once for each, but for the run,
-        by which they stand in an index."""
-        runs = self._connection.execute(self._runs.order_by(sa.desc("number"), _rows.run).limit(_TEXTS)).all()
+        """What there is of each, and how often: to count by group would sort all rows once for each."""
         there = self._connection.execute(self._texts.distinct().limit(_TEXTS)).all()
         pairs = [(name, text) for at, name in enumerate(CHOICES) for text in sorted({row[at] for row in there})]
         if not pairs:
-            return {name: {} for name in (*CHOICES, "run")}
+            return {name: {} for name in CHOICES}
         rows = self._texts.subquery()
         counted = sa.select(*(sa.func.count().filter(rows.c[name] == text) for name, text in pairs))
         numbers = zip(pairs, self._connection.execute(counted).one(), strict=True)
         ordered = sorted(numbers, key=lambda each: -each[1])
-        found = {name: {text: count for (of, text), count in ordered if of == name} for name in CHOICES}
-        return found | {"run": {row.run: row.number for row in runs}}
+        return {name: {text: count for (of, text), count in ordered if of == name} for name in CHOICES}
+
+    def runs(self, total: int) -> dict[str, int]:
+        """As choices; rows stand by their run in an index."""
+        if self._run is not None:
+            return {self._run: total} if total else {}
+        number = sa.func.count().label("number")
+        query = sa.select(_rows.run, number).where(self._mine).group_by(_rows.run)
+        found = self._connection.execute(query.order_by(sa.desc("number"), _rows.run).limit(_TEXTS))
+        return {row.run: row.number for row in found}
 
 
 def _is_whole(name: str) -> bool:
     return FIELDS[name].kind is Kind.whole
+
+
+def _type(name: str) -> type[sa.BigInteger | sa.Double[float]]:
+    return sa.BigInteger if _is_whole(name) else sa.Double
+
+
+def _in_bars(values: Counts, bars: Sequence[Bar]) -> dict[Bar, int]:
+    """Known ones, each of which is in one of the bars."""
+    lows = [float(bar.low) for bar in bars]
+    found = dict.fromkeys(bars, 0)
+    for value, count in values.items():
+        if value is not None:
+            found[bars[bisect_right(lows, value) - 1]] += count
+    return found
 
 
 def bars_of(values: Sequence[float], *, whole: bool, few: int = _BARS) -> list[Bar]:

@@ -50,7 +50,7 @@ def older(path: Path) -> Path:
     [
         (foreign, "must be one of agentloop's, got tables of something else"),
         (random_bytes, "must be a readable SQLite file, got 'file is not a database'"),
-        (newer, "must have schema 0005 or older, got 9999 .* Upgrade agentloop"),
+        (newer, "must have schema 0006 or older, got 9999 .* Upgrade agentloop"),
     ],
 )
 def test_database_of_something_else_is_refused_and_left_as_it_is(
@@ -73,7 +73,7 @@ def test_database_of_something_else_is_refused_and_left_as_it_is(
 
 def test_older_schema_is_migrated_by_training_only(tmp_path: Path) -> None:
     path = older(tmp_path / "old.sqlite")
-    with pytest.raises(DatabaseRefused, match="must have schema 0005, got 0000 .* agentloop replay migrate"):
+    with pytest.raises(DatabaseRefused, match="must have schema 0006, got 0000 .* agentloop replay migrate"):
         ReplayStore.open(path, read_only=True)
 
 
@@ -260,6 +260,8 @@ def test_migrations_give_exactly_the_declared_tables(tmp_path: Path) -> None:
     new_store(tmp_path / "replay.sqlite").close()
     engine = sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(tmp_path / "replay.sqlite"))
     inspector = sa.inspect(engine)
+    plain = sa.create_engine("sqlite://")
+    metadata.create_all(plain)
     assert set(inspector.get_table_names()) == {*metadata.tables, "replay_schema_version"}
     for name, table in metadata.tables.items():
         found = [(c["name"], c["nullable"], str(c["type"])) for c in inspector.get_columns(name)]
@@ -268,8 +270,8 @@ def test_migrations_give_exactly_the_declared_tables(tmp_path: Path) -> None:
         assert inspector.get_pk_constraint(name)["constrained_columns"] == [c.name for c in table.primary_key]
         keys = {(*k["constrained_columns"], k["referred_table"]) for k in inspector.get_foreign_keys(name)}
         assert keys == {(k.parent.name, k.column.table.name) for k in table.foreign_keys}
-        indexes = {(i["name"], *i["column_names"]) for i in inspector.get_indexes(name)}
-        assert indexes == {(i.name, *(c.name for c in i.columns)) for i in table.indexes}
+        assert inspector.get_indexes(name) == sa.inspect(plain).get_indexes(name)
+    plain.dispose()
     engine.dispose()
 
 

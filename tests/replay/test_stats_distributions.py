@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from context.tokens import Segment
 from replay import ReplayStore, stats
 from replay.stats import Question
-from replay.stats.distributions import Bar, _answer, bars_of
+from replay.stats.distributions import Bar, _answer, _in_bars, bars_of
 from replay.where import parsed
 from tests.replay.fakes import LLM, RUN, group, new_store, policy, run_record, sql, task, tokens, trajectory
 from tests.replay.locations import Databases
@@ -173,8 +173,10 @@ numbers = st.one_of(st.floats(-1e6, 1e6, allow_subnormal=False), st.floats(allow
 def test_each_value_is_in_exactly_one_of_at_most_thirteen_bars(values: list[float]) -> None:
     bars = bars_of(values, whole=False)
     assert 1 <= len(bars) <= 13
-    for value in values:
-        assert sum(bar.holds(value) for bar in bars) == 1
+    edges = [(float(bar.low), float(bar.high)) for bar in bars]
+    inside = [sum(value == low if low == high else low <= value < high for value in values) for low, high in edges]
+    assert sum(inside) == len(values)
+    assert _in_bars(Counter([None, *values]), bars) == dict(zip(bars, inside, strict=True))
     if len(values) > 12:
         assert all(earlier.high == later.low for earlier, later in pairwise(bars))
     for bar in bars:
