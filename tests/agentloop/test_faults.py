@@ -114,6 +114,7 @@ def test_run_killed_before_its_first_iteration_goes_on_and_while_it_lives_nobody
     training.kill()
     assert complete_checkpoints(moments.folder / "checkpoints") == []
     assert train(config, resume=True, display=SilentDisplay()).exit_code == 0
+    assert_sound(moments.folder, iterations=ITERATIONS)
     assert_same_run(moments.folder, unbroken)
 
 

@@ -15,6 +15,7 @@ from context.tokens import Segment
 from replay import CorruptTrajectory, ReplayError, ReplayStore, schema, stats
 from replay.databases import Location
 from replay.errors import ContentGone
+from replay.records import FRESH, DrawRecord
 from replay.sampling import make_sampler
 from replay.stats import Sort
 from tests.replay.asking import counted, listed
@@ -37,7 +38,7 @@ from tests.replay.locations import Databases
 
 @pytest.fixture(scope="module")
 def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
-    """Four iterations, the last one resumed over; 8 fresh rows each, up to 3 drawn; two reserved for a fifth."""
+    """Four iterations, the last one resumed over; 8 fresh rows each, up to 3 drawn; three reserved for a fifth."""
     location = databases.new(tmp_path_factory.mktemp("run") / "replay.sqlite")
     store = new_store(location)
     sampler = make_sampler("success", 3)
@@ -45,7 +46,8 @@ def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
         iterate(store, iteration, sampler, count=3)
     store.resume(RUN, 3)
     iterate(store, 4, sampler, count=3, attempt=1)
-    store.draw(request(5, 2), sampler)
+    (drawn, _) = store.draw(request(5, 2), sampler)
+    store.reserve_fresh([DrawRecord(RUN, 5, 0, drawn.trajectory.record.id, FRESH, probability=None, staleness=0)])
     store.close()
     with closing(ReplayStore.open(location, read_only=True)) as reader:
         yield reader
@@ -86,7 +88,7 @@ def test_summary_by_hand(store: ReplayStore) -> None:
     }
     assert answer["draws"]["fresh"] == 32
     assert answer["draws"]["replay"] == 9
-    assert answer["draws"]["reserved"] == 2
+    assert answer["draws"]["reserved"] == 3
     assert answer["stop_reasons"] == {"final": 40}
     assert stats.summary(store, "another run")["trajectories"] == 0
 
