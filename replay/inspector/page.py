@@ -145,5 +145,5 @@ def run_of(source: Source, query: Query) -> str | None:
     if given is not None:
         source.store.run(given)
         return given
-    known = stats.run_ids(source.store)
+    known = list(stats.run_names(source.store))
     return known[0] if len(known) == 1 else None

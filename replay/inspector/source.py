@@ -10,7 +10,7 @@ from pathlib import Path
 from context.codec import TokenCodec
 from replay.cli.front import place
 from replay.cli.look import tokenizer
-from replay.stats import run_ids
+from replay.stats import run_names
 from replay.store import ReplayStore
 
 
@@ -37,7 +37,7 @@ class Source:
 
     def words_of(self, run: str) -> list[str]:
         """RUN and --run, in commands about that run."""
-        several = self.run != run and len(run_ids(self.store)) > 1
+        several = self.run != run and len(run_names(self.store)) > 1
         return [*self.run_words, *(["--run", run] if several else [])]
 
 

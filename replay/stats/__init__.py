@@ -9,7 +9,7 @@ from replay.stats.listing import Patience, page
 from replay.stats.preview import preview, rows_to_read
 from replay.stats.progress import progress
 from replay.stats.rows import Answer, Question, Sort, chosen
-from replay.stats.runs import run_ids, runs
+from replay.stats.runs import run_names, runs
 from replay.stats.series import iterations, merged_series, merging, metric_series
 from replay.stats.summary import summary
 from replay.stats.task import task
@@ -36,7 +36,7 @@ __all__ = [
     "preview",
     "progress",
     "rows_to_read",
-    "run_ids",
+    "run_names",
     "runs",
     "same_tokenizer",
     "summary",

@@ -32,7 +32,8 @@ def runs(store: ReplayStore) -> list[Answer]:
         return [dict(row) for row in connection.execute(query.order_by(run.name, run.id)).mappings()]
 
 
-def run_ids(store: ReplayStore) -> list[str]:
-    """Of every run, without a look at what it has stored."""
+def run_names(store: ReplayStore) -> dict[str, str]:
+    """Of every run by its id, in the same order, without a look at what it has stored."""
+    run = schema.runs.c
     with store.reading() as connection:
-        return list(connection.scalars(sa.select(schema.runs.c.id).order_by(schema.runs.c.id)))
+        return {row.id: row.name for row in connection.execute(sa.select(run.id, run.name).order_by(run.name, run.id))}

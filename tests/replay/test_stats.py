@@ -447,6 +447,7 @@ def test_runs_tell_how_far_each_came(location: Location) -> None:
         store.add_metrics(RUN, iteration, {"eval/success": success, "rollout/success": 1.0})
     found = {row["id"]: row for row in stats.runs(store)}
     assert list(found) == ["run-2", RUN]  # by name
+    assert list(stats.run_names(store).items()) == [(id, row["name"]) for id, row in found.items()]
     assert (found[RUN]["success"], found[RUN]["trajectories"], found[RUN]["iterations"]) == (0.5, 4, 0)
     assert (found["run-2"]["success"], found["run-2"]["trajectories"]) == (None, 0)
 

@@ -154,7 +154,7 @@ def _kept(query: Query) -> dict[str, str]:
 def _command(source: Source, found: Answer) -> str:
     """The same question in a terminal."""
     words, run, conditions = source.run_words, found["run"], list(found["where"])
-    if run != source.run and len(stats.run_ids(source.store)) > 1:
+    if run != source.run and len(stats.run_names(source.store)) > 1:
         # A run's folder names its run alone; its database names all there are.
         words = words if source.run is None else [source.store.url]
         conditions += [] if run is None else [f"run = {_quoted(run)}"]

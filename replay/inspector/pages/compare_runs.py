@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,10 +35,10 @@ def asked_runs(source: Source, query: Query) -> tuple[str, str] | None:
 
 def _ids(source: Source) -> Mapping[str, str]:
     """By id, and by name where only one run has it."""
-    rows = stats.runs(source.store)
-    names = [row["name"] for row in rows]
-    named = {row["name"]: row["id"] for row in rows if names.count(row["name"]) == 1}
-    return {**named, **{row["id"]: row["id"] for row in rows}}
+    names = stats.run_names(source.store)
+    times = Counter(names.values())
+    named = {name: id for id, name in names.items() if times[name] == 1}
+    return {**named, **{id: id for id in names}}
 
 
 def answer(source: Source, runs: tuple[str, str]) -> Answer:

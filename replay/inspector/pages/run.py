@@ -81,7 +81,7 @@ def _recent(source: Source, run: str, after: int) -> list[Answer]:
 
 def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
     run = found["run"]
-    others = [row for row in stats.runs(source.store) if row["id"] != run]
+    others = [(id, name) for id, name in stats.run_names(source.store).items() if id != run]
     text = yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True) if found.get("config") else ""
     return {
         "charts": {panel["key"]: panel for group in found["groups"] for panel in group["panels"]},
