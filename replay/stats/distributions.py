@@ -63,7 +63,7 @@ def distributions(store: ReplayStore, question: Question) -> Answer:
     None where filters ask what was said: counting would read every conversation.
     """
     with store.reading() as connection:
-        age = staleness(newest_versions(connection, question.run))
+        age = staleness(newest_versions(connection, question.run), question.run)
         rows = conditions(question.where, known={"staleness": age})
         if rows.messages is not None:
             return {"total": None, "fields": None, "choices": None}

@@ -113,7 +113,7 @@ class _Listing:
         self._connection = connection
         self._question = question
         self._newest = newest_versions(connection, question.run)
-        self._staleness = staleness(self._newest)
+        self._staleness = staleness(self._newest, question.run)
         self.parts: Parts = conditions(question.where, known={"staleness": self._staleness})
         self._names = [question.sort.value, str(question.ascending), question.run]
         columns = [_rows.iteration, _rows.slot, _rows.run, _rows.id]

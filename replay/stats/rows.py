@@ -68,10 +68,14 @@ def newest_versions(connection: sa.Connection, run: str | None = None) -> dict[s
     return {id: int(version) for id, version in connection.execute(query) if version is not None}
 
 
-def staleness(newest: Mapping[str, int]) -> sa.ColumnElement[int]:
-    """Of rows of these runs; NULL for others. To look up the newest policy row by row would take three times as long
-    (`replay.where.fields`)."""
-    if not newest:
+def staleness(newest: Mapping[str, int], run: str | None) -> sa.ColumnElement[int]:
+    """Of rows of these runs; NULL for others. `run`: whose rows are asked for, if only its are.
+
+    To look up the newest policy row by row would take three times as long (`replay.where.fields`).
+    """
+    versions = {of: sa.literal(version, sa.BigInteger) for of, version in newest.items()}
+    if run in versions:
+        return versions[run] - _rows.policy_version_min
+    if not versions:
         return sa.cast(sa.null(), sa.BigInteger)
-    known = ((_rows.run == run, sa.literal(version, sa.BigInteger)) for run, version in newest.items())
-    return sa.case(*known) - _rows.policy_version_min
+    return sa.case(*((_rows.run == of, version) for of, version in versions.items())) - _rows.policy_version_min
