@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import sqlalchemy as sa
@@ -14,7 +14,7 @@ from replay.draws import USES
 from replay.errors import InvalidRecord
 from replay.histograms import decode
 from replay.read import load
-from replay.records import EVICTED, QUARANTINED, STATES, Trajectory
+from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED, STATES, Trajectory
 from replay.schema import histograms, metadata, runs, trajectories
 from replay.stats import chosen
 from replay.store import ReplayStore
@@ -70,7 +70,12 @@ def _check(connection: sa.Connection, ids: list[str], authors: dict[str, AuthorT
     found.checked += len(loaded.whole) + len(loaded.corrupt)
     found.corrupt |= loaded.corrupt
     for run, rows in groupby(loaded.whole.values(), key=lambda row: row.record.run):
-        found.corrupt |= dict(_wrong(list(rows), authors[run]))
+        found.corrupt |= dict(_wrong([_as_born(row) for row in rows], authors[run]))
+
+
+def _as_born(row: Trajectory) -> Trajectory:
+    """Orphans are made by a resume, of rows that were let in."""
+    return replace(row, record=replace(row.record, state=ELIGIBLE)) if row.record.state == ORPHANED else row
 
 
 def _wrong(rows: list[Trajectory], authors: AuthorTable) -> Iterator[tuple[str, str]]:

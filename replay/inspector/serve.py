@@ -34,6 +34,7 @@ def serve(source: Source, *, host: str, port: int | None, token: str | None, bro
         threading.Timer(0.3, webbrowser.open, [address]).start()
     server = quiet_server(create_app(source, Guard(token, host)))
     # What is there by now stays: to look for garbage in it took 50 ms, now and then, of somebody's request.
+    gc.collect()
     gc.freeze()
     server.run(sockets=[listening])
 

@@ -87,9 +87,10 @@ class _Spread:
             "group_success": groups.c.success_rate,
             "turns": _rows.num_turns,
         }
-        numbers = sa.select(*(sa.cast(value, _type(name)).label(name) for name, value in values.items()))
+        numbers = sa.select(*(sa.cast(values[name], sa.Double).label(name) for name in SPREAD))
         self._mine = rows.columns if run is None else sa.and_(_rows.run == run, rows.columns)
-        self._numbers = numbers.join_from(schema.trajectories, groups, groups.c.id == _rows.group).where(self._mine)
+        born = numbers.join_from(schema.trajectories, groups, groups.c.id == _rows.group, isouter=True)
+        self._numbers = born.where(self._mine)
         self._texts = sa.select(*(_rows[name] for name in CHOICES)).where(self._mine)
 
     def fields(self) -> dict[str, Answer]:
@@ -127,7 +128,7 @@ class _Spread:
         for name in SPREAD:
             arm = sa.select(rows.c[name].label("value"), sa.func.count().label("number")).group_by(rows.c[name])
             few = arm.limit(_VALUES + 1).subquery()
-            arms.append(sa.select(sa.literal(name, sa.Text), sa.cast(few.c.value, sa.Double), few.c.number))
+            arms.append(sa.select(sa.literal(name, sa.Text), few.c.value, few.c.number))
         found = {name: Counts() for name in SPREAD}
         for name, value, count in self._connection.execute(sa.union_all(*arms)):
             found[name][value] = count
@@ -176,10 +177,6 @@ class _Spread:
 
 def _is_whole(name: str) -> bool:
     return FIELDS[name].kind is Kind.whole
-
-
-def _type(name: str) -> type[sa.BigInteger | sa.Double[float]]:
-    return sa.BigInteger if _is_whole(name) else sa.Double
 
 
 def _in_bars(values: Counts, bars: Sequence[Bar]) -> dict[Bar, int]:

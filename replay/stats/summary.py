@@ -106,7 +106,7 @@ def _draws(connection: sa.Connection, run: str | None, where: str | None) -> Ans
     if where is not None:
         mine = mine & draws.c.trajectory.in_(sa.select(_rows.id).where(condition(where)))
     committed = draws.c.state == COMMITTED
-    # Most draws are fresh and committed: they are counted by the index alone, as those that are none of these.
+    # Most draws are fresh and committed: no sum looks at them, and an index alone counts all there are.
     others = sa.select(
         sa.func.count().label("others"),
         sa.func.count().filter(committed).label("replay"),

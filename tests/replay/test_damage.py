@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -182,6 +183,71 @@ def test_text_in_a_column_of_numbers_is_an_error_by_name(tmp_path: Path) -> None
         sql(store, "update trajectories set advantage = '?' where id = ?", id)
         with pytest.raises(ReplayError, match="^column advantage must hold numbers, got a damaged database"):
             store.draw(request(2, 2), make_sampler("uniform", 0))
+
+
+ODD = 7.125
+"""A reward whose bytes stand in the file where it is stored, and nowhere else."""
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A file of four rows, one of them of that reward."""
+    path = tmp_path_factory.mktemp("odd") / "replay.sqlite"
+    with closing(new_store(path)) as store:
+        rewards = (0.0, ODD, 1.0, 0.5)
+        store.append([task()], [group()], [trajectory(f"t{at}", slot=at, reward=r) for at, r in enumerate(rewards)])
+    return path.read_bytes()
+
+
+def flipped_in(file: bytes, path: Path, *, table: bool) -> None:
+    """One bit of the reward, in the page of the row or in that of the index."""
+    stored = struct.pack(">d", ODD)
+    places = [at for at in range(len(file)) if file.startswith(stored, at)]
+    assert len(places) == 2
+    for at in places:
+        path.write_bytes(file[: at + 1] + bytes([file[at + 1] ^ 1]) + file[at + 2 :])
+        (of_row,) = sql(path, "select reward <> ? from trajectories not indexed where slot = 1", ODD)
+        if of_row[0] == table:
+            return
+    raise AssertionError("there must be one of each")
+
+
+Act = Callable[[ReplayStore], object]
+ACTS: dict[str, Act] = {
+    "draw": lambda store: store.draw(request(2, 4), make_sampler("uniform", 0)),
+    "verify": lambda store: store.quarantine(verify(store).corrupt),
+    "evict": lambda store: store.evict(RUN, 2, policy_version=1, capacity=Capacity(rows=1)),
+    "resume": lambda store: store.resume(RUN, 0),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_bit_of_a_row_in_the_file_damages_this_row_alone(odd: bytes, tmp_path: Path, act: str) -> None:
+    """Its index entry can't be found by what the row holds now."""
+    path = tmp_path / "replay.sqlite"
+    flipped_in(odd, path, table=True)
+    with closing(ReplayStore.open(path)) as store:
+        ACTS[act](store)
+        found = verify(store)
+        assert not found.damage
+        states = dict(sql(store, "select id, state from trajectories"))
+        if act in ("draw", "verify"):
+            assert states == {"t0": "eligible", "t1": "quarantined", "t2": "eligible", "t3": "eligible"}
+        else:
+            assert set(states.values()) - {"eligible"}
+
+
+@pytest.mark.parametrize("act", ["draw", "evict", "resume"])
+def test_bit_of_an_index_damages_no_row_and_is_found(odd: bytes, tmp_path: Path, act: str) -> None:
+    path = tmp_path / "replay.sqlite"
+    flipped_in(odd, path, table=False)
+    with closing(ReplayStore.open(path)) as store:
+        (damage,) = verify(store).damage
+        assert "trajectories_by_run" in damage
+        ACTS[act](store)
+        assert not verify(store).corrupt
+        if act == "draw":
+            assert len(sql(store, "select 1 from draws where state = 'reserved'")) == 4
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from context.tokens import Segment
 from replay import ReplayStore, stats
+from replay.databases import Location
 from replay.stats import Question
 from replay.stats.distributions import Bar, _answer, _in_bars, bars_of
 from replay.where import parsed
@@ -156,6 +157,19 @@ def test_what_was_said_is_not_counted(store: ReplayStore) -> None:
     for where in ("text contains 'drawer'", "success and (tool = 'lookup' or reward > 0)"):
         answer = stats.distributions(store, Question(RUN, (where,)))
         assert answer == {"total": None, "fields": None, "choices": None}
+
+
+def test_whole_numbers_that_no_float_tells_apart_are_counted_together(location: Location) -> None:
+    store = new_store(location)
+    turns = (5, 2**53 + 3, 2**53 + 4, 2**62, 2**62 + 1)
+    store.append([task()], [group()], [trajectory(f"t{at}", slot=at, num_turns=n) for at, n in enumerate(turns)])
+    answer = stats.distributions(store, Question(RUN))
+    assert [(bar["low"], bar["count"]) for bar in answer["fields"]["turns"]["bars"]] == [
+        (5, 1),
+        (float(2**53 + 4), 2),
+        (float(2**62), 2),
+    ]
+    assert (answer["total"], answer["choices"]["run"]) == (5, {RUN: 5})
 
 
 CLOSE = [0.1 + at * math.ulp(0.1) for at in (4, 5, 8, 10, 12, 16, 23, 35, 37, 38, 39, 41, 46)]

@@ -368,14 +368,20 @@ def test_other_orders_are_found_in_one_look_at_a_run_s_rows(file: ReplayStore, s
     assert "USING COVERING INDEX trajectories_by_run (run=?)" in found[1]
 
 
-@pytest.mark.parametrize("ask", [stats.distributions, lambda store, question: stats.summary(store, question.run)])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        stats.distributions,
+        lambda store, question: stats.summary(store, question.run, where=" and ".join(question.where)),
+    ],
+)
 def test_what_is_counted_of_a_run_s_rows_is_read_off_its_index(
     file: ReplayStore, ask: Callable[[ReplayStore, Question], object]
 ) -> None:
     found = plans(file, lambda: ask(file, Question(RUN, ("success and reward > 0.1", "uses < 3"))))
     looks = [step for plan in found for step in plan.split("; ") if "trajectories" in step.split()[1:2]]
     assert looks
-    assert all("USING COVERING INDEX trajectories_by_run (run=?)" in step for step in looks), looks
+    assert all("USING COVERING INDEX trajectories_by_run" in step for step in looks), looks
 
 
 def test_rows_know_their_uses_whatever_happens_to_their_draws(location: Location) -> None:

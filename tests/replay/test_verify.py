@@ -40,6 +40,15 @@ def test_whole_buffer_is_found_whole(location: Location) -> None:
     )
 
 
+def test_rows_that_a_resume_orphaned_are_whole(location: Location) -> None:
+    store = filled(location)
+    store.resume(RUN, 1)
+    found = verify(store)
+    assert (found.states, found.checked, found.corrupt) == ({"eligible": 8, "orphaned": 16}, 24, {})
+    sql(store, "update trajectories set record_checksum = null, num_tokens = 99 where iteration = 3 and slot = 0")
+    assert len(verify(store).corrupt) == 1
+
+
 def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
     """One bit of each of 1,000 rows, in any of its blobs; a flip that leaves the content what it was does no harm."""
     store = new_store(tmp_path / "replay.sqlite")
