@@ -292,6 +292,11 @@ class ReplayStore:
         """Rows found to be corrupt, with the reason by id: never drawn again."""
         self._database.write(lambda connection: read.quarantine(connection, reasons), idempotent=True)
 
+    @property
+    def groups_by_sorting(self) -> bool:
+        """See `Database`."""
+        return self._database.groups_by_sorting
+
     def size(self, connection: sa.Connection) -> int:
         """Bytes of the database on disk."""
         return self._database.size(connection)

@@ -43,6 +43,7 @@ class SqliteDatabase(Database):
 
     path: Path
     compresses_text = True
+    groups_by_sorting = True
 
     def __init__(self, path: Path, *, mode: Mode) -> None:
         self.path = path

@@ -68,7 +68,7 @@ def distributions(store: ReplayStore, question: Question) -> Answer:
         if rows.messages is not None:
             return {"total": None, "fields": None, "choices": None}
         spread = _Spread(connection, question.run, rows, age)
-        fields = spread.fields()
+        fields = spread.fields(here=store.groups_by_sorting)
         total = fields["turns"]["unknown"] + sum(bar["count"] for bar in fields["turns"]["bars"])
         return {"total": total, "fields": fields, "choices": spread.choices() | {"run": spread.runs(total)}}
 
@@ -93,8 +93,12 @@ class _Spread:
         self._numbers = born.where(self._mine)
         self._texts = sa.select(*(_rows[name] for name in CHOICES)).where(self._mine)
 
-    def fields(self) -> dict[str, Answer]:
-        counts = self._counts()
+    def fields(self, *, here: bool) -> dict[str, Answer]:
+        """`here`: rows are handed over and counted in Python; a server that counts well would have to send them all.
+
+        Each row is looked at once; a field of too many values to count one by one is then counted in bars.
+        """
+        counts = self._counted_here() if here else self._counted_there()
         many = [name for name, values in counts.items() if len(values) > _VALUES]
         counted = self._counted_in_bars(many) if many else {}
         answers = {}
@@ -105,14 +109,6 @@ class _Spread:
             unknown, numbered = counted[name]
             answers[name] = {"unknown": unknown, "bars": [_answer(name, *each) for each in numbered.items()]}
         return answers
-
-    def _counts(self) -> dict[str, Counts]:
-        """By field, from rows that are looked at once; of a field with more values than are counted, some of them.
-
-        SQLite would sort all rows for each field, and takes longer for it than to hand them over. A server does not,
-        and would have to send them.
-        """
-        return self._counted_here() if self._connection.dialect.name == "sqlite" else self._counted_there()
 
     def _counted_here(self) -> dict[str, Counts]:
         found = {name: Counts() for name in SPREAD}
