@@ -11,7 +11,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -38,8 +38,12 @@ COPY = ".backup"
 Mode = Literal["ro", "rw"]
 
 
+# As SQLite does where it can: when a file was written need not be kept.
+_sync = getattr(os, "fdatasync", os.fsync)
+
+
 class SqliteDatabase(Database):
-    """A file. A durable commit takes one fsync."""
+    """A file. A durable commit takes one fsync, which writers wait for at once and not one after another."""
 
     path: Path
     compresses_text = True
@@ -50,13 +54,36 @@ class SqliteDatabase(Database):
         self.url = str(path)
         self.read_only = mode == "ro"
         self._engine = _engine(path, mode)
-        self._snapshots = self._engine.execution_options(**{_BEGIN: ("BEGIN",)})
-        self._hasty = self._engine.execution_options(**{_BEGIN: ("PRAGMA synchronous=NORMAL", "BEGIN IMMEDIATE")})
+        self._snapshots = self._engine.execution_options(**{_BEGIN: "BEGIN"})
 
     @contextmanager
     def writing(self, *, durable: bool = True) -> Iterator[sa.Connection]:
-        with self._explained(), (self._engine if durable else self._hasty).begin() as connection:
-            yield connection
+        with self._explained(), self._engine.connect() as connection:
+            transaction = connection.begin()
+            with self._waiting_for_disk() if durable else nullcontext(), transaction:
+                yield connection
+
+    @contextmanager
+    def _waiting_for_disk(self) -> Iterator[None]:
+        """What the block commits is on the disk when it ends.
+
+        SQLite itself would wait while it holds the write lock, and the next writer for both of them. The log is there
+        as long as a connection is open, and SQLite waits for the disk with whatever it moves out of it. It is opened
+        before the block writes, so that it is told of every failure to do so.
+        """
+        path = f"{self.path}-wal"
+        try:
+            log = os.open(path, os.O_RDWR)
+        except OSError as error:
+            raise DatabaseFailed(
+                f"database must be accessible, got {error.strerror} at {path}. Nothing of the transaction was stored; "
+                f"what was stored before is safe. {_REMEDIES[sqlite3.SQLITE_CANTOPEN]}"
+            ) from error
+        try:
+            yield
+            _wait_for_disk(log, path)
+        finally:
+            os.close(log)
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
@@ -110,6 +137,16 @@ class SqliteDatabase(Database):
                 f"database must be intact and accessible, got {str(error.orig)!r} at {self.path}{_room(self.path)}. "
                 f"Nothing of the transaction was stored; what was stored before is safe. {_remedy(error.orig)}"
             ) from error
+
+
+def _wait_for_disk(log: int, path: str) -> None:
+    try:
+        _sync(log)
+    except OSError as error:
+        raise DatabaseFailed(
+            f"database must be on a disk that keeps it, got {error.strerror} at {path}. What was stored last is lost "
+            f"if this machine stops. {_REMEDIES[sqlite3.SQLITE_IOERR]}"
+        ) from error
 
 
 _REMEDIES = {
@@ -267,12 +304,11 @@ def _engine(path: Path, mode: Mode) -> sa.Engine:
         return connection
 
     engine = sa.create_engine("sqlite+pysqlite://", creator=connect, poolclass=sa.QueuePool)
-    begin = ("BEGIN",) if mode == "ro" else ("PRAGMA synchronous=FULL", "BEGIN IMMEDIATE")
+    begin = "BEGIN" if mode == "ro" else "BEGIN IMMEDIATE"
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
-        for statement in connection.get_execution_options().get(_BEGIN, begin):
-            connection.exec_driver_sql(statement)
+        connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, begin))
 
     return engine
 
@@ -286,6 +322,8 @@ def _prepare(connection: sqlite3.Connection, mode: Mode) -> None:
         connection.execute(f"PRAGMA cache_size=-{_READERS_CACHE_KIB}")
     else:
         connection.execute("PRAGMA journal_mode=WAL")
+        # `writing` itself waits for the disk.
+        connection.execute("PRAGMA synchronous=NORMAL")
 
 
 def _plain_text(frame: bytes) -> str | None:

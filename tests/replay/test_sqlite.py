@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import sqlite3
 import stat
+import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from multiprocessing import get_context
@@ -14,12 +17,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from replay import DatabaseRefused, ReplayError, ReplayStore
+from replay import DatabaseRefused, InvalidRecord, ReplayError, ReplayStore
+from replay.databases import sqlite
 from replay.databases.open import parsed
+from replay.errors import DatabaseFailed
+from replay.records import FRESH, DrawRecord
 from replay.sampling import make_sampler
 from replay.schema import REVISION, metadata
 from replay.verify import verify
-from tests.replay.fakes import group, new_store, request, sql, task, trajectory
+from tests.replay.fakes import RUN, group, new_store, request, sql, task, trajectory
 from tests.replay.old_databases import REVISIONS, fill_old
 
 
@@ -314,5 +320,83 @@ def test_database_writes_ahead_and_checks_references(tmp_path: Path) -> None:
         settings = {
             name: connection.exec_driver_sql(f"pragma {name}").scalar() for name in ("journal_mode", "synchronous")
         }
-        assert settings == {"journal_mode": "wal", "synchronous": 2}
+        assert settings == {"journal_mode": "wal", "synchronous": 1}
         assert connection.exec_driver_sql("pragma foreign_keys").scalar() == 1
+
+
+def ids(where: Path | ReplayStore) -> set[str]:
+    return {row[0] for row in sql(where, "select id from trajectories")}
+
+
+def test_a_commit_that_returned_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the log and the file are when the disk is waited for is all that a machine keeps which stops right after."""
+    path = tmp_path / "replay.sqlite"
+    store = new_store(path)
+    synced: list[set[str]] = []
+    sync = sqlite._sync
+
+    def kept(log: int) -> None:
+        assert os.path.samefile(f"{path}-wal", log)
+        machine = tmp_path / f"machine-{len(synced)}"
+        machine.mkdir()
+        for file in (path, path.with_name(path.name + "-wal")):
+            shutil.copy(file, machine)
+        synced.append(ids(machine / path.name))
+        sync(log)
+
+    monkeypatch.setattr(sqlite, "_sync", kept)
+    store.append([task()], [group()], [trajectory("a")])
+    assert synced == [{"a"}]
+    store.append([], [], [trajectory("b", member=1)])
+    assert synced == [{"a"}, {"a", "b"}]
+    with store.reading():
+        pass
+    with pytest.raises(InvalidRecord):
+        store.append([], [], [trajectory("c", num_turns=-1)])
+    store.reserve_fresh([DrawRecord(RUN, 1, 0, "a", FRESH, None, 0)])  # a resume releases it anyway
+    assert len(synced) == 2
+    store.close()
+
+
+def test_writers_wait_for_the_disk_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, other = new_store(tmp_path / "replay.sqlite"), ReplayStore.open(tmp_path / "replay.sqlite")
+    store.append([task()], [group()], [])
+    slow, waiting, go_on = threading.Lock(), threading.Event(), threading.Event()
+
+    def sync(log: int) -> None:
+        if slow.acquire(blocking=False):
+            waiting.set()
+            assert go_on.wait(20)
+
+    monkeypatch.setattr(sqlite, "_sync", sync)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(store.append, [], [], [trajectory("a")])
+        assert waiting.wait(20)
+        pool.submit(other.append, [], [], [trajectory("b", member=1)]).result(20)
+        assert not first.done()
+        go_on.set()
+        first.result(20)
+    assert ids(store) == {"a", "b"}
+    store.close()
+    other.close()
+
+
+def test_a_disk_that_keeps_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+
+    def sync(log: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(sqlite, "_sync", sync)
+        with pytest.raises(DatabaseFailed, match=r"got Input/output error at .*-wal\. What was stored last is lost if"):
+            store.append([task()], [group()], [trajectory("a")])
+    # Whoever tries again stores it once.
+    store.append([task()], [group()], [trajectory("a")])
+    assert ids(store) == {"a"}
+    with monkeypatch.context() as full:
+        full.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+        with pytest.raises(DatabaseFailed, match=r"got Too many open files at .*-wal\. Nothing of the transaction was"):
+            store.append([], [], [trajectory("b", member=1)])
+    assert ids(store) == {"a"}
+    store.close()
