@@ -13,10 +13,11 @@ import sqlalchemy as sa
 from context.authors import AuthorTable
 from context.tokens import TokenSequence
 from replay.read import load
-from replay.records import Trajectory
 from replay.rows import known
 from replay.schema import runs
 from replay.stats import Answer, find, summary
+from replay.stats.tokens import authors_of
+from replay.stats.trajectory import record_of
 from replay.store import ReplayStore
 
 
@@ -28,8 +29,8 @@ def trajectories(store: ReplayStore, first: str, second: str) -> Answer:
     ids = [find(store, first), find(store, second)]
     with store.reading() as connection:
         pair = load(connection, ids).in_order(ids)
-    tables = [AuthorTable.from_json(store.run(row.record.run).authors) for row in pair]
-    records = [_record(row) for row in pair]
+        tables = [authors_of(connection, row.record.run) for row in pair]
+    records = [record_of(row) for row in pair]
     segments = [
         _segment(position, parts, tables)
         for position, parts in enumerate(zip_longest(*([s.tokens for s in row.segments] for row in pair)))
@@ -43,10 +44,6 @@ def trajectories(store: ReplayStore, first: str, second: str) -> Answer:
         "same_tokens": all(part["first_difference"] is None for part in segments),
         "first_different_message": next((i for i, (a, b) in enumerate(said) if a != b), None),
     }
-
-
-def _record(row: Trajectory) -> Answer:
-    return {name: known(value) if isinstance(value, float) else value for name, value in vars(row.record).items()}
 
 
 def _segment(position: int, parts: tuple[TokenSequence | None, ...], tables: list[AuthorTable]) -> Answer:

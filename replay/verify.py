@@ -9,13 +9,13 @@ from itertools import groupby
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from replay.blobs import BlobError
+from replay.blobs import BlobError, decode_log_probs
 from replay.draws import USES
 from replay.errors import InvalidRecord
 from replay.histograms import decode
 from replay.read import load
 from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED, STATES, Trajectory
-from replay.schema import histograms, metadata, runs, trajectories
+from replay.schema import histograms, metadata, runs, segments, token_scores, trajectories
 from replay.stats import chosen
 from replay.store import ReplayStore
 from replay.validate import validate
@@ -37,7 +37,7 @@ class Verification:
     dangling: dict[str, int] = field(default_factory=dict)
     """Rows that name a missing one, by `table.column`."""
     damage: list[str] = field(default_factory=list)
-    """What the database says about its own pages and indexes; uses that were miscounted, and histograms."""
+    """What the database says about its own pages and indexes; uses that were miscounted, histograms and scores."""
 
     @property
     def corrupt_share(self) -> float:
@@ -53,7 +53,8 @@ def verify(store: ReplayStore, run: str | None = None, *, where: str | None = No
         found = Verification({state: counts[state] for state in STATES if state in counts})
         found.damage += store.damage(connection)
         found.damage += _miscounted(connection)
-        found.damage += _unreadable(connection)
+        found.damage += _told("histograms", _unreadable_histograms(connection))
+        found.damage += _told("token_scores", _unreadable_scores(connection))
         found.dangling |= _dangling(connection)
         authors = {
             row[0]: AuthorTable.from_json(row[1]) for row in connection.execute(sa.select(runs.c.id, runs.c.authors))
@@ -95,8 +96,12 @@ def _miscounted(connection: sa.Connection) -> list[str]:
     return [f"trajectories.uses: {count} rows were used another number of times, by their draws"] if count else []
 
 
-def _unreadable(connection: sa.Connection) -> list[str]:
-    """Histograms of updates: nothing is drawn from them, so there is nothing to quarantine."""
+def _told(table: str, broken: list[str]) -> list[str]:
+    return [f"{table}: {len(broken)} are not what was written, the first of {broken[0]}"] if broken else []
+
+
+def _unreadable_histograms(connection: sa.Connection) -> list[str]:
+    """Of updates: nothing is drawn from them, so there is nothing to quarantine."""
     table, broken = histograms.c, []
     query = sa.select(table.run, table.iteration, table.counts).order_by(table.run, table.iteration)
     for run, iteration, blob in connection.execute(query.execution_options(yield_per=_BATCH)):
@@ -104,7 +109,23 @@ def _unreadable(connection: sa.Connection) -> list[str]:
             decode(blob)
         except BlobError:
             broken.append(f"iteration {iteration} of run {run}")
-    return [f"histograms: {len(broken)} are not what was written, the first of {broken[0]}"] if broken else []
+    return broken
+
+
+def _unreadable_scores(connection: sa.Connection) -> list[str]:
+    """What a later policy gave stored tokens: `agentloop replay rescore` makes them anew."""
+    table, of, broken = token_scores.c, segments.c, []
+    mine = (of.trajectory == table.trajectory) & (of.position == table.position)
+    query = sa.select(table.trajectory, table.position, table.log_probs, of.num_tokens).join_from(
+        token_scores, segments, mine
+    )
+    query = query.order_by(table.trajectory, table.position).execution_options(yield_per=_BATCH)
+    for trajectory, position, blob, count in connection.execute(query):
+        try:
+            decode_log_probs(blob, count)
+        except BlobError:
+            broken.append(f"segment {position} of trajectory {trajectory}")
+    return broken
 
 
 def _dangling(connection: sa.Connection) -> dict[str, int]:

@@ -219,4 +219,4 @@ def tokenizer(folder: Path | None) -> TokenCodec | None:
     """The run's own tokenizer, without which tokens are shown as ids."""
     if folder is None or not (folder / "model" / "tokenizer.json").is_file():
         return None
-    return TokenCodec((folder / "model" / "tokenizer.json").read_text())
+    return TokenCodec((folder / "model" / "tokenizer.json").read_text(encoding="utf-8"))

@@ -45,7 +45,7 @@ def diff(
 
 def _buffers_text(answer: dict[str, Any]) -> str:
     def told(value: Any) -> str:
-        return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
+        return f"{value:.6g}" if isinstance(value, float) else "-" if value is None else str(value)
 
     numbers = [[name, told(a), told(b)] for name, (a, b) in answer["numbers"].items() if a != b]
     config = [[name, json.dumps(a), json.dumps(b)] for name, (a, b) in answer["config"].items()]

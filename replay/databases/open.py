@@ -105,6 +105,4 @@ def run_identity(run_folder: Path) -> RunIdentity:
 
 def own_folder(run_folder: Path | None, run: str) -> Path | None:
     """The folder, where it is this run's: other runs of its database have folders of their own."""
-    if run_folder is None or run_identity(run_folder).id not in (None, run):
-        return None
-    return run_folder
+    return run_folder if run_folder is not None and run_identity(run_folder).id == run else None

@@ -65,7 +65,7 @@ def turns(
 def said(message: Answer, position: int) -> Said:
     texts = [Text("reasoning", folded(message["reasoning"]))] if message["reasoning"] else []
     if message["content"] or not (message["tool_calls"] or message["reasoning"]):
-        texts.append(_laid_out("", message["content"]))
+        texts.append(_laid_out(message["content"]))
     if message["note"]:
         texts.append(Text("note", folded(message["note"])))
     for call in message["tool_calls"]:
@@ -74,6 +74,6 @@ def said(message: Answer, position: int) -> Said:
     return Said(position, message["author"], voice(message["author"]), message["role"], message["name"], tuple(texts))
 
 
-def _laid_out(label: str, text: str) -> Text:
+def _laid_out(text: str) -> Text:
     pretty = indented(text)
-    return Text(label, folded(text)) if pretty is None or pretty == text else Text(label, folded(pretty), folded(text))
+    return Text("", folded(text)) if pretty is None or pretty == text else Text("", folded(pretty), folded(text))

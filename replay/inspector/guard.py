@@ -103,7 +103,8 @@ class GuardedApp:
             rest = urlencode([pair for pair in parameters if pair[0] != TOKEN])
             path = quote(scope["path"].lstrip("/\\"))
             response = RedirectResponse(f"/{path}" + (f"?{rest}" if rest else ""), 303)
-            response.set_cookie(name, token, httponly=True, samesite="strict")
+            # Lax: a link that is followed from elsewhere brings it, a request of another site does not.
+            response.set_cookie(name, token, httponly=True, samesite="lax")
             return response
         if _equal(cookie_parser(headers.get("cookie", "")).get(name, ""), token):
             return None

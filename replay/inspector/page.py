@@ -80,7 +80,7 @@ class Pages:
         query = _query(request)
         answer = page.at_once(self._source, query) or page.answer(self._source, query)
         shown = page.shows(self._source, query, answer)
-        return self._rendered(request, page.template, {**answer, **shown, "query": query}, tab=page.tab)
+        return self._rendered(request, page.template, {**answer, **shown}, tab=page.tab)
 
     def _rendered(
         self, request: Request, template: str, values: dict[str, Any], *, tab: str, status: int = 200

@@ -42,9 +42,9 @@ class Query:
         """All values that are not empty."""
         return [value for value in self._values.get(name, ()) if value]
 
-    def text(self, name: str, default: str | None = None) -> str | None:
+    def text(self, name: str) -> str | None:
         """The last value; an empty one, as forms send it, counts as none."""
-        return next(reversed(self.texts(name)), default)
+        return next(reversed(self.texts(name)), None)
 
     def whole(self, name: str, default: int, *, least: int = 0, most: int = 2**53) -> int:
         return self._whole(name, self.text(name), default, least, most)
@@ -52,10 +52,10 @@ class Query:
     def path_whole(self, name: str, *, least: int = 0, most: int = 2**53) -> int:
         return self._whole(name, self._path[name], 0, least, most)
 
-    def flag(self, name: str, default: bool = False) -> bool:
+    def flag(self, name: str) -> bool:
         given = self._values.get(name)
         if not given:
-            return default
+            return False
         if given[-1] in _TRUE or given[-1] in _FALSE:
             return given[-1] in _TRUE
         raise BadQuery(f"{name} must be true or false, got {_shown(given[-1])}.")

@@ -30,14 +30,14 @@ def codec_of(source: Source) -> CodecOf:
     """The opened run's tokenizer, for rows that were written with it."""
 
     def find(run: str) -> TokenCodec | None:
-        return source.codec if unread(source, run) is None else None
+        return source.tokenizer() if unread(source, run) is None else None
 
     return find
 
 
 def unread(source: Source, run: str) -> str | None:
     """Why a run's tokens are shown as ids; None: they are shown as text."""
-    if source.codec is None:
+    if source.tokenizer() is None:
         if source.folder is None:
             return (
                 "A tokenizer stands in a run's folder, and a database was opened. Open the run's folder to read text."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,8 @@ class Source:
     """Of the run whose database was opened; its tokenizer and checkpoints are there."""
     run: str | None = None
     """The run asked for, in a database that other runs may share; None: all of the database's."""
-    codec: TokenCodec | None = None
-    """The run's tokenizer; None: tokens are shown by their ids."""
+    tokenizer: Callable[[], TokenCodec | None] = lambda: None
+    """The run's own; None: tokens are shown by their ids."""
     named: str | None = None
     """RUN as it was given; it may hold a password."""
 
@@ -47,6 +47,19 @@ def opened_source(run: str | None) -> Iterator[Source]:
     location, folder, id = place(run)
     store = ReplayStore.open(location, read_only=True)
     try:
-        yield Source(store, folder, id, tokenizer(folder), run or str(folder))
+        yield Source(store, folder, id, _once_written(folder), run or str(folder))
     finally:
         store.close()
+
+
+def _once_written(folder: Path | None) -> Callable[[], TokenCodec | None]:
+    """Looks for it until it is there: a run that begins writes it after its database."""
+    found = tokenizer(folder)
+
+    def find() -> TokenCodec | None:
+        nonlocal found
+        if found is None:
+            found = tokenizer(folder)
+        return found
+
+    return find

@@ -17,6 +17,7 @@ _APART = 7.0
 """Pixels between the middles of dots that have the same place."""
 _MARGIN = 20.0
 """Beside the outermost places, for dots that share one."""
+_SIZE = 300, 26
 _ROWS = 3
 """Above each other, before a further column is begun."""
 
@@ -33,9 +34,9 @@ class Dot:
     href: str
 
 
-def strip(dots: Sequence[Dot], *, extent: float, summary: str, size: tuple[int, int] = (300, 26)) -> Markup:
+def strip(dots: Sequence[Dot], *, extent: float, summary: str) -> Markup:
     """Places from -extent to extent, 0 in the middle; dots of one place stand beside each other."""
-    width, height = size
+    width, height = _SIZE
     room = width / 2 - _MARGIN
     at_place: dict[float, list[Dot]] = defaultdict(list)
     for dot in sorted(dots, key=lambda dot: (dot.at, dot.filled)):

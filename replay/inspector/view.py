@@ -34,7 +34,6 @@ def environment() -> Environment:
         "percent": percent,
         "signed": signed,
         "visible": visible,
-        "visible_text": visible_text,
     }
     templates.globals |= {"address": address}
     return templates

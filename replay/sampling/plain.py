@@ -55,8 +55,9 @@ class RecencySampler(Sampler):
 
 def block_end(version: int, length: float) -> float:
     """The first multiple of `length` that is not below the version: weights relative to it stay as they are for a
-    while, so that a draw weighs new rows only."""
-    return math.ceil(version / length) * length
+    while, so that a draw weighs new rows only. The version itself where there are more of them than numbers reach."""
+    blocks = version / length
+    return math.ceil(blocks) * length if math.isfinite(blocks) else version
 
 
 class FifoWindowSampler(Sampler):

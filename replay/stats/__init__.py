@@ -10,7 +10,7 @@ from replay.stats.preview import preview, rows_to_read
 from replay.stats.progress import progress
 from replay.stats.rows import Answer, Question, Sort, chosen
 from replay.stats.runs import run_names, runs
-from replay.stats.series import iterations, merged_series, merging, metric_series
+from replay.stats.series import merged_series, merging, metric_series
 from replay.stats.summary import summary
 from replay.stats.task import task
 from replay.stats.tokens import MOST_TOKENS, CodecOf, tokens
@@ -27,7 +27,6 @@ __all__ = [
     "distributions",
     "find",
     "iteration",
-    "iterations",
     "merged_series",
     "merging",
     "metric_series",

@@ -16,6 +16,7 @@ it (`agentloop.algorithms.diagnostics`). What w is known from, the surer first:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.tokens import Segment
-from replay.blobs import decode_log_probs
+from replay.blobs import BlobError, decode_log_probs
 from replay.prepared import rows_by_key
 from replay.read import load
 from replay.records import COMMITTED, REPLAY
@@ -139,9 +140,10 @@ def scored_weights(connection: sa.Connection, ids: Sequence[str], *, run: str, v
     found = {}
     for id, row in loaded.items():
         if whole[id] == set(range(len(row.segments))):
-            weight = row_weight(row.segments, [blobs[id, position] for position in range(len(row.segments))])
-            if weight is not None:
-                found[id] = weight
+            with suppress(BlobError):  # damaged scores tell as much as none
+                weight = row_weight(row.segments, [blobs[id, position] for position in range(len(row.segments))])
+                if weight is not None:
+                    found[id] = weight
     return found
 
 

@@ -37,7 +37,7 @@ def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> 
         newest, longest, gave_up = _iterations(connection, run.id)
         evaluated = _last_evaluations(connection, run.id)
         published = _last_published(connection, run.id)
-    written = _last_written(folder) if folder else published
+    written = (_last_written(folder) if folder else None) or published
     silent = None if written is None else max(0.0, time.time() - written)
     planned, target = _planned(run.config)
     if folder is not None and _is_locked(folder / LOCK):

@@ -9,9 +9,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from replay import schema
 from replay.schema import metrics
-from replay.stats.rows import Answer, of_run
+from replay.stats.rows import of_run
 from replay.store import ReplayStore
 
 Series = dict[str, list[tuple[int, float]]]
@@ -26,14 +25,6 @@ STOPS = "rollout/stop/"
 
 # NaN is above every number on a server, and so is infinity.
 _KNOWN = metrics.c.value.between(-sys.float_info.max, sys.float_info.max)
-
-
-def iterations(store: ReplayStore, run: str | None = None) -> list[Answer]:
-    """What each iteration planned and got, in order."""
-    table = schema.iterations.c
-    query = of_run(run, table.run, *table).order_by(table.run, table.iteration)
-    with store.reading() as connection:
-        return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def metric_series(

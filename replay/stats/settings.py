@@ -183,7 +183,7 @@ def _yaml(replay: Mapping[str, Any], *, ends_schedule: bool, now: float) -> str:
     for name in (*CONTROLS, *(name for name in defaults if name not in CONTROLS)):
         value, default = replay[name], defaults[name]
         if isinstance(default, dict) and default:
-            value = {key: part for key, part in value.items() if part != default[key]}
+            value = {key: part for key, part in value.items() if key not in default or part != default[key]}
             default = {}
         always = name in CONTROLS and name != "task_members"
         if name == "schedule" and ends_schedule:

@@ -61,7 +61,7 @@ def tokens(
     """
     with store.reading() as connection:
         (found,) = load(connection, [id], with_messages=False).in_order([id])
-        authors = AuthorTable.from_json(connection.scalar(_authors_of(found)) or "[]")
+        authors = authors_of(connection, found.record.run)
         score = connection.execute(_score_of(id).where(token_scores.c.position == segment)).mappings().one_or_none()
         advantage = _advantage(connection, found)
     if not 0 <= segment < len(found.segments):
@@ -99,8 +99,8 @@ def tokens(
     }
 
 
-def _authors_of(found: Trajectory) -> sa.Select[Any]:
-    return sa.select(runs.c.authors).where(runs.c.id == found.record.run)
+def authors_of(connection: sa.Connection, run: str) -> AuthorTable:
+    return AuthorTable.from_json(connection.scalar(sa.select(runs.c.authors).where(runs.c.id == run)) or "[]")
 
 
 def _score_of(id: str) -> sa.Select[Any]:
@@ -196,7 +196,7 @@ def whole_segments(connection: sa.Connection, found: Trajectory, authors: Author
 def _whole(found: Trajectory, position: int, authors: AuthorTable, score: sa.RowMapping | None) -> Answer:
     segment = found.segments[position]
     tokens = segment.tokens
-    current = None if score is None else decode_log_probs(score["log_probs"], len(tokens)).tolist()
+    current, problem = _current(score, len(tokens))
     return {
         "reason": segment.reason,
         "token_ids": tokens.token_ids.tolist(),
@@ -204,6 +204,7 @@ def _whole(found: Trajectory, position: int, authors: AuthorTable, score: sa.Row
         "loss_mask": authors.is_trained(tokens.authors).tolist(),
         "behavior_log_probs": [known(value) for value in tokens.behavior_log_probs.tolist()],
         "policy_versions": tokens.policy_versions.tolist(),
-        "current_log_probs": None if current is None else [known(value) for value in current],
+        "current_log_probs": None if current is None else [known(value) for value in current.tolist()],
         "scored_by": None if score is None else {"run": score["run"], "policy_version": score["policy_version"]},
+        "score_problem": problem,
     }

@@ -20,9 +20,9 @@ from replay.errors import ReplayError
 from replay.read import load
 from replay.records import COMMITTED, Trajectory
 from replay.rows import known
-from replay.schema import ExactText, draws, groups, iterations, policies, runs, tasks, token_scores
+from replay.schema import ExactText, draws, groups, iterations, policies, tasks, token_scores
 from replay.stats.rows import Answer
-from replay.stats.tokens import CodecOf, no_codec, replies, same_start, whole_segments
+from replay.stats.tokens import CodecOf, authors_of, no_codec, replies, same_start, whole_segments
 from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
@@ -72,12 +72,12 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
         if id in loaded.gone:
             answer["problem"] = {"kind": "gone", "reason": reason}
         found = loaded.gone[id].trajectory if id in loaded.gone else loaded.whole[id]
-        authors = _authors(connection, found.record.run)
+        authors = authors_of(connection, found.record.run)
         scores = _scores(connection, id)
         answer |= _around(connection, found)
     return {
         **answer,
-        "record": _record(found),
+        "record": record_of(found),
         "authors": [vars(author) for author in authors.authors],
         "segments": _parts(found, authors, scores, codec_of(found.record.run)),
         "scored": _scored(scores),
@@ -101,11 +101,11 @@ def trajectory(store: ReplayStore, id_prefix: str) -> Answer:
         loaded = load(connection, [id])
         found = loaded.gone[id].trajectory if id in loaded.gone else loaded.in_order([id])[0]
         return {
-            **_record(found),
+            **record_of(found),
             "state_reason": connection.scalar(sa.select(_rows.state_reason).where(_rows.id == id)),
             "group": _row_of(connection, groups.c.id, found.record.group),
             "task": _row_of(connection, tasks.c.hash, found.record.task),
-            "segments": whole_segments(connection, found, _authors(connection, found.record.run)),
+            "segments": whole_segments(connection, found, authors_of(connection, found.record.run)),
             "messages": [_message(found, position) for position in range(len(found.messages))],
             "uses": _uses(connection, id),
         }
@@ -120,16 +120,12 @@ def same_tokenizer(store: ReplayStore, run: str, other: str) -> bool:
     return other in found and "tokenizer" not in names_of(found[other])
 
 
-def _record(found: Trajectory) -> Answer:
+def record_of(found: Trajectory) -> Answer:
     return {name: known(value) if isinstance(value, float) else value for name, value in vars(found.record).items()}
 
 
 def _row_of(connection: sa.Connection, key: sa.Column[str], value: str) -> Answer:
     return dict(connection.execute(sa.select(key.table).where(key == value)).mappings().one())
-
-
-def _authors(connection: sa.Connection, run: str) -> AuthorTable:
-    return AuthorTable.from_json(connection.scalar(sa.select(runs.c.authors).where(runs.c.id == run)) or "[]")
 
 
 def _uses(connection: sa.Connection, id: str) -> list[Answer]:

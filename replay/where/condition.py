@@ -21,7 +21,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from replay.schema import ESCAPE, ExactText, groups, is_storable, messages, trajectories
 from replay.where.fields import Kind
-from replay.where.grammar import All, Comparison, Node, Not, parsed
+from replay.where.grammar import All, Comparison, Node, Not, check_size, parsed
 
 Known = Mapping[str, sa.ColumnElement[Any]]
 """Expressions by the names of fields."""
@@ -45,7 +45,9 @@ def condition(text: str) -> sa.ColumnElement[bool]:
 
 def conditions(texts: Iterable[str], *, known: Known = NOTHING) -> Parts:
     """All of them hold. `known`: expressions that take the place of fields' own. Raises WrongFilter."""
-    nodes = [part for text in texts for part in _all_parts(parsed(text))]
+    trees = [parsed(text) for text in texts]
+    check_size(trees)
+    nodes = [part for tree in trees for part in _all_parts(tree)]
     slow = [_asks_messages(node) for node in nodes]
     columns = [_condition(node, known) for node, is_slow in zip(nodes, slow, strict=True) if not is_slow]
     messages = [_condition(node, known) for node, is_slow in zip(nodes, slow, strict=True) if is_slow]

@@ -19,7 +19,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -94,6 +94,21 @@ def parsed(text: str) -> Node:
     if not reader.at("end"):
         reader.refuse("go on with `and` or `or`")
     return node
+
+
+def check_size(trees: Sequence[Node]) -> None:
+    """Of filters that all hold: SQLite takes an expression of a certain depth. Raises WrongFilter."""
+    found = sum(map(_comparisons, trees))
+    if found > _MOST_COMPARISONS:
+        raise WrongFilter(
+            f"where must hold at most {_MOST_COMPARISONS} comparisons in all, got {found}. Leave some of them out."
+        )
+
+
+def _comparisons(node: Node) -> int:
+    if isinstance(node, Comparison):
+        return 1
+    return sum(map(_comparisons, (node.part,) if isinstance(node, Not) else node.parts))
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,27 @@ def test_other_settings_make_another_batch(mixing: Page) -> None:
     # 0.75 of 16 are 12, and the 4 fresh ones are one group.
     mixing.locator(".value.replay", has_text="12").wait_for()
     assert counts(mixing) == ("4", "12")
+    assert mixing.get_by_role("status").inner_text().startswith("4 fresh, 12 replayed, expected ESS 0.")
     mixing.locator("#sampler").select_option("recency")
     mixing.wait_for_url("**sampler=recency*")
     mixing.locator("#yaml", has_text="recency").wait_for()
     mixing.reload()
     assert counts(mixing) == ("4", "12")
     assert mixing.locator("#sampler").input_value() == "recency"
+
+
+def test_a_slider_that_moves_on_is_answered_once(mixing: Page) -> None:
+    asked: list[str] = []
+    mixing.on("request", lambda request: asked.append(request.url))
+    mixing.evaluate("""() => {
+      const slider = document.getElementById("fraction-slider");
+      for (let step = 0; step < 40; step += 1) {
+        slider.stepUp();
+        for (const kind of ["input", "change"]) slider.dispatchEvent(new Event(kind, {bubbles: true}));
+      }
+    }""")
+    mixing.locator(".value.replay", has_text="11").wait_for()  # 0.5 and 40 times 0.005 of 16
+    assert sum("/mixing?" in address for address in asked) == 1
 
 
 def test_the_settings_are_copied_as_yaml_that_a_run_takes(mixing: Page, run_folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +101,11 @@ def test_a_live_page_gains_a_point_when_an_iteration_is_committed(page: Page, ru
         page.goto(live.address + address("runs", OTHER))
         page.get_by_text("live, iteration 3").wait_for()
         before = values(page, "policy-loss").count()
+        # A row that is written anew stays the one that Enter opens.
+        page.keyboard.press("j")
+        store.add_metrics(OTHER, 3, {"eval/success": 0.125, "eval/later": 1.0})
+        page.locator('#iterations [data-at="3"]', has_text="12.5").wait_for(timeout=15_000)
+        assert page.evaluate("document.activeElement.textContent") == "3"
         add_iteration(store, database, 4, task=task)
         page.locator('#iterations [data-at="4"]').wait_for(timeout=15_000)
         page.get_by_text("live, iteration 4").wait_for()
@@ -112,6 +118,7 @@ def long(run_folder: Path, tmp_path: Path) -> Iterator[tuple[ReplayStore, str]]:
     """A run of 256 iterations, of which nothing is replayed before the 200th, and the address of its live page."""
     database = tmp_path / "replay.sqlite"
     shutil.copy(run_folder / "replay.sqlite", database)
+    (tmp_path / "run.json").write_text(json.dumps({"id": OTHER, "config": {"replay": {}}}))
     store = ReplayStore.open(database)
     for iteration in range(3, 257):
         log(store, iteration, iteration / 128)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
 
 from context.authors import ENV, LLM, TEMPLATE
 from context.codec import TokenCodec
@@ -22,7 +25,7 @@ from tests.inspector.serving import Served, served
 from tests.replay.fakes import group, new_store, task, tokens, trajectory
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 EACH = """async (codes) => {
   const { visibleText } = await import("/static/visible.js");
@@ -56,9 +59,19 @@ def test_scripts_and_templates_mark_the_same_characters_alike(page: Page, server
     )
 
 
-def test_a_hundred_thousand_tokens_open_a_block_at_a_time(page: Page, run_folder: Path, tmp_path: Path) -> None:
-    codec = TokenCodec((run_folder / "model" / "tokenizer.json").read_text())
-    ids = codec.encode_text("The fence of plot 7 is 12 metres long.\n  ") * 20_000
+@pytest.fixture
+def codec(run_folder: Path) -> TokenCodec:
+    return TokenCodec((run_folder / "model" / "tokenizer.json").read_text())
+
+
+@pytest.fixture
+def ids(codec: TokenCodec) -> list[int]:
+    return codec.encode_text("The fence of plot 7 is 12 metres long.\n  ") * 20_000
+
+
+@pytest.fixture
+def big(codec: TokenCodec, ids: list[int], tmp_path: Path) -> Iterator[str]:
+    """The address of a trajectory of 500 turns of 200 tokens."""
     stretch = [TEMPLATE] * 10 + [LLM] * 90 + [TEMPLATE] * 10 + [ENV] * 90
     writers = stretch * 500
     row = trajectory("many", segments=(Segment(tokens(ids[:100_000], writers, log_prob=-1e-5)),), num_turns=500)
@@ -67,20 +80,43 @@ def test_a_hundred_thousand_tokens_open_a_block_at_a_time(page: Page, run_folder
         store.append([task()], [group()], [row])
     with (
         closing(ReplayStore.open(path, read_only=True)) as store,
-        served(create_app(Source(store, codec=codec), Guard())) as big,
+        served(create_app(Source(store, tokenizer=lambda: codec), Guard())) as server,
     ):
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(f"{big.address}/trajectories/many?view=tokens&color=behavior")
-        page.locator('.t[data-at="0"]').wait_for()
-        assert page.locator(".block").count() == 49  # 100,000 / 2,048
-        assert sum("tokens.json" in address for address in asked) <= 2
-        assert page.locator('.t[data-at="5"]').inner_html() == spelled(codec.decode([ids[5]]))
-        page.goto(f"{big.address}/trajectories/many?segment=0&token=77777")
-        page.locator('.t.chosen[data-at="77777"]').wait_for()
-        assert page.locator(".t").count() <= 6 * 2_048
-        top = page.evaluate("document.querySelector('.chosen').getBoundingClientRect().top")
-        assert 0 < top < 800
-        page.keyboard.press("End")
-        page.locator('.t.chosen[data-at="99999"]').wait_for()
-        assert "turn" in page.locator("#detail").inner_text()
+        yield f"{server.address}/trajectories/many"
+
+
+def test_a_hundred_thousand_tokens_open_a_block_at_a_time(
+    big: str, codec: TokenCodec, ids: list[int], page: Page
+) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{big}?view=tokens&color=behavior")
+    page.locator('.t[data-at="0"]').wait_for()
+    assert page.locator(".block").count() == 49  # 100,000 / 2,048
+    assert sum("tokens.json" in address for address in asked) <= 2
+    assert page.locator('.t[data-at="5"]').inner_html() == spelled(codec.decode([ids[5]]))
+    page.goto(f"{big}?segment=0&token=77777")
+    page.locator('.t.chosen[data-at="77777"]').wait_for()
+    assert page.locator(".t").count() <= 6 * 2_048
+    top = page.evaluate("document.querySelector('.chosen').getBoundingClientRect().top")
+    assert 0 < top < 800
+    page.keyboard.press("End")
+    page.locator('.t.chosen[data-at="99999"]').wait_for()
+    assert "turn" in page.locator("#detail").inner_text()
+
+
+def test_an_arrow_goes_no_further_than_to_tokens_that_are_still_to_come(big: str, page: Page) -> None:
+    page.goto(f"{big}?segment=0&token=77777")
+    page.locator('.t.chosen[data-at="77777"]').wait_for()
+    page.wait_for_load_state("networkidle")
+    held: list[Route] = []
+    page.route("**/tokens.json?*", lambda route: held.append(route))
+    at, before = 77777, 0
+    while at != before:
+        before = at
+        page.keyboard.press("ArrowUp")
+        at = page.evaluate("Number(document.querySelector('.chosen').dataset.at)")
+    assert held and 60_000 < at < 77_777
+    for route in held:
+        route.continue_()
+    page.locator(f'.t.chosen[data-at="{at - 1}"]').wait_for()

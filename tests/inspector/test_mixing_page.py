@@ -151,6 +151,8 @@ def test_a_wrong_setting_is_told_beside_its_control(server: Served, parameters: 
         {"sampler": "difficulty", "difficulty.sigma": "1e308"},
         {"sampler": "difficulty", "difficulty.sigma": "1e-308"},
         {"sampler": "entropy", "entropy.pool": "9" * 18},
+        {"sampler": "recency", "recency.half_life": "1e-310"},
+        {"sampler": "freshness", "freshness.tau": "1e-310"},
     ],
 )
 def test_options_at_their_ends_are_tried_out(server: Served, given: dict[str, str]) -> None:

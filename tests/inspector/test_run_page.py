@@ -15,9 +15,9 @@ import pytest
 from replay import ReplayStore, stats
 from replay.inspector.app import create_app
 from replay.inspector.guard import Guard
-from replay.inspector.source import Source
+from replay.inspector.source import Source, opened_source
 from tests.inspector.serving import Served, served
-from tests.replay.fakes import RUN, new_store, run_record
+from tests.replay.fakes import RUN, new_store, policy, run_record, sql
 
 OTHER = "run-2"
 CONFIG = {
@@ -138,6 +138,12 @@ def test_page_of_an_unknown_run_says_so(inspector: Served) -> None:
 # Live
 
 
+def test_address_of_a_poll_is_a_page_too(inspector: Served) -> None:
+    mark = twin(inspector, f"/runs/{RUN}.json")["progress"]["mark"]
+    for more in ("", f"&mark={mark}"):
+        assert inspector.ask(f"/runs/{RUN}?after=1{more}").status == 200
+
+
 def test_poll_brings_what_came_after_and_nothing_where_nothing_did(writer: ReplayStore, inspector: Served) -> None:
     mark = twin(inspector, f"/runs/{RUN}.json")["progress"]["mark"]
     assert twin(inspector, f"/runs/{RUN}.json?after=1&mark={mark}")["groups"] == []
@@ -206,6 +212,21 @@ def test_run_that_wrote_a_moment_ago_is_live_and_one_that_fell_silent_has_stoppe
     assert state_of(writer, folder)["state"] == "live"
 
 
+@pytest.mark.parametrize("name", ["shared.sqlite", "replay.sqlite"])
+def test_runs_that_share_a_file_are_told_apart_by_what_each_published(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with closing(new_store(path, run=OTHER)) as store:
+        store.add_run(replace(run_record(), config=CONFIG))
+        store.add_policy(policy(0))
+        sql(store, "update policies set created_at = '2026-01-02T03:04:05+00:00' where run = ?", RUN)
+        store.add_run(replace(run_record("run-3"), config=CONFIG))
+        store.add_policy(policy(0, run="run-3"))
+    with opened_source(str(path)) as source, served(create_app(source, Guard())) as server:
+        found = [twin(server, f"/runs/{run}.json")["progress"] for run in (RUN, "run-3")]
+    assert [each["state"] for each in found] == ["stopped", "live"]
+    assert found[0]["seconds_since"] > 3600 > found[1]["seconds_since"]
+
+
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the locks of this system can't be read")
 def test_run_whose_folder_is_locked_is_live_however_long_it_is_silent(writer: ReplayStore, folder: Path) -> None:
     fcntl = pytest.importorskip("fcntl")
@@ -265,6 +286,21 @@ def test_two_runs_are_laid_over_each_other(inspector: Served, query: str) -> Non
     assert found["config"]["replay.fraction"] == [0.25, None]
     html = inspector.ask(f"/compare?{query}").text
     assert '<td class="text">replay.fraction</td><td>0.25</td><td>\u2013</td>' in html
+
+
+def test_values_that_differ_do_not_look_alike(tmp_path: Path) -> None:
+    configs = [
+        {"run": {"seed": seed}, "optimizer": {"lr": lr}, "tasks": [seed]}
+        for seed, lr in ((20240601, 1e-5), (20240602, 1.04e-5))
+    ]
+    with closing(new_store(tmp_path / "replay.sqlite", run="run-0")) as store:
+        for run, config in zip((RUN, OTHER), configs, strict=True):
+            store.add_run(replace(run_record(run), config=config))
+        with served(create_app(Source(store), Guard())) as server:
+            html = server.ask(f"/compare?runs={RUN},{OTHER}").text
+    assert '<td class="text">run.seed</td><td>20240601</td><td>20240602</td>' in html
+    assert '<td class="text">optimizer.lr</td><td>1e-05</td><td>1.04e-05</td>' in html
+    assert '<td class="text">tasks</td><td>[20240601]</td><td>[20240602]</td>' in html
 
 
 @pytest.mark.parametrize(("query", "told"), [("runs=run-1", "got 1."), ("runs=run-1,nobody", "got 'nobody'.")])

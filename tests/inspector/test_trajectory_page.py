@@ -22,7 +22,7 @@ from replay.inspector.app import create_app
 from replay.inspector.guard import Guard
 from replay.inspector.query import address
 from replay.inspector.reading import codec_of, folded, indented, rescore_command, spelled, unread
-from replay.inspector.source import Source
+from replay.inspector.source import Source, opened_source
 from replay.sampling import make_sampler
 from tests.inspector.serving import Served, served
 from tests.replay.fakes import RUN, group, iterate, new_store, policy, run_record, sql, task, tokens, trajectory
@@ -198,6 +198,7 @@ def test_updates_are_told_as_curves_and_as_a_table(tmp_path: Path) -> None:
     curves = {curve["label"]: curve["points"] for curve in charts["drift"]["curves"]}
     assert [value for _, value in curves["replay, mean"]] == [1.1] * drawn.count(drawn[0])
     assert shown.count('<span class="badge replay">') == drawn.count(drawn[0])
+    assert set(re.findall('data-link="(.*?)"', shown)) == {f"/runs/{RUN}/iterations/{{}}"}
 
 
 def test_rescore_command_can_be_typed_whatever_the_names_are(folder: Path, tmp_path: Path) -> None:
@@ -269,9 +270,23 @@ def test_tokens_are_spelled_only_by_the_tokenizer_they_were_written_with(tmp_pat
         for run, tokenizer in (("run-2", "tok"), ("run-3", "other")):
             store.add_run(run_record(run))
             store.add_policy(policy(0, run=run, tokenizer=tokenizer))
-        source = Source(store, tmp_path, codec=codec)
+        source = Source(store, tmp_path, tokenizer=lambda: codec)
         assert [unread(source, run) for run in (RUN, "run-2")] == [None, None]
         assert codec_of(source)("run-2") is codec
         assert codec_of(source)("run-3") is None
         assert "run-3, which is not known to have the tokenizer" in str(unread(source, "run-3"))
         assert "a database was opened" in str(unread(Source(store), RUN))
+
+
+def test_a_tokenizer_that_is_written_after_the_database_is_found(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "name": "r", "config": {"replay": {"database": None}}}))
+    new_store(tmp_path / "replay.sqlite").close()
+    with opened_source(str(tmp_path)) as source:
+        assert f"There is no model/tokenizer.json in {tmp_path}" in str(unread(source, RUN))
+        (tmp_path / "model").mkdir()
+        written = Tokenizer(models.WordLevel({"a": 0, "\u00e9": 1}, unk_token="a")).to_str()
+        (tmp_path / "model" / "tokenizer.json").write_text(written, encoding="utf-8")
+        assert unread(source, RUN) is None
+        found = codec_of(source)(RUN)
+        assert found is not None and found.decode([1]) == "\u00e9"
+        assert codec_of(source)(RUN) is found

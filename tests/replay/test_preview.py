@@ -214,6 +214,11 @@ def test_a_stored_configuration_that_is_none_is_refused(tmp_path: Path, config: 
     store.close()
 
 
+def test_what_another_version_declared_is_kept() -> None:
+    answer = choose(completed({"replay": {"schedule": {"wobble": 2}}}), {}, scheduled=0.5)
+    assert "\n  schedule: {wobble: 2}\n" in answer.yaml
+
+
 def test_a_sampler_of_ones_own_is_not_run() -> None:
     config = {"replay": {"sampler": "mine.py:Mine"}}
     answer = choose(completed(config), {}, scheduled=0.5)
@@ -295,6 +300,9 @@ def test_scores_of_the_newest_policy_give_the_weight_itself(location: Location) 
         found = scored_weights(connection, ids, run=RUN, version=1)
         assert found == {ids[0]: pytest.approx(math.exp(0.2)), ids[1]: pytest.approx(math.exp(-20 / 3))}
         assert scored_weights(connection, ids, run=RUN, version=2) == {}
+    sql(store, "update token_scores set log_probs = ? where trajectory = ?", bytes(12), ids[1])
+    with store.reading() as connection:
+        assert set(scored_weights(connection, ids, run=RUN, version=1)) == {ids[0]}
     answer = stats.preview(store, RUN, {"fraction": str(2 / 128), "successful_only": "false", "sampler": "uniform"})
     store.close()
     assert answer["ess"]["scored"] == 0  # of iteration 1, which is still to come: nothing may be drawn

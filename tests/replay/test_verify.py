@@ -14,7 +14,7 @@ from replay.records import FRESH, Histogram
 from replay.sampling import make_sampler
 from replay.schema import segments
 from replay.verify import verify
-from tests.replay.fakes import RUN, Born, iterate, new_store, sql
+from tests.replay.fakes import RUN, Born, iterate, new_store, policy, sql
 
 
 def filled(location: Location, iterations: int = 3) -> ReplayStore:
@@ -133,6 +133,18 @@ def test_uses_that_are_not_those_of_the_draws_are_told(location: Location) -> No
     store = filled(location)
     sql(store, "update trajectories set uses = uses + 1 where iteration = 2 and slot < 3")
     assert verify(store).damage == ["trajectories.uses: 3 rows were used another number of times, by their draws"]
+
+
+def test_scores_that_are_not_what_was_written_are_told(location: Location) -> None:
+    store = new_store(location)
+    born = Born(1, rates=(0.5,), size=2).append_to(store)
+    store.add_policy(policy(1))
+    store.add_scores(RUN, 1, {(row.id, 0): np.zeros(6, np.float32) for row in born.trajectories})
+    assert verify(store).damage == []
+    second = born.trajectories[1].id
+    sql(store, "update token_scores set log_probs = ? where trajectory = ?", bytes(12), second)
+    told = f"token_scores: 1 are not what was written, the first of segment 0 of trajectory {second}"
+    assert verify(store).damage == [told]
 
 
 def test_histogram_that_is_not_what_was_written_is_told(location: Location) -> None:

@@ -17,7 +17,7 @@ from context.messages import Message, ToolCall
 from context.tokens import Segment
 from replay import ReplayStore
 from replay.schema import is_storable, trajectories
-from replay.where import FIELDS, WrongFilter, condition, parsed
+from replay.where import FIELDS, WrongFilter, condition, conditions, parsed
 from replay.where.fields import Kind
 from replay.where.grammar import All, AnyOf, Comparison, Node, Not
 from tests.replay.asking import listed
@@ -317,6 +317,12 @@ def test_filters_can_be_written_shorter(text: str, same: str) -> None:
 def test_what_cannot_be_read_is_named_with_its_place(text: str, message: str) -> None:
     with pytest.raises(WrongFilter, match=re.escape(f"where must {message}")):
         condition(text)
+
+
+def test_filters_together_are_as_large_as_one() -> None:
+    conditions(["success and uses > 1"] * 100)
+    with pytest.raises(WrongFilter, match=r"where must hold at most 200 comparisons in all, got 202\."):
+        conditions(["success and not (uses > 1 or turns > 2)"] * 67 + ["success"])
 
 
 def test_largest_filters_are_answered(store: ReplayStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 from replay import compare, stats
 from replay.inspector.query import BadQuery, Query, address
 from replay.inspector.source import Source
-from replay.report.chart import number
 from replay.report.overlay import overlaid
 from replay.report.plain import plain_panel
 from replay.report.shown import panel_series
@@ -75,6 +75,9 @@ def shows(found: Answer) -> dict[str, Any]:
 
 
 def _told(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "\u2013", True: "true", False: "false"}[value]
-    return number(value) if isinstance(value, int | float) else str(value)
+    """To the last digit of whole numbers and six of others, so that what differs does not look alike."""
+    if value is None:
+        return "\u2013"
+    if isinstance(value, str):
+        return value
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

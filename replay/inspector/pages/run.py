@@ -49,7 +49,7 @@ def answer(source: Source, query: Query) -> Answer:
     progress = stats.progress(source.store, run, own_folder(source.folder, run.id))
     found: Answer = {"run": run.id, "name": run.name, "code_version": run.code_version, "progress": progress}
     if since is not None and query.text("mark") == progress["mark"]:
-        return {**found, "after": since, "groups": [], "iterations": []}
+        return {**found, "after": since, "merged": 1, "setting": "", "tiles": [], "groups": [], "iterations": []}
     within = range(query.whole("first", 0), query.whole("last", ALL.stop - 1) + 1)
     merged = stats.merging(source.store, [run.id], within)
     metrics = panel_series(source.store, run.id, merged, within)

@@ -1,11 +1,11 @@
 // Charts of a page: uPlot with our colours, markers, legend and crosshair.
 //
-//   <div class="chart" data-src="#charts" data-key="success" data-link="/runs/RUN/iterations/{}"></div>
+//   <div class="chart" data-key="success" data-link="/runs/RUN/iterations/{}"></div>
 //
-// `data-src` names a <script type="application/json"> that holds one chart, or with `data-key` several by name. A chart
-// is what replay.report.plain makes of a panel. `data-link` is where a click leads, {} being the place clicked on.
+// `data-key` names one of the charts of <script type="application/json" id="charts">. A chart is what
+// replay.report.plain makes of a panel. `data-link` is where a click leads, {} being the place clicked on.
 // Charts whose horizontal axes count the same share their crosshair and their zoom. Pages that get new values call
-// `update`, and `drawAll` for what was added to them; "zoom" tells them of a stretch that is looked at, or of none.
+// `update`; "zoom" tells them of a stretch that is looked at, or of none.
 
 /* global uPlot */
 
@@ -238,7 +238,7 @@ class Drawn {
   }
 
   size() {
-    return { width: Math.max(120, this.canvas.clientWidth), height: Number(this.element.dataset.height) || 210 };
+    return { width: Math.max(120, this.canvas.clientWidth), height: 210 };
   }
 
   resize() {
@@ -385,26 +385,14 @@ function swatch(curve, chart) {
 
 // What pages call
 
-const sources = new Map();
-function source(element) {
-  const { src, key } = element.dataset;
-  if (!sources.has(src)) sources.set(src, JSON.parse(document.querySelector(src).textContent));
-  return key ? sources.get(src)[key] : sources.get(src);
-}
-
 export function update(element, chart) {
   if (!drawn.has(element)) drawn.set(element, new Drawn(element));
   drawn.get(element).show(chart);
 }
 
-export function drawAll(root = document) {
-  sources.clear();
-  for (const [element, gone] of drawn) {
-    if (element.isConnected) continue;
-    gone.plot?.destroy();
-    drawn.delete(element);
-  }
-  for (const element of root.querySelectorAll(".chart[data-src]")) update(element, source(element));
+function drawAll() {
+  const charts = JSON.parse(document.getElementById("charts")?.textContent ?? "{}");
+  for (const element of document.querySelectorAll(".chart[data-key]")) update(element, charts[element.dataset.key]);
   fit();
 }
 

@@ -21,7 +21,9 @@ function showProgress(reachable = true) {
     stopped: `stopped ${ago(silent)} after iteration ${far}`,
     imported: "imported",
   };
-  badge.textContent = reachable ? words[state] : "the inspector does not answer";
+  const text = reachable ? words[state] : "the inspector does not answer";
+  // It is a status, which is read aloud whenever it is set.
+  if (badge.textContent !== text) badge.textContent = text;
   badge.className = `badge ${!reachable ? "bad" : { live: "live good", finished: "good", stopped: "bad" }[state] ?? ""}`;
 }
 
@@ -170,8 +172,10 @@ function showRows(rows) {
     const known = body.querySelector(`[data-at="${row.iteration}"]`);
     if (known) line.className = known.className;
     body.querySelector("tr:not([data-at])")?.remove();
+    const focused = known?.contains(document.activeElement);
     if (known) known.replaceWith(line);
     else body.prepend(line);
+    if (focused) line.querySelector("a").focus({ preventScroll: true });
   }
   [...body.rows].slice(mostRows).forEach((row) => row.remove());
 }

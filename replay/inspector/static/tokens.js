@@ -306,17 +306,19 @@ function letGo() {
   remember();
 }
 
-/** The beginning of the stretch before or after, of one author. */
+/** The beginning of the stretch before or after, of one author; what is not here yet ends it, and is fetched. */
 function stretchFrom(at, step) {
   const authorOf = (place) => {
     const block = blockOf(place);
     return block?.answer ? block.answer.author_names[block.answer.authors[place - block.first]] : undefined;
   };
+  if (authorOf(at) === undefined) return at;
   let place = at;
   if (step < 0) {
     while (place > 0 && authorOf(place - 1) === authorOf(at)) place -= 1;
     if (place < at) return place;
     place -= 1;
+    if (authorOf(place) === undefined) return Math.max(0, place);
     while (place > 0 && authorOf(place - 1) === authorOf(place)) place -= 1;
     return Math.max(0, place);
   }
