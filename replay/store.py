@@ -52,7 +52,10 @@ __all__ = [
 
 
 class ReplayStore:
-    """Experience at rest. Every method is one transaction: done when it returns, not begun when it raises."""
+    """Experience at rest. Every method is one transaction: done when it returns, not begun when it raises.
+
+    Where a disk or a server fails at the very end it may be done though it raised: DatabaseFailed says so.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

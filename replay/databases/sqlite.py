@@ -6,12 +6,14 @@ with "database is locked", which no timeout mends.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
 import sqlite3
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -43,7 +45,7 @@ _sync = getattr(os, "fdatasync", os.fsync)
 
 
 class SqliteDatabase(Database):
-    """A file. A durable commit takes one fsync, which writers wait for at once and not one after another."""
+    """A file. A durable commit takes one fsync, for which writers wait at the same time, without the lock."""
 
     path: Path
     compresses_text = True
@@ -53,42 +55,51 @@ class SqliteDatabase(Database):
         self.path = path
         self.url = str(path)
         self.read_only = mode == "ro"
+        self._unkept: str | None = None
         self._engine = _engine(path, mode)
         self._snapshots = self._engine.execution_options(**{_BEGIN: "BEGIN"})
 
     @contextmanager
     def writing(self, *, durable: bool = True) -> Iterator[sa.Connection]:
+        if self._unkept is not None:
+            raise DatabaseFailed(self._unkept)
         with self._explained(), self._engine.connect() as connection:
-            transaction = connection.begin()
-            with self._waiting_for_disk() if durable else nullcontext(), transaction:
+            writer = connection.connection.driver_connection
+            with connection.begin():
+                if isinstance(writer, _Writer):  # who may only read is told so by SQLite
+                    writer.open_log()
                 yield connection
-
-    @contextmanager
-    def _waiting_for_disk(self) -> Iterator[None]:
-        """What the block commits is on the disk when it ends.
-
-        SQLite itself would wait while it holds the write lock, and the next writer for both of them. The log is there
-        as long as a connection is open, and SQLite waits for the disk with whatever it moves out of it. It is opened
-        before the block writes, so that it is told of every failure to do so.
-        """
-        path = f"{self.path}-wal"
-        try:
-            log = os.open(path, os.O_RDWR)
-        except OSError as error:
-            raise DatabaseFailed(
-                f"database must be accessible, got {error.strerror} at {path}. Nothing of the transaction was stored; "
-                f"what was stored before is safe. {_REMEDIES[sqlite3.SQLITE_CANTOPEN]}"
-            ) from error
-        try:
-            yield
-            _wait_for_disk(log, path)
-        finally:
-            os.close(log)
+            if isinstance(writer, _Writer) and durable:
+                self._keep(writer)
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
         with self._explained(), self._snapshots.begin() as connection:
             yield connection
+
+    def _keep(self, writer: _Writer) -> None:
+        """Wait until what was committed is on the disk.
+
+        SQLite itself would wait while it holds the write lock, and the next writer for both of them. What it moves
+        from the log to the file meanwhile it waits for.
+
+        A log that could not be written has a hole, behind which nothing would be found again, and no second try fills
+        it: for the system it is written. So all is moved to the file, and the log begun anew. Where that fails too,
+        nothing more is written through this database.
+        """
+        try:
+            writer.wait_for_disk()
+        except OSError as error:
+            if not writer.empty_log():
+                is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                self._unkept = (
+                    f"database must be on a disk that keeps what is written, got {error.strerror!r} at "
+                    f"{self.path}{_room(self.path)}. What was stored last may be lost if the machine stops; nothing "
+                    "more is stored until it is opened anew. "
+                    f"{_REMEDIES[sqlite3.SQLITE_FULL if is_full else sqlite3.SQLITE_IOERR]}"
+                )
+                raise DatabaseFailed(self._unkept) from error
+            _log.warning("database %s: its log could not be written (%s), and was begun anew", self.path, error)
 
     def erase(self, work: Callable[[sa.Connection], Answer]) -> Answer:
         def overwriting(connection: sa.Connection) -> Answer:
@@ -139,16 +150,6 @@ class SqliteDatabase(Database):
             ) from error
 
 
-def _wait_for_disk(log: int, path: str) -> None:
-    try:
-        _sync(log)
-    except OSError as error:
-        raise DatabaseFailed(
-            f"database must be on a disk that keeps it, got {error.strerror} at {path}. What was stored last is lost "
-            f"if this machine stops. {_REMEDIES[sqlite3.SQLITE_IOERR]}"
-        ) from error
-
-
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "Make room on its disk and run this again; a run goes on with --resume.",
     sqlite3.SQLITE_IOERR: "Look for a failing disk, or a limit on the size of files (ulimit -f).",
@@ -191,8 +192,10 @@ def create(path: Path) -> SqliteDatabase:
     if os.path.isfile(path) and path.stat().st_size:
         revision = _check_revision(path, migrates=True)
     try:
-        # Nobody else may read what agents said and saw. SQLite gives its side files the same mode.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        # Nobody else may read what agents said and saw. SQLite gives its side files the same mode. One that is there is
+        # not opened: to close it would take this process's locks on it away.
+        if not os.path.isfile(path):
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
         raise DatabaseRefused(
             f"database must be a writable file in an existing folder, got {error.strerror} at {path}. "
@@ -285,17 +288,59 @@ class _Cursor(sqlite3.Cursor):
 
 
 class _Writer(sqlite3.Connection):
+    """With its log, so that it can be waited for: see `SqliteDatabase`.
+
+    The log is there from the first transaction on, and the same until the last connection is closed. It is kept open
+    because a failure to write it is told once to everybody who has.
+    """
+
+    path: str
+    _log: int | None = None
+
     def cursor(self, factory: Any = _Cursor) -> Any:
         return super().cursor(factory)
 
+    def open_log(self) -> None:
+        """Within a transaction, before it writes anything."""
+        if self._log is None:
+            try:
+                self._log = os.open(f"{self.path}-wal", os.O_RDWR)
+            except OSError as error:
+                problem = sqlite3.OperationalError(f"unable to open its log: {error.strerror}")
+                problem.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+                raise exc.OperationalError(None, None, problem) from error
+            self._close_log = weakref.finalize(self, os.close, self._log)
+
+    def wait_for_disk(self) -> None:
+        assert self._log is not None
+        _sync(self._log)
+
+    def empty_log(self) -> bool:
+        """Whether all of it is in the file, and on the disk. SQLite, too, is told once of an earlier failure."""
+        for _ in range(2):
+            with suppress(sqlite3.Error):
+                if not self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                    return True
+        return False
+
+    def close(self) -> None:
+        super().close()
+        if self._log is not None:
+            self._close_log()
+            self._log = None
+
 
 def _engine(path: Path, mode: Mode) -> sa.Engine:
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    # Links are followed once: the log stands beside the file itself.
+    whole = Path(os.path.realpath(path))
+    uri = f"{whole.as_uri()}?mode={mode}"
     kind = sqlite3.Connection if mode == "ro" else _Writer
 
     def connect() -> sqlite3.Connection:
         # isolation_level=None: the driver begins no transactions of its own; `_begin` does.
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=kind)
+        if isinstance(connection, _Writer):
+            connection.path = str(whole)
         try:
             _prepare(connection, mode)
         except sqlite3.Error:
@@ -322,7 +367,7 @@ def _prepare(connection: sqlite3.Connection, mode: Mode) -> None:
         connection.execute(f"PRAGMA cache_size=-{_READERS_CACHE_KIB}")
     else:
         connection.execute("PRAGMA journal_mode=WAL")
-        # `writing` itself waits for the disk.
+        # `SqliteDatabase` itself waits for the disk.
         connection.execute("PRAGMA synchronous=NORMAL")
 
 

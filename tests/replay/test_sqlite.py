@@ -358,6 +358,18 @@ def test_a_commit_that_returned_is_on_the_disk(tmp_path: Path, monkeypatch: pyte
     store.close()
 
 
+def test_a_link_leads_to_the_file_and_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "disk").mkdir()
+    new_store(tmp_path / "disk" / "replay.sqlite").close()
+    (tmp_path / "link.sqlite").symlink_to(tmp_path / "disk" / "replay.sqlite")
+    monkeypatch.chdir(tmp_path)
+    store = ReplayStore.open(Path("link.sqlite"))
+    monkeypatch.chdir("/")
+    store.append([task()], [group()], [trajectory("a")])
+    store.close()
+    assert ids(tmp_path / "disk" / "replay.sqlite") == {"a"}
+
+
 def test_writers_wait_for_the_disk_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, other = new_store(tmp_path / "replay.sqlite"), ReplayStore.open(tmp_path / "replay.sqlite")
     store.append([task()], [group()], [])
@@ -381,22 +393,58 @@ def test_writers_wait_for_the_disk_at_once(tmp_path: Path, monkeypatch: pytest.M
     other.close()
 
 
-def test_a_disk_that_keeps_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def fails(log: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_log_that_could_not_be_written_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For the system it is written, and nobody would write it a second time."""
     store = new_store(tmp_path / "replay.sqlite")
-
-    def sync(log: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     with monkeypatch.context() as broken:
-        broken.setattr(sqlite, "_sync", sync)
-        with pytest.raises(DatabaseFailed, match=r"got Input/output error at .*-wal\. What was stored last is lost if"):
-            store.append([task()], [group()], [trajectory("a")])
-    # Whoever tries again stores it once.
+        broken.setattr(sqlite, "_sync", fails)
+        store.append([task()], [group()], [trajectory("a")])
+    assert "its log could not be written ([Errno 5] Input/output error), and was begun anew" in caplog.text
+    (tmp_path / "machine").mkdir()
+    shutil.copy(tmp_path / "replay.sqlite", tmp_path / "machine")  # without its log
+    assert ids(tmp_path / "machine" / "replay.sqlite") == {"a"}
+    store.append([], [], [trajectory("b", member=1)])
+    store.close()
+
+
+def test_nothing_is_stored_behind_a_hole_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    reader = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
+    # Whoever reads keeps the log from being begun anew.
+    monkeypatch.setattr(sqlite, "_BUSY_MILLISECONDS", 50)
+    broken = ReplayStore.open(tmp_path / "replay.sqlite")
+    told = r"got 'Input/output error' at .*replay\.sqlite \([0-9]+ bytes free\)\. What was stored last may be lost if"
+    with reader.reading() as snapshot, monkeypatch.context() as disk, pytest.raises(DatabaseFailed, match=told):
+        snapshot.exec_driver_sql("select count(*) from trajectories")
+        disk.setattr(sqlite, "_sync", fails)
+        broken.append([task()], [group()], [trajectory("a")])
+    with pytest.raises(DatabaseFailed, match=told):
+        broken.append([], [], [trajectory("b", member=1)])
+    broken.close()
+    # Whoever opens it anew and sends it again stores it once.
     store.append([task()], [group()], [trajectory("a")])
     assert ids(store) == {"a"}
+    reader.close()
+    store.close()
+
+
+def test_a_log_that_can_not_be_opened_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_store(tmp_path / "replay.sqlite").close()
+    store = ReplayStore.open(tmp_path / "replay.sqlite")
+
+    def no_more(*_: Any) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    told = r"got 'unable to open its log: Too many open files' at .* Nothing of the transaction was stored; .*ulimit -n"
     with monkeypatch.context() as full:
-        full.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
-        with pytest.raises(DatabaseFailed, match=r"got Too many open files at .*-wal\. Nothing of the transaction was"):
-            store.append([], [], [trajectory("b", member=1)])
-    assert ids(store) == {"a"}
+        full.setattr(os, "open", no_more)
+        with pytest.raises(DatabaseFailed, match=told):
+            store.append([task()], [group()], [trajectory("a")])
+    assert ids(store) == set()
     store.close()
