@@ -17,7 +17,7 @@ from replay.inspector.app import create_app
 from replay.inspector.guard import Guard
 from replay.inspector.source import Source, opened_source
 from tests.inspector.serving import Served, served
-from tests.replay.fakes import RUN, new_store, policy, run_record, sql
+from tests.replay.fakes import RUN, group, new_store, policy, run_record, sql, task, trajectory
 
 OTHER = "run-2"
 CONFIG = {
@@ -296,11 +296,13 @@ def test_values_that_differ_do_not_look_alike(tmp_path: Path) -> None:
     with closing(new_store(tmp_path / "replay.sqlite", run="run-0")) as store:
         for run, config in zip((RUN, OTHER), configs, strict=True):
             store.add_run(replace(run_record(run), config=config))
+        store.append([task()], [group(size=1200)], [trajectory(f"{n}", slot=n, member=n) for n in range(1200)])
         with served(create_app(Source(store), Guard())) as server:
             html = server.ask(f"/compare?runs={RUN},{OTHER}").text
     assert '<td class="text">run.seed</td><td>20240601</td><td>20240602</td>' in html
     assert '<td class="text">optimizer.lr</td><td>1e-05</td><td>1.04e-05</td>' in html
     assert '<td class="text">tasks</td><td>[20240601]</td><td>[20240602]</td>' in html
+    assert '<td class="text">trajectories</td><td>1,200</td><td>0</td>' in html
 
 
 @pytest.mark.parametrize(("query", "told"), [("runs=run-1", "got 1."), ("runs=run-1,nobody", "got 'nobody'.")])

@@ -68,10 +68,14 @@ def shows(found: Answer) -> dict[str, Any]:
             {"letter": letter, "name": row["name"], "id": row["run"], "href": address("runs", row["run"])}
             for letter, row in zip("AB", found["runs"], strict=True)
         ],
-        "different_numbers": {name: [_told(value) for value in pair] for name, pair in numbers.items()},
+        "different_numbers": {name: [_counted(value) for value in pair] for name, pair in numbers.items()},
         "same_numbers": len(found["numbers"]) - len(numbers),
         "different_keys": {name: [_told(value) for value in pair] for name, pair in found["config"].items()},
     }
+
+
+def _counted(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else _told(value)
 
 
 def _told(value: object) -> str:
