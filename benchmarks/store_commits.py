@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import sqlalchemy as sa
 
-from benchmarks._goals import show
 from benchmarks._rows import ROWS, TASK, add_run, make_group, make_trajectory
+from benchmarks._strace import traced
 from replay import ReplayStore
 
 COMMITS = 50
@@ -61,17 +59,7 @@ def measure(folder: Path) -> dict[str, float]:
 
 def main() -> dict[str, float]:
     print(f"calls of fsync and fdatasync per commit, over {COMMITS} commits, counted by strace", flush=True)
-    if shutil.which("strace") is None:
-        print("  left out: it needs strace, for instance from apt install strace")
-        return {}
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            found = measure(Path(folder))
-        except subprocess.CalledProcessError as error:
-            print(f"  left out: strace ended with {error.returncode}: {error.stderr.strip()[-200:]}")
-            return {}
-    show(found, GOALS)
-    return found
+    return traced(measure, GOALS)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,10 @@ SQLite with a blob per row, `synchronous=FULL`: as durable, and what a writer wa
 from __future__ import annotations
 
 import multiprocessing
-import shutil
 import sqlite3
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
@@ -21,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._goals import show
 from benchmarks._rows import TASK, add_run, make_group, make_trajectory
+from benchmarks._strace import traced
 from replay import ReplayStore, Trajectory
 
 WRITERS, COMMITS = 8, 6
@@ -63,7 +61,7 @@ def write(path: Path, arm: str, writer: int, start: Barrier, answers: Any) -> No
     answers.put(took)
 
 
-def traced(folder: Path, arm: str) -> tuple[float, float]:
+def slowed(folder: Path, arm: str) -> tuple[float, float]:
     """Milliseconds, the mean and the longest append; what the slowed process does."""
     path = folder / f"{arm}.sqlite"
     if arm == _BUFFER:
@@ -99,21 +97,11 @@ def measure(folder: Path) -> dict[str, float]:
 
 def main() -> dict[str, float]:
     print(f"{WRITERS} writers with {COMMITS} commits each, every fsync {SYNC_MS} ms longer", flush=True)
-    if shutil.which("strace") is None:
-        print("  left out: it needs strace, for instance from apt install strace")
-        return {}
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            found = measure(Path(folder))
-        except subprocess.CalledProcessError as error:
-            print(f"  left out: strace ended with {error.returncode}: {error.stderr.strip()[-200:]}")
-            return {}
-    show(found, GOALS)
-    return found
+    return traced(measure, GOALS)
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print(*traced(Path(sys.argv[1]), sys.argv[2]))
+        print(*slowed(Path(sys.argv[1]), sys.argv[2]))
     else:
         main()
