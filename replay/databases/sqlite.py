@@ -55,6 +55,7 @@ class SqliteDatabase(Database):
         self.path = path
         self.url = str(path)
         self.read_only = mode == "ro"
+        # Why nothing more is written.
         self._unkept: str | None = None
         self._engine = _engine(path, mode)
         self._snapshots = self._engine.execution_options(**{_BEGIN: "BEGIN"})
@@ -295,25 +296,26 @@ class _Writer(sqlite3.Connection):
     """
 
     path: str
-    _log: int | None = None
+    _descriptor: int | None = None
+    """Of the log."""
 
     def cursor(self, factory: Any = _Cursor) -> Any:
         return super().cursor(factory)
 
     def open_log(self) -> None:
         """Within a transaction, before it writes anything."""
-        if self._log is None:
+        if self._descriptor is None:
             try:
-                self._log = os.open(f"{self.path}-wal", os.O_RDWR)
+                self._descriptor = os.open(f"{self.path}-wal", os.O_RDWR)
             except OSError as error:
                 problem = sqlite3.OperationalError(f"unable to open its log: {error.strerror}")
                 problem.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
                 raise exc.OperationalError(None, None, problem) from error
-            self._close_log = weakref.finalize(self, os.close, self._log)
+            self._close_log = weakref.finalize(self, os.close, self._descriptor)
 
     def wait_for_disk(self) -> None:
-        assert self._log is not None
-        _sync(self._log)
+        assert self._descriptor is not None
+        _sync(self._descriptor)
 
     def empty_log(self) -> bool:
         """Whether all of it is in the file, and on the disk. SQLite, too, is told once of an earlier failure."""
@@ -325,9 +327,9 @@ class _Writer(sqlite3.Connection):
 
     def close(self) -> None:
         super().close()
-        if self._log is not None:
+        if self._descriptor is not None:
             self._close_log()
-            self._log = None
+            self._descriptor = None
 
 
 def _engine(path: Path, mode: Mode) -> sa.Engine:
