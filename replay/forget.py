@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from replay.change import set_state
 from replay.conversation import stored_texts
-from replay.databases.sqlite import COPY
+from replay.databases.backup import COPY
 from replay.records import COMMITTED, EVICTED, FORGOTTEN, FORGOTTEN_TASK
 from replay.retention import remove_content
 from replay.rows import chunked

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from replay.cli.front import AsJson, Opened, Run, Where, app, fail, opened, place
+from replay.databases.backup import backup_path
 from replay.databases.open import create_database, parsed, run_identity, schema_of
-from replay.databases.sqlite import backup_path
 from replay.errors import ReplayError
 from replay.forget import Proof, Traces
 from replay.retention import Capacity, Evicted

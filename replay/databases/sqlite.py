@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import sqlite3
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -21,6 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from replay.blobs import BlobError, decompress_text
+from replay.databases.backup import back_up
 from replay.databases.base import Answer, Database
 from replay.databases.network import network_file_system
 from replay.databases.revision import check_revision, migrate, stored_revision
@@ -34,10 +36,10 @@ _READERS_CACHE_KIB = 500
 # SQLite keeps no queue: with dozens of writers on a busy machine, one of them has waited for half a minute.
 _BUSY_MILLISECONDS = 120_000
 _BEGIN = "replay_begin"
-COPY = ".backup"
-"""Ends the names of copies that migrations keep."""
 
-Mode = Literal["ro", "rw"]
+Mode = Literal["ro", "immutable", "rw", "migrate"]
+"""To look at it, also where nobody can write; to write to it, also before it is ours with a log."""
+_LOOKING: tuple[Mode, ...] = ("ro", "immutable")
 
 
 # As SQLite does where it can: when a file was written need not be kept.
@@ -54,7 +56,8 @@ class SqliteDatabase(Database):
     def __init__(self, path: Path, *, mode: Mode) -> None:
         self.path = path
         self.url = str(path)
-        self.read_only = mode == "ro"
+        self.read_only = mode in _LOOKING
+        self._found = _signature(path) if mode == "immutable" else None
         # Why nothing more is written.
         self._unkept: str | None = None
         self._engine = _engine(path, mode)
@@ -77,6 +80,11 @@ class SqliteDatabase(Database):
     def reading(self) -> Iterator[sa.Connection]:
         with self._explained(), self._snapshots.begin() as connection:
             yield connection
+        if self._found is not None and self._found != _signature(self.path):
+            raise DatabaseFailed(
+                f"database must stay as it is while it is looked at in a folder without a right to write, got one that "
+                f"was changed at {self.path}. Open it anew."
+            )
 
     def _keep(self, writer: _Writer) -> None:
         """Wait until what was committed is on the disk.
@@ -126,6 +134,23 @@ class SqliteDatabase(Database):
             raise _not_rewritten("readers of the log", self.path)
         return answer
 
+    def upgrade(self) -> None:
+        """Bring it to the newest schema under the lock of all writers; who gets the lock later finds it done.
+
+        Until the copy stands, nothing of the file is changed: not even how it keeps its journal.
+        """
+        with self._explained(), self._engine.begin() as connection:
+            revision = stored_revision(connection)
+            check_revision(revision, self.url, migrates=True)
+            if revision == REVISION:
+                return
+            if revision is not None:
+                kept = back_up(self.path, revision)
+                _log.warning(
+                    "database %s is migrated to schema %s; it is kept as it was in %s", self.path, REVISION, kept
+                )
+            migrate(connection)
+
     def damage(self, connection: sa.Connection) -> list[str]:
         # Not the quick one, which does not compare an index with the rows it is of: lists are read off an index.
         found = connection.exec_driver_sql("PRAGMA integrity_check(20)").scalars().all()
@@ -171,6 +196,12 @@ def _kind(error: BaseException | None) -> int:
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
+def _signature(path: Path) -> tuple[int, int, int]:
+    """Another one after every change of the file."""
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def _room(path: Path) -> str:
     try:
         return f" ({shutil.disk_usage(path.parent).free} bytes free)"
@@ -187,11 +218,11 @@ def _not_rewritten(found: str, path: Path) -> ReplayError:
 
 
 def create(path: Path) -> SqliteDatabase:
-    # os.path answers no where pathlib raises: in a folder that can't be entered.
-    revision = None
     _check_local(path)
+    revision = None
+    # os.path answers no where pathlib raises: in a folder that can't be entered.
     if os.path.isfile(path) and path.stat().st_size:
-        revision = _check_revision(path, migrates=True)
+        _, revision = _check_revision(path, migrates=True, writes=True)
     try:
         # Nobody else may read what agents said and saw. SQLite gives its side files the same mode. One that is there is
         # not opened: to close it would take this process's locks on it away.
@@ -202,48 +233,16 @@ def create(path: Path) -> SqliteDatabase:
             f"database must be a writable file in an existing folder, got {error.strerror} at {path}. "
             "Choose another folder."
         ) from error
-    if revision is not None and revision < REVISION:
-        _back_up(path, backup_path(path, revision))
-    database = SqliteDatabase(path, mode="rw")
-    try:
-        with database.writing() as connection:
-            if stored_revision(connection) != REVISION:
-                migrate(connection)
-    except BaseException:
-        database.close()
-        raise
-    return database
-
-
-def backup_path(path: Path, revision: str) -> Path:
-    """Where a database of that schema is kept before it is migrated."""
-    return path.with_name(f"{path.name}.schema-{revision}{COPY}")
-
-
-def _back_up(path: Path, target: Path) -> None:
-    """A whole copy or none; of a copy that is there already, the migration was killed and is done once more."""
-    unfinished = target.with_name(target.name + ".unfinished")
-    try:
-        unfinished.unlink(missing_ok=True)
-        os.close(os.open(unfinished, os.O_CREAT | os.O_RDWR | os.O_EXCL, 0o600))
-        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(unfinished)) as copy:
-            source.backup(copy)
-        with unfinished.open("rb") as stream:
-            os.fsync(stream.fileno())
-        os.replace(unfinished, target)
-    except (OSError, sqlite3.Error) as error:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        raise DatabaseRefused(
-            f"database must be copied before it is migrated, got {error} at {target}. Make room beside it."
-        ) from error
-    _log.warning("database %s is migrated to schema %s; it is kept as it was in %s", path, REVISION, target)
+    if revision != REVISION:
+        with closing(SqliteDatabase(path, mode="migrate")) as database:
+            database.upgrade()
+    return SqliteDatabase(path, mode="rw")
 
 
 def schema_of(path: Path) -> str:
     """Of an existing database; raises DatabaseRefused for nothing, and what is newer or not ours."""
     _check_exists(path)
-    return _check_revision(path, migrates=True) or ""
+    return _check_revision(path, migrates=True, writes=True)[1] or ""
 
 
 def _check_exists(path: Path) -> None:
@@ -266,8 +265,8 @@ def open_existing(path: Path, *, read_only: bool) -> SqliteDatabase:
     _check_exists(path)
     if not read_only:
         _check_local(path)
-    _check_revision(path, migrates=False)
-    return SqliteDatabase(path, mode="ro" if read_only else "rw")
+    mode, _ = _check_revision(path, migrates=False, writes=not read_only)
+    return SqliteDatabase(path, mode=mode if read_only else "rw")
 
 
 class _Cursor(sqlite3.Cursor):
@@ -335,8 +334,8 @@ class _Writer(sqlite3.Connection):
 def _engine(path: Path, mode: Mode) -> sa.Engine:
     # Links are followed once: the log stands beside the file itself.
     whole = Path(os.path.realpath(path))
-    uri = f"{whole.as_uri()}?mode={mode}"
-    kind = sqlite3.Connection if mode == "ro" else _Writer
+    uri = _uri(whole, mode)
+    kind = sqlite3.Connection if mode in _LOOKING else _Writer
 
     def connect() -> sqlite3.Connection:
         # isolation_level=None: the driver begins no transactions of its own; `_begin` does.
@@ -351,7 +350,7 @@ def _engine(path: Path, mode: Mode) -> sa.Engine:
         return connection
 
     engine = sa.create_engine("sqlite+pysqlite://", creator=connect, poolclass=sa.QueuePool)
-    begin = "BEGIN" if mode == "ro" else "BEGIN IMMEDIATE"
+    begin = "BEGIN" if mode in _LOOKING else "BEGIN IMMEDIATE"
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
@@ -360,17 +359,35 @@ def _engine(path: Path, mode: Mode) -> sa.Engine:
     return engine
 
 
+def _uri(path: Path, mode: Mode) -> str:
+    options = {"ro": "mode=ro", "immutable": "mode=ro&immutable=1"}.get(mode, "mode=rw")
+    return f"{path.absolute().as_uri()}?{options}"
+
+
 def _prepare(connection: sqlite3.Connection, mode: Mode) -> None:
     connection.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS}")
     connection.execute("PRAGMA foreign_keys=ON")
     connection.create_function("plain_text", 1, _plain_text, deterministic=True)
-    if mode == "ro":
+    if mode in _LOOKING:
         connection.execute("PRAGMA query_only=ON")
         connection.execute(f"PRAGMA cache_size=-{_READERS_CACHE_KIB}")
-    else:
-        connection.execute("PRAGMA journal_mode=WAL")
+    if mode == "rw":
+        _write_ahead(connection)
         # `SqliteDatabase` itself waits for the disk.
         connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Of two that change the file's mode at once, SQLite refuses one at once, however long it may wait."""
+    deadline = time.monotonic() + _BUSY_MILLISECONDS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if _kind(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _plain_text(frame: bytes) -> str | None:
@@ -381,17 +398,49 @@ def _plain_text(frame: bytes) -> str | None:
         return None
 
 
-def _check_revision(path: Path, *, migrates: bool) -> str | None:
-    """Refuse what is not ours before anything could change it: even switching to WAL rewrites a file's header."""
-    engine = _engine(path, "ro")
+def _check_revision(path: Path, *, migrates: bool, writes: bool) -> tuple[Mode, str | None]:
+    """Its schema, and the mode that it can be looked at in.
+
+    Refuse what is not ours before anything could change it: even switching to WAL rewrites a file's header.
+    """
+    mode: Mode = "ro"
     try:
-        with engine.begin() as connection:
-            revision = stored_revision(connection)
+        try:
+            revision = _revision(path, mode)
+        except exc.OperationalError as error:
+            mode = _other_mode(path, error, writes=writes)
+            revision = _revision(path, mode)
     except exc.DatabaseError as error:
         raise DatabaseRefused(
             f"database must be a readable SQLite file, got {str(error.orig)!r} at {path}. {_remedy(error.orig)}"
         ) from error
+    check_revision(revision, str(path), migrates=migrates)
+    return mode, revision
+
+
+def _revision(path: Path, mode: Mode) -> str | None:
+    engine = _engine(path, mode)
+    try:
+        with engine.begin() as connection:
+            return stored_revision(connection)
     finally:
         engine.dispose()
-    check_revision(revision, str(path), migrates=migrates)
-    return revision
+
+
+def _other_mode(path: Path, error: exc.OperationalError, *, writes: bool) -> Mode:
+    """Of a file that can't be looked at in the ordinary way; raises the error where there is no other.
+
+    What a killed migration left half done only who writes can undo, and SQLite does. In a folder where nobody can
+    write, SQLite can't make its side files, and needs none where all is in the file itself.
+    """
+    if writes and getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
+        return "migrate"
+    whole = os.path.realpath(path)
+    sides = [f"{whole}{side}" for side in ("-wal", "-journal")]
+    if writes or os.access(os.path.dirname(whole), os.W_OK) or any(map(_has_content, sides)):
+        raise error
+    return "immutable"
+
+
+def _has_content(path: str) -> bool:
+    return os.path.isfile(path) and os.path.getsize(path) > 0

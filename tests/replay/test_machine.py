@@ -150,48 +150,58 @@ def test_small_disk_keeps_what_was_acknowledged(tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-COMMANDS = (
+LOOKS = (
     ["stats"],
     ["ls"],
     ["show", "a"],
     ["diff", "a", "b"],
     ["lineage", "1"],
     ["task", "a"],
-    ["export", "{run}", "rows.jsonl"],
-    ["import", "{rows}"],
+    ["export", "{run}", "{rows}.copy"],
     ["prune", "--age", "3"],
+)
+CHANGES = (
+    ["import", "{rows}"],
     ["prune", "--age", "3", "--yes"],
     ["forget", "--where", "success", "--yes"],
-    ["migrate"],
 )
+COMMANDS = (*LOOKS, *CHANGES, ["migrate"])
+
+
+def as_nobody() -> None:
+    """Root may read and write everywhere."""
+    if os.geteuid() == 0:
+        os.setuid(65534)
+
+
+def filled(words: list[str], place: Path, rows: Path) -> list[str]:
+    given = [word.format(run=place, rows=rows) for word in words]
+    return given if "{run}" in words else [*given, str(place)]
 
 
 def told_by_every_command(places: list[Path], rows: Path) -> list[str]:
-    if os.geteuid() == 0:
-        os.setuid(65534)  # Root may read and write everywhere.
-    lines = []
-    for place in places:
-        for words in COMMANDS:
-            filled = [word.format(run=place, rows=rows) for word in words]
-            lines.append(one_line(filled if "{run}" in words else [*filled, str(place)]))
-    return lines
+    as_nobody()
+    return [one_line(filled(words, place, rows)) for place in places for words in COMMANDS]
+
+
+def open_to_everybody(folder: Path) -> None:
+    for each in (folder, *folder.parents) if os.geteuid() == 0 else ():
+        mode = each.stat().st_mode
+        if mode & 0o005 != 0o005:
+            each.chmod(mode | 0o755)
 
 
 @pytest.fixture
 def closed_places(tmp_path: Path) -> Iterator[list[Path]]:
-    """A folder that is read-only, one that is closed, a file nobody may read, a folder in its place, and nothing."""
-    for name, file_mode, folder_mode in (("fixed", 0o444, 0o555), ("closed", 0o600, 0), ("secret", 0, 0o777)):
+    """A folder that is closed, a file nobody may read, a folder in its place, and nothing."""
+    for name, file_mode, folder_mode in (("closed", 0o600, 0), ("secret", 0, 0o777)):
         new_folder = tmp_path / name
         new_folder.mkdir()
         with_two_rows(new_folder / "replay.sqlite").chmod(file_mode)
         new_folder.chmod(folder_mode)
     (tmp_path / "taken" / "replay.sqlite").mkdir(parents=True)
-    for folder in (tmp_path, *tmp_path.parents) if os.geteuid() == 0 else ():
-        mode = folder.stat().st_mode
-        if mode & 0o005 != 0o005:
-            folder.chmod(mode | 0o755)
-    names = ("fixed", "closed", "secret", "taken", "missing", "fixed/replay.sqlite", "missing/replay.sqlite")
-    yield [tmp_path / name for name in names]
+    open_to_everybody(tmp_path)
+    yield [tmp_path / name for name in ("closed", "secret", "taken", "missing", "missing/replay.sqlite")]
     (tmp_path / "closed").chmod(0o700)
 
 
@@ -201,12 +211,96 @@ def test_every_command_tells_in_one_line_what_it_may_not_open(closed_places: lis
     assert len(lines) == len(closed_places) * len(COMMANDS)
     assert all(line.startswith("agentloop: database must be ") for line in lines)
     by_place = lines[:: len(COMMANDS)]
-    assert "got 'attempt to write a readonly database' at" in by_place[0]
-    assert "to look, copy it elsewhere" in by_place[0]
-    assert "got nothing at" in by_place[1]
-    assert "got 'unable to open database file' at" in by_place[2]
-    assert "got a folder at" in by_place[3]
-    assert "got nothing at" in by_place[4]
+    assert "got nothing at" in by_place[0]
+    assert "got 'unable to open database file' at" in by_place[1]
+    assert "got a folder at" in by_place[2]
+    assert "got nothing at" in by_place[3]
+
+
+def fix(folder: Path, *, open_log: bool = False) -> Path:
+    """A folder that only root can write, with a buffer that is closed, or one whose trainer was killed."""
+    folder.mkdir()
+    path = with_two_rows(folder / "replay.sqlite")
+    if open_log:
+        with closing(ReplayStore.open(path)) as store:
+            store.append([], [], [trajectory("c", run="run-2")])
+            log = path.with_name("replay.sqlite-wal").read_bytes()
+        path.with_name("replay.sqlite-wal").write_bytes(log)
+    for file in folder.iterdir():
+        file.chmod(0o444)
+    folder.chmod(0o555)
+    open_to_everybody(folder)
+    return path
+
+
+def looked_at(place: Path, rows: Path) -> tuple[list[str], list[str]]:
+    """What commands that look complain of, and those that change."""
+    as_nobody()
+    looks = [CliRunner().invoke(app, filled(words, place, rows)).stderr for words in LOOKS]
+    with closing(ReplayStore.open(place / "replay.sqlite", read_only=True)) as store:
+        assert [row.id for row in store.read(["a", "b"])] == ["a", "b"]
+    return looks, [one_line(filled(words, place, rows)) for words in CHANGES]
+
+
+def test_closed_buffer_in_a_folder_one_can_not_write_is_looked_at(tmp_path: Path, exported: Path) -> None:
+    path = fix(tmp_path / "fixed")
+    before = path.read_bytes()
+    exported.chmod(0o644)
+    tmp_path.chmod(0o777)
+    looks, refused = in_child(looked_at, path.parent, exported)
+    assert not any("database must" in told for told in looks) and looks[:4] == [""] * 4
+    assert all(line.startswith("agentloop: database must be ") for line in refused)
+    assert [file.name for file in path.parent.iterdir()] == ["replay.sqlite"] and path.read_bytes() == before
+
+
+def refused_to_look(path: Path) -> str:
+    as_nobody()
+    return one_line(["stats", str(path)])
+
+
+def test_buffer_with_a_log_in_a_folder_one_can_not_write_is_refused(tmp_path: Path) -> None:
+    """Without its log, rows that were acknowledged would be missing."""
+    told = in_child(refused_to_look, fix(tmp_path / "fixed", open_log=True))
+    assert "database must be a readable SQLite file, got 'unable to open database file' at" in told
+    assert "Check its folder, who may write there" in told
+
+
+def told_of_a_change(path: Path, change: bytes) -> str:
+    """What somebody who looks is told when somebody else may write there."""
+    descriptor = os.open(path, os.O_RDWR)
+    as_nobody()
+    with closing(ReplayStore.open(path, read_only=True)) as store:
+        assert [row.id for row in store.read(["a"])] == ["a"]
+        os.pwrite(descriptor, change, 0)
+        with pytest.raises(ReplayError) as error:
+            store.read(["a"])
+    return str(error.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may write what others can not")
+def test_change_of_a_buffer_in_a_folder_one_can_not_write_is_told(tmp_path: Path) -> None:
+    path = fix(tmp_path / "fixed")
+    told = in_child(told_of_a_change, path, path.read_bytes()[:4096])
+    assert told.startswith("database must stay as it is while it is looked at in a folder without a right to write")
+    assert told.endswith(f"got one that was changed at {path}. Open it anew.")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a folder once more")
+def test_closed_buffer_on_a_read_only_disk_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with_two_rows(tmp_path / "run" / "replay.sqlite")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "--bind", str(tmp_path / "run"), str(disk)], check=False).returncode:
+        pytest.skip("a folder can't be mounted once more here")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(disk)], check=True)
+        with closing(ReplayStore.open(disk / "replay.sqlite", read_only=True)) as store:
+            assert [row.id for row in store.read(["a", "b"])] == ["a", "b"]
+        refused = one_line(["prune", "--age", "3", "--yes", str(disk / "replay.sqlite")])
+        assert refused.startswith("agentloop: database must be ")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
