@@ -375,6 +375,9 @@ def _prepare(connection: sqlite3.Connection, mode: Mode) -> None:
         _write_ahead(connection)
         # `SqliteDatabase` itself waits for the disk.
         connection.execute("PRAGMA synchronous=NORMAL")
+    if mode == "migrate":
+        # A journal that a power cut brings back would undo what it was removed for.
+        connection.execute("PRAGMA synchronous=EXTRA")
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
