@@ -138,8 +138,8 @@ def test_damaged_row_of_an_earlier_schema_is_migrated_and_found_damaged(tmp_path
 def test_migrated_row_knows_its_uses(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     fill_old(path, "0004")
-    # Two draws are reserved; one of them was used.
-    sql(path, "update draws set state = 'committed' where slot = 8")
+    # Two draws are reserved; both of them were used, one as a fresh row.
+    sql(path, "update draws set state = 'committed', stream = case slot when 8 then 'replay' else 'fresh' end")
     ReplayStore.create(path).close()
     used = "select trajectory from draws where slot = 8"
     assert sql(path, "select id from trajectories where uses = 1") == sql(path, used)
