@@ -71,7 +71,7 @@ def rules(buffer: Buffer, limits: Limits, now: Moment, rows: slice) -> Iterator[
         yield "cooldown", ~buffer.uses.resting(index)[rows]
 
 
-def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice) -> Mask:
+def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice | npt.NDArray[np.intp]) -> Mask:
     """Rows whose source, or whose run if it is another one, has one of the names; `self` is the drawing run alone."""
     columns, own = index.columns, index.codes["source"].get("self")
     source = columns["source"][rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,5 +56,5 @@ class Uses:
         return found
 
 
-def _texts(rows: Iterable[sa.Row[tuple[str]]]) -> list[str]:
-    return restored_column([text for (text,) in rows])
+def _texts(found: sa.CursorResult[Any]) -> list[str]:
+    return restored_column(found.scalars().all())
