@@ -15,7 +15,7 @@ from replay.schema import groups, trajectories
 class RetiredTasks:
     """Follows the drawing run's newest group of every task that a row may be drawn of, whatever became of its members.
 
-    Groups are read once: those of a run that goes on are never undone.
+    Groups are read once, and those of its newest iteration again: those of a run that goes on are never undone.
     """
 
     def __init__(self, run: str) -> None:
@@ -26,21 +26,20 @@ class RetiredTasks:
             .where(groups.c.run == run, ~undone)
             .order_by(groups.c.iteration, groups.c.success_rate.desc())
         )
-        self._tasks: list[str] = []
+        self._tasks: list[str] | None = None
         self._rates = np.zeros(0)
         self._iteration = -1
 
     def refresh(self, connection: sa.Connection, index: EligibleIndex) -> bool:
         """Whether anything has changed."""
         tasks, before = index.codes["task"], self._rates
+        # What has no rows is not remembered, so that a task that gets some is asked for.
+        parts = [] if self._tasks is None else [groups.c.iteration >= self._iteration]
         if self._tasks is not tasks.names:
-            self._tasks, self._rates, self._iteration = tasks.names, np.zeros(0), -1
+            self._tasks, self._rates = tasks.names, np.zeros(0)
         new = tasks.names[len(self._rates) :]
+        parts += [groups.c.task.in_(chunk) for chunk in chunked(new)]
         self._rates = np.concatenate([self._rates, np.full(len(new), np.nan)])
-        parts = [groups.c.iteration >= self._iteration]
-        if self._iteration >= 0:
-            # What has no rows is not remembered, so that a task that gets some is asked for.
-            parts += [groups.c.task.in_(chunk) for chunk in chunked(new)]
         for part in parts:
             for task, iteration, rate in connection.execute(self._groups.where(part)):
                 self._iteration = max(self._iteration, iteration)

@@ -116,11 +116,25 @@ def test_solved_tasks_are_told_from_groups_that_are_new(store: ReplayStore) -> N
     with rows_read() as read:
         assert available(store, 11, retire_solved=1.0) == 160
     assert read["groups"] == 40
+    with rows_read() as read:
+        available(store, 11, retire_solved=1.0)
+    assert read["groups"] == 4
     Born(11, rates=(1.0, 1.0)).append_to(store)
     with rows_read() as read:
         assert available(store, 12, retire_solved=1.0) == 0
     # The four of iteration 10, which may have got more since, and two.
     assert read["groups"] == 6
+
+
+def test_a_solved_task_rests_again_when_it_gets_rows_again(store: ReplayStore) -> None:
+    Born(1, rates=(1.0,)).append_to(store)
+    for state, rows in (("evicted", 0), ("eligible", 4)):
+        assert available(store, 2, retire_solved=1.0) == 0
+        sql(store, "update buffer_state set value = value + 1 where name = 'changed'")
+        newest = "(select value from buffer_state where name = 'changed')"
+        sql(store, f"update trajectories set state = '{state}', changed = {newest}")
+        assert available(store, 2, retire_solved=1.0) == 0
+        assert available(store, 2) == rows
 
 
 def test_a_draw_beside_rows_of_other_runs_reads_none_of_them(store: ReplayStore) -> None:
