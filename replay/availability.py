@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from replay.comparable import AUTHORS, MISMATCHES, bits, names_of
 from replay.index import EligibleIndex
-from replay.pool import Pool
+from replay.pool import Pool, of_source
 from replay.request import Availability, Limits
 from replay.whole_groups import whole_groups
 
@@ -57,7 +57,7 @@ def _by_source(index: EligibleIndex, rows: Positions) -> list[tuple[str, Positio
         for code in np.unique(codes).tolist():
             name = index.codes[column].names[code]
             if column == "source" or name != index.run:
-                found.append((name, rows[codes == code]))
+                found.append((name, rows[of_source(index, (name,), rows)]))
     return found
 
 

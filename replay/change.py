@@ -15,8 +15,7 @@ from replay.prepared import execute
 from replay.rows import chunked
 from replay.schema import buffer_state, trajectories
 
-Counter = Literal["changed", "draws", "rollbacks"]
-"""rollbacks: how often draws have been taken back; there is no row before the first."""
+Counter = Literal["changed", "draws"]
 
 
 _COUNTER = buffer_state.c.name == sa.bindparam("counter")

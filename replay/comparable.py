@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,7 +19,8 @@ MISMATCHES = (*RUN_FIELDS, *ROW_FIELDS)
 AUTHORS = 1 << len(MISMATCHES)
 """The author codes of the run's tokens mean something else: never allowed."""
 
-
+_Facts = Mapping[str, tuple[str, dict[str, Any] | None]]
+"""Hash of the authors and fingerprint, by run."""
 _RUNS = sa.select(runs.c.id, runs.c.authors_hash, runs.c.fingerprint)
 _TOKENIZERS = sa.select(policies.c.run, policies.c.tokenizer_hash).distinct()
 
@@ -45,30 +47,31 @@ def sampling_mismatch(rows: Any) -> sa.ColumnElement[int]:
     return total
 
 
-def run_mismatches(connection: sa.Connection, mine: str) -> dict[str, int]:
-    """Bits of RUN_FIELDS and AUTHORS by run, against the run `mine`.
+def run_mismatches(connection: sa.Connection, mine: str, others: Sequence[str]) -> dict[str, int]:
+    """Bits of RUN_FIELDS and AUTHORS of `others`, against the run `mine`.
 
-    A run from before there were fingerprints is compared by its author table and its policies' tokenizers.
+    A run from before there were fingerprints is compared by its author table and its policies' tokenizers. Of one
+    that the database does not know, neither is known.
     """
-    stored = connection.execute(_RUNS).all()
+    named = [mine, *others]
+    stored = connection.execute(_RUNS.where(runs.c.id.in_(named))).all()
     facts = {id: (authors, json.loads(text) if text else None) for id, authors, text in stored}
-    if mine not in facts:
-        return dict.fromkeys(facts, AUTHORS)
-    tokenizers = _tokenizers(connection) if any(print is None for _, print in facts.values()) else {}
-    found = {}
-    for run, (authors, print) in facts.items():
-        own_authors, own_print = facts[mine]
-        mismatch = 0 if authors == own_authors else AUTHORS
-        if print is None or own_print is None:
-            mismatch |= 0 if tokenizers.get(run) == tokenizers.get(mine) else bits(("tokenizer",))
-        else:
-            mismatch |= bits(tuple(name for name in RUN_FIELDS if print.get(name) != own_print.get(name)))
-        found[run] = mismatch
-    return found
+    tokenizers = _tokenizers(connection, named) if any(print is None for _, print in facts.values()) else {}
+    return {run: _mismatch(run, mine, facts, tokenizers) for run in others}
 
 
-def _tokenizers(connection: sa.Connection) -> dict[str, set[str]]:
+def _mismatch(run: str, mine: str, facts: _Facts, tokenizers: Mapping[str, set[str]]) -> int:
+    if run not in facts or mine not in facts:
+        return AUTHORS | bits(("tokenizer",))
+    (authors, print), (own_authors, own_print) = facts[run], facts[mine]
+    mismatch = 0 if authors == own_authors else AUTHORS
+    if print is None or own_print is None:
+        return mismatch | (0 if tokenizers.get(run) == tokenizers.get(mine) else bits(("tokenizer",)))
+    return mismatch | bits(tuple(name for name in RUN_FIELDS if print.get(name) != own_print.get(name)))
+
+
+def _tokenizers(connection: sa.Connection, named: Sequence[str]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for run, tokenizer in connection.execute(_TOKENIZERS):
+    for run, tokenizer in connection.execute(_TOKENIZERS.where(policies.c.run.in_(named))):
         found.setdefault(run, set()).add(tokenizer)
     return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,21 +13,21 @@ import sqlalchemy as sa
 
 from replay.availability import count_available
 from replay.draws import reserve
-from replay.index import EligibleIndex
+from replay.errors import ReplayError
 from replay.pool import Buffer, Pool, refuse_incomparable
 from replay.read import load, quarantine
 from replay.records import REPLAY, DrawRecord, Trajectory
 from replay.rehearsal import Rehearsal
 from replay.request import Availability, DrawRequest, Limits, Pick
-from replay.retired import RetiredTasks
 from replay.sampling import Moment, RankedSampler, Sampler
+from replay.schema import runs
 from replay.selection import Chosen, Selection
-from replay.uses import UseCounts
 from replay.validate import check_fields
 
 _log = logging.getLogger(__name__)
 
 _MOST_POOLS = 8
+_RUN_ID = re.compile("[0-9a-f]{32}")
 
 Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
 """Mean entropies of the policy that is about to learn, nats per action token, one per trajectory."""
@@ -53,9 +54,11 @@ class Candidates:
 class Drawing:
     """What one run draws from, kept between its draws."""
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, others: Collection[str] = ()) -> None:
+        """`others`: other runs that rows are asked of; names of sources do no harm."""
         self.run = run
-        self._buffer = Buffer(EligibleIndex(run), UseCounts(run), RetiredTasks(run))
+        self.others = others
+        self._buffer = Buffer(run, others)
         self._pools: dict[tuple[Sampler, Limits, str | None], Pool] = {}
 
     @property
@@ -63,25 +66,29 @@ class Drawing:
         """Whether the first refresh, which reads every row, is still to come."""
         return not self._buffer.index.is_filled
 
-    def refresh(self, connection: sa.Connection, limits: Limits) -> None:
+    def refresh(self, connection: sa.Connection, request: DrawRequest) -> None:
         """Everything that has changed in the database since."""
-        self._buffer.index.refresh(connection)
-        if limits.counts_uses:
-            self._buffer.uses.refresh(connection)
-        if limits.retire_solved is not None:
-            self._buffer.retired.refresh(connection)
+        is_new = self.is_new
+        self._buffer.refresh(connection, request)
+        if is_new:
+            self._refuse_missing(connection)
+
+    def prepare(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> None:
+        """All that a draw does before it chooses, so that little is left for when writers have to wait for it."""
+        self.refresh(connection, request)
+        self._followed(request, sampler)
 
     def available(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> Availability:
-        self.refresh(connection, request.limits)
+        self.refresh(connection, request)
         refuse_incomparable(self._buffer.index, request)
-        pool = self._followed(request, sampler, [None])[None]
+        pool = self._followed(replace(request, picks=()), sampler)[None]
         return count_available(pool, request.limits)
 
     def rehearsal(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, sources: Sequence[str]
     ) -> Rehearsal:
         """The moment before a draw of `request`, whose picks may name these sources; they play no part yet."""
-        self.refresh(connection, request.limits)
+        self.refresh(connection, request)
         # Its sampler is asked once: nothing is kept of it.
         limits = replace(request.limits, per_task=None, per_group=None)
         pools = {source: Pool(self._buffer, sampler, limits, source) for source in (None, *sources)}
@@ -93,7 +100,7 @@ class Drawing:
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
     ) -> list[Drawn]:
         check_fields([request], "draw of iteration", "iteration")
-        self.refresh(connection, request.limits)
+        self.refresh(connection, request)
         selection = self._selection(request, sampler)
         if candidates is not None and candidates.corrupt:
             _quarantined(connection, candidates.corrupt)
@@ -117,7 +124,7 @@ class Drawing:
         self, connection: sa.Connection, request: DrawRequest, sampler: RankedSampler
     ) -> tuple[list[list[str]], dict[str, Trajectory], dict[str, str]]:
         """The candidates of each pick by id, those that could be read, and why others could not."""
-        self.refresh(connection, request.limits)
+        self.refresh(connection, request)
         selection = self._selection(request, sampler)
         ids = [
             [self._buffer.index.ids[position] for position in selection.candidates(pick, sampler.pool).tolist()]
@@ -128,17 +135,16 @@ class Drawing:
         return ids, loaded.whole, loaded.corrupt
 
     def _selection(self, request: DrawRequest, sampler: Sampler) -> Selection:
-        pools = self._followed(request, sampler, [pick.source for pick in request.picks] or [None])
+        pools = self._followed(request, sampler)
         refuse_incomparable(self._buffer.index, request)
         return Selection(pools, sampler, request.limits, _moment(request))
 
-    def _followed(
-        self, request: DrawRequest, sampler: Sampler, sources: Sequence[str | None]
-    ) -> dict[str | None, Pool]:
+    def _followed(self, request: DrawRequest, sampler: Sampler) -> dict[str | None, Pool]:
+        """By the source that a pick asks for."""
         # Caps hold within one draw; they change no row's weight.
         limits = replace(request.limits, per_task=None, per_group=None)
         pools: dict[str | None, Pool] = {}
-        for source in dict.fromkeys(sources):
+        for source in dict.fromkeys([pick.source for pick in request.picks] or [None]):
             key = (sampler, limits, source)
             # The one that was used last stands last.
             pool = self._pools.pop(key, None) or Pool(self._buffer, sampler, limits, source)
@@ -147,6 +153,20 @@ class Drawing:
         for key in list(self._pools)[: -max(_MOST_POOLS, len(pools))]:
             del self._pools[key]
         return pools
+
+    def _refuse_missing(self, connection: sa.Connection) -> None:
+        """A run that is asked for must be there. What has no rows yet may be a source that is still to be imported."""
+        sources = self._buffer.index.codes["source"]
+        names = [name for name in sorted(self.others) if sources.get(name) < 0]
+        query = sa.select(runs.c.id, runs.c.name).where(runs.c.id.in_(names) | runs.c.name.in_(names))
+        found = {row.id: row.name for row in connection.execute(query)}
+        for name in names:
+            same = sorted(id for id, title in found.items() if title == name)
+            if name not in found and (same or _RUN_ID.fullmatch(name)):
+                known = f"{name} is the name of {' and '.join(same)}" if same else "Leave it out, or import its rows"
+                raise ReplayError(
+                    f"replay.sources must name other runs by the id they have in this database, got {name!r}. {known}."
+                )
 
     def _best(self, selection: Selection, pick: Pick, candidates: Candidates, at: int) -> list[Chosen]:
         """Of candidates measured before: some may have gone since."""

@@ -17,6 +17,7 @@ from replay.records import (
     COMMITTED,
     ELIGIBLE,
     ORPHANED,
+    REPLAY,
     RESERVED,
     UNTRAINABLE,
     DrawRecord,
@@ -110,7 +111,7 @@ def commit(
     connection.execute(draws.delete().where(draws.c.run == iteration.run, draws.c.iteration == iteration.iteration))
     if records:
         _insert(connection, records, state=COMMITTED, sequence=0)
-        _count_uses(connection, [record.trajectory for record in records])
+        _count_uses(connection, [record.trajectory for record in records if record.stream == REPLAY])
     row = {name: value for name, value in vars(iteration).items() if name not in ("metrics", "histograms")}
     connection.execute(iterations.insert().values(row))
     add_metrics(connection, iteration.run, iteration.iteration, iteration.metrics)
@@ -128,7 +129,7 @@ def _histogram_rows(iteration: IterationRecord) -> list[Row]:
 
 USES = (
     sa.select(sa.func.count())
-    .where(draws.c.trajectory == trajectories.c.id, draws.c.state == COMMITTED)
+    .where(draws.c.trajectory == trajectories.c.id, draws.c.state == COMMITTED, draws.c.stream == REPLAY)
     .correlate(trajectories)
     .scalar_subquery()
 )
@@ -136,9 +137,12 @@ USES = (
 
 
 def _count_uses(connection: sa.Connection, ids: Sequence[str]) -> None:
-    """What the rows' draws say now: a row knows its uses, so that a hundred thousand can be sorted by them."""
+    """What the rows' draws say now, for every reader's next refresh to see."""
+    if not ids:
+        return
+    values = {"uses": USES, "changed": next_number(connection, "changed")}
     for chunk in chunked(list(dict.fromkeys(ids))):
-        connection.execute(trajectories.update().where(trajectories.c.id.in_(chunk)).values(uses=USES))
+        connection.execute(trajectories.update().where(trajectories.c.id.in_(chunk)).values(values))
 
 
 def _save_sampler(connection: sa.Connection, iteration: IterationRecord, state: Mapping[str, Any]) -> None:
@@ -148,13 +152,12 @@ def _save_sampler(connection: sa.Connection, iteration: IterationRecord, state: 
 
 def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
     mine = draws.c.run == run
-    later_draws = sa.select(draws.c.trajectory).where(mine, draws.c.iteration > iteration).distinct()
+    replayed = (draws.c.stream == REPLAY) & (draws.c.state == COMMITTED)
+    later_draws = sa.select(draws.c.trajectory).where(mine, draws.c.iteration > iteration, replayed)
     used_later = connection.scalars(later_draws).all()
     released = connection.execute(draws.delete().where(mine, draws.c.state == RESERVED)).rowcount
     rolled_back = connection.execute(draws.delete().where(mine, draws.c.iteration > iteration)).rowcount
     _count_uses(connection, used_later)
-    if released or rolled_back:
-        next_number(connection, "rollbacks")
     for table in (iterations, metrics, histograms, sampler_state):
         connection.execute(table.delete().where(table.c.run == run, table.c.iteration > iteration))
     # An iteration ends with one publish: what came after the last one kept is gone.

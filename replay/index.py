@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,13 @@ from replay.comparable import run_mismatches, sampling_mismatch
 from replay.errors import ReplayError
 from replay.growing import Growing
 from replay.records import ELIGIBLE
-from replay.schema import groups, restored_column, trajectories
+from replay.schema import IMPORTED, groups, restored_column, trajectories
 
 Column = npt.NDArray[Any]
 
 _BATCH = 5_000
+_FIRST = -(1 << 63)
+"""At most any number of a row: so an index of these numbers is used for all rows, too."""
 _rows = trajectories.c
 
 # Texts as the database has them: a row at a time, ExactText takes longer than the query.
@@ -37,6 +39,7 @@ _NUMBERS: dict[str, tuple[sa.ColumnElement[Any], type]] = {
     "group_success_rate": (groups.c.success_rate, np.float64),
     "group_reward_std": (groups.c.reward_std, np.float64),
     "mismatch": (sampling_mismatch(_rows), np.int64),
+    "uses": (_rows.uses, np.int64),
 }
 _CODES = ("run", "source", "task", "group")
 
@@ -44,9 +47,9 @@ _CODES = ("run", "source", "task", "group")
 class Codes:
     """Small numbers in place of texts, in the order they came."""
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self._codes: dict[str, int] = {}
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names = list(names)
+        self._codes = {name: code for code, name in enumerate(self.names)}
 
     def of(self, names: Iterable[str]) -> list[int]:
         codes = self._codes
@@ -65,23 +68,26 @@ class Codes:
 
 
 class EligibleIndex:
-    """Every eligible row of the database, as the run that draws sees it.
+    """The eligible rows that a run may draw: its own, those that were imported, and those of runs that it names.
 
     Rows stand in an order that depends on their content alone: those of other runs first, by run; within a run by
     iteration, slot and id. So what the drawing run collects is added at the end, and row order, clocks and the
     history of refreshes leave no trace in a draw.
     """
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, others: Collection[str] = ()) -> None:
+        """`others`: the runs that are named; names of anything else do no harm."""
         self.run = run
         self.ids: list[str] = []
         self.layout = 0
-        """Grows when rows have moved, or facts about them have changed; rows added at the end change nothing."""
+        """Grows when rows have moved, or facts about them have changed; rows added at the end change nothing, and how
+        often a row was used is no fact about it."""
         self.codes = {name: Codes() for name in _CODES}
         self._columns = {name: Growing(np.empty(0, kind)) for name, (_, kind) in _NUMBERS.items()}
         self._columns |= {name: Growing(np.empty(0, np.int64)) for name in _CODES}
         self._columns["own"] = Growing(np.empty(0, np.bool_))
-        self._last = 0
+        self._last = -1
+        self._all, self._since = _queries(dict.fromkeys((run, *others)))
         self._run_mismatch: dict[str, int] = {}
         self._of_run = np.zeros(0, np.int64)
         self._positions: dict[str, int] | None = None
@@ -92,7 +98,7 @@ class EligibleIndex:
     @property
     def is_filled(self) -> bool:
         """Whether it was refreshed before: the first time takes all rows."""
-        return self._last > 0
+        return self._last >= 0
 
     @property
     def columns(self) -> Mapping[str, Column]:
@@ -107,39 +113,72 @@ class EligibleIndex:
 
     def refresh(self, connection: sa.Connection) -> bool:
         """Everything that has changed since the last time; whether anything had."""
-        first = self._last == 0
-        # Numbers handed out in order, under a lock: one that is seen has no smaller one still to come.
-        newest = last_number(connection, "changed") if first else self._last
-        come, gone = _Batch(self.codes), []
-        for rows in _changed(connection, since=self._last, first=first):
-            newest = max(newest, int(max(rows[-2])))
-            gone += come.add(rows)
-        if not come.ids and not gone and not first:
+        newest = last_number(connection, "changed")
+        if newest == self._last:
             return False
-        self._remove(gone + ([] if first else come.ids))
-        self._insert(come)
-        self._last = newest
-        self._mark_mismatches(connection)
-        return True
+        come, gone = _Batch(self.codes), []
+        for rows in self._changed(connection, newest):
+            gone += come.add(rows)
+        names = self.codes["run"].names
+        mismatches = run_mismatches(connection, self.run, names)
+        # Nothing is asked of the database from here on: a refresh that fails there can be made again.
+        first, self._last = not self.is_filled, newest
+        if come.ids or gone:
+            columns = come.columns()
+            columns["own"] = columns["run"] == self.codes["run"].get(self.run)
+            ids = come.ids if first else self._removed(come.ids, columns, gone)
+            self._insert(ids, columns)
+            self._drop_unused_names()
+        self._mark_mismatches(mismatches)
+        return bool(first or come.ids or gone)
 
-    def _remove(self, ids: Sequence[str]) -> None:
-        there = [position for position in map(self.position, ids) if position is not None]
-        if not there:
+    def _changed(self, connection: sa.Connection, newest: int) -> Iterator[list[Sequence[Any]]]:
+        """Columns of the rows, in parts; the first time only of those that count.
+
+        Numbers are handed out in order, under a lock: one that is seen has no smaller one still to come. A greater one
+        than the newest is damage, which must not hide what is still to come.
+        """
+        if self.is_filled:
+            result = connection.execute(self._since, {"since": self._last, "newest": newest})
+        else:
+            result = connection.execute(self._all)
+        for part in result.partitions(_BATCH):
+            yield list(zip(*part, strict=True))
+
+    def _removed(self, ids: list[str], columns: dict[str, Column], gone: list[str]) -> list[str]:
+        """Takes out rows that are gone or have changed; the ids and `columns` of those that are to be put in."""
+        at = [self.position(id) for id in ids]
+        there = np.array([position is not None for position in at], np.bool_)
+        places = np.array([position for position in at if position is not None], np.intp)
+        same = np.ones(len(places), np.bool_)
+        for name, column in self._columns.items():
+            new, old = columns[name][there], column.values[places]
+            if name == "uses":
+                column.values[places] = new
+            else:
+                same &= (new == old) | ((new != new) & (old != old))
+        changed = places[~same].tolist()
+        self._remove([*changed, *(place for place in map(self.position, gone) if place is not None)])
+        put = ~there
+        put[np.flatnonzero(there)[~same]] = True
+        for name in columns:
+            columns[name] = columns[name][put]
+        return [id for id, kept in zip(ids, put.tolist(), strict=True) if kept]
+
+    def _remove(self, places: Sequence[int]) -> None:
+        if not places:
             return
         kept = np.ones(len(self), np.bool_)
-        kept[there] = False
+        kept[places] = False
         self._rewrite(lambda _, old: old[kept])
         self.ids = [id for id, keep in zip(self.ids, kept.tolist(), strict=True) if keep]
         self._moved()
 
-    def _insert(self, come: _Batch) -> None:
-        if not come.ids:
+    def _insert(self, ids: list[str], new: dict[str, Column]) -> None:
+        if not ids:
             return
-        # One column at a time, that is let go of in the same breath: together they fill memory several times over.
-        new: dict[str, Column] = {name: np.concatenate(come.numbers.pop(name)) for name in list(come.numbers)}
-        new["own"] = new["run"] == self.codes["run"].get(self.run)
-        order = self._order(come, new)
-        ids = [come.ids[position] for position in order]
+        order = self._order(ids, new)
+        ids = [ids[position] for position in order]
         for name in new:
             new[name] = new[name][order]
         if not self.ids or self._key_at(len(self) - 1) < self._key(ids[0], new, 0):
@@ -156,6 +195,14 @@ class EligibleIndex:
         self.ids = merged + self.ids[start:]
         self._moved()
 
+    def _drop_unused_names(self) -> None:
+        """Names that no row has any more go when they are more than half of all: each is looked at a few times only."""
+        for name in _CODES:
+            if len(self.codes[name].names) > 2 * len(self):
+                used, codes = np.unique(self._columns[name].values, return_inverse=True)
+                self._columns[name] = Growing(codes.astype(np.int64))
+                self.codes[name] = Codes(map(self.codes[name].names.__getitem__, used.tolist()))
+
     def _rewrite(self, other: Callable[[str, Column], Column]) -> None:
         """Other values by a column's name and its old ones. One at a time: two sets of them are twice the memory."""
         for name in self._columns:
@@ -171,7 +218,7 @@ class EligibleIndex:
             self._positions.update(zip(ids, range(len(self), len(self) + len(ids)), strict=True))
         self.ids += ids
 
-    def _order(self, come: _Batch, new: Mapping[str, Column]) -> list[int]:
+    def _order(self, ids: list[str], new: Mapping[str, Column]) -> list[int]:
         """Of rows among themselves."""
         runs = self.codes["run"].names
         ranks = np.argsort(sorted(range(len(runs)), key=lambda code: (runs[code] == self.run, runs[code])))
@@ -180,7 +227,7 @@ class EligibleIndex:
         # Rows of one place, such as imported ones, are told apart by their ids.
         alike = [np.diff(values[order]) == 0 for values in by_place]
         if np.logical_and.reduce(alike).any():
-            by_id = np.argsort(sorted(range(len(come.ids)), key=come.ids.__getitem__))
+            by_id = np.argsort(sorted(range(len(ids)), key=ids.__getitem__))
             order = np.lexsort((by_id, *by_place[::-1]))
         found: list[int] = order.tolist()
         return found
@@ -192,13 +239,12 @@ class EligibleIndex:
     def _key_at(self, position: int) -> tuple[Any, ...]:
         return self._key(self.ids[position], self.columns, position)
 
-    def _mark_mismatches(self, connection: sa.Connection) -> None:
-        """What makes rows of whole runs incomparable; runs are few, and known before their rows."""
-        found = run_mismatches(connection, self.run)
+    def _mark_mismatches(self, found: Mapping[str, int]) -> None:
+        """What makes rows of whole runs incomparable."""
         shared = [name for name in found if name in self._run_mismatch]
         if any(found[name] != self._run_mismatch[name] for name in shared):
             self.layout += 1
-        self._run_mismatch = found
+        self._run_mismatch = dict(found)
         self._of_run = np.array([found[name] for name in self.codes["run"].names], np.int64)
 
     def mismatches(self, rows: slice) -> npt.NDArray[np.int64]:
@@ -220,6 +266,10 @@ class _Batch:
         self.numbers: dict[str, list[Column]] = {name: [] for name in (*_NUMBERS, *_CODES)}
         self._codes = codes
 
+    def columns(self) -> dict[str, Column]:
+        """By name, of all that were added. Parts are let go of: both together would fill memory twice over."""
+        return {name: np.concatenate(self.numbers.pop(name) or [np.empty(0)]) for name in list(self.numbers)}
+
     def add(self, columns: Sequence[Sequence[Any]]) -> list[str]:
         """The ids of those that are not eligible and so were not added."""
         texts = [restored_column(column) for column in columns[: len(_TEXTS)]]
@@ -233,7 +283,7 @@ class _Batch:
             else:
                 # At once: the texts of all rows would take several times the room of the index.
                 self.numbers[name].append(np.array(self._codes[name].of(kept), np.int64))
-        for (name, (_, kind)), values in zip(_NUMBERS.items(), columns[len(_TEXTS) : -2], strict=True):
+        for (name, (_, kind)), values in zip(_NUMBERS.items(), columns[len(_TEXTS) : -1], strict=True):
             try:
                 array: Column = np.array(values, kind)
             except (ValueError, TypeError) as error:
@@ -245,22 +295,21 @@ class _Batch:
         return [] if whole else [id for id, keep in zip(texts[0], good, strict=True) if not keep]
 
 
-_QUERY = (
-    sa.select(
+def _queries(runs: Iterable[str]) -> tuple[sa.CompoundSelect[Any], sa.CompoundSelect[Any]]:
+    """Of the eligible rows that are a run's of these or imported, and of what has changed among all of those.
+
+    Each part of the union finds its rows by an index: rows of other runs are not looked at.
+    """
+    named = list(runs)
+    query = sa.select(
         *(sa.type_coerce(text, sa.Text) for text in _TEXTS),
         *(column for column, _ in _NUMBERS.values()),
-        _rows.changed,
         sa.type_coerce(_rows.state, sa.Text),
-    )
-    .join_from(trajectories, groups, _rows.group == groups.c.id)
-    .execution_options(yield_per=_BATCH)
-)
-_ALL = _QUERY.where(_rows.state == ELIGIBLE)
-_SINCE = _QUERY.where(_rows.changed > sa.bindparam("since"))
-
-
-def _changed(connection: sa.Connection, *, since: int, first: bool) -> Iterable[list[Sequence[Any]]]:
-    """Columns of the rows with a greater number, in parts; the first time only those that count."""
-    result = connection.execute(_ALL) if first else connection.execute(_SINCE, {"since": since})
-    for part in result.partitions():
-        yield list(zip(*part, strict=True))
+    ).join_from(trajectories, groups, _rows.group == groups.c.id)
+    imported = query.where(sa.text(IMPORTED), _rows.run.not_in(named))
+    parts = [*(query.where(_rows.run == run) for run in named), imported]
+    # As an expression: the index of states would find the rows of all runs.
+    state = sa.func.coalesce(sa.type_coerce(_rows.state, sa.Text), "")
+    eligible = sa.union_all(*(part.where(_rows.changed >= _FIRST, state == ELIGIBLE) for part in parts))
+    some = (_rows.changed > sa.bindparam("since"), _rows.changed <= sa.bindparam("newest"))
+    return eligible.execution_options(yield_per=_BATCH), sa.union_all(*(part.where(*some) for part in parts))

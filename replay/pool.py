@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import numpy.typing as npt
+import sqlalchemy as sa
 
 from replay.comparable import bits, names_of
 from replay.errors import ReplayError
@@ -16,18 +16,28 @@ from replay.request import DrawRequest, Limits
 from replay.retired import RetiredTasks
 from replay.sampling import Moment, Rows, Sampler
 from replay.sum_tree import SumTree
-from replay.uses import UseCounts
+from replay.uses import Uses
 
 Mask = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
 class Buffer:
     """What one run knows of the rows it may draw."""
 
-    index: EligibleIndex
-    uses: UseCounts
-    retired: RetiredTasks
+    def __init__(self, run: str, others: Collection[str]) -> None:
+        self.index = EligibleIndex(run, others)
+        self.uses = Uses()
+        self.retired = RetiredTasks(run)
+        self.changes = 0
+        """Grows whenever a refresh finds something new."""
+
+    def refresh(self, connection: sa.Connection, request: DrawRequest) -> None:
+        """Everything that has changed in the database since, as far as the request asks for it."""
+        changed = self.index.refresh(connection)
+        changed |= self.uses.refresh(connection, request)
+        if request.limits.retire_solved is not None:
+            changed |= self.retired.refresh(connection, self.index)
+        self.changes += changed
 
 
 def allowed(buffer: Buffer, limits: Limits, now: Moment, rows: slice) -> Mask:
@@ -54,19 +64,19 @@ def rules(buffer: Buffer, limits: Limits, now: Moment, rows: slice) -> Iterator[
     if limits.max_staleness is not None:
         yield "max_staleness", ~known | (now.policy_version - columns["policy_version"] <= limits.max_staleness)
     if limits.retire_solved is not None:
-        yield "retire_solved", ~np.isin(columns["task"], buffer.retired.codes(index, limits.retire_solved))
-    if limits.counts_uses:
-        uses, newest = buffer.uses.columns(index)
-        if limits.max_uses is not None:
-            yield "max_uses", uses[rows] < limits.max_uses
-        if limits.cooldown > 0:
-            yield "cooldown", (newest[rows] == 0) | (newest[rows] < now.iteration - limits.cooldown)
+        yield "retire_solved", ~buffer.retired.solved(limits.retire_solved)[columns["task"]]
+    if limits.max_uses is not None:
+        yield "max_uses", columns["uses"] + buffer.uses.reserved(index)[rows] < limits.max_uses
+    if limits.cooldown > 0:
+        yield "cooldown", ~buffer.uses.resting(index)[rows]
 
 
-def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice) -> Mask:
-    """Rows whose source, or whose run if it is another one, has one of the names."""
-    columns = index.columns
-    found: Mask = np.isin(columns["source"][rows], [index.codes["source"].get(name) for name in names])
+def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice | npt.NDArray[np.intp]) -> Mask:
+    """Rows whose source, or whose run if it is another one, has one of the names; `self` is the drawing run alone."""
+    columns, own = index.columns, index.codes["source"].get("self")
+    source = columns["source"][rows]
+    found: Mask = np.isin(source, [index.codes["source"].get(name) for name in names])
+    found &= columns["own"][rows] | (source != own)
     runs = [index.codes["run"].get(name) for name in names if name != index.run]
     return found | np.isin(columns["run"][rows], runs)
 
@@ -77,8 +87,7 @@ def refuse_incomparable(index: EligibleIndex, request: DrawRequest) -> None:
     `self` is the drawing run too, which will have some.
     """
     limits = request.limits
-    asked = {pick.source for pick in request.picks if pick.source is not None} | set(limits.sources or ())
-    for source in sorted(asked - {"self"}):
+    for source in sorted(request.named - {"self"}):
         found = index.mismatches(slice(None))[of_source(index, (source,), slice(None))]
         found &= ~bits(limits.allow_mismatch)
         if len(found) and found.all():
@@ -107,7 +116,7 @@ class Pool:
         self._layout = -1
         self._reference: object = None
         self._settled = 0
-        self._iteration = 0
+        self._followed: tuple[Moment, int] | None = None
 
     @property
     def mask(self) -> Mask:
@@ -121,8 +130,12 @@ class Pool:
 
     def follow(self, now: Moment) -> None:
         """Weights as of this moment; only what has come or changed is weighed, where limits and sampler allow it."""
+        if self._followed == (now, self._buffer.changes):
+            return
         index, reference = self._buffer.index, self._sampler.reference(now)
-        if self._layout != index.layout or self._reference != reference or now.iteration < self._iteration:
+        went_back = self._followed is not None and now.iteration < self._followed[0].iteration
+        self._followed = now, self._buffer.changes
+        if self._layout != index.layout or self._reference != reference or went_back:
             self._settled, self._layout, self._reference = 0, index.layout, reference
             self._weights.cut(0)
             self._unknown.cut(0)
@@ -132,7 +145,6 @@ class Pool:
         first, rest = self._settled, slice(self._settled, len(index))
         self._mask.cut(first)
         if first == len(index) and self._sampler.row_wise:
-            self._iteration = now.iteration
             return
         new = allowed(self._buffer, self._limits, now, rest)
         if self._source is not None:
@@ -143,7 +155,6 @@ class Pool:
         later = np.flatnonzero(index.columns["own"][rest] & (index.columns["iteration"][rest] >= now.iteration))
         # Rows of iterations to come are not drawn yet: they are looked at again.
         self._settled = first + int(later[0]) if len(later) else len(index)
-        self._iteration = now.iteration
 
     def _weigh(self, now: Moment) -> None:
         columns, size = self._buffer.index.columns, len(self._mask)

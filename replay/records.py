@@ -29,6 +29,9 @@ FORGOTTEN = "forgotten"
 FORGOTTEN_TASK = '{"forgotten":true}'
 """Payload of a task that only such rows have."""
 
+OWN_SOURCES = ("self", "gateway")
+"""Sources of what a run collects itself; any other is the name of an import."""
+
 RESERVED = "reserved"
 COMMITTED = "committed"
 

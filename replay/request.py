@@ -74,6 +74,11 @@ class DrawRequest:
     limits: Limits = field(default_factory=Limits)
 
     @property
+    def named(self) -> frozenset[str]:
+        """Sources and other runs that rows are asked of by name."""
+        return frozenset(self.limits.sources or ()) | {pick.source for pick in self.picks if pick.source is not None}
+
+    @property
     def count(self) -> int:
         """Rows of all picks together."""
         return sum(pick.count for pick in self.picks)

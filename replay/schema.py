@@ -13,7 +13,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
-REVISION = "0006"
+from replay.records import OWN_SOURCES, RESERVED
+
+REVISION = "0009"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
@@ -144,6 +146,8 @@ groups = sa.Table(
     _real("reward_mean"),
     _real("reward_std"),
     _real("success_rate"),
+    sa.Index("groups_by_run", "run", "iteration"),
+    sa.Index("groups_by_task", "task", "run"),
 )
 
 _PLACE = ("run", "iteration", "slot", "id")
@@ -153,6 +157,10 @@ _LOOKED_AT = (
     *("num_tokens", "num_action_tokens", "policy_version_min", "state", "uses"),
 )
 """What lists are sorted by, and what statistics count, of all rows of a run."""
+
+IMPORTED = " and ".join(f"source <> '{source}'" for source in OWN_SOURCES)
+"""SQL of rows of `trajectories`: an index of a part of a table is found by the text of its condition."""
+_IMPORTED, _RESERVED = sa.text(IMPORTED), sa.text(f"state = '{RESERVED}'")
 
 # `group` is a word of SQL: the column is `group_id`, so that people need no quotes.
 trajectories = sa.Table(
@@ -196,9 +204,11 @@ trajectories = sa.Table(
     _text("token_hash", null=True),
     _integer("num_bytes", null=True),
     _integer("record_checksum", null=True),
-    # Committed draws of it, by whichever run: see `replay.draws`.
+    # Committed draws of it for replay, by whichever run: see `replay.draws`.
     _integer("uses", server_default="0"),
-    sa.Index("trajectories_by_change", "changed"),
+    # What has changed of one run, and of what was imported: see `replay.index`.
+    sa.Index("trajectories_by_change", "run", "changed"),
+    sa.Index("imports_by_change", "changed", sqlite_where=_IMPORTED, postgresql_where=_IMPORTED),
     sa.Index("trajectories_by_token_hash", "token_hash"),
     sa.Index("trajectories_by_state", "state"),
     # A file's holds what is looked at, so that no rows are read for it. An entry of a server's has at most 2,700 bytes,
@@ -249,6 +259,7 @@ draws = sa.Table(
     _real("clip_fraction", null=True),
     _integer("sequence", server_default="0"),
     sa.Index("draws_by_trajectory", "trajectory"),
+    sa.Index("reservations_by_sequence", "sequence", sqlite_where=_RESERVED, postgresql_where=_RESERVED),
 )
 
 iterations = sa.Table(

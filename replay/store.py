@@ -151,7 +151,7 @@ class ReplayStore:
 
     def available(self, request: DrawRequest, sampler: Sampler) -> Availability:
         """What a draw could take; `request.picks` play no part."""
-        with self._drawing(request.run) as drawing:
+        with self._drawing(request) as drawing:
             return self._database.read(lambda connection: drawing.available(connection, request, sampler))
 
     def has_read(self, run: str) -> bool:
@@ -167,7 +167,7 @@ class ReplayStore:
 
         `sources` are those that picks will name. Nobody else draws for the run meanwhile.
         """
-        with self._drawing(request.run) as drawing, self._database.reading() as connection:
+        with self._drawing(request) as drawing, self._database.reading() as connection:
             yield drawing.rehearsal(connection, request, sampler, sources), connection
 
     def draw(self, request: DrawRequest, sampler: Sampler, *, measure: Measure | None = None) -> list[Drawn]:
@@ -177,11 +177,11 @@ class ReplayStore:
         `measure` is needed by a sampler that chooses by the current policy; it is called outside any transaction.
         Raises ReplayError for a source that is asked for by name and can't be compared with the run's own rows.
         """
-        with self._drawing(request.run) as drawing:
+        with self._drawing(request) as drawing:
             candidates = self._measured(drawing, request, sampler, measure)
-            if drawing.is_new:
-                # Every row is read: writers need not wait for it.
-                self._database.read(lambda connection: drawing.refresh(connection, request.limits))
+            if candidates is None:
+                # What is new may be many rows: writers need not wait until they are read and weighed.
+                self._database.read(lambda connection: drawing.prepare(connection, request, sampler))
             # A reservation lost with the machine is one that resume would have released.
             with self._database.writing(durable=False) as connection:
                 return drawing.draw(connection, request, sampler, candidates)
@@ -200,11 +200,11 @@ class ReplayStore:
         return Candidates(ids, scores, corrupt)
 
     @contextmanager
-    def _drawing(self, run: str) -> Iterator[Drawing]:
+    def _drawing(self, request: DrawRequest) -> Iterator[Drawing]:
         """What the run draws from. After an error it is read anew: it may have seen what was rolled back."""
         with self._lock:
-            if self._newest is None or self._newest.run != run:
-                self._newest = Drawing(run)
+            if self._newest is None or (self._newest.run, self._newest.others) != (request.run, request.named):
+                self._newest = Drawing(request.run, request.named)
             try:
                 yield self._newest
             except BaseException:
@@ -239,6 +239,9 @@ class ReplayStore:
 
     def resume(self, run: str, iteration: int) -> ResumeReport:
         """Back to the state the run had after committing `iteration`, whatever a crash left behind."""
+        with self._lock:
+            # It has read groups that are undone now.
+            self._newest = None
         with self._database.writing() as connection:
             retention.restore(connection, run, iteration)
             return draws.resume(connection, run, iteration)

@@ -173,8 +173,8 @@ class ReplaySection(SamplingSection):
     task_members: Positive | None = Field(None, description="Replayed members of a mixed group (unit task).")
     sources: dict[str, Fraction] = Field(
         default_factory=dict,
-        description="Shares of the replayed rows by source, summing to 1, e.g. {self: 0.7, teacher: 0.3}; {}: as the "
-        "sampler takes them.",
+        description="Shares of the replayed rows by source, or by the id of another run, summing to 1, e.g. {self: "
+        "0.7, teacher: 0.3}; {}: as the sampler takes the run's own and imported ones.",
     )
     attach: dict[str, str] = Field(
         default_factory=dict,

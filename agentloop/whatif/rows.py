@@ -139,7 +139,7 @@ def _of_buffer(store: ReplayStore, folder: RunFolder, version: int, asked: Asked
     query = sa.select(*columns).where(*wanted).order_by(_rows.iteration, _rows.slot, _rows.run, _rows.id)
     with store.reading() as connection:
         stored = connection.execute(query).all()
-        kinds = run_mismatches(connection, run)
+        kinds = run_mismatches(connection, run, list({owner for _, owner, *_ in stored}))
         drawn = _last_advantages(connection, run) if of_draws else {}
     allowed, candidates = bits(config.replay.allow_mismatch), []
     for id, owner, sampled_by, born_with, sampling in stored:

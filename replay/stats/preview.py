@@ -20,12 +20,12 @@ from replay import declared
 from replay.errors import ReplayError
 from replay.mixing import BatchPlan, Mixer, ReplayStarved
 from replay.prepared import rows_by_key
-from replay.records import COMMITTED, ELIGIBLE, REPLAY, STATES, RunRecord
+from replay.records import ELIGIBLE, STATES, RunRecord
 from replay.rehearsal import Rehearsal
 from replay.request import Availability, DrawRequest
 from replay.sampling import SAMPLERS
 from replay.schedules import progress_at
-from replay.schema import draws, trajectories
+from replay.schema import IMPORTED, trajectories
 from replay.selection import Chosen
 from replay.stats.ess import Kind, expected_ess, past_weights, scored_weights
 from replay.stats.moment import Standing, saved_mixer, standing, upcoming_tasks
@@ -89,11 +89,12 @@ def preview(
 
 
 def rows_to_read(store: ReplayStore, run: str) -> int:
-    """How many rows a `preview` of the run has to read into memory; 0 while they are there."""
+    """About how many rows a `preview` of the run has to read into memory; 0 while they are there."""
     if store.has_read(run):
         return 0
     with store.reading() as connection:
-        return connection.scalar(sa.select(sa.func.count()).where(_rows.state == ELIGIBLE)) or 0
+        mine = (_rows.run == run) | sa.text(IMPORTED)
+        return connection.scalar(sa.select(sa.func.count()).where(_rows.state == ELIGIBLE, mine)) or 0
 
 
 # Named one by one, for an index to find them: rows that are not eligible are few.
@@ -209,7 +210,7 @@ def _plan(plan: BatchPlan, mixer: Mixer, available: Availability, *, tasks: Sequ
 def _funnel(
     rehearsal: Rehearsal, available: Availability, gone: int, mixer: Mixer, tasks: Sequence[str]
 ) -> list[Answer]:
-    """How many rows are left after each rule, from all that the run stored and others that are eligible.
+    """How many rows are left after each rule, from all that the run stored and others that it may draw.
 
     `gone`: rows of the run that are not eligible.
     """
@@ -235,7 +236,6 @@ def _batch(drawn: _Drawn, *, exact: bool) -> Answer:
     columns, codes = drawn.rehearsal.index.columns, drawn.rehearsal.index.codes
     example = drawn.draws[0] if drawn.draws else []
     ids = drawn.ids[0] if drawn.draws else []
-    replayed = _replayed(drawn.connection, ids)
 
     def of(row: Chosen, id: str) -> Answer:
         at = row.position
@@ -250,7 +250,7 @@ def _batch(drawn: _Drawn, *, exact: bool) -> Answer:
             "success": bool(columns["success"][at]),
             "advantage": float(columns["advantage"][at]),
             "probability": row.probability,
-            "replayed": replayed[id],
+            "replayed": int(columns["uses"][at]),
         }
 
     def different(name: str) -> float | None:
@@ -264,13 +264,6 @@ def _batch(drawn: _Drawn, *, exact: bool) -> Answer:
         "tasks_mean": different("task"),
         "groups_mean": different("group"),
     }
-
-
-def _replayed(connection: sa.Connection, ids: Sequence[str]) -> Counter[str]:
-    """Replay draws that updates have learned from, by row."""
-    columns = (draws.c.trajectory, draws.c.stream, draws.c.state)
-    found = rows_by_key(connection, columns, ids, key=draws.c.trajectory)
-    return Counter(id for id, stream, state in found if (stream, state) == (REPLAY, COMMITTED))
 
 
 def _ess(drawn: _Drawn, *, seed: int) -> Answer:

@@ -116,8 +116,8 @@ def same_tokenizer(store: ReplayStore, run: str, other: str) -> bool:
     if run == other:
         return True
     with store.reading() as connection:
-        found = run_mismatches(connection, run)
-    return other in found and "tokenizer" not in names_of(found[other])
+        found = run_mismatches(connection, run, [other])
+    return "tokenizer" not in names_of(found[other])
 
 
 def record_of(found: Trajectory) -> Answer:

@@ -64,7 +64,7 @@ _ALL = (
         staleness,
         may_be_unknown=True,
     ),
-    Field("uses", Kind.whole, "updates that used it, fresh or replayed", _is(_rows.uses)),
+    Field("uses", Kind.whole, "updates that replayed it", _is(_rows.uses)),
     Field("turns", Kind.whole, "replies of the policy", _is(_rows.num_turns)),
     Field("tools", Kind.whole, "tool calls", _is(_rows.num_tool_calls)),
     Field("tokens", Kind.whole, "tokens of all its segments", _is(_rows.num_tokens)),

@@ -174,6 +174,7 @@ class Born:
     size: int = 4
     attempt: int = 0
     run: str = RUN
+    source: str = "self"
     version: int | None = None
     trajectories: list[Trajectory] = field(default_factory=list)
     groups: list[GroupRecord] = field(default_factory=list)
@@ -197,6 +198,7 @@ class Born:
                         slot=slot,
                         member=member,
                         attempt=self.attempt,
+                        source=self.source,
                         success=success,
                         reward=float(success),
                         **place,

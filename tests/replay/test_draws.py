@@ -239,21 +239,21 @@ def test_orphans_are_never_drawn(store: ReplayStore) -> None:
     }
 
 
-def other_run(store: ReplayStore, *, tokenizer: str) -> Born:
+def other_run(store: ReplayStore, *, tokenizer: str, source: str = "self") -> Born:
     store.add_run(run_record("run-0"))
     store.add_policy(policy(0, run="run-0", tokenizer=tokenizer))
-    return Born(7, run="run-0", version=6).append_to(store)
+    return Born(7, run="run-0", source=source, version=6).append_to(store)
 
 
 def test_rows_of_another_run_with_the_same_tokens_have_no_staleness(store: ReplayStore) -> None:
-    born = other_run(store, tokenizer="tok")
+    born = other_run(store, tokenizer="tok", source="earlier")
     drawn = store.draw(request(1, 99), make_sampler("uniform", 0))
     assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in born.trajectories)
     assert {row.draw.staleness for row in drawn} == {None}
 
 
 def test_rows_of_another_tokenizer_are_never_drawn(store: ReplayStore) -> None:
-    other_run(store, tokenizer="another")
+    other_run(store, tokenizer="another", source="earlier")
     assert store.available(request(1, 99), make_sampler("uniform", 0)).rows == 0
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from replay import Drawn, DrawRequest, Limits, Pick, ReplayError, ReplayStore, make_sampler
 from replay.databases import Location
-from replay.uses import LEASE_DRAWS
+from replay.reservations import LEASE_DRAWS
 from tests.replay.fakes import (
     RUN,
     Born,
@@ -69,7 +69,7 @@ def test_max_staleness_leaves_older_rows_out(store: ReplayStore) -> None:
 def test_rows_of_other_runs_have_unknown_staleness_which_can_be_refused(store: ReplayStore) -> None:
     store.add_run(run_record("run-0"))
     store.add_policy(policy(0, run="run-0"))
-    Born(1, run="run-0").append_to(store)
+    Born(1, run="run-0", source="earlier").append_to(store)
     Born(1).append_to(store)
     assert available(store, 20, max_staleness=1) == 4
     assert available(store, 20, unknown_staleness="refuse") == 4
@@ -183,7 +183,7 @@ def fingerprinted(store: ReplayStore, run: str, **changes: Any) -> None:
 @pytest.mark.parametrize("field", ["tokenizer", "template", "model_family", "vocab_size"])
 def test_rows_of_another_fingerprint_are_left_out_and_refused_by_name(store: ReplayStore, field: str) -> None:
     store.add_run(run_record("run-0"))
-    Born(1, run="run-0").append_to(store)
+    Born(1, run="run-0", source="earlier").append_to(store)
     Born(1).append_to(store)
     fingerprinted(store, RUN)
     fingerprinted(store, "run-0")
@@ -215,7 +215,7 @@ def test_log_probs_of_another_kind_are_left_out(store: ReplayStore, field: str, 
 def test_other_author_codes_are_never_allowed(store: ReplayStore) -> None:
     store.add_run(replace(run_record("run-0"), authors_hash="other"))
     store.add_policy(policy(0, run="run-0"))
-    Born(1, run="run-0").append_to(store)
+    Born(1, run="run-0", source="earlier").append_to(store)
     everything = ("tokenizer", "template", "model_family", "vocab_size", "logprobs_mode", "top_p", "top_k")
     found = store.available(asked(2, allow_mismatch=everything), make_sampler("uniform", 0))
     assert (found.rows, found.incomparable) == (0, {"authors": 4})
@@ -228,7 +228,7 @@ def test_rows_that_change_elsewhere_are_seen_by_the_next_draw(store: ReplayStore
     Born(2).append_to(other)
     other.add_run(run_record("run-0"))
     other.add_policy(policy(0, run="run-0"))
-    Born(1, run="run-0").append_to(other)
+    Born(1, run="run-0", source="earlier").append_to(other)
     set_state(store, born.trajectories[2].id, "quarantined")
     set_state(store, born.trajectories[5].id, "evicted")
     drawn = {row.trajectory.id for row in draw(store, 3)}
@@ -279,7 +279,7 @@ def check_restarts(
             Born(iteration, rates=rates).append_to(store)
             if iteration % 3 == 0:
                 # Lands before everything this run has collected.
-                other = Born(iteration // 3, run="run-0", rates=(0.5,)).append_to(store)
+                other = Born(iteration // 3, run="run-0", source="earlier", rates=(0.5,)).append_to(store)
                 set_state(store, other.trajectories[1].id, "evicted")
             if restarted:
                 store.close()
@@ -324,7 +324,8 @@ def drain(location: Location, run: str) -> None:
     store = ReplayStore.open(location)
     sampler = make_sampler("uniform", len(run))
     for iteration in range(2, 99):
-        request = DrawRequest(run, iteration, iteration - 1, (Pick(4),), limits=Limits(max_uses=3))
+        limits = Limits(max_uses=3, sources=(RUN,))
+        request = DrawRequest(run, iteration, iteration - 1, (Pick(4),), limits=limits)
         drawn = store.draw(request, sampler)
         record = replace(iteration_record(iteration, replay=len(drawn)), run=run)
         store.commit(record, [row.draw for row in drawn], sampler_state={})

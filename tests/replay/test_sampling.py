@@ -321,6 +321,6 @@ def test_limits_leave_everything_in_by_default(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
     store.add_run(run_record("run-0"))
     store.add_policy(policy(0, run="run-0"))
-    Born(3, run="run-0").append_to(store)
+    Born(3, run="run-0", source="earlier").append_to(store)
     Born(1).append_to(store)
     assert store.available(DrawRequest(RUN, 2, 1, limits=Limits()), make_sampler("uniform", 0)).rows == 8

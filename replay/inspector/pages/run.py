@@ -91,8 +91,8 @@ def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
         "finds": {
             "all trajectories": address("buffer", run=run),
             "failures": address("buffer", run=run, where="not success"),
-            "successes used at most once": address("buffer", run=run, where=["success", "uses<2"]),
-            "the most used": address("buffer", run=run, sort="uses"),
+            "successes replayed at most once": address("buffer", run=run, where=["success", "uses<2"]),
+            "the most replayed": address("buffer", run=run, sort="uses"),
         },
     }
 
