@@ -268,6 +268,11 @@ class ReplayStore:
         self._epochs[run], report = self._write(work)
         return report
 
+    def refuse_replaced(self, run: str) -> None:
+        """Raises RunReplaced where somebody else has resumed the run: for its files, which no transaction guards."""
+        if run in self._epochs:
+            self._database.read(lambda connection: epochs.refuse_replaced(connection, run, self._epochs[run]))
+
     def evict(self, run: str, iteration: int, *, policy_version: int, capacity: Capacity) -> dict[str, float]:
         """What `run` has no room for after `iteration` is never drawn again; metrics of what is kept and what is not.
 

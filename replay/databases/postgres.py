@@ -206,6 +206,7 @@ def _engine(url: sa.URL) -> sa.Engine:
             url,
             isolation_level="READ COMMITTED",
             pool_pre_ping=True,
+            max_overflow=-1,  # the server says where there are too many
             hide_parameters=True,
             connect_args={name: value for name, value in _SETTINGS.items() if name not in url.query},
         )
