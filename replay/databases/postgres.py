@@ -241,12 +241,12 @@ def _opened(engine: sa.Engine, opening: sa.TextClause | None) -> sa.Connection:
 def _is_lost(error: exc.DBAPIError) -> bool:
     """Whether the connection is gone, or could not be made by a server that let us in before."""
     state = _sqlstate(error)
-    return error.connection_invalidated or state.startswith(_GONE) or (_never_connected(error) and not state)
-
-
-def _never_connected(error: exc.DBAPIError) -> bool:
-    """The driver keeps the connection that failed with the error, and gives it no state."""
-    return getattr(error.orig, "pgconn", None) is not None
+    # What the driver says by itself, without the server, has no state.
+    return (
+        error.connection_invalidated
+        or state.startswith(_GONE)
+        or (isinstance(error, exc.OperationalError) and not state)
+    )
 
 
 def _is_forbidden(error: exc.DBAPIError) -> bool:
