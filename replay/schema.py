@@ -114,6 +114,8 @@ runs = sa.Table(
     _text("code_version"),
     _text("started_at"),
     _text("fingerprint", null=True),
+    # How often it has been resumed: see `replay.epochs`.
+    _integer("epoch", server_default="0"),
 )
 
 policies = sa.Table(

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0009"
-down_revision = "0006"
+down_revision = "0008"
 
 _REPLAYED = (
     "SELECT count(*) FROM draws WHERE trajectory = trajectories.id AND state = 'committed' AND stream = 'replay'"
