@@ -14,6 +14,7 @@ from replay.change import last_number
 from replay.comparable import run_mismatches, sampling_mismatch
 from replay.errors import ReplayError
 from replay.growing import Growing
+from replay.reclaimed import reclaimed_since
 from replay.records import ELIGIBLE
 from replay.schema import groups, restored_column, trajectories
 
@@ -114,6 +115,10 @@ class EligibleIndex:
         for rows in _changed(connection, since=self._last, first=first):
             newest = max(newest, int(max(rows[-2])))
             gone += come.add(rows)
+        if not first:
+            deleted = reclaimed_since(connection, self._last)
+            gone += deleted
+            newest = max(newest, *deleted.values(), 0)
         if not come.ids and not gone and not first:
             return False
         self._remove(gone + ([] if first else come.ids))

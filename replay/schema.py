@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
-REVISION = "0006"
+REVISION = "0010"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
@@ -144,6 +144,7 @@ groups = sa.Table(
     _real("reward_mean"),
     _real("reward_std"),
     _real("success_rate"),
+    sa.Index("groups_by_task", "task", "run"),
 )
 
 _PLACE = ("run", "iteration", "slot", "id")
@@ -209,6 +210,27 @@ trajectories = sa.Table(
     sa.Index("trajectories_by_task", "task"),
 )
 
+# What is left of an evicted row: whose it was, how it ended, and why it went. Run, iteration and task are its group's.
+reclaimed = sa.Table(
+    "reclaimed",
+    metadata,
+    _key("id", primary_key=True),
+    _key("group_id", "groups.id", key="group"),
+    _integer("slot"),
+    _integer("member"),
+    _integer("attempt"),
+    _text("source"),
+    _real("reward"),
+    sa.Column("success", sa.Boolean, nullable=False),
+    _real("advantage"),
+    _integer("num_action_tokens"),
+    _integer("policy_version_min"),
+    _text("parent", null=True),
+    _text("state_reason"),
+    _integer("changed"),
+    sa.Index("reclaimed_by_change", "changed"),
+)
+
 segments = sa.Table(
     "segments",
     metadata,
@@ -236,7 +258,8 @@ draws = sa.Table(
     _key("run", "runs.id", primary_key=True),
     _integer("iteration", primary_key=True, autoincrement=False),
     _integer("slot", primary_key=True, autoincrement=False),
-    _key("trajectory", "trajectories.id"),
+    # Of `trajectories`, or of `reclaimed` once it was evicted.
+    _key("trajectory"),
     _text("stream"),
     _real("probability", null=True),
     _integer("staleness", null=True),

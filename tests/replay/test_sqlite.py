@@ -56,7 +56,7 @@ def older(path: Path) -> Path:
     [
         (foreign, "must be one of agentloop's, got tables of something else"),
         (random_bytes, "must be a readable SQLite file, got 'file is not a database'"),
-        (newer, "must have schema 0006 or older, got 9999 .* Upgrade agentloop"),
+        (newer, "must have schema 0010 or older, got 9999 .* Upgrade agentloop"),
     ],
 )
 def test_database_of_something_else_is_refused_and_left_as_it_is(
@@ -79,8 +79,11 @@ def test_database_of_something_else_is_refused_and_left_as_it_is(
 
 def test_older_schema_is_migrated_by_training_only(tmp_path: Path) -> None:
     path = older(tmp_path / "old.sqlite")
-    with pytest.raises(DatabaseRefused, match="must have schema 0006, got 0000 .* agentloop replay migrate"):
+    with pytest.raises(DatabaseRefused, match="must have schema 0010, got 0000 .* agentloop replay migrate"):
         ReplayStore.open(path, read_only=True)
+
+
+_OTHERS = ("replay_schema_version", "buffer_state", "token_scores", "segments", "messages", "histograms", "reclaimed")
 
 
 def facts(path: Path) -> dict[str, list[tuple[Any, ...]]]:
@@ -88,7 +91,7 @@ def facts(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     added = {"fingerprint", "changed", "token_hash", "num_bytes", "sequence", "record_checksum", "uses"}
     found = {}
     for (table,) in sql(path, "select name from sqlite_master where type = 'table' order by name"):
-        if table not in ("replay_schema_version", "buffer_state", "token_scores", "segments", "messages", "histograms"):
+        if table not in _OTHERS:
             names = [row[1] for row in sql(path, f"pragma table_info({table})") if row[1] not in added]
             found[table] = sorted(sql(path, f"select {', '.join(names)} from {table}"), key=repr)
     return found
