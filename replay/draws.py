@@ -27,10 +27,12 @@ from replay.reservations import LEASE_DRAWS, is_live
 from replay.rows import Row, chunked, known
 from replay.schema import (
     draws,
+    groups,
     histograms,
     iterations,
     metrics,
     policies,
+    reclaimed,
     sampler_state,
     trajectories,
 )
@@ -226,6 +228,7 @@ def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
 
 
 def _next_attempt(connection: sa.Connection, run: str) -> int:
-    query = sa.select(sa.func.max(trajectories.c.attempt)).where(trajectories.c.run == run)
-    highest = connection.scalar(query)
-    return 0 if highest is None else int(highest) + 1
+    stored = sa.select(sa.func.max(trajectories.c.attempt)).where(trajectories.c.run == run)
+    gone = sa.select(sa.func.max(reclaimed.c.attempt)).join(groups, groups.c.id == reclaimed.c.group)
+    found = [connection.scalar(query) for query in (stored, gone.where(groups.c.run == run))]
+    return max((int(highest) + 1 for highest in found if highest is not None), default=0)

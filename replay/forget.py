@@ -1,7 +1,7 @@
 """Removing content for good, and searching the database's own files for what was removed.
 
-Ids and numbers stay, so that lineage still tells which updates a forgotten trajectory fed: weights that learned from it
-are not changed by forgetting it.
+Of a row stays what is left of any evicted one (`replay.reclaimed`), so that lineage still tells which updates it fed:
+weights that learned from it are not changed by forgetting it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
-from replay.change import set_state
 from replay.conversation import stored_texts
 from replay.databases.backup import COPY
-from replay.records import COMMITTED, EVICTED, FORGOTTEN, FORGOTTEN_TASK
-from replay.retention import remove_content
+from replay.reclaimed import reclaim
+from replay.records import COMMITTED, FORGOTTEN
 from replay.rows import chunked
 from replay.schema import ExactText, draws, messages, metadata, segments, tasks, to_storable, trajectories
 
@@ -85,9 +84,8 @@ class Proof:
 
 
 def marked(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> list[str]:
-    """Rows the filter holds for that still have something to forget."""
-    known = sa.func.coalesce(_rows.state_reason, "") != FORGOTTEN
-    query = sa.select(_rows.id).where(known, rows).order_by(_rows.iteration, _rows.slot, _rows.id)
+    """Rows the filter holds for; what is left of others has nothing to forget."""
+    query = sa.select(_rows.id).where(rows).order_by(_rows.iteration, _rows.slot, _rows.id)
     return list(connection.scalars(query))
 
 
@@ -114,13 +112,7 @@ def forget(connection: sa.Connection, ids: Sequence[str]) -> Traces:
     for chunk in chunked(orphaned_tasks):
         for payload in connection.scalars(sa.select(_stored(tasks.c.payload)).where(tasks.c.hash.in_(chunk))):
             traces.add(payload)
-        connection.execute(tasks.update().where(tasks.c.hash.in_(chunk)).values(payload=FORGOTTEN_TASK))
-    remove_content(connection, ids)
-    set_state(connection, ids, EVICTED, FORGOTTEN)
-    for chunk in chunked(ids):
-        # With most of a text known, its hash gives away the rest.
-        hashes = {"content_hash": "", "token_hash": None, "record_checksum": None}
-        connection.execute(trajectories.update().where(_rows.id.in_(chunk)).values(hashes))
+    reclaim(connection, ids, FORGOTTEN)
     return traces
 
 
@@ -131,8 +123,7 @@ def _tasks_of_none_but(connection: sa.Connection, ids: Sequence[str]) -> list[st
         named.update(connection.scalars(sa.select(_rows.task).where(_rows.id.in_(chunk)).distinct()))
     others: set[str] = set()
     for chunk in chunked(sorted(named)):
-        known = sa.func.coalesce(_rows.state_reason, "") != FORGOTTEN
-        found = connection.execute(sa.select(_rows.task, _rows.id).where(_rows.task.in_(chunk), known))
+        found = connection.execute(sa.select(_rows.task, _rows.id).where(_rows.task.in_(chunk)))
         others.update(task for task, id in found if id not in mine)
     return sorted(named - others)
 

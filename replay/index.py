@@ -14,6 +14,7 @@ from replay.change import last_number
 from replay.comparable import run_mismatches, sampling_mismatch
 from replay.errors import ReplayError
 from replay.growing import Growing
+from replay.reclaimed import reclaimed_between
 from replay.records import ELIGIBLE
 from replay.schema import IMPORTED, groups, restored_column, trajectories
 
@@ -119,6 +120,8 @@ class EligibleIndex:
         come, gone = _Batch(self.codes), []
         for rows in self._changed(connection, newest):
             gone += come.add(rows)
+        if self.is_filled:
+            gone += reclaimed_between(connection, self._last, newest)
         names = self.codes["run"].names
         mismatches = run_mismatches(connection, self.run, names)
         # Nothing is asked of the database from here on: a refresh that fails there can be made again.

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from replay.reclaimed import BORN, with_born
 from replay.records import COMMITTED, FRESH, REPLAY
-from replay.schema import draws, groups, iterations, policies, trajectories
+from replay.schema import ExactText, draws, groups, iterations, policies, reclaimed, trajectories
 from replay.stats import Answer, find
-from replay.stats.iteration import BORN, committed, fed
+from replay.stats.iteration import committed, fed
 from replay.store import ReplayStore
 
 _rows = trajectories.c
@@ -38,15 +39,14 @@ def up_to(store: ReplayStore, run: str, iteration: int) -> Answer:
 def of_trajectory(store: ReplayStore, id_prefix: str) -> Answer:
     """Where a trajectory came from, every update that used it, how far it had drifted, and the policy that came of it.
 
-    It works for rows whose content was evicted or forgotten.
+    It works for rows that were evicted, pruned or forgotten.
     """
     id = find(store, id_prefix)
     with store.reading() as connection:
-        born = connection.execute(
-            sa.select(_rows.id, *BORN, _rows.state_reason, _rows.parent, groups.c.success_rate)
-            .join_from(trajectories, groups, _rows.group == groups.c.id)
-            .where(_rows.id == id)
-        ).mappings()
+        asked = sa.select(sa.literal(id, ExactText).label("id")).subquery()
+        parent = sa.func.coalesce(_rows.parent, reclaimed.c.parent).label("parent")
+        facts = sa.select(asked.c.id, *BORN, parent, groups.c.success_rate)
+        born = connection.execute(facts.select_from(with_born(asked, asked.c.id))).mappings()
         used = (
             sa.select(draws, (iterations.c.policy_version + 1).label("makes_policy_version"), policies.c.checkpoint)
             .join(iterations, _same_iteration())

@@ -16,6 +16,7 @@ from replay.change import set_state
 from replay.conversation import messages_of
 from replay.errors import ContentGone, CorruptTrajectory, ReplayError
 from replay.prepared import rows_by_key
+from replay.reclaimed import reasons
 from replay.records import EVICTED, QUARANTINED, Trajectory, TrajectoryRecord
 from replay.rows import RECORD_COLUMNS, SEGMENT_COLUMNS, chunked, record_checksum, record_of, segment_of
 from replay.schema import messages, segments, trajectories
@@ -28,7 +29,7 @@ _CONTEXTS = get_args(BehaviorContext)
 
 @dataclass(frozen=True)
 class Gone:
-    """An evicted row without its tokens."""
+    """A row that was stored without its tokens, for its messages were changed."""
 
     trajectory: Trajectory
     reason: str | None
@@ -42,12 +43,16 @@ class Loaded:
     corrupt: dict[str, str] = field(default_factory=dict)
     """Reason by id."""
     gone: dict[str, Gone] = field(default_factory=dict)
+    reclaimed: dict[str, str] = field(default_factory=dict)
+    """Why it was evicted, by id, of rows of which only a few numbers are left."""
 
     def in_order(self, ids: Sequence[str]) -> list[Trajectory]:
         """All of them; raises for the first that is corrupt, evicted or unknown."""
         for id in ids:
             if id in self.gone:
                 raise ContentGone(id, self.gone[id].reason)
+            if id in self.reclaimed:
+                raise ContentGone(id, self.reclaimed[id])
             if id in self.corrupt:
                 raise CorruptTrajectory(id, self.corrupt[id])
             if id not in self.whole:
@@ -69,6 +74,8 @@ def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool =
         loaded.corrupt |= unreadable
         for id in unreadable:
             loaded.whole.pop(id, None)
+    found = {*loaded.whole, *loaded.corrupt, *loaded.gone}
+    loaded.reclaimed = reasons(connection, [id for id in ids if id not in found])
     return loaded
 
 

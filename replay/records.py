@@ -17,7 +17,7 @@ UNTRAINABLE = "untrainable"
 ORPHANED = "orphaned"
 QUARANTINED = "quarantined"
 EVICTED = "evicted"
-"""Its content is gone, or about to go; what is told of it in numbers stays."""
+"""It is never drawn again, and its content is about to go; then a few of its numbers are left (`replay.reclaimed`)."""
 STATES = (ELIGIBLE, UNTRAINABLE, ORPHANED, QUARANTINED, EVICTED)
 
 DUPLICATE = "duplicate of "
@@ -26,8 +26,8 @@ REDACTED = "redacted"
 
 FORGOTTEN = "forgotten"
 """Reason of rows whose content was removed for good."""
-FORGOTTEN_TASK = '{"forgotten":true}'
-"""Payload of a task that only such rows have."""
+REMOVED_TASK = '{"removed":true}'
+"""Payload of a task of which no row is stored any more."""
 
 OWN_SOURCES = ("self", "gateway")
 """Sources of what a run collects itself; any other is the name of an import."""

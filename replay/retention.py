@@ -1,9 +1,12 @@
-"""What is kept: rows over the buffer's limits lose their content; their numbers, groups and draws stay.
+"""What is kept: rows over the buffer's limits go, but for the few numbers that lineage needs (`replay.reclaimed`).
 
-A row is evicted in two steps. At the end of an iteration its state becomes `evicted`: no later draw takes it. Its
-tokens and messages go once every checkpoint that a resume could start from is newer: until then a resume gives the
-row back its state, so that a resumed run draws what the uninterrupted one did. No clock is asked, and no row order of
-the database: the oldest go first, by (iteration, slot).
+A row is evicted in two steps. At the end of an iteration its state becomes `evicted`: no later draw takes it. The row
+goes once every checkpoint that a resume could start from is newer: until then a resume gives it back its state, so that
+a resumed run draws what the uninterrupted one did. No clock is asked, and no row order of the database: the oldest go
+first, by (iteration, slot).
+
+So `trajectories` holds what is kept and what was evicted since that checkpoint, and all that is asked here of a run
+looks at these rows alone, however many went before.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.change import set_state
-from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED
+from replay.reclaimed import reclaim
+from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED, REDACTED
 from replay.reservations import is_live
 from replay.rows import chunked
-from replay.schema import draws, messages, policies, runs, segments, token_scores, trajectories
+from replay.schema import draws, policies, runs, trajectories
 
 _EVICTED_AT = re.compile(r"at iteration ([0-9]+), was ([a-z]+)$")
 
@@ -59,6 +63,7 @@ class StoredRow:
     id: str
     task: str
     state: str
+    """What a resume gives it back; of a redacted row, which was never anything but evicted, `redacted`."""
     bytes: int
 
 
@@ -97,7 +102,7 @@ def over_capacity(
 
 
 def evict(connection: sa.Connection, over: Mapping[str, Sequence[StoredRow]], *, iteration: int) -> Evicted:
-    """The first step: state and reason. The content stays until `purge`."""
+    """The first step: state and reason. The row stays until `purge`."""
     for rule, rows in over.items():
         for state in dict.fromkeys(row.state for row in rows):
             reason = f"capacity.{rule} at iteration {iteration}, was {state}"
@@ -105,26 +110,27 @@ def evict(connection: sa.Connection, over: Mapping[str, Sequence[StoredRow]], *,
     return summed(over)
 
 
-def purge(connection: sa.Connection, run: str, iteration: int) -> int:
-    """The second step, for rows evicted up to `iteration`: their content goes. How many rows that were."""
-    ids = [id for id, at, _ in _evicted_with_content(connection, run) if at <= iteration]
-    remove_content(connection, ids)
-    return len(ids)
+def evicted_through(connection: sa.Connection, run: str, iteration: int) -> list[str]:
+    """Rows for the second step, `purge`: those evicted up to `iteration`."""
+    return [id for id, at, _ in _evicted(connection, run) if at <= iteration]
+
+
+def purge(connection: sa.Connection, ids: Sequence[str]) -> int:
+    """The second step: of rows that are evicted, a few numbers are left. How many rows that were."""
+    still: list[str] = []
+    for chunk in chunked(ids):
+        still += connection.scalars(sa.select(_rows.id).where(_rows.id.in_(chunk), _rows.state == EVICTED))
+    reclaim(connection, still)
+    return len(still)
 
 
 def restore(connection: sa.Connection, run: str, iteration: int) -> int:
     """Rows evicted after `iteration` get their state back; what is collected after it is the resume's to orphan."""
-    back = [(id, state) for id, at, state in _evicted_with_content(connection, run) if at > iteration]
+    back = [(id, state) for id, at, state in _evicted(connection, run) if at > iteration]
     for state in dict.fromkeys(state for _, state in back):
-        set_state(connection, [id for id, was in back if was == state], state)
+        given = (EVICTED, REDACTED) if state == REDACTED else (state, None)
+        set_state(connection, [id for id, was in back if was == state], *given)
     return len(back)
-
-
-def remove_content(connection: sa.Connection, ids: Sequence[str]) -> None:
-    """Tokens, messages and scores. What is told of the trajectory in numbers stays."""
-    for chunk in chunked(ids):
-        for table in (segments, messages, token_scores):
-            connection.execute(table.delete().where(table.c.trajectory.in_(chunk)))
 
 
 def by_hand(
@@ -136,7 +142,7 @@ def by_hand(
     """
     mine = sa.true() if run is None else _rows.run == run
     if rows is not None:
-        found = _listed(connection, mine, _rows.state != EVICTED, ~_is_reserved(), rows)
+        found = _listed(connection, mine, _HAS_CONTENT, ~_is_reserved(), rows)
         return {"where": found} if found else {}
     over: dict[str, list[StoredRow]] = {}
     known = sa.select(runs.c.id).order_by(runs.c.id)
@@ -152,9 +158,7 @@ def by_hand(
 def prune(connection: sa.Connection, over: Mapping[str, Sequence[StoredRow]]) -> None:
     """Both steps of an eviction at once: no resume takes these rows back."""
     for rule, rows in over.items():
-        ids = [row.id for row in rows]
-        remove_content(connection, ids)
-        set_state(connection, ids, EVICTED, f"pruned by {rule}")
+        reclaim(connection, [row.id for row in rows], f"pruned by {rule}")
 
 
 def summed(over: Mapping[str, Sequence[StoredRow]]) -> Evicted:
@@ -175,8 +179,12 @@ def eviction_metrics(evicted: Evicted) -> dict[str, float]:
     return metrics | {f"buffer/evicted_by_{rule}": float(count) for rule, count in evicted.by_rule.items()}
 
 
+_HAS_CONTENT = sa.or_(_rows.state != EVICTED, _rows.state_reason == REDACTED)
+"""And no rule has evicted it yet."""
+
+
 def _kept(run: str, *, orphaned: bool = False) -> sa.ColumnElement[bool]:
-    state = _rows.state == ORPHANED if orphaned else _rows.state.not_in([EVICTED, ORPHANED])
+    state = _rows.state == ORPHANED if orphaned else sa.and_(_rows.state != ORPHANED, _HAS_CONTENT)
     return sa.and_(_rows.run == run, state)
 
 
@@ -198,7 +206,8 @@ def _listed(
     drawable_last: bool = False,
 ) -> list[StoredRow]:
     """`page`: how many rows to pass over, and how many to list."""
-    query = sa.select(_rows.id, _rows.task, _rows.state, _size()).where(*conditions)
+    state = sa.case((_rows.state == EVICTED, REDACTED), else_=_rows.state)
+    query = sa.select(_rows.id, _rows.task, state, _size()).where(*conditions)
     order = [sa.case((_rows.state == ELIGIBLE, 1), else_=0)] if drawable_last else []
     query = query.order_by(*order, *_ORDER).offset(page[0]).limit(page[1])
     return [StoredRow(*row) for row in connection.execute(query)]
@@ -240,10 +249,9 @@ def _oldest(
     return taken
 
 
-def _evicted_with_content(connection: sa.Connection, run: str) -> list[tuple[str, int, str]]:
+def _evicted(connection: sa.Connection, run: str) -> list[tuple[str, int, str]]:
     """(id, iteration of its eviction, state before)"""
-    with_content = sa.exists().where(segments.c.trajectory == _rows.id).correlate(trajectories)
-    query = sa.select(_rows.id, _rows.state_reason).where(_rows.run == run, _rows.state == EVICTED, with_content)
+    query = sa.select(_rows.id, _rows.state_reason).where(_rows.run == run, _rows.state == EVICTED)
     found = []
     for id, reason in connection.execute(query.order_by(*_ORDER)):
         match = _EVICTED_AT.search(reason or "")

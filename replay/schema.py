@@ -15,7 +15,7 @@ from sqlalchemy.engine import Dialect
 
 from replay.records import OWN_SOURCES, RESERVED
 
-REVISION = "0009"
+REVISION = "0010"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
@@ -221,6 +221,27 @@ trajectories = sa.Table(
     sa.Index("trajectories_by_task", "task"),
 )
 
+# What is left of an evicted row: whose it was, how it ended, and why it went. Run, iteration and task are its group's.
+reclaimed = sa.Table(
+    "reclaimed",
+    metadata,
+    _key("id", primary_key=True),
+    _key("group_id", "groups.id", key="group"),
+    _integer("slot"),
+    _integer("member"),
+    _integer("attempt"),
+    _text("source"),
+    _real("reward"),
+    sa.Column("success", sa.Boolean, nullable=False),
+    _real("advantage"),
+    _integer("num_action_tokens"),
+    _integer("policy_version_min"),
+    _text("parent", null=True),
+    _text("state_reason"),
+    _integer("changed"),
+    sa.Index("reclaimed_by_change", "changed"),
+)
+
 segments = sa.Table(
     "segments",
     metadata,
@@ -248,7 +269,8 @@ draws = sa.Table(
     _key("run", "runs.id", primary_key=True),
     _integer("iteration", primary_key=True, autoincrement=False),
     _integer("slot", primary_key=True, autoincrement=False),
-    _key("trajectory", "trajectories.id"),
+    # Of `trajectories`, or of `reclaimed` once it was evicted.
+    _key("trajectory"),
     _text("stream"),
     _real("probability", null=True),
     _integer("staleness", null=True),

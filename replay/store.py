@@ -51,6 +51,10 @@ __all__ = [
 ]
 
 
+_PURGED = 2_000
+"""Rows in one transaction."""
+
+
 class ReplayStore:
     """Experience at rest. Every method is one transaction: done when it returns, not begun when it raises.
 
@@ -279,7 +283,7 @@ class ReplayStore:
     def evict(self, run: str, iteration: int, *, policy_version: int, capacity: Capacity) -> dict[str, float]:
         """What `run` has no room for after `iteration` is never drawn again; metrics of what is kept and what is not.
 
-        Its content is there until `purge`, for a resume from an earlier iteration to take it back.
+        It is there until `purge`, for a resume from an earlier iteration to take it back.
         """
 
         def work(connection: sa.Connection) -> dict[str, float]:
@@ -290,8 +294,15 @@ class ReplayStore:
         return self._write(work, run) if capacity else self._database.read(work)
 
     def purge(self, run: str, iteration: int) -> int:
-        """The content of rows evicted up to `iteration`, which no resume will go back before, is removed."""
-        return self._write(lambda connection: retention.purge(connection, run, iteration), run)
+        """Rows evicted up to `iteration`, which no resume will go back before, go; how many these were.
+
+        So many at a time that no other writer waits long.
+        """
+        ids = self._database.read(lambda connection: retention.evicted_through(connection, run, iteration))
+        return sum(self._purge(run, ids[start : start + _PURGED]) for start in range(0, len(ids), _PURGED))
+
+    def _purge(self, run: str, ids: Sequence[str]) -> int:
+        return self._write(lambda connection: retention.purge(connection, ids), run)
 
     def prune(
         self,
@@ -301,7 +312,7 @@ class ReplayStore:
         capacity: Capacity = Capacity(),  # noqa: B008  frozen
         dry_run: bool,
     ) -> Evicted:
-        """What a person wants gone is evicted, with its content, at once; or only counted."""
+        """What a person wants gone is evicted for good at once; or only counted."""
 
         def work(connection: sa.Connection) -> Evicted:
             over = retention.by_hand(connection, run, rows, capacity)

@@ -15,7 +15,7 @@ from replay.errors import InvalidRecord
 from replay.histograms import decode
 from replay.read import load
 from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED, STATES, Trajectory
-from replay.schema import histograms, metadata, runs, segments, token_scores, trajectories
+from replay.schema import draws, histograms, metadata, reclaimed, runs, segments, token_scores, trajectories
 from replay.stats import chosen
 from replay.store import ReplayStore
 from replay.validate import validate
@@ -129,7 +129,7 @@ def _unreadable_scores(connection: sa.Connection) -> list[str]:
 
 
 def _dangling(connection: sa.Connection) -> dict[str, int]:
-    """By every reference between tables; a server keeps them itself, a file may have been written by anything."""
+    """By every reference between tables; a server keeps most of them itself, a file may be written by anything."""
     found = {}
     for table in metadata.sorted_tables:
         for reference in table.foreign_keys:
@@ -139,4 +139,6 @@ def _dangling(connection: sa.Connection) -> dict[str, int]:
             missing = connection.scalar(query)
             if missing:
                 found[f"{table.name}.{reference.parent.name}"] = int(missing)
-    return found
+    stored, gone = (sa.exists().where(each.c.id == draws.c.trajectory) for each in (trajectories, reclaimed))
+    missing = connection.scalar(sa.select(sa.func.count()).select_from(draws).where(~stored, ~gone))
+    return {**found, "draws.trajectory": int(missing)} if missing else found

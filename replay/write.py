@@ -18,12 +18,13 @@ from replay.blobs import encode_log_probs, token_hash
 from replay.change import next_number
 from replay.conversation import conversation_row
 from replay.errors import InvalidRecord
+from replay.reclaimed import FACTS, left_of, remove_unused_tasks
 from replay.records import (
     DUPLICATE,
     ELIGIBLE,
     EVICTED,
-    FORGOTTEN_TASK,
     REDACTED,
+    REMOVED_TASK,
     GroupRecord,
     PolicyRecord,
     RunRecord,
@@ -48,6 +49,7 @@ from replay.schema import (
     messages,
     metrics,
     policies,
+    reclaimed,
     runs,
     segments,
     storable_column,
@@ -66,7 +68,8 @@ Redactor = Callable[[tuple[Message, ...]], Sequence[Message] | None]
 
 @dataclass(frozen=True)
 class Admission:
-    """What rows have to go through on their way in. What it turns away is stored in numbers only, as `evicted`.
+    """What rows have to go through on their way in. What it turns away is `evicted`; without any content left, a few
+    numbers of it are stored (`replay.reclaimed`).
 
     A row turned away still feeds the update of the iteration that collected it, and its group keeps its statistics.
     """
@@ -89,7 +92,7 @@ class AppendReport:
     clipped: int
     """Log-probs of the inserted rows that rounding had put above 0, stored as 0."""
     same_tokens: int = 0
-    """Inserted rows whose tokens an eligible row of the task had already: stored as numbers."""
+    """Inserted rows whose tokens an eligible row of the task had already: a few numbers of them are stored."""
     redacted: int = 0
     """Inserted rows whose messages were changed: stored without their tokens."""
 
@@ -191,9 +194,13 @@ def append(connection: sa.Connection, prepared: Prepared, *, dedupe: bool = Fals
     withheld = prepared.withheld | (_same_tokens(connection, prepared) if dedupe else {})
     new = missing.trajectories
     rows = [{**prepared.trajectories[id], **prepared.derived[id], **stamp, **withheld.get(id, {})} for id in new]
-    insert(connection, trajectories, rows)
     reasons = {id: withheld[id]["state_reason"] for id in new if id in withheld}
     same = {id for id, reason in reasons.items() if reason != REDACTED}
+    nothing_left = same | {id for id in reasons if id not in prepared.messages}
+    insert(connection, trajectories, [row for row in rows if row["id"] not in nothing_left])
+    turned_away = [row for row in rows if row["id"] in nothing_left]
+    insert(connection, reclaimed, [left_of(row) for row in turned_away])
+    remove_unused_tasks(connection, list({row["task"] for row in turned_away}))
     insert(connection, segments, [row for id in new if id not in reasons for row in prepared.segments[id]])
     insert(connection, messages, [prepared.messages[id] for id in new if id not in same and id in prepared.messages])
     return AppendReport(
@@ -206,10 +213,10 @@ def append(connection: sa.Connection, prepared: Prepared, *, dedupe: bool = Fals
 
 
 def _remember_tasks(connection: sa.Connection, prepared: Prepared) -> None:
-    """A task that was forgotten is known again when it comes again."""
+    """A task that went with its last row is known again when it comes again."""
     for chunk in chunked(list(prepared.tasks)):
-        forgotten = tasks.c.hash.in_(chunk) & (tasks.c.payload == FORGOTTEN_TASK)
-        for hash in connection.scalars(sa.select(tasks.c.hash).where(forgotten)).all():
+        removed = tasks.c.hash.in_(chunk) & (tasks.c.payload == REMOVED_TASK)
+        for hash in connection.scalars(sa.select(tasks.c.hash).where(removed)).all():
             given = {"payload": prepared.tasks[hash]["payload"]}
             connection.execute(tasks.update().where(tasks.c.hash == hash).values(given))
 
@@ -250,10 +257,12 @@ class _Missing:
 
 
 def _missing_rows(connection: sa.Connection, prepared: Prepared) -> _Missing:
+    unknown = _missing(connection, trajectories, RECORD_COLUMNS, prepared.trajectories, key="id")
+    facts = {id: {name: prepared.trajectories[id][name] for name in FACTS} for id in unknown}
     missing = _Missing(
         tasks=_missing(connection, tasks, [*tasks.c], prepared.tasks, key="hash"),
         groups=_missing(connection, groups, GROUP_COLUMNS, prepared.groups, key="id"),
-        trajectories=_missing(connection, trajectories, RECORD_COLUMNS, prepared.trajectories, key="id"),
+        trajectories=_missing(connection, reclaimed, [reclaimed.c[name] for name in FACTS], facts, key="id"),
     )
     _check_groups(connection, prepared)
     return missing

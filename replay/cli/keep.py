@@ -35,7 +35,7 @@ def prune(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evict rows: their tokens and messages go, their numbers, groups and draws stay."""
+    """Evict rows for good: what stays of them is how they ended, and every update that used them."""
     capacity = Capacity(rows, bytes, age, staleness, per_task)
     if (where is None) == (not capacity):
         given = "neither" if where is None else "both"
@@ -67,8 +67,8 @@ def forget(
 ) -> None:
     """Remove content for good, and search the database's files for what was removed.
 
-    Ids and numbers stay, so that lineage still tells which updates a forgotten trajectory fed. Exit code 1 if a copy
-    was found.
+    Ids and how they ended stay, so that lineage still tells which updates a forgotten trajectory fed. Exit code 1 if a
+    copy was found.
     """
     with opened(run, read_only=not yes) as buffer:
         rows = chosen(buffer.run, where)

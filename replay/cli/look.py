@@ -87,6 +87,7 @@ def _summary_text(answer: dict[str, Any]) -> str:
             f"  {state:<12}{row['trajectories']:,}, {share(row['successes'], row['trajectories'])} successful"
             for state, row in answer["states"].items()
         ),
+        *([f"  gone        {answer['reclaimed']:,}: evicted, with a few numbers left"] if answer["reclaimed"] else []),
         f"tokens        {answer['tokens']:,}, of which sampled {answer['action_tokens']:,}",
         f"success       {share(answer['successes'], answer['trajectories'])}"
         f"   reward {number(answer['reward_mean'], 3)}   turns {number(answer['turns_mean'], 1)}",
@@ -153,7 +154,7 @@ def uses_text(uses: Sequence[dict[str, Any]]) -> str:
 
 def _print_trajectory(buffer: Opened, answer: dict[str, Any]) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    console.print(_facts_text(answer), markup=False)
+    console.print(_facts_text(answer) if "num_tokens" in answer else _left_text(answer), markup=False)
     if answer["segments"]:
         _print_tokens(buffer, answer, console)
     else:
@@ -173,26 +174,15 @@ def _print_tokens(buffer: Opened, answer: dict[str, Any], console: Console) -> N
         console.print(token_view(segment.tokens, authors, decoder, log_probs=True))
 
 
+_Facts = tuple[str, ...]
+"""What they are about, and then facts."""
+
+
 def _facts_text(answer: dict[str, Any]) -> str:
-    group = answer["group"]
-    rate = share(group["success_rate"], 1)
-    success = "success" if answer["success"] else "no success"
     lines = [
-        ("trajectory", answer["id"], _state_text(answer), f"source {answer['source']}"),
-        (
-            "born",
-            f"iteration {answer['iteration']}",
-            f"slot {answer['slot']}",
-            f"policy {answer['policy_version_min']}",
-        ),
-        (
-            "group",
-            f"{group['size']} members",
-            f"{rate} successful",
-            f"reward {group['reward_mean']:g} on average",
-        ),
+        *_birth_facts(answer),
         ("task", answer["task"]["hash"][:16], f"{answer['environment']} {answer['environment_version']}"),
-        ("outcome", f"reward {answer['reward']:g}", success, f"advantage {answer['advantage']:+.3f}"),
+        _outcome(answer),
         ("ended by", answer["stop_reason"], f"error: {answer['error_kind'] or 'none'}"),
         ("length", f"{answer['num_turns']} turns", f"{answer['num_tool_calls']} tool calls"),
         ("tokens", str(answer["num_tokens"]), f"{answer['num_action_tokens']} sampled"),
@@ -207,6 +197,32 @@ def _facts_text(answer: dict[str, Any]) -> str:
             f"least {number(answer['min_behavior_log_prob'], 3)}",
         ),
     ]
+    return _lined(lines)
+
+
+def _left_text(answer: dict[str, Any]) -> str:
+    """Of an evicted row."""
+    task = ("task", answer["task"]["hash"][:16], answer["task"]["environment"])
+    return _lined([*_birth_facts(answer), task, _outcome(answer)])
+
+
+def _birth_facts(answer: dict[str, Any]) -> list[_Facts]:
+    group = answer["group"]
+    rate, mean = share(group["success_rate"], 1), f"reward {group['reward_mean']:g} on average"
+    place = (f"iteration {answer['iteration']}", f"slot {answer['slot']}", f"policy {answer['policy_version_min']}")
+    return [
+        ("trajectory", answer["id"], _state_text(answer), f"source {answer['source']}"),
+        ("born", *place),
+        ("group", f"{group['size']} members", f"{rate} successful", mean),
+    ]
+
+
+def _outcome(answer: dict[str, Any]) -> _Facts:
+    success = "success" if answer["success"] else "no success"
+    return ("outcome", f"reward {answer['reward']:g}", success, f"advantage {answer['advantage']:+.3f}")
+
+
+def _lined(lines: Sequence[_Facts]) -> str:
     return "\n".join(f"{title:<12}" + ", ".join(facts) for title, *facts in lines)
 
 

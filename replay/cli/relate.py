@@ -172,7 +172,7 @@ def _fed_text(rows: Sequence[dict[str, Any]]) -> str:
                 number(row["drift_mean"], 4),
                 number(row["ess_share"], 4),
                 number(row["clip_fraction"], 3),
-                row["state"],
+                row["state"] + (f" ({row['state_reason']})" if row["state_reason"] else ""),
             ]
             for row in rows
         ],

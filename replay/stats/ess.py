@@ -27,8 +27,9 @@ from context.tokens import Segment
 from replay.blobs import BlobError, decode_log_probs
 from replay.prepared import rows_by_key
 from replay.read import load
+from replay.reclaimed import BORN, IS_KNOWN, with_born
 from replay.records import COMMITTED, REPLAY
-from replay.schema import draws, iterations, token_scores, trajectories
+from replay.schema import draws, iterations, token_scores
 
 Floats = npt.NDArray[np.float64]
 
@@ -79,12 +80,11 @@ def past_weights(connection: sa.Connection, run: str, *, before: int) -> Past:
     mine = (iterations.c.run == run) & (iterations.c.iteration < before) & (iterations.c.replay > 0)
     lately = sa.select(iterations.c.iteration).where(mine).order_by(iterations.c.iteration.desc()).limit(_LATELY)
     columns = (draws.c.iteration, draws.c.ess_share, draws.c.staleness)
-    rows = trajectories.c
     query = (
-        sa.select(*columns, rows.policy_version_min, rows.run, rows.success)
-        .join_from(draws, trajectories, draws.c.trajectory == rows.id)
+        sa.select(*columns, *BORN)
+        .select_from(with_born(draws, draws.c.trajectory))
         .where(draws.c.run == run, draws.c.iteration.in_(lately), draws.c.stream == REPLAY)
-        .where(draws.c.state == COMMITTED, draws.c.ess_share.is_not(None))
+        .where(draws.c.state == COMMITTED, draws.c.ess_share.is_not(None), IS_KNOWN)
         .order_by(draws.c.iteration, draws.c.slot)
     )
     found = connection.execute(query).all()
@@ -92,7 +92,7 @@ def past_weights(connection: sa.Connection, run: str, *, before: int) -> Past:
     share = np.array([row.ess_share for row in found], np.float64)
     born = np.array([-1 if row.staleness is None else row.policy_version_min for row in found], np.int64)
     success = np.array([row.success for row in found], np.bool_)
-    runs = np.array([row.run for row in found], np.str_)
+    runs = np.array([row.born_run for row in found], np.str_)
     return Past(born, runs, success, fitted_weights(iteration, share, np.array([born // 2, success])))
 
 

@@ -10,27 +10,13 @@ import sqlalchemy as sa
 from replay.blobs import BlobError
 from replay.errors import ReplayError
 from replay.histograms import EDGES, decode, quantile
+from replay.reclaimed import BORN, IS_KNOWN, with_born
 from replay.records import COMMITTED, FRESH
 from replay.rows import chunked
-from replay.schema import draws, groups, histograms, iterations, metrics, policies, trajectories
+from replay.schema import draws, groups, histograms, iterations, metrics, policies
 from replay.stats.rows import Answer
 from replay.store import ReplayStore
 
-_rows = trajectories.c
-BORN = (
-    _rows.run.label("born_run"),
-    _rows.iteration.label("born_iteration"),
-    _rows.source,
-    _rows.task,
-    _rows.group.label("group"),
-    _rows.reward,
-    _rows.success,
-    _rows.advantage.label("born_advantage"),
-    _rows.num_action_tokens,
-    _rows.policy_version_min,
-    _rows.state,
-)
-"""What a row was born with, by the names that questions of lineage give it."""
 _QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 
@@ -72,12 +58,12 @@ def fed(connection: sa.Connection, run: str, *, first: int, last: int) -> list[A
     """Every draw that the updates from one iteration to another learned from, with what its row was born with."""
     query = (
         sa.select(draws, *BORN)
-        .join_from(draws, trajectories, draws.c.trajectory == _rows.id)
-        .where(draws.c.run == run, draws.c.state == COMMITTED, draws.c.iteration.between(first, last))
+        .select_from(with_born(draws, draws.c.trajectory))
+        .where(draws.c.run == run, draws.c.state == COMMITTED, draws.c.iteration.between(first, last), IS_KNOWN)
         .order_by(draws.c.iteration, draws.c.slot)
     )
     # Both tables have a state; the row's is the one to know, all of these draws being committed.
-    names = [column.key for column in (*draws.c, *BORN)]
+    names = [str(column.key) for column in (*draws.c, *BORN)]
     return [dict(zip(names, row, strict=True)) for row in connection.execute(query)]
 
 

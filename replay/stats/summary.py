@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from replay import schema
 from replay.records import COMMITTED, REPLAY, RESERVED, STATES
-from replay.schema import draws, groups, policies, runs
+from replay.schema import draws, groups, policies, reclaimed, runs
 from replay.stats.rows import Answer, chosen, of_run
 from replay.store import ReplayStore
 from replay.where import condition
@@ -39,7 +39,8 @@ _SUMS = {
 def summary(store: ReplayStore, run: str | None = None, *, where: str | None = None) -> Answer:
     """The buffer in numbers, over every stored row; `states` tells the same apart. None: all runs of the database.
 
-    `where`: over the rows of that filter (`replay.where`), their groups, tasks and draws.
+    `where`: over the rows of that filter (`replay.where`), their groups, tasks and draws. `reclaimed` rows, of which a
+    few numbers are left, are counted apart, and not by a filter.
     """
     rows = chosen(run, where)
     with store.reading() as connection:
@@ -53,9 +54,18 @@ def summary(store: ReplayStore, run: str | None = None, *, where: str | None = N
             **_groups(connection, run, where),
             **_totals(kinds.values()),
             "states": _states(kinds),
+            "reclaimed": None if where is not None else _reclaimed(connection, run),
             "stop_reasons": _stop_reasons(kinds),
             "draws": _draws(connection, run, where),
         }
+
+
+def _reclaimed(connection: sa.Connection, run: str | None) -> int:
+    """Rows that were evicted for good: of these there is nothing that a filter could ask for."""
+    query = sa.select(sa.func.count()).select_from(reclaimed)
+    if run is not None:
+        query = query.join(groups, groups.c.id == reclaimed.c.group).where(groups.c.run == run)
+    return connection.scalar(query) or 0
 
 
 _GROUP_COUNTS = (sa.func.count(sa.distinct(groups.c.task)).label("tasks"), sa.func.count(groups.c.id).label("groups"))

@@ -12,7 +12,7 @@ from replay import schema
 from replay.blobs import BlobError
 from replay.conversation import messages_of
 from replay.errors import ReplayError
-from replay.records import COMMITTED, ELIGIBLE, FORGOTTEN_TASK, ORPHANED, REPLAY
+from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REMOVED_TASK, REPLAY
 from replay.sampling.outcome import successes
 from replay.schema import ExactText, draws, groups, iterations, messages, tasks
 from replay.stats.rows import Answer
@@ -49,9 +49,11 @@ def task(
 ) -> Answer:
     """What is known of one task, in one run or in all of the database.
 
-    `versions`: success by the policies that tried it. `groups`: its attempts over time, the newest first. `difficulty`:
-    the buckets of the sampler of that name, by successes among so many members. `trajectories`: newest first, `limit`
-    of them, those behind the row `after`; `next` is the last one's id if there are more.
+    Attempts are rows that are stored, and the members of groups of which no row is any more: these count in `groups`
+    and in the totals, as they were at birth. `versions`: success of stored rows by the policies that tried it.
+    `groups`: its attempts over time, the newest first. `difficulty`: the buckets of the sampler of that name, by
+    successes among so many members. `trajectories`: newest first, `limit` of them, those behind the row `after`; `next`
+    is the last one's id if there are more.
     """
     with store.reading() as connection:
         found = _find(connection, hash_prefix, store.url)
@@ -59,13 +61,14 @@ def task(
         if run is not None:
             # As an expression: rows of a task are few, and the index of a run's rows would be read instead.
             mine = mine & (_rows.run.concat("") == run)
-        tried = _groups(connection, mine)
+        gone = _gone_groups(connection, found["hash"], run)
+        tried = sorted([*_groups(connection, mine), *gone], key=lambda group: -group["iteration"])
         listed = _listed(connection, mine, after=after, limit=limit)
         return {
             **found,
             "run": run,
             "prompt": _prompt(connection, mine),
-            **_totals(connection, mine),
+            **_with_gone(_totals(connection, mine), gone),
             "replayed": sum(group["replayed"] for group in tried),
             "versions": _versions(connection, mine),
             "groups_in_all": len(tried),
@@ -88,9 +91,9 @@ def _find(connection: sa.Connection, hash_prefix: str, url: str) -> Answer:
             "See: agentloop replay ls --json"
         )
     (row,) = rows
-    forgotten = row["payload"] == FORGOTTEN_TASK
-    payload = None if forgotten else json.loads(row["payload"])
-    return {"hash": row["hash"], "environment": row["environment"], "payload": payload, "forgotten": forgotten}
+    removed = row["payload"] == REMOVED_TASK
+    payload = None if removed else json.loads(row["payload"])
+    return {"hash": row["hash"], "environment": row["environment"], "payload": payload, "removed": removed}
 
 
 def _totals(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> Answer:
@@ -155,6 +158,17 @@ def _versions(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[A
     return found
 
 
+_GROUP = ("id", "run", "iteration", "size", "reward_mean", "reward_std", "success_rate")
+# An import's iteration was another database's; a live run's newest may not be committed yet.
+_MADE = (
+    sa.exists()
+    .where(iterations.c.run == groups.c.run, iterations.c.iteration == groups.c.iteration)
+    .correlate(groups)
+    .label("committed")
+)
+_NEWEST_FIRST = (groups.c.iteration.desc(), groups.c.run, groups.c.id)
+
+
 def _groups(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Answer]:
     """The newest first: as each was at birth, what is left of it, and how often its rows were drawn since."""
     left = (
@@ -163,10 +177,7 @@ def _groups(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Ans
         .group_by(_rows.group)
         .subquery()
     )
-    columns = ("id", "run", "iteration", "size", "reward_mean", "reward_std", "success_rate")
-    # An import's iteration was another database's; a live run's newest may not be committed yet.
-    made = sa.exists().where(iterations.c.run == groups.c.run, iterations.c.iteration == groups.c.iteration)
-    query = sa.select(*(groups.c[name] for name in columns), left.c.eligible, made.label("committed"))
+    query = sa.select(*(groups.c[name] for name in _GROUP), left.c.eligible, _MADE)
     query = query.join(left, left.c.id == groups.c.id)
     drawn = (
         sa.select(_rows.group, sa.func.count())
@@ -175,16 +186,46 @@ def _groups(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Ans
         .group_by(_rows.group)
     )
     replayed = {row[0]: row[1] for row in connection.execute(drawn)}
-    order = (groups.c.iteration.desc(), groups.c.run, groups.c.id)
     return [
-        {
-            **row,
-            "committed": bool(row["committed"]),
-            "successes": int(successes(row["success_rate"], row["size"])),
-            "replayed": replayed.get(row["id"], 0),
-        }
-        for row in connection.execute(query.order_by(*order)).mappings()
+        _group(row, replayed=replayed.get(row["id"], 0))
+        for row in connection.execute(query.order_by(*_NEWEST_FIRST)).mappings()
     ]
+
+
+def _group(row: Mapping[str, Any], *, replayed: int) -> Answer:
+    made = {"committed": bool(row["committed"]), "successes": int(successes(row["success_rate"], row["size"]))}
+    return {**row, **made, "replayed": replayed}
+
+
+def _gone_groups(connection: sa.Connection, task: str, run: str | None) -> list[Answer]:
+    """Those of which no row is stored any more. One that a resume undid is among them once its rows are gone."""
+    stored = sa.exists().where(_rows.group == groups.c.id)
+    query = sa.select(*(groups.c[name] for name in _GROUP), _MADE).where(groups.c.task == task, ~stored)
+    if run is not None:
+        query = query.where(groups.c.run == run)
+    return [
+        _group({**row, "eligible": 0}, replayed=0)
+        for row in connection.execute(query.order_by(*_NEWEST_FIRST)).mappings()
+    ]
+
+
+def _with_gone(totals: Answer, gone: Sequence[Answer]) -> Answer:
+    if not gone:
+        return totals
+    members = sum(group["size"] for group in gone)
+    reward = sum(group["size"] * group["reward_mean"] for group in gone)
+    attempts = totals["attempts"] + members
+    times = [group["iteration"] for group in gone]
+    times += [time for time in (totals["first_iteration"], totals["last_iteration"]) if time is not None]
+    return {
+        **totals,
+        "attempts": attempts,
+        "successes": totals["successes"] + sum(group["successes"] for group in gone),
+        "reward_mean": ((totals["reward_mean"] or 0.0) * totals["attempts"] + reward) / attempts if attempts else None,
+        "first_iteration": min(times),
+        "last_iteration": max(times),
+        "runs": max(totals["runs"], len({group["run"] for group in gone})),
+    }
 
 
 def _difficulty(tried: Sequence[Mapping[str, Any]]) -> list[Answer]:

@@ -18,9 +18,10 @@ from replay import schema
 from replay.comparable import names_of, run_mismatches
 from replay.errors import ReplayError
 from replay.read import load
-from replay.records import COMMITTED, Trajectory
+from replay.reclaimed import FACTS
+from replay.records import COMMITTED, EVICTED, Trajectory
 from replay.rows import known
-from replay.schema import ExactText, draws, groups, iterations, policies, tasks, token_scores
+from replay.schema import ExactText, draws, groups, iterations, policies, reclaimed, tasks, token_scores
 from replay.stats.rows import Answer
 from replay.stats.tokens import CodecOf, authors_of, no_codec, replies, same_start, whole_segments
 from replay.store import ReplayStore
@@ -34,11 +35,14 @@ _SHOWN = 12
 
 def find(store: ReplayStore, id_prefix: str) -> str:
     """The one trajectory whose id is this, or begins so."""
-    begins = sa.func.substr(_rows.id, 1, len(id_prefix), type_=ExactText) == id_prefix
+    found: list[str] = []
     with store.reading() as connection:
-        if connection.scalar(sa.select(_rows.id).where(_rows.id == id_prefix)) is not None:
-            return id_prefix
-        found = connection.scalars(sa.select(_rows.id).where(begins).order_by(_rows.id).limit(3)).all()
+        for id in (_rows.id, reclaimed.c.id):
+            if connection.scalar(sa.select(id).where(id == id_prefix)) is not None:
+                return id_prefix
+        for id in (_rows.id, reclaimed.c.id):
+            begins = sa.func.substr(id, 1, len(id_prefix), type_=ExactText) == id_prefix
+            found += connection.scalars(sa.select(id).where(begins).order_by(id).limit(3))
     if id_prefix and len(found) == 1:
         return str(found[0])
     which = "none" if not found else "more than one: " + ", ".join(found)
@@ -52,20 +56,25 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
     """All but the tokens, whatever state the row is in.
 
     `problem` is None, or says why there are no tokens: of a corrupt row nothing is told that can't be trusted, and
-    `record`, `group` and `task` are None; of an evicted one only the content is missing. `born_committed`: whether the
-    iteration it was born in is one that can be asked for; that of an import is not. Where there is a tokenizer,
-    what was shown where a segment parts from the one before is also told as text.
+    `record`, `group` and `task` are None; of one that was stored without its tokens only these are missing. Of an
+    evicted one `record` is None and `reclaimed` tells what is left. `born_committed`: whether the iteration it was born
+    in is one that can be asked for; that of an import is not. Where there is a tokenizer, what was shown where a
+    segment parts from the one before is also told as text.
     """
     id = find(store, id_prefix)
     with store.reading() as connection:
         loaded = load(connection, [id])
+        uses = _uses(connection, id)
+        if id in loaded.reclaimed:
+            return _of_reclaimed(connection, id, uses)
         state, reason = connection.execute(sa.select(_rows.state, _rows.state_reason).where(_rows.id == id)).one()
         answer: Answer = {
             "id": id,
             "problem": None,
             "state": state,
             "state_reason": reason,
-            "uses": _uses(connection, id),
+            "uses": uses,
+            "reclaimed": None,
         }
         if id in loaded.corrupt:
             return {**answer, **_NOTHING, "problem": {"kind": "corrupt", "reason": loaded.corrupt[id]}}
@@ -86,19 +95,50 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
 
 
 _NOTHING: Answer = {
-    **dict.fromkeys(("record", "group", "task", "staleness", "scored", "born_committed")),
+    **dict.fromkeys(("record", "reclaimed", "group", "task", "staleness", "scored", "born_committed")),
     **{name: [] for name in ("authors", "members", "segments", "messages")},
 }
+
+
+def _of_reclaimed(connection: sa.Connection, id: str, uses: list[Answer]) -> Answer:
+    left = _left(connection, id)
+    around = _birth(connection, left["run"], left["iteration"], left["group"]["task"], left["policy_version_min"])
+    return {
+        **_NOTHING,
+        **around,
+        "id": id,
+        "problem": {"kind": "reclaimed", "reason": left["state_reason"]},
+        "state": EVICTED,
+        "state_reason": left["state_reason"],
+        "uses": uses,
+        "group": left["group"],
+        "reclaimed": left,
+    }
+
+
+def _left(connection: sa.Connection, id: str) -> Answer:
+    """What is left of an evicted row, with its group, whose run, iteration and task are its own."""
+    columns = (*(reclaimed.c[name] for name in FACTS), reclaimed.c.state_reason)
+    left = connection.execute(sa.select(*columns).where(reclaimed.c.id == id)).one()
+    facts = dict(zip((*FACTS, "state_reason"), left, strict=True))
+    group = _row_of(connection, groups.c.id, facts["group"])
+    return {**facts, "run": group["run"], "iteration": group["iteration"], "group": group}
 
 
 def trajectory(store: ReplayStore, id_prefix: str) -> Answer:
     """One trajectory whole: its record, tokens, messages, and every update that used it.
 
-    Without tokens where these were evicted. Raises CorruptTrajectory where they are not what was written.
+    Of an evicted one, `state` says so, `state_reason` when and why, and fewer facts are left. Raises CorruptTrajectory
+    where tokens are not what was written.
     """
     id = find(store, id_prefix)
     with store.reading() as connection:
         loaded = load(connection, [id])
+        if id in loaded.reclaimed:
+            left = _left(connection, id)
+            task = _row_of(connection, tasks.c.hash, left["group"]["task"])
+            rest = {"state": EVICTED, "task": task, "segments": [], "messages": [], "uses": _uses(connection, id)}
+            return {**left, **rest}
         found = loaded.gone[id].trajectory if id in loaded.gone else loaded.in_order([id])[0]
         return {
             **record_of(found),
@@ -139,19 +179,25 @@ def _uses(connection: sa.Connection, id: str) -> list[Answer]:
 
 
 def _around(connection: sa.Connection, found: Trajectory) -> Answer:
-    """Where it stands: its group with the members around it, its task, how stale it is."""
+    """Where it stands: its group with the members of it that are stored, its task, how stale it is."""
     record = found.record
     columns = (_rows.id, _rows.member, _rows.attempt, _rows.reward, _rows.success, _rows.state)
     members = sa.select(*columns).where(_rows.group == record.group).order_by(_rows.member, _rows.attempt, _rows.id)
-    newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == record.run)
-    born = sa.exists().where(iterations.c.run == record.run, iterations.c.iteration == record.iteration)
+    return {
+        **_birth(connection, record.run, record.iteration, record.task, record.policy_version_min),
+        "group": _row_of(connection, groups.c.id, record.group),
+        "members": [dict(row) for row in connection.execute(members.limit(_MOST_MEMBERS)).mappings()],
+    }
+
+
+def _birth(connection: sa.Connection, run: str, iteration: int, task: str, policy_version: int) -> Answer:
+    newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == run)
+    born = sa.exists().where(iterations.c.run == run, iterations.c.iteration == iteration)
     version, committed = connection.execute(sa.select(newest.scalar_subquery(), born)).one()
     return {
         "born_committed": bool(committed),
-        "group": _row_of(connection, groups.c.id, record.group),
-        "task": _row_of(connection, tasks.c.hash, record.task),
-        "members": [dict(row) for row in connection.execute(members.limit(_MOST_MEMBERS)).mappings()],
-        "staleness": None if version is None else version - record.policy_version_min,
+        "task": _row_of(connection, tasks.c.hash, task),
+        "staleness": None if version is None else version - policy_version,
     }
 
 

@@ -83,11 +83,11 @@ def twin_of(served: Served, target: str) -> Any:
 def test_page_tells_outcome_and_leads_to_the_neighbours_of_its_group(page: Served) -> None:
     shown = page.ask("/trajectories/scored").text
     assert 'href="/trajectories/split" title="Previous of its group (p)"' in shown
-    assert 'href="/trajectories/gone" title="Next of its group (n)"' in shown
+    assert 'href="/trajectories/broken" title="Next of its group (n)"' in shown
     assert 'href="/compare?a=scored&amp;b=split"' in shown
     assert 'href="/tasks/task-1"' in shown
     twin = twin_of(page, "/trajectories/scored.json")
-    assert (twin["previous"], twin["next"], twin["record"]["reward"]) == ("split", "gone", 0.0)
+    assert (twin["previous"], twin["next"], twin["record"]["reward"]) == ("split", "broken", 0.0)
 
 
 def test_page_of_the_beginning_of_an_id_leads_to_the_whole_id(page: Served) -> None:
@@ -177,13 +177,12 @@ def test_corrupt_row_shows_the_error_and_nothing_else(page: Served) -> None:
     assert "must read back as it was written" in json.loads(response.text)["error"]
 
 
-def test_forgotten_row_says_that_its_content_is_gone(page: Served) -> None:
-    for view in ("conversation", "tokens"):
+def test_forgotten_row_says_what_is_left_of_it(page: Served) -> None:
+    for view in ("conversation", "tokens", "updates"):
         text = text_of(page, f"/trajectories/gone?view={view}")
-        assert "Its content is gone" in text
-        assert "evicted (forgotten)" in text
+        assert "This trajectory was evicted (forgotten)" in text
         assert "member 3 of 3" in text
-    assert "No update used it" in text_of(page, "/trajectories/gone?view=updates")
+        assert "No update used it" in text
     assert page.ask("/trajectories/gone/messages/0").status == 404
 
 

@@ -36,7 +36,7 @@ from tests.replay.old_databases import fill_old
 SECRET = "the vault opens with 31-07-19"
 LONG = "".join(f"{SECRET} number {i}. " for i in range(2000))
 """Over many pages of the file."""
-EVICTED = "select count(*) from trajectories where state = 'evicted'"
+EVICTED = "select count(*) from reclaimed"
 
 
 def filled(location: Location) -> ReplayStore:
@@ -57,9 +57,8 @@ def test_prune_tells_first_and_does_it_with_yes(location: Location) -> None:
     assert sql(location, EVICTED) == [(0,)]
     done = json.loads(ask("prune", str(location), "--where", where, "--yes", "--json").output)
     assert (done["rows"], done["by_rule"], done["done"]) == (5, {"where": 5}, True)
-    assert sql(location, "select distinct iteration, state_reason from trajectories where state = 'evicted'") == [
-        (1, "pruned by where")
-    ]
+    why = "select distinct iteration, state_reason from reclaimed join groups on groups.id = group_id"
+    assert sql(location, why) == [(1, "pruned by where")]
     assert sql(location, "select count(distinct trajectory) from segments") == [(19,)]
     assert ask("prune", str(location), "--where", where, "--yes").output == "evicted 0 rows (0.0 MB)\n"
 
@@ -153,12 +152,9 @@ def test_forget_leaves_no_byte_of_it_in_the_files(tmp_path: Path) -> None:
     for gone in (tokens_before[20:44], said_before[20:44]):
         assert all(gone not in file.read_bytes() for file in tmp_path.iterdir())
     state = "select id, state, state_reason, reward, num_tokens from trajectories order by id"
-    assert sql(path, state) == [
-        ("a", "evicted", "forgotten", 1.0, 3000),
-        ("b", "eligible", None, 1.0, 6),
-        ("c", "eligible", None, 1.0, 6),
-    ]
-    assert sql(path, "select hash, payload from tasks where hash = 't1'") == [("t1", '{"forgotten":true}')]
+    assert sql(path, state) == [("b", "eligible", None, 1.0, 6), ("c", "eligible", None, 1.0, 6)]
+    assert sql(path, "select id, state_reason, reward from reclaimed") == [("a", "forgotten", 1.0)]
+    assert sql(path, "select hash, payload from tasks where hash = 't1'") == [("t1", '{"removed":true}')]
     assert len(ReplayStore.open(path).read(["b", "c"])) == 2
 
 
@@ -229,9 +225,9 @@ def test_forgotten_task_is_known_again_when_it_comes_again(location: Location) -
 def test_task_of_a_row_that_stays_is_not_forgotten(location: Location) -> None:
     secretive(location).close()
     ask("forget", str(location), "--where", "id = 'b'", "--yes")
-    assert sql(location, "select count(*) from tasks where payload like '%forgotten%'") == [(0,)]
+    assert sql(location, "select count(*) from tasks where payload like '%removed%'") == [(0,)]
     ask("forget", str(location), "--where", "id = 'c'", "--yes")
-    assert sql(location, "select hash from tasks where payload like '%forgotten%'") == [("t2",)]
+    assert sql(location, "select hash from tasks where payload like '%removed%'") == [("t2",)]
 
 
 def test_show_tells_the_numbers_of_a_forgotten_row(tmp_path: Path) -> None:

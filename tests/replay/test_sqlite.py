@@ -83,12 +83,15 @@ def test_older_schema_is_migrated_by_training_only(tmp_path: Path) -> None:
         ReplayStore.open(path, read_only=True)
 
 
+_OTHERS = ("replay_schema_version", "buffer_state", "token_scores", "segments", "messages", "histograms", "reclaimed")
+
+
 def facts(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Every row of the tables that are still laid out as they were, without the columns that later schemas added."""
     added = {"fingerprint", "changed", "token_hash", "num_bytes", "sequence", "record_checksum", "uses"}
     found = {}
     for (table,) in sql(path, "select name from sqlite_master where type = 'table' order by name"):
-        if table not in ("replay_schema_version", "buffer_state", "token_scores", "segments", "messages", "histograms"):
+        if table not in _OTHERS:
             names = [row[1] for row in sql(path, f"pragma table_info({table})") if row[1] not in added]
             found[table] = sorted(sql(path, f"select {', '.join(names)} from {table}"), key=repr)
     return found

@@ -403,8 +403,8 @@ def test_overview_of_a_forgotten_row_keeps_its_numbers(location: Location) -> No
     store.append([task()], [group()], [trajectory("a")])
     store.forget(schema.trajectories.c.id == "a")
     answer = stats.overview(store, "a")
-    assert answer["problem"] == {"kind": "gone", "reason": "forgotten"}
-    assert (answer["record"]["reward"], answer["segments"], answer["messages"]) == (1.0, [], [])
+    assert answer["problem"] == {"kind": "reclaimed", "reason": "forgotten"}
+    assert (answer["reclaimed"]["reward"], answer["segments"], answer["messages"]) == (1.0, [], [])
     with pytest.raises(ContentGone):
         stats.tokens(store, "a")
 

@@ -66,7 +66,7 @@ def answer(source: Source, query: Query) -> Answer:
     record, members = found["record"], [row["id"] for row in found["members"]]
     place = members.index(found["id"]) if found["id"] in members else None
     return {
-        "run": record and record["run"],
+        "run": (record or found["reclaimed"] or {}).get("run"),
         **found,
         "previous": members[place - 1] if place else None,
         "next": members[place + 1] if place is not None and place + 1 < len(members) else None,
