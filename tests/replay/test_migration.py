@@ -1,4 +1,4 @@
-"""An older database that several processes open at once, that is killed, or that has no room: the old one or the new."""
+"""An older database opened by several processes at once, killed, or without room: the old one or the new."""
 
 from __future__ import annotations
 
