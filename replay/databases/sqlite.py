@@ -38,8 +38,9 @@ _BUSY_MILLISECONDS = 120_000
 _BEGIN = "replay_begin"
 
 Mode = Literal["ro", "immutable", "rw", "migrate"]
-"""To look at it, also where nobody can write; to write to it, also before it is ours with a log."""
-_LOOKING: tuple[Mode, ...] = ("ro", "immutable")
+"""A file is looked at, also where side files can't be made; written to; or migrated with whatever journal it has."""
+_LOOKING = ("ro", "immutable")
+_OPTIONS = {"ro": "mode=ro", "immutable": "mode=ro&immutable=1", "rw": "mode=rw", "migrate": "mode=rw"}
 
 
 # As SQLite does where it can: when a file was written need not be kept.
@@ -145,9 +146,9 @@ class SqliteDatabase(Database):
             if revision == REVISION:
                 return
             if revision is not None:
-                kept = back_up(self.path, revision)
+                copy = back_up(self.path, revision)
                 _log.warning(
-                    "database %s is migrated to schema %s; it is kept as it was in %s", self.path, REVISION, kept
+                    "database %s is migrated to schema %s; it is kept as it was in %s", self.url, REVISION, copy
                 )
             migrate(connection)
 
@@ -196,9 +197,12 @@ def _kind(error: BaseException | None) -> int:
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
-def _signature(path: Path) -> tuple[int, int, int]:
-    """Another one after every change of the file."""
-    found = os.stat(path)
+def _signature(path: Path) -> tuple[int, ...]:
+    """Another one after every change of the file; an empty one where it has gone."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
@@ -218,9 +222,9 @@ def _not_rewritten(found: str, path: Path) -> ReplayError:
 
 
 def create(path: Path) -> SqliteDatabase:
-    _check_local(path)
-    revision = None
     # os.path answers no where pathlib raises: in a folder that can't be entered.
+    revision = None
+    _check_local(path)
     if os.path.isfile(path) and path.stat().st_size:
         _, revision = _check_revision(path, migrates=True, writes=True)
     try:
@@ -334,7 +338,7 @@ class _Writer(sqlite3.Connection):
 def _engine(path: Path, mode: Mode) -> sa.Engine:
     # Links are followed once: the log stands beside the file itself.
     whole = Path(os.path.realpath(path))
-    uri = _uri(whole, mode)
+    uri = f"{whole.as_uri()}?{_OPTIONS[mode]}"
     kind = sqlite3.Connection if mode in _LOOKING else _Writer
 
     def connect() -> sqlite3.Connection:
@@ -357,11 +361,6 @@ def _engine(path: Path, mode: Mode) -> sa.Engine:
         connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, begin))
 
     return engine
-
-
-def _uri(path: Path, mode: Mode) -> str:
-    options = {"ro": "mode=ro", "immutable": "mode=ro&immutable=1"}.get(mode, "mode=rw")
-    return f"{path.absolute().as_uri()}?{options}"
 
 
 def _prepare(connection: sqlite3.Connection, mode: Mode) -> None:

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(STRACE is None, reason="writes are recorded by strace, which is not installed"),
 ]
 
-IMAGES = 60
+IMAGES = 200
 """Of each of appending, learning and either migration."""
 NAME = "replay.sqlite"
 
