@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from replay.rows import check_authors
 from replay.schema import policies, runs
 
 RUN_FIELDS = ("tokenizer", "template", "model_family", "vocab_size")
@@ -19,7 +20,7 @@ AUTHORS = 1 << len(MISMATCHES)
 """The author codes of the run's tokens mean something else: never allowed."""
 
 
-_RUNS = sa.select(runs.c.id, runs.c.authors_hash, runs.c.fingerprint)
+_RUNS = sa.select(runs.c.id, runs.c.authors, runs.c.authors_hash, runs.c.fingerprint)
 _TOKENIZERS = sa.select(policies.c.run, policies.c.tokenizer_hash).distinct()
 
 
@@ -51,7 +52,9 @@ def run_mismatches(connection: sa.Connection, mine: str) -> dict[str, int]:
     A run from before there were fingerprints is compared by its author table and its policies' tokenizers.
     """
     stored = connection.execute(_RUNS).all()
-    facts = {id: (authors, json.loads(text) if text else None) for id, authors, text in stored}
+    for row in stored:
+        check_authors(row.id, row.authors, row.authors_hash)
+    facts = {id: (authors, json.loads(text) if text else None) for id, _, authors, text in stored}
     if mine not in facts:
         return dict.fromkeys(facts, AUTHORS)
     tokenizers = _tokenizers(connection) if any(print is None for _, print in facts.values()) else {}

@@ -94,8 +94,10 @@ class Drawing:
     ) -> list[Drawn]:
         check_fields([request], "draw of iteration", "iteration")
         self.refresh(connection, request.limits)
+        _quarantined(connection, self._buffer.index.damaged)
+        self._buffer.index.damaged.clear()
         selection = self._selection(request, sampler)
-        if candidates is not None and candidates.corrupt:
+        if candidates is not None:
             _quarantined(connection, candidates.corrupt)
         drawn: list[tuple[Chosen, Trajectory]] = []
         chosen = [

@@ -119,7 +119,7 @@ def forget(connection: sa.Connection, ids: Sequence[str]) -> Traces:
     set_state(connection, ids, EVICTED, FORGOTTEN)
     for chunk in chunked(ids):
         # With most of a text known, its hash gives away the rest.
-        hashes = {"content_hash": "", "token_hash": None, "record_checksum": None}
+        hashes = dict.fromkeys(("token_hash", "segments_checksum", "record_checksum")) | {"content_hash": ""}
         connection.execute(trajectories.update().where(_rows.id.in_(chunk)).values(hashes))
     return traces
 

@@ -12,10 +12,11 @@ import sqlalchemy as sa
 
 from replay.change import last_number
 from replay.comparable import run_mismatches, sampling_mismatch
-from replay.errors import ReplayError
+from replay.errors import DamagedCell
 from replay.growing import Growing
 from replay.records import ELIGIBLE
-from replay.schema import groups, restored_column, trajectories
+from replay.rows import named
+from replay.schema import Checked, ExactText, Real, Truth, Whole, groups, restored_column, trajectories
 
 Column = npt.NDArray[Any]
 
@@ -81,7 +82,9 @@ class EligibleIndex:
         self._columns = {name: Growing(np.empty(0, kind)) for name, (_, kind) in _NUMBERS.items()}
         self._columns |= {name: Growing(np.empty(0, np.int64)) for name in _CODES}
         self._columns["own"] = Growing(np.empty(0, np.bool_))
-        self._last = 0
+        self._last: int | None = None
+        self.damaged: dict[str, str] = {}
+        """Reasons by id of rows that were left out because of what stands in them; whoever may write quarantines them."""
         self._run_mismatch: dict[str, int] = {}
         self._of_run = np.zeros(0, np.int64)
         self._positions: dict[str, int] | None = None
@@ -92,7 +95,7 @@ class EligibleIndex:
     @property
     def is_filled(self) -> bool:
         """Whether it was refreshed before: the first time takes all rows."""
-        return self._last > 0
+        return self._last is not None
 
     @property
     def columns(self) -> Mapping[str, Column]:
@@ -107,13 +110,16 @@ class EligibleIndex:
 
     def refresh(self, connection: sa.Connection) -> bool:
         """Everything that has changed since the last time; whether anything had."""
-        first = self._last == 0
-        # Numbers handed out in order, under a lock: one that is seen has no smaller one still to come.
-        newest = last_number(connection, "changed") if first else self._last
+        first = self._last is None
+        # Numbers handed out in order, under a lock: one that is seen has no smaller one still to come. That of a row
+        # is not asked: a damaged one would hide all that come later.
+        newest = last_number(connection, "changed")
+        if self._last is not None and newest < self._last:
+            raise DamagedCell("buffer_state.value of 'changed'", f"not fall below {self._last}", str(newest))
         come, gone = _Batch(self.codes), []
-        for rows in _changed(connection, since=self._last, first=first):
-            newest = max(newest, int(max(rows[-2])))
+        for rows in _changed(connection, since=self._last):
             gone += come.add(rows)
+        self.damaged |= come.damaged
         if not come.ids and not gone and not first:
             return False
         self._remove(gone + ([] if first else come.ids))
@@ -199,7 +205,7 @@ class EligibleIndex:
         if any(found[name] != self._run_mismatch[name] for name in shared):
             self.layout += 1
         self._run_mismatch = found
-        self._of_run = np.array([found[name] for name in self.codes["run"].names], np.int64)
+        self._of_run = np.array([named(found, name, "trajectories.run") for name in self.codes["run"].names], np.int64)
 
     def mismatches(self, rows: slice) -> npt.NDArray[np.int64]:
         """Bits by `comparable.MISMATCHES`: what keeps rows from being compared with the run's own."""
@@ -217,15 +223,16 @@ class _Batch:
 
     def __init__(self, codes: Mapping[str, Codes]) -> None:
         self.ids: list[str] = []
+        self.damaged: dict[str, str] = {}
         self.numbers: dict[str, list[Column]] = {name: [] for name in (*_NUMBERS, *_CODES)}
         self._codes = codes
 
     def add(self, columns: Sequence[Sequence[Any]]) -> list[str]:
         """The ids of those that are not eligible and so were not added."""
-        texts = [restored_column(column) for column in columns[: len(_TEXTS)]]
-        states = columns[-1]
-        good = [state == ELIGIBLE for state in states]
+        good = [state == ELIGIBLE for state in columns[-1]]
+        self._set_aside(columns, good)
         whole = all(good)
+        texts = [restored_column(column) for column in columns[: len(_TEXTS)]]
         for name, column in zip(("id", *_CODES), texts, strict=True):
             kept = column if whole else [value for value, keep in zip(column, good, strict=True) if keep]
             if name == "id":
@@ -233,23 +240,34 @@ class _Batch:
             else:
                 # At once: the texts of all rows would take several times the room of the index.
                 self.numbers[name].append(np.array(self._codes[name].of(kept), np.int64))
-        for (name, (_, kind)), values in zip(_NUMBERS.items(), columns[len(_TEXTS) : -2], strict=True):
-            try:
-                array: Column = np.array(values, kind)
-            except (ValueError, TypeError) as error:
-                # Only a damaged file gives anything but numbers.
-                raise ReplayError(
-                    f"column {name} must hold numbers, got a damaged database ({error}). See: agentloop replay verify"
-                ) from error
-            self.numbers[name].append(array if whole else array[good])
+        for (name, (_, kind)), values in zip(_NUMBERS.items(), columns[len(_TEXTS) : -1], strict=True):
+            fitting = values if whole else [value for value, keep in zip(values, good, strict=True) if keep]
+            self.numbers[name].append(np.array(fitting, kind))
         return [] if whole else [id for id, keep in zip(texts[0], good, strict=True) if not keep]
 
+    def _set_aside(self, columns: Sequence[Sequence[Any]], good: list[bool]) -> None:
+        """Rows that hold what nobody wrote are not good."""
+        for column, values in zip(_COLUMNS, columns, strict=False):
+            kind = column.type
+            if not isinstance(kind, Checked):
+                continue
+            fitting = kind.python_types_of(column)
+            if fitting.issuperset(map(type, values)):
+                continue
+            for at, value in enumerate(values):
+                if type(value) not in fitting:
+                    if column is _rows.id:
+                        raise kind.damaged(value)
+                    if good[at]:
+                        good[at], self.damaged[columns[0][at]] = False, kind.damaged(value).reason
 
+
+_COLUMNS = (*_TEXTS, *(column for column, _ in _NUMBERS.values()))
+# A row at a time, types take longer than the query: they are asked a column at a time.
+_PLAIN = {ExactText: sa.Text, Whole: sa.BigInteger, Real: sa.Double, Truth: sa.SmallInteger}
 _QUERY = (
     sa.select(
-        *(sa.type_coerce(text, sa.Text) for text in _TEXTS),
-        *(column for column, _ in _NUMBERS.values()),
-        _rows.changed,
+        *(sa.type_coerce(column, _PLAIN.get(type(column.type), column.type)) for column in _COLUMNS),
         sa.type_coerce(_rows.state, sa.Text),
     )
     .join_from(trajectories, groups, _rows.group == groups.c.id)
@@ -259,8 +277,8 @@ _ALL = _QUERY.where(_rows.state == ELIGIBLE)
 _SINCE = _QUERY.where(_rows.changed > sa.bindparam("since"))
 
 
-def _changed(connection: sa.Connection, *, since: int, first: bool) -> Iterable[list[Sequence[Any]]]:
-    """Columns of the rows with a greater number, in parts; the first time only those that count."""
-    result = connection.execute(_ALL) if first else connection.execute(_SINCE, {"since": since})
+def _changed(connection: sa.Connection, *, since: int | None) -> Iterable[list[Sequence[Any]]]:
+    """Columns of the rows with a greater number, in parts; None: only those that count, of all."""
+    result = connection.execute(_ALL) if since is None else connection.execute(_SINCE, {"since": since})
     for part in result.partitions():
         yield list(zip(*part, strict=True))
