@@ -1,4 +1,4 @@
-"""What stands in a column and can't have been written there, wherever it is: a look at all cells, without their contents.
+"""What stands in a column and can't have been written there: a look at all cells, without their contents.
 
 A server keeps its types and its NOT NULL itself; in a file, one bit makes a text of a number.
 """

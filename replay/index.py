@@ -16,7 +16,7 @@ from replay.errors import DamagedCell
 from replay.growing import Growing
 from replay.records import ELIGIBLE
 from replay.rows import named
-from replay.schema import Checked, ExactText, Real, Truth, Whole, groups, restored_column, trajectories
+from replay.schema import Checked, ExactText, Real, Share, Size, Truth, Whole, groups, restored_column, trajectories
 
 Column = npt.NDArray[Any]
 
@@ -84,7 +84,7 @@ class EligibleIndex:
         self._columns["own"] = Growing(np.empty(0, np.bool_))
         self._last: int | None = None
         self.damaged: dict[str, str] = {}
-        """Reasons by id of rows that were left out because of what stands in them; whoever may write quarantines them."""
+        """Reasons by id of rows left out because of what stands in them; whoever may write quarantines them."""
         self._run_mismatch: dict[str, int] = {}
         self._of_run = np.zeros(0, np.int64)
         self._positions: dict[str, int] | None = None
@@ -252,19 +252,24 @@ class _Batch:
             if not isinstance(kind, Checked):
                 continue
             fitting = kind.python_types_of(column)
-            if fitting.issuperset(map(type, values)):
+            least, most = kind.bounds or (0, 0)
+            if not fitting.issuperset(map(type, values)):
+                wrong = [type(value) not in fitting for value in values]
+            elif kind.bounds and not (least <= min(values) and max(values) <= most):
+                wrong = [not least <= value <= most for value in values]
+            else:
                 continue
-            for at, value in enumerate(values):
-                if type(value) not in fitting:
-                    if column is _rows.id:
-                        raise kind.damaged(value)
-                    if good[at]:
-                        good[at], self.damaged[columns[0][at]] = False, kind.damaged(value).reason
+            for at in [at for at, is_wrong in enumerate(wrong) if is_wrong]:
+                if column is _rows.id:
+                    raise kind.damaged(values[at])
+                if good[at]:
+                    good[at], self.damaged[columns[0][at]] = False, kind.damaged(values[at]).reason
 
 
 _COLUMNS = (*_TEXTS, *(column for column, _ in _NUMBERS.values()))
 # A row at a time, types take longer than the query: they are asked a column at a time.
 _PLAIN = {ExactText: sa.Text, Whole: sa.BigInteger, Real: sa.Double, Truth: sa.SmallInteger}
+_PLAIN |= {Size: sa.BigInteger, Share: sa.Double}
 _QUERY = (
     sa.select(
         *(sa.type_coerce(column, _PLAIN.get(type(column.type), column.type)) for column in _COLUMNS),

@@ -139,10 +139,10 @@ def _whole(row: Sequence[Any], stored: _Stored, *, by_hash: bool) -> Trajectory 
         said = () if conversation is None else messages_of(*conversation)
     blobs = stored.segments.get(record.id, ())
     is_gone = record.state == EVICTED and not blobs
-    if is_checked and stored.messages is not None and len(said) != (values[_NUM_MESSAGES] or 0):
-        # What was evicted may have lost them; what was redacted only has messages.
-        if not is_gone or said or reason == REDACTED:
-            raise BlobError(f"{len(said)} messages where {values[_NUM_MESSAGES]} were written")
+    # What was evicted may have lost its messages; what was redacted has nothing else.
+    is_complete = not is_gone or bool(said) or reason == REDACTED
+    if is_checked and is_complete and stored.messages is not None and len(said) != (values[_NUM_MESSAGES] or 0):
+        raise BlobError(f"{len(said)} messages where {values[_NUM_MESSAGES]} were written")
     if is_gone:
         return Gone(Trajectory(record, (), said), reason)
     parts = tuple(map(segment_of, blobs))

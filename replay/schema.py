@@ -38,6 +38,8 @@ class Checked(sa.types.TypeDecorator[Any]):
     python_types: frozenset[type] = frozenset()
     """Of what drivers make of it."""
     is_required = False
+    bounds: tuple[float, float] | None = None
+    """The least and the greatest value there can be."""
 
     def python_types_of(self, column: sa.ColumnElement[Any]) -> frozenset[type]:
         return self.python_types | ({type(None)} if getattr(column, "nullable", True) else frozenset())
@@ -48,6 +50,11 @@ class Checked(sa.types.TypeDecorator[Any]):
 
     def coerce_compared_value(self, op: Any, value: Any) -> Any:
         return self.impl_instance.coerce_compared_value(op, value)
+
+    def checked_within(self, value: Any) -> Any:
+        if value is None or self.bounds is None or self.bounds[0] <= value <= self.bounds[1]:
+            return value
+        raise self.damaged(value)
 
     def column_expression(self, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         source = column.element if isinstance(column, sa.Label) else column
@@ -118,7 +125,7 @@ class Whole(Checked):
 
     def checked(self, value: Any) -> Any:
         # Sums of a server are decimals.
-        if type(value) is int or value is None or isinstance(value, Decimal):
+        if value is None or type(value) is int or isinstance(value, Decimal):
             return value
         raise self.damaged(value)
 
@@ -133,6 +140,28 @@ class Real(Checked):
         if value is None or (type(value) in (float, int) and math.isfinite(value)):
             return value
         raise self.damaged(value)
+
+
+class Size(Whole):
+    """How many there are of something, which are at least one."""
+
+    cache_ok = True
+    rule = "hold a whole number from 1 to 2^31"
+    bounds = (1, 2**31)
+
+    def checked(self, value: Any) -> Any:
+        return self.checked_within(super().checked(value))
+
+
+class Share(Real):
+    """A part of a whole."""
+
+    cache_ok = True
+    rule = "hold a number from 0 to 1"
+    bounds = (0, 1)
+
+    def checked(self, value: Any) -> Any:
+        return self.checked_within(super().checked(value))
 
 
 class Measured(Real):
@@ -265,10 +294,10 @@ groups = sa.Table(
     _key("run", "runs.id"),
     _key("task", "tasks.hash"),
     _integer("iteration"),
-    _integer("size"),
+    sa.Column("size", Size, nullable=False),
     _real("reward_mean"),
     _real("reward_std"),
-    _real("success_rate"),
+    sa.Column("success_rate", Share, nullable=False),
 )
 
 _PLACE = ("run", "iteration", "slot", "id")

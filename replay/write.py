@@ -150,14 +150,13 @@ def prepare(
             row, said_bytes = conversation_row(trajectory.id, said, compressed=compress_text)
             prepared.messages[trajectory.id] = row
             num_bytes += said_bytes
+        is_withheld = trajectory.id in prepared.withheld
         prepared.derived[trajectory.id] = _derived(
             prepared.trajectories[trajectory.id],
-            token_hash=None if trajectory.id in prepared.withheld else token_hash(found.segments),
+            token_hash=None if is_withheld else token_hash(found.segments),
             num_bytes=num_bytes,
             num_messages=len(said),
-            segments_checksum=None
-            if trajectory.id in prepared.withheld
-            else segments_checksum(map(_as_read_segment, parts)),
+            segments_checksum=None if is_withheld else segments_checksum(map(_as_read_segment, parts)),
         )
         prepared.clipped[trajectory.id] = found.clipped
     return replace(prepared, repeated=repeated)

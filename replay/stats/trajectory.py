@@ -125,8 +125,8 @@ def record_of(found: Trajectory) -> Answer:
 
 
 def _row_of(connection: sa.Connection, key: sa.Column[str], value: str) -> Answer:
-    found = {value: row for row in connection.execute(sa.select(key.table).where(key == value)).mappings()}
-    return dict(named(found, value, f"a row's name of one of {key.table.name}"))
+    found = {row[key.key]: row for row in connection.execute(sa.select(key.table).where(key == value)).mappings()}
+    return dict(named(found, value, f"what a row names in {key.table.name}"))
 
 
 def _uses(connection: sa.Connection, id: str) -> list[Answer]:

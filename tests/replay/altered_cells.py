@@ -6,6 +6,7 @@ A cell is altered behind the back of the database's own rules: NOT NULL and refe
 from __future__ import annotations
 
 import asyncio
+import random
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -31,7 +32,7 @@ from replay.records import FRESH, REPLAY, Histogram, Trajectory
 from replay.request import Limits
 from replay.retention import Capacity
 from replay.sampling import make_sampler
-from replay.schema import ExactText, metadata
+from replay.schema import ExactText, Real, Truth, Whole, metadata
 from replay.verify import verify
 from replay.write import Admission
 from tests.inspector.addresses import page_addresses, twin_of
@@ -111,11 +112,8 @@ def alterations(*, sqlite: bool) -> list[Alteration]:
 
 
 def _kind(column: sa.Column[Any]) -> str:
-    if isinstance(column.type, ExactText):
-        return "text"
-    affinity = column.type._type_affinity
-    kinds = {sa.Boolean: "truth", sa.LargeBinary: "blob", sa.Integer: "whole"}
-    return next((name for kind, name in kinds.items() if affinity and issubclass(affinity, kind)), "real")
+    kinds = {ExactText: "text", Truth: "truth", Whole: "whole", Real: "real"}
+    return next((name for kind, name in kinds.items() if isinstance(column.type, kind)), "blob")
 
 
 def fill(location: Location) -> None:
@@ -202,6 +200,12 @@ class Outcome:
     found: bool
     """Whether `verify` told of anything."""
 
+    @property
+    def kind(self) -> str:
+        if self.raw or self.different:
+            return "raw" if self.raw else "different"
+        return "quarantined" if self.quarantined else "refused" if self.refused else "told" if self.found else "same"
+
 
 class Asked:
     """What is asked of a buffer, again and again, while others take its place."""
@@ -217,9 +221,17 @@ class Asked:
                 query = sa.text("select id from trajectories where state not in ('evicted', 'orphaned') order by id")
                 self.ids = list(connection.scalars(query))
             self._rows = {row.id: row for row in store.read(self.ids)}
+        self._looking.close()
 
-    def again(self, pages: Sequence[str]) -> Outcome:
-        """Everything is asked, and these pages."""
+    def close(self) -> None:
+        self._looking.close()
+
+    def again(self, sampled: random.Random | None = None) -> Outcome:
+        """Everything is asked; or a draw, `verify` and some of the rest."""
+
+        def some(names: Sequence[str], number: int) -> Sequence[str]:
+            return names if sampled is None else sampled.sample(names, number)
+
         raw: dict[str, BaseException] = {}
         refused: dict[str, str] = {}
 
@@ -230,27 +242,28 @@ class Asked:
                 refused[name] = str(error)
                 if "\n" in str(error):
                     raw[name] = error
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  whatever is raised is what is looked for
                 raw[name] = error
             return None
 
         target = self._folder / "exported.jsonl"
-        with closing(self._looking) as store:
-            for name, question in _QUESTIONS.items():
-                ask(name, lambda: question(store))  # noqa: B023  asked at once
-            ask("export", lambda: export_file(store, target, force=True))
-            raw |= _failures(self._app, pages)
+        questions = {**_QUESTIONS, "export": lambda store: export_file(store, target, force=True)}
+        for name in some(list(questions), 2):
+            ask(name, lambda: questions[name](self._looking))  # noqa: B023  asked at once
+        raw |= _failures(self._app, some(PAGES, 1))
+        # Another buffer will be in this one's place.
+        self._looking.close()
         quarantined: list[str] = []
         with closing(ReplayStore.open(self._location)) as store:
             rows = ask("draw", lambda: _drawn(store)) or []
-            for id in self.ids:
+            for id in some(self.ids, 2):
                 rows += ask(f"read {id}", lambda: store.read([id])) or []  # noqa: B023
             verified = ask("verify", lambda: verify(store))
             if verified is not None:
                 ask("quarantine", lambda: store.quarantine(verified.corrupt))
                 # What verify names is no reason to stop any more.
                 rows += ask("draw again", lambda: _drawn(store)) or []
-            with suppress(Exception), store.reading() as connection:
+            with suppress(ReplayError), store.reading() as connection:
                 query = sa.text("select id from trajectories where state = 'quarantined'")
                 quarantined += map(str, connection.scalars(query))
         different = sorted({row.id for row in rows if not self._is_as_written(row)})
@@ -298,7 +311,7 @@ def _failures(app: ASGIApp, pages: Sequence[str]) -> dict[str, BaseException]:
         for page in pages:
             try:
                 await _answered(app, page)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  whatever is raised is what is looked for
                 found[page] = error
         return found
 

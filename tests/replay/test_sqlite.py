@@ -145,9 +145,9 @@ def test_damaged_row_of_an_earlier_schema_is_migrated_and_quarantined(tmp_path: 
         ("update segments set reason = 'fork' where trajectory = 'a'", "tokens of another content hash"),
         ("delete from segments where trajectory = 'a'", "tokens of another content hash"),
         ("update messages set said = x'ff' where trajectory = 'a'", "messages that can't be read"),
-        ("update messages set num_messages = 4 where trajectory = 'a'", "messages of another checksum, or another number of them"),
+        ("update messages set num_messages = 4", "messages of another checksum, or of another number"),
     ],
-)  # fmt: skip
+)
 def test_row_that_fails_its_old_checksum_gets_no_new_one(tmp_path: Path, damage: str, reason: str) -> None:
     path = tmp_path / "replay.sqlite"
     fill_old(path, "0006")
@@ -158,7 +158,7 @@ def test_row_that_fails_its_old_checksum_gets_no_new_one(tmp_path: Path, damage:
             ("quarantined", f"{reason}: found by the migration to schema 0007")
         ]
         assert sql(path, "select record_checksum from trajectories where id = 'a'") == old
-        assert len(store.draw(request(9, 99), make_sampler("uniform", 0))) == 4
+        assert "a" not in {row.trajectory.id for row in store.draw(request(9, 99), make_sampler("uniform", 0))}
 
 
 def test_row_without_a_checksum_is_migrated_without_one(tmp_path: Path) -> None:

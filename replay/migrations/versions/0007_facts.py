@@ -154,7 +154,7 @@ def _count(num_messages: Any, said: Any, checksum: Any) -> int:
     except (TypeError, ValueError, zstandard.ZstdError) as error:
         raise _Changed("messages that can't be read") from error
     if zlib.crc32(text) != checksum or count != num_messages:
-        raise _Changed("messages of another checksum, or another number of them")
+        raise _Changed("messages of another checksum, or of another number")
     return count
 
 
