@@ -47,6 +47,8 @@ _COUNT = np.dtype("<i8")
 _STARTS = {"token_ids": 0, "behavior_log_probs": 4, "policy_versions": 8, "authors": 12}
 """Where each begins, per token."""
 _TOKEN_BYTES = 13
+FRAME_CHECKSUM_BYTES = 4
+"""At the end of every frame: of what is compressed in it."""
 
 
 class BlobError(ValueError):

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from replay.rows import check_authors
 from replay.schema import policies, runs
 
 RUN_FIELDS = ("tokenizer", "template", "model_family", "vocab_size")
@@ -21,7 +22,7 @@ AUTHORS = 1 << len(MISMATCHES)
 
 _Facts = Mapping[str, tuple[str, dict[str, Any] | None]]
 """Hash of the authors and fingerprint, by run."""
-_RUNS = sa.select(runs.c.id, runs.c.authors_hash, runs.c.fingerprint)
+_RUNS = sa.select(runs.c.id, runs.c.authors, runs.c.authors_hash, runs.c.fingerprint)
 _TOKENIZERS = sa.select(policies.c.run, policies.c.tokenizer_hash).distinct()
 
 
@@ -55,7 +56,9 @@ def run_mismatches(connection: sa.Connection, mine: str, others: Sequence[str]) 
     """
     named = [mine, *others]
     stored = connection.execute(_RUNS.where(runs.c.id.in_(named))).all()
-    facts = {id: (authors, json.loads(text) if text else None) for id, authors, text in stored}
+    for row in stored:
+        check_authors(row.id, row.authors, row.authors_hash)
+    facts = {id: (authors, json.loads(text) if text else None) for id, _, authors, text in stored}
     tokenizers = _tokenizers(connection, named) if any(print is None for _, print in facts.values()) else {}
     return {run: _mismatch(run, mine, facts, tokenizers) for run in others}
 

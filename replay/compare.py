@@ -12,11 +12,10 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from context.tokens import TokenSequence
-from replay.read import load
+from replay.read import author_table, load
 from replay.rows import known
 from replay.schema import runs
 from replay.stats import Answer, find, summary
-from replay.stats.tokens import authors_of
 from replay.stats.trajectory import record_of
 from replay.store import ReplayStore
 
@@ -29,7 +28,7 @@ def trajectories(store: ReplayStore, first: str, second: str) -> Answer:
     ids = [find(store, first), find(store, second)]
     with store.reading() as connection:
         pair = load(connection, ids).in_order(ids)
-        tables = [authors_of(connection, row.record.run) for row in pair]
+        tables = [author_table(connection, row.record.run) for row in pair]
     records = [record_of(row) for row in pair]
     segments = [
         _segment(position, parts, tables)

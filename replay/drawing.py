@@ -104,8 +104,10 @@ class Drawing:
         slots = range(request.first_slot, request.first_slot + request.count)
         release(connection, request.run, request.iteration, slots, stream=REPLAY)
         self.refresh(connection, request)
+        _quarantined(connection, self._buffer.index.damaged)
+        self._buffer.index.damaged.clear()
         selection = self._selection(request, sampler)
-        if candidates is not None and candidates.corrupt:
+        if candidates is not None:
             _quarantined(connection, candidates.corrupt)
         drawn: list[tuple[Chosen, Trajectory]] = []
         chosen = [

@@ -23,6 +23,17 @@ class CorruptTrajectory(ReplayError):
         self.reason = reason
 
 
+class DamagedCell(ReplayError):
+    """A value that nobody wrote into its column."""
+
+    def __init__(self, column: str, rule: str, found: str) -> None:
+        super().__init__(
+            f"{column} must {rule}, got {found}: the database is damaged. "
+            "See what is, and set damaged rows aside: agentloop replay verify"
+        )
+        self.reason = f"{found} in {column}"
+
+
 class ContentGone(ReplayError):
     """A stored row whose tokens were evicted, forgotten or never kept; its numbers are still there."""
 

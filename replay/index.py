@@ -12,11 +12,24 @@ import sqlalchemy as sa
 
 from replay.change import last_number
 from replay.comparable import run_mismatches, sampling_mismatch
-from replay.errors import ReplayError
+from replay.errors import DamagedCell
 from replay.growing import Growing
 from replay.reclaimed import reclaimed_between
 from replay.records import ELIGIBLE
-from replay.schema import IMPORTED, groups, restored_column, trajectories
+from replay.rows import named
+from replay.schema import (
+    IMPORTED,
+    Checked,
+    ExactText,
+    Real,
+    Share,
+    Size,
+    Truth,
+    Whole,
+    groups,
+    restored_column,
+    trajectories,
+)
 
 Column = npt.NDArray[Any]
 
@@ -89,6 +102,8 @@ class EligibleIndex:
         self._columns["own"] = Growing(np.empty(0, np.bool_))
         self._last = -1
         self._all, self._since = _queries(dict.fromkeys((run, *others)))
+        self.damaged: dict[str, str] = {}
+        """Reasons by id of rows left out because of what stands in them; whoever may write quarantines them."""
         self._run_mismatch: dict[str, int] = {}
         self._of_run = np.zeros(0, np.int64)
         self._positions: dict[str, int] | None = None
@@ -115,6 +130,8 @@ class EligibleIndex:
     def refresh(self, connection: sa.Connection) -> bool:
         """Everything that has changed since the last time; whether anything had."""
         newest = last_number(connection, "changed")
+        if newest < self._last:
+            raise DamagedCell("buffer_state.value of 'changed'", f"not fall below {self._last}", str(newest))
         if newest == self._last:
             return False
         come, gone = _Batch(self.codes), []
@@ -248,7 +265,7 @@ class EligibleIndex:
         if any(found[name] != self._run_mismatch[name] for name in shared):
             self.layout += 1
         self._run_mismatch = dict(found)
-        self._of_run = np.array([found[name] for name in self.codes["run"].names], np.int64)
+        self._of_run = np.array([named(found, name, "trajectories.run") for name in self.codes["run"].names], np.int64)
 
     def mismatches(self, rows: slice) -> npt.NDArray[np.int64]:
         """Bits by `comparable.MISMATCHES`: what keeps rows from being compared with the run's own."""
@@ -266,6 +283,7 @@ class _Batch:
 
     def __init__(self, codes: Mapping[str, Codes]) -> None:
         self.ids: list[str] = []
+        self.damaged: dict[str, str] = {}
         self.numbers: dict[str, list[Column]] = {name: [] for name in (*_NUMBERS, *_CODES)}
         self._codes = codes
 
@@ -275,10 +293,10 @@ class _Batch:
 
     def add(self, columns: Sequence[Sequence[Any]]) -> list[str]:
         """The ids of those that are not eligible and so were not added."""
-        texts = [restored_column(column) for column in columns[: len(_TEXTS)]]
-        states = columns[-1]
-        good = [state == ELIGIBLE for state in states]
+        good = [state == ELIGIBLE for state in columns[-1]]
+        self._set_aside(columns, good)
         whole = all(good)
+        texts = [restored_column(column) for column in columns[: len(_TEXTS)]]
         for name, column in zip(("id", *_CODES), texts, strict=True):
             kept = column if whole else [value for value, keep in zip(column, good, strict=True) if keep]
             if name == "id":
@@ -287,15 +305,35 @@ class _Batch:
                 # At once: the texts of all rows would take several times the room of the index.
                 self.numbers[name].append(np.array(self._codes[name].of(kept), np.int64))
         for (name, (_, kind)), values in zip(_NUMBERS.items(), columns[len(_TEXTS) : -1], strict=True):
-            try:
-                array: Column = np.array(values, kind)
-            except (ValueError, TypeError) as error:
-                # Only a damaged file gives anything but numbers.
-                raise ReplayError(
-                    f"column {name} must hold numbers, got a damaged database ({error}). See: agentloop replay verify"
-                ) from error
-            self.numbers[name].append(array if whole else array[good])
+            fitting = values if whole else [value for value, keep in zip(values, good, strict=True) if keep]
+            self.numbers[name].append(np.array(fitting, kind))
         return [] if whole else [id for id, keep in zip(texts[0], good, strict=True) if not keep]
+
+    def _set_aside(self, columns: Sequence[Sequence[Any]], good: list[bool]) -> None:
+        """Rows that hold what nobody wrote are not good."""
+        for column, values in zip(_COLUMNS, columns, strict=False):
+            kind = column.type
+            if not isinstance(kind, Checked):
+                continue
+            fitting = kind.python_types_of(column)
+            least, most = kind.bounds or (0, 0)
+            if not fitting.issuperset(map(type, values)):
+                wrong = [type(value) not in fitting for value in values]
+            elif kind.bounds and not (least <= min(values) and max(values) <= most):
+                wrong = [not least <= value <= most for value in values]
+            else:
+                continue
+            for at in [at for at, is_wrong in enumerate(wrong) if is_wrong]:
+                if column is _rows.id:
+                    raise kind.damaged(values[at])
+                if good[at]:
+                    good[at], self.damaged[columns[0][at]] = False, kind.damaged(values[at]).reason
+
+
+_COLUMNS = (*_TEXTS, *(column for column, _ in _NUMBERS.values()))
+# A row at a time, types take longer than the query: they are asked a column at a time.
+_PLAIN = {ExactText: sa.Text, Whole: sa.BigInteger, Real: sa.Double, Truth: sa.SmallInteger}
+_PLAIN |= {Size: sa.BigInteger, Share: sa.Double}
 
 
 def _queries(runs: Iterable[str]) -> tuple[sa.CompoundSelect[Any], sa.CompoundSelect[Any]]:
@@ -303,14 +341,13 @@ def _queries(runs: Iterable[str]) -> tuple[sa.CompoundSelect[Any], sa.CompoundSe
 
     Each part of the union finds its rows by an index: rows of other runs are not looked at.
     """
-    named = list(runs)
+    listed = list(runs)
     query = sa.select(
-        *(sa.type_coerce(text, sa.Text) for text in _TEXTS),
-        *(column for column, _ in _NUMBERS.values()),
+        *(sa.type_coerce(column, _PLAIN.get(type(column.type), column.type)) for column in _COLUMNS),
         sa.type_coerce(_rows.state, sa.Text),
     ).join_from(trajectories, groups, _rows.group == groups.c.id)
-    imported = query.where(sa.text(IMPORTED), _rows.run.not_in(named))
-    parts = [*(query.where(_rows.run == run) for run in named), imported]
+    imported = query.where(sa.text(IMPORTED), _rows.run.not_in(listed))
+    parts = [*(query.where(_rows.run == run) for run in listed), imported]
     # As an expression: the index of states would find the rows of all runs.
     state = sa.func.coalesce(sa.type_coerce(_rows.state, sa.Text), "")
     eligible = sa.union_all(*(part.where(_rows.changed >= _FIRST, state == ELIGIBLE) for part in parts))

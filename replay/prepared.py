@@ -7,10 +7,12 @@ from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from replay.errors import DamagedCell
 from replay.rows import chunked
-from replay.schema import ExactText, restored_column, storable_column, to_storable
+from replay.schema import Checked, ExactText, Truth, restored_column, storable_column, to_storable
 
 _Restore = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -23,16 +25,29 @@ def rows_by_key(
     key: sa.Column[str],
     order_by: tuple[sa.Column[Any], ...] = (),
 ) -> Iterator[tuple[Any, ...]]:
-    """Values of `columns` for the rows whose `key` is one of `keys`, each given once."""
+    """Values of `columns` for the rows whose `key` is one of `keys`, each given once.
+
+    Raises DamagedCell for a value that nobody wrote there.
+    """
     for chunk in chunked(keys):
         # Few statements do for any number of keys: the last key fills up to a power of two.
         size = 1 << (len(chunk) - 1).bit_length()
         statement, names, restore = _compiled(columns, key, order_by, size, connection.dialect)
         values = [*storable_column(chunk), *[storable_column(chunk[-1:])[0]] * (size - len(chunk))]
         parameters = tuple(values) if names is None else dict(zip(names, values, strict=True))
-        found = connection.exec_driver_sql(statement, parameters).fetchall()
+        found = _rows(connection, statement, parameters)
         by_column = zip(*found, strict=True) if found else ()
         yield from zip(*(to_python(column) for to_python, column in zip(restore, by_column, strict=False)), strict=True)
+
+
+def _rows(connection: sa.Connection, statement: str, parameters: Any) -> Sequence[Sequence[Any]]:
+    try:
+        return connection.exec_driver_sql(statement, parameters).fetchall()
+    except exc.OperationalError as error:
+        # A file's texts are decoded as they are fetched.
+        if "Could not decode to UTF-8" not in str(error.orig):
+            raise
+        raise DamagedCell("every text", "be UTF-8", str(error.orig).partition(" with text")[0]) from error
 
 
 def execute(connection: sa.Connection, statement: sa.Executable, **values: Any) -> sa.CursorResult[Any]:
@@ -72,10 +87,24 @@ def _compiled(
 
 
 def _restore(column: sa.Column[Any]) -> _Restore:
-    if isinstance(column.type, ExactText):
-        return _texts_or_none if column.nullable else restored_column
-    # Drivers give numbers and blobs as they are; a boolean is a number in SQLite.
-    return _booleans if isinstance(column.type, sa.Boolean) else _as_they_are
+    """What makes Python's values of a column's, and refuses what it can't hold."""
+    kind = column.type
+    convert = _as_they_are
+    if isinstance(kind, ExactText):
+        convert = _texts_or_none if column.nullable else restored_column
+    elif isinstance(kind, Truth):
+        # A boolean is a number in SQLite.
+        convert = _booleans
+    if not isinstance(kind, Checked):
+        return convert
+    fitting = kind.python_types_of(column)
+
+    def checked(values: Sequence[Any]) -> Sequence[Any]:
+        if not fitting.issuperset(map(type, values)):
+            raise kind.damaged(next(value for value in values if type(value) not in fitting))
+        return convert(values)
+
+    return checked
 
 
 def _booleans(values: Sequence[Any]) -> Sequence[Any]:

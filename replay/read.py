@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import sqlalchemy as sa
 
+from context.authors import AuthorTable
 from context.messages import Message
-from context.tokens import BehaviorContext, Segment
 from replay.blobs import BlobError, content_hash
 from replay.change import set_state
 from replay.conversation import messages_of
-from replay.errors import ContentGone, CorruptTrajectory, ReplayError
+from replay.errors import ContentGone, CorruptTrajectory, DamagedCell, ReplayError
 from replay.prepared import rows_by_key
 from replay.reclaimed import reasons
-from replay.records import EVICTED, QUARANTINED, Trajectory, TrajectoryRecord
-from replay.rows import RECORD_COLUMNS, SEGMENT_COLUMNS, chunked, record_checksum, record_of, segment_of
-from replay.schema import messages, segments, trajectories
+from replay.records import EVICTED, QUARANTINED, Trajectory
+from replay.rows import (
+    CHECKED_COLUMNS,
+    SEGMENT_COLUMNS,
+    check_authors,
+    chunked,
+    record_checksum,
+    record_of,
+    segment_of,
+    segments_checksum,
+)
+from replay.schema import messages, runs, segments, trajectories
 
-_RECORDS = (*RECORD_COLUMNS, trajectories.c.record_checksum, trajectories.c.state_reason)
+_RECORDS = (*CHECKED_COLUMNS, trajectories.c.record_checksum, trajectories.c.state_reason)
 _SEGMENTS = (segments.c.trajectory, *SEGMENT_COLUMNS)
 _SEGMENT_ORDER = (segments.c.trajectory, segments.c.position)
-_CONTEXTS = get_args(BehaviorContext)
+_NUM_MESSAGES, _SEGMENTS_CHECKSUM = (
+    CHECKED_COLUMNS.index(trajectories.c[name]) for name in ("num_messages", "segments_checksum")
+)
 
 
 @dataclass(frozen=True)
@@ -63,86 +74,101 @@ class Loaded:
 def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool = True, by_hash: bool = True) -> Loaded:
     """Read and verify; corrupt rows are named, not returned. Messages are for people: training reads none.
 
-    by_hash: the sha256 over all tokens must be that of the record. Without it every array is still checked, by the
-    checksum of its frame, its header and its length, which no changed bit gets past; what the hash alone would tell is
-    whole arrays that belong to another row.
+    by_hash: the sha256 over all tokens must be that of the record. Without it they are compared by the checksums of
+    their frames, which the row's own checksum is over, and which no single change gets past.
     """
     loaded = Loaded()
     for chunk in chunked(list(dict.fromkeys(ids))):
-        talks, unreadable = _talks(connection, chunk) if with_messages else ({}, {})
-        _load_chunk(connection, chunk, talks, loaded, verify=_by_hash if by_hash else _by_length)
-        loaded.corrupt |= unreadable
-        for id in unreadable:
-            loaded.whole.pop(id, None)
+        _load_chunk(connection, chunk, loaded, with_messages=with_messages, by_hash=by_hash)
     found = {*loaded.whole, *loaded.corrupt, *loaded.gone}
     loaded.reclaimed = reasons(connection, [id for id in ids if id not in found])
     return loaded
 
 
-def _talks(connection: sa.Connection, ids: Sequence[str]) -> tuple[dict[str, tuple[Message, ...]], dict[str, str]]:
-    """Messages by trajectory, and why those of some can't be read."""
-    talks: dict[str, tuple[Message, ...]] = {}
-    unreadable: dict[str, str] = {}
-    for id, *said in rows_by_key(connection, tuple(messages.c), ids, key=messages.c.trajectory):
-        try:
-            talks[id] = messages_of(*said)
-        except BlobError as error:
-            unreadable[id] = str(error)
-    return talks, unreadable
+@dataclass(frozen=True)
+class _Stored:
+    """Some trajectories as they stand in the database."""
+
+    records: list[tuple[Any, ...]]
+    segments: dict[str, list[tuple[Any, ...]]]
+    messages: dict[str, tuple[Any, ...]] | None
+    """None: they were not asked for."""
+
+
+def _stored(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool) -> _Stored:
+    """Raises DamagedCell."""
+    parts: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    for id, *part in rows_by_key(connection, _SEGMENTS, ids, key=segments.c.trajectory, order_by=_SEGMENT_ORDER):
+        parts[id].append(tuple(part))
+    said = None
+    if with_messages:
+        found = rows_by_key(connection, tuple(messages.c), ids, key=messages.c.trajectory)
+        said = {id: tuple(conversation) for id, *conversation in found}
+    return _Stored(list(rows_by_key(connection, _RECORDS, ids, key=trajectories.c.id)), parts, said)
 
 
 def _load_chunk(
-    connection: sa.Connection,
-    ids: Sequence[str],
-    talks: Mapping[str, tuple[Message, ...]],
-    loaded: Loaded,
-    *,
-    verify: Callable[[TrajectoryRecord, Sequence[Segment]], None],
+    connection: sa.Connection, ids: Sequence[str], loaded: Loaded, *, with_messages: bool, by_hash: bool
 ) -> None:
-    found = rows_by_key(connection, _RECORDS, ids, key=trajectories.c.id)
-    blobs = defaultdict(list)
-    parts_of = rows_by_key(connection, _SEGMENTS, ids, key=segments.c.trajectory, order_by=_SEGMENT_ORDER)
-    for id, *row in parts_of:
-        blobs[id].append(row)
-    for *values, checksum, reason in found:
-        record = record_of(values)
-        said = talks.get(record.id, ())
-        try:
-            # Rows from before there were checksums, and rows without content any more, have none.
-            if checksum is not None and checksum != _checksum(values):
-                raise BlobError("a record of another checksum: it was changed since it was written")
-            if record.state == EVICTED and record.id not in blobs:
-                loaded.gone[record.id] = Gone(Trajectory(record, (), said), reason)
-                continue
-            parts = tuple(segment_of(row) for row in blobs[record.id])
-            verify(record, parts)
-            loaded.whole[record.id] = Trajectory(record, parts, said)
-        except BlobError as error:
-            loaded.corrupt[record.id] = str(error)
-
-
-def _checksum(values: Sequence[Any]) -> int | None:
-    """None: they can't have been written."""
     try:
-        return record_checksum(values)
-    except (TypeError, OverflowError):
-        return None
+        stored = _stored(connection, ids, with_messages=with_messages)
+    except DamagedCell as error:
+        if len(ids) == 1:
+            loaded.corrupt[ids[0]] = error.reason
+        else:
+            # One of them: the others can be read without it.
+            for id in ids:
+                _load_chunk(connection, [id], loaded, with_messages=with_messages, by_hash=by_hash)
+        return
+    for row in stored.records:
+        try:
+            found = _whole(row, stored, by_hash=by_hash)
+        except BlobError as error:
+            loaded.corrupt[row[0]] = str(error)
+        else:
+            if isinstance(found, Gone):
+                loaded.gone[row[0]] = found
+            else:
+                loaded.whole[row[0]] = found
 
 
-def _by_hash(record: TrajectoryRecord, parts: Sequence[Segment]) -> None:
-    if content_hash(parts) != record.content_hash:
+def _whole(row: Sequence[Any], stored: _Stored, *, by_hash: bool) -> Trajectory | Gone:
+    """Raises BlobError where it is not what was written."""
+    *values, checksum, reason = row
+    record = record_of(values)
+    # Rows from before there were checksums, rows changed on purpose, and rows without content any more have none.
+    is_checked = checksum is not None
+    if is_checked and record_checksum(values) != checksum:
+        raise BlobError("a record of another checksum: it was changed since it was written")
+    said: tuple[Message, ...] = ()
+    if stored.messages is not None:
+        conversation = stored.messages.get(record.id)
+        said = () if conversation is None else messages_of(*conversation)
+    blobs = stored.segments.get(record.id, ())
+    is_gone = record.state == EVICTED and not blobs
+    if is_checked and stored.messages is not None and len(said) != (values[_NUM_MESSAGES] or 0):
+        raise BlobError(f"{len(said)} messages where {values[_NUM_MESSAGES]} were written")
+    if is_gone:
+        return Gone(Trajectory(record, (), said), reason)
+    parts = tuple(map(segment_of, blobs))
+    expected = values[_SEGMENTS_CHECKSUM] if is_checked else None
+    if expected is not None and segments_checksum(blobs) != expected:
+        raise BlobError("other segments than were written")
+    if (by_hash or expected is None) and content_hash(parts) != record.content_hash:
         raise BlobError("tokens of another content hash")
-
-
-def _by_length(record: TrajectoryRecord, parts: Sequence[Segment]) -> None:
-    if sum(len(part.tokens) for part in parts) != record.num_tokens:
-        raise BlobError("another number of tokens than were written")
-    for part in parts:
-        if part.behavior_context not in _CONTEXTS:
-            raise BlobError(f"an unknown behavior context {part.behavior_context!r}")
+    return Trajectory(record, parts, said)
 
 
 def quarantine(connection: sa.Connection, reasons: Mapping[str, str]) -> None:
     """Never drawn again, and shown apart with the reason."""
     for id, reason in reasons.items():
         set_state(connection, [id], QUARANTINED, reason)
+
+
+def author_table(connection: sa.Connection, run: str) -> AuthorTable:
+    """The authors of a run's tokens; raises ReplayError where they are not those that were written."""
+    row = connection.execute(sa.select(runs.c.authors, runs.c.authors_hash).where(runs.c.id == run)).one_or_none()
+    if row is None:
+        raise ReplayError(f"run must be a stored one, got {run!r}. See what names it: agentloop replay verify")
+    check_authors(run, *row)
+    return AuthorTable.from_json(row.authors)

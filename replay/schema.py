@@ -7,12 +7,15 @@ A change here needs a new file under `migrations/versions` and a new `REVISION`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
+from replay.errors import DamagedCell
 from replay.records import OWN_SOURCES, RESERVED
 
 REVISION = "0010"
@@ -23,7 +26,58 @@ ESCAPE = "\ue000json:"
 """Before a text that is stored as JSON."""
 
 
-class ExactText(sa.types.TypeDecorator[str]):
+class Checked(sa.types.TypeDecorator[Any]):
+    """The type of a column: raises DamagedCell for what can't have been written into it.
+
+    NULL is refused where a column that must not hold it is selected itself: the greatest of no values is NULL too.
+    """
+
+    impl = sa.types.NullType
+    column = "a column"
+    """`table.column`, for errors."""
+    rule = ""
+    python_types: frozenset[type] = frozenset()
+    """Of what drivers make of it."""
+    is_required = False
+    bounds: tuple[float, float] | None = None
+    """The least and the greatest value there can be."""
+
+    def python_types_of(self, column: sa.ColumnElement[Any]) -> frozenset[type]:
+        return self.python_types | ({type(None)} if getattr(column, "nullable", True) else frozenset())
+
+    def damaged(self, value: object) -> DamagedCell:
+        shown = repr(value)
+        return DamagedCell(self.column, self.rule, shown if len(shown) <= 60 else f"{shown[:60]}...")
+
+    def coerce_compared_value(self, op: Any, value: Any) -> Any:
+        return self.impl_instance.coerce_compared_value(op, value)
+
+    def checked_within(self, value: Any) -> Any:
+        if value is None or self.bounds is None or self.bounds[0] <= value <= self.bounds[1]:
+            return value
+        raise self.damaged(value)
+
+    def column_expression(self, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        source = column.element if isinstance(column, sa.Label) else column
+        if not (isinstance(source, sa.Column) and isinstance(source.table, sa.Table)) or source.nullable:
+            return column
+        required = self.copy()
+        required.is_required = True
+        return sa.type_coerce(source, required)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        return self.checked_value if self.is_required else self.checked
+
+    def checked_value(self, value: Any) -> Any:
+        if value is None:
+            raise self.damaged(value)
+        return self.checked(value)
+
+    def checked(self, value: Any) -> Any:
+        raise NotImplementedError
+
+
+class ExactText(Checked):
     """Any Python string, returned as it came.
 
     Databases refuse NUL or lone surrogates, which models and tools do write: such a text is stored as JSON behind a
@@ -32,12 +86,107 @@ class ExactText(sa.types.TypeDecorator[str]):
 
     impl = sa.Text
     cache_ok = True
+    rule = "hold text"
+    python_types = frozenset({str})
+
+    def coerce_compared_value(self, op: Any, value: Any) -> Any:
+        return self
 
     def bind_processor(self, dialect: Dialect) -> Callable[[str | None], str | None]:
         return to_storable
 
-    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[str | None], str | None]:
-        return _of_column
+    def checked(self, value: Any) -> str | None:
+        if value is not None and type(value) is not str:
+            raise self.damaged(value)
+        return _of_column(value)
+
+
+class JsonText(ExactText):
+    """The text of a JSON object."""
+
+    cache_ok = True
+    rule = "hold a JSON object"
+
+    def checked(self, value: Any) -> str | None:
+        text = super().checked(value)
+        try:
+            is_object = text is None or isinstance(json.loads(text), dict)
+        except (ValueError, RecursionError):
+            is_object = False
+        if not is_object:
+            raise self.damaged(value)
+        return text
+
+
+class Whole(Checked):
+    impl = sa.BigInteger
+    cache_ok = True
+    rule = "hold a whole number"
+    python_types = frozenset({int})
+
+    def checked(self, value: Any) -> Any:
+        # Sums of a server are decimals.
+        if value is None or type(value) is int or isinstance(value, Decimal):
+            return value
+        raise self.damaged(value)
+
+
+class Real(Checked):
+    impl = sa.Double
+    cache_ok = True
+    rule = "hold a finite number"
+    python_types = frozenset({float})
+
+    def checked(self, value: Any) -> Any:
+        if value is None or (type(value) in (float, int) and math.isfinite(value)):
+            return value
+        raise self.damaged(value)
+
+
+class Size(Whole):
+    """How many there are of something, which are at least one."""
+
+    cache_ok = True
+    rule = "hold a whole number from 1 to 2^31"
+    bounds = (1, 2**31)
+
+    def checked(self, value: Any) -> Any:
+        return self.checked_within(super().checked(value))
+
+
+class Share(Real):
+    """A part of a whole."""
+
+    cache_ok = True
+    rule = "hold a number from 0 to 1"
+    bounds = (0, 1)
+
+    def checked(self, value: Any) -> Any:
+        return self.checked_within(super().checked(value))
+
+
+class Measured(Real):
+    """A number that may be infinite."""
+
+    cache_ok = True
+    rule = "hold a number"
+
+    def checked(self, value: Any) -> Any:
+        if value is None or (type(value) in (float, int) and not math.isnan(value)):
+            return value
+        raise self.damaged(value)
+
+
+class Truth(Checked):
+    impl = sa.Boolean
+    cache_ok = True
+    rule = "hold true or false"
+    python_types = frozenset({bool, int})
+
+    def checked(self, value: Any) -> bool | None:
+        if value is None or (type(value) in (bool, int) and value in (0, 1)):
+            return None if value is None else bool(value)
+        raise self.damaged(value)
 
 
 def storable_column(values: Sequence[str | None]) -> Sequence[str | None]:
@@ -84,17 +233,21 @@ def _text(name: str, *, null: bool = False, **options: Any) -> sa.Column[str]:
     return sa.Column(name, ExactText, nullable=null, **options)
 
 
+def _json(name: str, *, null: bool = False) -> sa.Column[str]:
+    return sa.Column(name, JsonText, nullable=null)
+
+
 def _key(name: str, target: str | None = None, **options: Any) -> sa.Column[str]:
     reference = [sa.ForeignKey(target)] if target else []
     return sa.Column(name, ExactText, *reference, nullable=False, **options)
 
 
 def _integer(name: str, *, null: bool = False, **options: Any) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, nullable=null, **options)
+    return sa.Column(name, Whole, nullable=null, **options)
 
 
 def _real(name: str, *, null: bool = False) -> sa.Column[float]:
-    return sa.Column(name, sa.Double, nullable=null)
+    return sa.Column(name, Real, nullable=null)
 
 
 def _blob(name: str) -> sa.Column[bytes]:
@@ -108,12 +261,12 @@ runs = sa.Table(
     metadata,
     _key("id", primary_key=True),
     _text("name"),
-    _text("config"),
+    _json("config"),
     _text("authors"),
     _text("authors_hash"),
     _text("code_version"),
     _text("started_at"),
-    _text("fingerprint", null=True),
+    _json("fingerprint", null=True),
     # How often it has been resumed: see `replay.epochs`.
     _integer("epoch", server_default="0"),
 )
@@ -134,7 +287,7 @@ tasks = sa.Table(
     metadata,
     _key("hash", primary_key=True),
     _text("environment"),
-    _text("payload"),
+    _json("payload"),
 )
 
 groups = sa.Table(
@@ -144,10 +297,10 @@ groups = sa.Table(
     _key("run", "runs.id"),
     _key("task", "tasks.hash"),
     _integer("iteration"),
-    _integer("size"),
+    sa.Column("size", Size, nullable=False),
     _real("reward_mean"),
     _real("reward_std"),
-    _real("success_rate"),
+    sa.Column("success_rate", Share, nullable=False),
     sa.Index("groups_by_run", "run", "iteration"),
     sa.Index("groups_by_task", "task", "run"),
 )
@@ -178,7 +331,7 @@ trajectories = sa.Table(
     _integer("attempt"),
     _text("source"),
     _real("reward"),
-    sa.Column("success", sa.Boolean, nullable=False),
+    sa.Column("success", Truth, nullable=False),
     _real("advantage"),
     _text("stop_reason"),
     _text("error_kind", null=True),
@@ -205,9 +358,12 @@ trajectories = sa.Table(
     _integer("changed", server_default="1"),
     _text("token_hash", null=True),
     _integer("num_bytes", null=True),
+    # See `replay.rows.CHECKED_COLUMNS`.
     _integer("record_checksum", null=True),
     # Committed draws of it for replay, by whichever run: see `replay.draws`.
     _integer("uses", server_default="0"),
+    _integer("num_messages", null=True),
+    _integer("segments_checksum", null=True),
     # What has changed of one run, and of what was imported: see `replay.index`.
     sa.Index("trajectories_by_change", "run", "changed"),
     sa.Index("imports_by_change", "changed", sqlite_where=_IMPORTED, postgresql_where=_IMPORTED),
@@ -232,7 +388,7 @@ reclaimed = sa.Table(
     _integer("attempt"),
     _text("source"),
     _real("reward"),
-    sa.Column("success", sa.Boolean, nullable=False),
+    sa.Column("success", Truth, nullable=False),
     _real("advantage"),
     _integer("num_action_tokens"),
     _integer("policy_version_min"),
@@ -306,7 +462,7 @@ metrics = sa.Table(
     _key("run", "runs.id", primary_key=True),
     _integer("iteration", primary_key=True, autoincrement=False),
     _key("name", primary_key=True),
-    _real("value", null=True),
+    sa.Column("value", Measured, nullable=True),
 )
 
 sampler_state = sa.Table(
@@ -314,7 +470,7 @@ sampler_state = sa.Table(
     metadata,
     _key("run", "runs.id", primary_key=True),
     _integer("iteration", primary_key=True, autoincrement=False),
-    _text("state"),
+    _json("state"),
 )
 
 token_scores = sa.Table(
@@ -346,3 +502,8 @@ buffer_state = sa.Table(
     _key("name", primary_key=True),
     _integer("value"),
 )
+
+for _table in metadata.tables.values():
+    for _column in _table.columns:
+        if isinstance(_column.type, Checked):
+            _column.type.column = f"{_table.name}.{_column.name}"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -33,6 +31,7 @@ from replay.records import (
 from replay.rehearsal import Rehearsal
 from replay.request import Availability, DrawRequest, Limits, Pick
 from replay.retention import Capacity, Evicted
+from replay.rows import RUN_COLUMNS, run_of
 from replay.sampling import RankedSampler, Sampler
 from replay.schema import runs
 from replay.write import OPEN, Admission, AppendReport
@@ -104,7 +103,7 @@ class ReplayStore:
 
     def run(self, id: str | None = None) -> RunRecord:
         """The run of that id, or the only one."""
-        query = sa.select(*(runs.c[field.name] for field in fields(RunRecord))).order_by(runs.c.id)
+        query = sa.select(*RUN_COLUMNS).order_by(runs.c.id)
         wanted = query if id is None else query.where(runs.c.id == id)
         found = self._database.read(lambda connection: connection.execute(wanted).all())
         if len(found) != 1:
@@ -112,10 +111,7 @@ class ReplayStore:
             raise ReplayError(
                 f"run must name one run of {self.url}, got {which}, which fits {len(found)}. Give its id."
             )
-        values = dict(found[0]._mapping)
-        fingerprint = values["fingerprint"]
-        values |= {"config": json.loads(values["config"]), "fingerprint": fingerprint and json.loads(fingerprint)}
-        return RunRecord(**values)
+        return run_of(found[0])
 
     def append(
         self,

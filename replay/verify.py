@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import Any
 
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from replay.blobs import BlobError, decode_log_probs
+from replay.cells import damaged_cells
 from replay.draws import USES
-from replay.errors import InvalidRecord
+from replay.errors import DamagedCell, InvalidRecord
 from replay.histograms import decode
-from replay.read import load
+from replay.read import author_table, load
 from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED, STATES, Trajectory
-from replay.schema import draws, histograms, metadata, reclaimed, runs, segments, token_scores, trajectories
+from replay.schema import draws, histograms, metadata, reclaimed, segments, token_scores, trajectories
 from replay.stats import chosen
 from replay.store import ReplayStore
 from replay.validate import validate
@@ -37,7 +40,8 @@ class Verification:
     dangling: dict[str, int] = field(default_factory=dict)
     """Rows that name a missing one, by `table.column`."""
     damage: list[str] = field(default_factory=list)
-    """What the database says about its own pages and indexes; uses that were miscounted, histograms and scores."""
+    """What the database says about its own pages and indexes; cells that hold what can't have been written there, uses
+    that were miscounted, author tables, histograms and scores."""
 
     @property
     def corrupt_share(self) -> float:
@@ -45,33 +49,82 @@ class Verification:
 
 
 def verify(store: ReplayStore, run: str | None = None, *, where: str | None = None) -> Verification:
-    """Read every row: its blobs' checksums, its content hash, and its numbers against its tokens."""
+    """Read every row: its blobs' checksums, its content hash, and its numbers against its tokens.
+
+    Rows are read some at a time, each time as they are then: no snapshot is held for long, beside which a database
+    would have to keep all that others write. So the answer is of no one moment. `states` are those at the beginning;
+    a row that is written meanwhile is read or is not, by its id, and one that is evicted meanwhile is passed over.
+    What the database says of its own pages it looks at in one go.
+    """
     wanted = chosen(run, where)
-    with store.reading() as connection:
-        counted = sa.select(_rows.state, sa.func.count()).where(wanted).group_by(_rows.state)
-        counts = {row[0]: int(row[1]) for row in connection.execute(counted)}
-        found = Verification({state: counts[state] for state in STATES if state in counts})
-        found.damage += store.damage(connection)
-        found.damage += _miscounted(connection)
-        found.damage += _told("histograms", _unreadable_histograms(connection))
-        found.damage += _told("token_scores", _unreadable_scores(connection))
-        found.dangling |= _dangling(connection)
-        authors = {
-            row[0]: AuthorTable.from_json(row[1]) for row in connection.execute(sa.select(runs.c.id, runs.c.authors))
-        }
-        query = sa.select(_rows.id).where(wanted, _rows.state.not_in([EVICTED, QUARANTINED]))
-        ids = list(connection.scalars(query.order_by(_rows.run, _rows.iteration, _rows.slot, _rows.id)))
-        for start in range(0, len(ids), _BATCH):
-            _check(connection, ids[start : start + _BATCH], authors, found)
+    found = Verification({})
+    for look in (_count_states, _look_at_pages, _look_at_uses, _look_at_histograms, _look_at_scores):
+        with _noted(found):
+            look(store, wanted, found)
+    for table in metadata.sorted_tables:
+        with store.reading() as connection:
+            found.damage += damaged_cells(connection, table)
+            found.dangling |= _dangling(connection, table)
+    with _noted(found):
+        _look_at_rows(store, wanted, found)
     return found
 
 
-def _check(connection: sa.Connection, ids: list[str], authors: dict[str, AuthorTable], found: Verification) -> None:
-    loaded = load(connection, ids)
-    found.checked += len(loaded.whole) + len(loaded.corrupt)
-    found.corrupt |= loaded.corrupt
-    for run, rows in groupby(loaded.whole.values(), key=lambda row: row.record.run):
-        found.corrupt |= dict(_wrong([_as_born(row) for row in rows], authors[run]))
+@contextmanager
+def _noted(found: Verification) -> Iterator[None]:
+    """What can't be read is told beside what else there is to tell."""
+    try:
+        yield
+    except DamagedCell as error:
+        found.damage += [] if str(error) in found.damage else [str(error)]
+
+
+_Rows = sa.ColumnElement[bool]
+
+
+def _count_states(store: ReplayStore, wanted: _Rows, found: Verification) -> None:
+    counted = sa.select(_rows.state, sa.func.count()).where(wanted).group_by(_rows.state)
+    with store.reading() as connection:
+        counts = {row[0]: int(row[1]) for row in connection.execute(counted)}
+    found.states = {state: counts.pop(state) for state in STATES if state in counts}
+    found.damage += [f"trajectories.state: {count} are {state!r}, which is none" for state, count in counts.items()]
+
+
+def _look_at_pages(store: ReplayStore, wanted: _Rows, found: Verification) -> None:
+    with store.reading() as connection:
+        found.damage += store.damage(connection)
+
+
+def _pages(store: ReplayStore, query: sa.Select[Any], *key: sa.ColumnElement[Any]) -> Iterator[Sequence[sa.Row[Any]]]:
+    """Rows in the order of their key, which their values begin with; each page as it is when it is asked for."""
+    page = query.order_by(*key).limit(_BATCH)
+    last: Sequence[Any] | None = None
+    while True:
+        later = sa.tuple_(*key) > sa.tuple_(*map(sa.literal, last, (each.type for each in key))) if last else sa.true()
+        with store.reading() as connection:
+            rows = connection.execute(page.where(later)).all()
+        if not rows:
+            return
+        yield rows
+        last = rows[-1][: len(key)]
+
+
+def _look_at_rows(store: ReplayStore, wanted: _Rows, found: Verification) -> None:
+    authors: dict[str, AuthorTable | None] = {}
+    query = sa.select(_rows.id).where(wanted, _rows.state.not_in([EVICTED, QUARANTINED]))
+    for page in _pages(store, query, _rows.id):
+        with store.reading() as connection:
+            loaded = load(connection, [row.id for row in page])
+            for run in {row.record.run for row in loaded.whole.values()} - authors.keys():
+                authors[run] = None
+                with _noted(found):
+                    authors[run] = author_table(connection, run)
+        found.checked += len(loaded.whole) + len(loaded.corrupt)
+        found.corrupt |= loaded.corrupt
+        for run, rows in groupby(loaded.whole.values(), key=lambda row: row.record.run):
+            table = authors[run]
+            if table is not None:
+                found.corrupt |= dict(_wrong([_as_born(row) for row in rows], table))
 
 
 def _as_born(row: Trajectory) -> Trajectory:
@@ -91,54 +144,58 @@ def _wrong(rows: list[Trajectory], authors: AuthorTable) -> Iterator[tuple[str, 
             yield from _wrong([row], authors)
 
 
-def _miscounted(connection: sa.Connection) -> list[str]:
-    count = connection.scalar(sa.select(sa.func.count()).where(_rows.uses != USES))
-    return [f"trajectories.uses: {count} rows were used another number of times, by their draws"] if count else []
+def _look_at_uses(store: ReplayStore, wanted: _Rows, found: Verification) -> None:
+    with store.reading() as connection:
+        count = connection.scalar(sa.select(sa.func.count()).where(_rows.uses != USES))
+    if count:
+        found.damage.append(f"trajectories.uses: {count} rows were used another number of times, by their draws")
 
 
-def _told(table: str, broken: list[str]) -> list[str]:
-    return [f"{table}: {len(broken)} are not what was written, the first of {broken[0]}"] if broken else []
+def _note_unreadable(found: Verification, table: str, broken: list[str]) -> None:
+    if broken:
+        found.damage.append(f"{table}: {len(broken)} are not what was written, the first of {broken[0]}")
 
 
-def _unreadable_histograms(connection: sa.Connection) -> list[str]:
-    """Of updates: nothing is drawn from them, so there is nothing to quarantine."""
-    table, broken = histograms.c, []
-    query = sa.select(table.run, table.iteration, table.counts).order_by(table.run, table.iteration)
-    for run, iteration, blob in connection.execute(query.execution_options(yield_per=_BATCH)):
-        try:
-            decode(blob)
-        except BlobError:
-            broken.append(f"iteration {iteration} of run {run}")
-    return broken
+def _look_at_histograms(store: ReplayStore, wanted: _Rows, found: Verification) -> None:
+    """Nothing is drawn from them, so there is nothing to quarantine."""
+    key = [histograms.c[name] for name in ("run", "iteration", "quantity", "stream", "age")]
+    broken = []
+    for page in _pages(store, sa.select(*key, histograms.c.counts), *key):
+        for run, iteration, *_, blob in page:
+            try:
+                decode(blob)
+            except BlobError:
+                broken.append(f"iteration {iteration} of run {run}")
+    _note_unreadable(found, "histograms", broken)
 
 
-def _unreadable_scores(connection: sa.Connection) -> list[str]:
+def _look_at_scores(store: ReplayStore, wanted: _Rows, found: Verification) -> None:
     """What a later policy gave stored tokens: `agentloop replay rescore` makes them anew."""
     table, of, broken = token_scores.c, segments.c, []
     mine = (of.trajectory == table.trajectory) & (of.position == table.position)
-    query = sa.select(table.trajectory, table.position, table.log_probs, of.num_tokens).join_from(
-        token_scores, segments, mine
-    )
-    query = query.order_by(table.trajectory, table.position).execution_options(yield_per=_BATCH)
-    for trajectory, position, blob, count in connection.execute(query):
-        try:
-            decode_log_probs(blob, count)
-        except BlobError:
-            broken.append(f"segment {position} of trajectory {trajectory}")
-    return broken
+    query = sa.select(table.trajectory, table.position, table.log_probs, of.num_tokens)
+    for page in _pages(store, query.join_from(token_scores, segments, mine), table.trajectory, table.position):
+        for trajectory, position, blob, count in page:
+            try:
+                decode_log_probs(blob, count)
+            except BlobError:
+                broken.append(f"segment {position} of trajectory {trajectory}")
+    _note_unreadable(found, "token_scores", broken)
 
 
-def _dangling(connection: sa.Connection) -> dict[str, int]:
-    """By every reference between tables; a server keeps most of them itself, a file may be written by anything."""
+def _dangling(connection: sa.Connection, table: sa.Table) -> dict[str, int]:
+    """By each of the table's references; a server keeps most of them itself, a file may be written by anything."""
     found = {}
-    for table in metadata.sorted_tables:
-        for reference in table.foreign_keys:
-            target = reference.column.table.alias()
-            there = sa.exists().where(target.c[reference.column.key] == reference.parent).correlate(table)
-            query = sa.select(sa.func.count()).select_from(table).where(reference.parent.is_not(None), ~there)
-            missing = connection.scalar(query)
-            if missing:
-                found[f"{table.name}.{reference.parent.name}"] = int(missing)
-    stored, gone = (sa.exists().where(each.c.id == draws.c.trajectory) for each in (trajectories, reclaimed))
-    missing = connection.scalar(sa.select(sa.func.count()).select_from(draws).where(~stored, ~gone))
-    return {**found, "draws.trajectory": int(missing)} if missing else found
+    for reference in table.foreign_keys:
+        target = reference.column.table.alias()
+        there = sa.exists().where(target.c[reference.column.key] == reference.parent).correlate(table)
+        missing = connection.scalar(
+            sa.select(sa.func.count()).select_from(table).where(reference.parent.is_not(None), ~there)
+        )
+        if missing:
+            found[f"{table.name}.{reference.parent.name}"] = int(missing)
+    if table is draws:
+        stored, gone = (sa.exists().where(each.c.id == draws.c.trajectory) for each in (trajectories, reclaimed))
+        missing = connection.scalar(sa.select(sa.func.count()).select_from(draws).where(~stored, ~gone))
+        found |= {"draws.trajectory": int(missing)} if missing else {}
+    return found

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,10 @@ from replay.records import (
     Trajectory,
 )
 from replay.rows import (
+    CHECKED_COLUMNS,
     GROUP_COLUMNS,
     RECORD_COLUMNS,
+    SEGMENT_COLUMNS,
     Row,
     as_read,
     chunked,
@@ -42,6 +45,7 @@ from replay.rows import (
     record_checksum,
     record_row,
     segment_rows,
+    segments_checksum,
 )
 from replay.schema import (
     ExactText,
@@ -141,23 +145,37 @@ def prepare(
         said = trajectory.messages if redact is None else tuple(redact(trajectory.messages) or ())
         if said != trajectory.messages:
             # With the rest of a text known, a hash gives away what was taken out of it.
-            prepared.withheld[trajectory.id] = {"state": EVICTED, "state_reason": REDACTED, "token_hash": None}
+            prepared.withheld[trajectory.id] = {"state": EVICTED, "state_reason": REDACTED}
             prepared.trajectories[trajectory.id]["content_hash"] = ""
-        prepared.segments[trajectory.id] = list(segment_rows(trajectory.id, found.segments))
-        num_bytes = sum(len(row["tokens"]) for row in prepared.segments[trajectory.id])
+        prepared.segments[trajectory.id] = parts = list(segment_rows(trajectory.id, found.segments))
+        num_bytes = sum(len(row["tokens"]) for row in parts)
         if said:
             row, said_bytes = conversation_row(trajectory.id, said, compressed=compress_text)
             prepared.messages[trajectory.id] = row
             num_bytes += said_bytes
-        prepared.derived[trajectory.id] = {
-            "token_hash": token_hash(found.segments),
-            "num_bytes": num_bytes,
-            "record_checksum": record_checksum(
-                as_read(prepared.trajectories[trajectory.id][column.key] for column in RECORD_COLUMNS)
-            ),
-        }
+        is_withheld = trajectory.id in prepared.withheld
+        prepared.derived[trajectory.id] = _derived(
+            prepared.trajectories[trajectory.id],
+            token_hash=None if is_withheld else token_hash(found.segments),
+            num_bytes=num_bytes,
+            num_messages=len(said),
+            segments_checksum=None if is_withheld else segments_checksum(map(_as_read_segment, parts)),
+        )
         prepared.clipped[trajectory.id] = found.clipped
     return replace(prepared, repeated=repeated)
+
+
+_segment_values = itemgetter(*(column.key for column in SEGMENT_COLUMNS))
+
+
+def _as_read_segment(row: Row) -> list[Any]:
+    return as_read(_segment_values(row))
+
+
+def _derived(record: Row, **facts: Any) -> Row:
+    """The facts of a row's content, and the checksum over them and its record."""
+    values = {**record, **facts}
+    return {**facts, "record_checksum": record_checksum(as_read(values[column.key] for column in CHECKED_COLUMNS))}
 
 
 def _validated(
@@ -223,7 +241,7 @@ def _remember_tasks(connection: sa.Connection, prepared: Prepared) -> None:
 
 def _same_tokens(connection: sa.Connection, prepared: Prepared) -> dict[str, Row]:
     """State and reason of rows that repeat one of their run and task; the first one stays."""
-    hashes = list(dict.fromkeys(row["token_hash"] for row in prepared.derived.values()))
+    hashes = list(dict.fromkeys(row["token_hash"] for row in prepared.derived.values() if row["token_hash"]))
     rows = trajectories.c
     first: dict[tuple[str, str, str], str] = {}
     for chunk in chunked(hashes):

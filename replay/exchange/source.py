@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -12,7 +11,7 @@ import sqlalchemy as sa
 from replay.exchange.plain import Bundle
 from replay.read import load
 from replay.records import ELIGIBLE, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, Trajectory
-from replay.rows import GROUP_COLUMNS
+from replay.rows import GROUP_COLUMNS, RUN_COLUMNS, named, run_of
 from replay.schema import groups, policies, restored_column, runs, trajectories
 from replay.task_records import selected, task_records
 
@@ -69,9 +68,9 @@ def bundles(connection: sa.Connection, ids: Sequence[str], left: Left) -> Iterat
         of_tasks = task_records(connection, [row.record.task for row in rows])
         for row in rows:
             run_record, published = known[row.record.run]
-            yield Bundle(
-                row, of_groups[row.record.group], of_tasks[row.record.task], run_record, _sampled_by(row, published)
-            )
+            born = named(of_groups, row.record.group, "trajectories.group_id")
+            task = named(of_tasks, row.record.task, "trajectories.task")
+            yield Bundle(row, born, task, run_record, _sampled_by(row, published))
 
 
 def _sampled_by(row: Trajectory, published: dict[int, PolicyRecord]) -> tuple[PolicyRecord, ...]:
@@ -82,20 +81,12 @@ def _sampled_by(row: Trajectory, published: dict[int, PolicyRecord]) -> tuple[Po
 
 
 def known_runs(connection: sa.Connection) -> dict[str, RunRecord]:
-    columns = [runs.c[field.name] for field in fields(RunRecord)]
-    return {row.id: _run_of(row._mapping) for row in connection.execute(sa.select(*columns))}
+    return {row.id: run_of(row) for row in connection.execute(sa.select(*RUN_COLUMNS))}
 
 
 def _run(connection: sa.Connection, id: str) -> RunRecord:
-    columns = [runs.c[field.name] for field in fields(RunRecord)]
-    return _run_of(connection.execute(sa.select(*columns).where(runs.c.id == id)).mappings().one())
-
-
-def _run_of(row: sa.RowMapping) -> RunRecord:
-    made = row["fingerprint"]
-    return RunRecord(
-        **{**row, "config": json.loads(row["config"]), "fingerprint": None if made is None else json.loads(made)}
-    )
+    found = {row.id: row for row in connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == id))}
+    return run_of(named(found, id, "trajectories.run"))
 
 
 def known_policies(connection: sa.Connection, run: str) -> dict[int, PolicyRecord]:

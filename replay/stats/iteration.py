@@ -12,7 +12,7 @@ from replay.errors import ReplayError
 from replay.histograms import EDGES, decode, quantile
 from replay.reclaimed import BORN, IS_KNOWN, with_born
 from replay.records import COMMITTED, FRESH
-from replay.rows import chunked
+from replay.rows import chunked, named
 from replay.schema import draws, groups, histograms, iterations, metrics, policies
 from replay.stats.rows import Answer
 from replay.store import ReplayStore
@@ -103,7 +103,7 @@ def _groups(connection: sa.Connection, rows: Sequence[Answer]) -> list[Answer]:
             found[group["id"]] = dict(group)
     return [
         {
-            **found[id],
+            **named(found, id, "trajectories.group_id"),
             "stream": by_slot[members[0]]["stream"],
             "slots": members,
             "degenerate": found[id]["size"] < 2 or found[id]["reward_std"] == 0.0,

@@ -16,10 +16,10 @@ from context.pieces import MOST_TOKENS_OF_A_CHARACTER, Decoder, pieces
 from context.tokens import NOT_SAMPLED
 from replay.blobs import BlobError, decode_log_probs
 from replay.errors import ReplayError
-from replay.read import load
+from replay.read import author_table, load
 from replay.records import COMMITTED, Trajectory
 from replay.rows import known
-from replay.schema import draws, runs, token_scores
+from replay.schema import draws, token_scores
 from replay.stats.ess import LOG_RATIO_BOUND
 from replay.stats.rows import Answer
 from replay.store import ReplayStore
@@ -61,7 +61,7 @@ def tokens(
     """
     with store.reading() as connection:
         (found,) = load(connection, [id], with_messages=False).in_order([id])
-        authors = authors_of(connection, found.record.run)
+        authors = author_table(connection, found.record.run)
         score = connection.execute(_score_of(id).where(token_scores.c.position == segment)).mappings().one_or_none()
         advantage = _advantage(connection, found)
     if not 0 <= segment < len(found.segments):
@@ -97,10 +97,6 @@ def tokens(
         "policy_versions": _unless(whole.policy_versions[part], NOT_SAMPLED),
         "turns": _unless(replies(found, authors)[segment][part], _NO_TURN),
     }
-
-
-def authors_of(connection: sa.Connection, run: str) -> AuthorTable:
-    return AuthorTable.from_json(connection.scalar(sa.select(runs.c.authors).where(runs.c.id == run)) or "[]")
 
 
 def _score_of(id: str) -> sa.Select[Any]:

@@ -17,13 +17,13 @@ from context.tokens import Segment
 from replay import schema
 from replay.comparable import names_of, run_mismatches
 from replay.errors import ReplayError
-from replay.read import load
+from replay.read import author_table, load
 from replay.reclaimed import FACTS
 from replay.records import COMMITTED, EVICTED, Trajectory
-from replay.rows import known
+from replay.rows import known, named
 from replay.schema import ExactText, draws, groups, iterations, policies, reclaimed, tasks, token_scores
 from replay.stats.rows import Answer
-from replay.stats.tokens import CodecOf, authors_of, no_codec, replies, same_start, whole_segments
+from replay.stats.tokens import CodecOf, no_codec, replies, same_start, whole_segments
 from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
@@ -81,7 +81,7 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
         if id in loaded.gone:
             answer["problem"] = {"kind": "gone", "reason": reason}
         found = loaded.gone[id].trajectory if id in loaded.gone else loaded.whole[id]
-        authors = authors_of(connection, found.record.run)
+        authors = author_table(connection, found.record.run)
         scores = _scores(connection, id)
         answer |= _around(connection, found)
     return {
@@ -145,7 +145,7 @@ def trajectory(store: ReplayStore, id_prefix: str) -> Answer:
             "state_reason": connection.scalar(sa.select(_rows.state_reason).where(_rows.id == id)),
             "group": _row_of(connection, groups.c.id, found.record.group),
             "task": _row_of(connection, tasks.c.hash, found.record.task),
-            "segments": whole_segments(connection, found, authors_of(connection, found.record.run)),
+            "segments": whole_segments(connection, found, author_table(connection, found.record.run)),
             "messages": [_message(found, position) for position in range(len(found.messages))],
             "uses": _uses(connection, id),
         }
@@ -165,7 +165,8 @@ def record_of(found: Trajectory) -> Answer:
 
 
 def _row_of(connection: sa.Connection, key: sa.Column[str], value: str) -> Answer:
-    return dict(connection.execute(sa.select(key.table).where(key == value)).mappings().one())
+    found = {row[key.key]: row for row in connection.execute(sa.select(key.table).where(key == value)).mappings()}
+    return dict(named(found, value, f"what a row names in {key.table.name}"))
 
 
 def _uses(connection: sa.Connection, id: str) -> list[Answer]:

@@ -24,7 +24,6 @@ from replay.errors import DatabaseFailed
 from replay.records import FRESH, DrawRecord
 from replay.sampling import make_sampler
 from replay.schema import REVISION, metadata
-from replay.verify import verify
 from tests.replay.fakes import RUN, group, new_store, request, sql, task, trajectory
 from tests.replay.old_databases import REVISIONS, fill_old
 
@@ -89,6 +88,7 @@ _OTHERS = ("replay_schema_version", "buffer_state", "token_scores", "segments", 
 def facts(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Every row of the tables that are still laid out as they were, without the columns that later schemas added."""
     added = {"fingerprint", "changed", "token_hash", "num_bytes", "sequence", "record_checksum", "uses"}
+    added |= {"num_messages", "segments_checksum"}
     found = {}
     for (table,) in sql(path, "select name from sqlite_master where type = 'table' order by name"):
         if table not in _OTHERS:
@@ -129,13 +129,48 @@ def test_every_earlier_schema_is_migrated_with_equal_rows(tmp_path: Path, revisi
         "update messages set content = x'ff' where trajectory = 'a' and position = 1",
     ],
 )
-def test_damaged_row_of_an_earlier_schema_is_migrated_and_found_damaged(tmp_path: Path, damage: str) -> None:
+def test_damaged_row_of_an_earlier_schema_is_migrated_and_quarantined(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "replay.sqlite"
     ids = fill_old(path, "0003")
     sql(path, damage)
     with closing(ReplayStore.create(path)) as store:
-        assert list(verify(store).corrupt) == ["a"]
+        ((id, reason),) = sql(path, "select id, state_reason from trajectories where state = 'quarantined'")
+        assert id == "a" and reason.endswith(": found by the migration to schema 0007")
         assert len(store.read([id for id in ids if id != "a"])) == 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("update trajectories set reward = 0.25 where id = 'a'", "a record of another checksum"),
+        ("update trajectories set advantage = 'x' where id = 'a'", "'x' in trajectories.advantage"),
+        ("update segments set tokens = x'414c' where trajectory = 'a'", "tokens with a wrong header"),
+        ("update segments set reason = 'fork' where trajectory = 'a'", "tokens of another content hash"),
+        ("delete from segments where trajectory = 'a'", "tokens of another content hash"),
+        ("update messages set said = x'ff' where trajectory = 'a'", "messages that can't be read"),
+        ("update messages set num_messages = 4", "messages of another checksum, or of another number"),
+    ],
+)
+def test_row_that_fails_its_old_checksum_gets_no_new_one(tmp_path: Path, damage: str, reason: str) -> None:
+    path = tmp_path / "replay.sqlite"
+    fill_old(path, "0006")
+    old = sql(path, "select record_checksum from trajectories where id = 'a'")
+    sql(path, damage)
+    with closing(ReplayStore.create(path)) as store:
+        assert sql(path, "select state, state_reason from trajectories where id = 'a'") == [
+            ("quarantined", f"{reason}: found by the migration to schema 0007")
+        ]
+        assert sql(path, "select record_checksum from trajectories where id = 'a'") == old
+        assert "a" not in {row.trajectory.id for row in store.draw(request(9, 99), make_sampler("uniform", 0))}
+
+
+def test_row_without_a_checksum_is_migrated_without_one(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    fill_old(path, "0006")
+    sql(path, "update trajectories set reward = 0.25, record_checksum = null where id = 'a'")
+    with closing(ReplayStore.create(path)) as store:
+        assert sql(path, "select record_checksum, num_messages from trajectories where id = 'a'") == [(None, None)]
+        assert store.read(["a"])[0].record.reward == 0.25
 
 
 def test_migrated_row_knows_its_uses(tmp_path: Path) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import pytest
 import sqlalchemy as sa
 
-from replay import ReplayStore
+from replay import CorruptTrajectory, ReplayStore
 from replay.databases import Location
+from replay.errors import ContentGone, DamagedCell
 from replay.histograms import count
 from replay.records import FRESH, Histogram
 from replay.sampling import make_sampler
 from replay.schema import segments
 from replay.verify import verify
-from tests.replay.fakes import RUN, Born, iterate, new_store, policy, sql
+from replay.write import Admission
+from tests.replay.fakes import RUN, Born, group, iterate, new_store, policy, request, sql, task, trajectory
 
 
 def filled(location: Location, iterations: int = 3) -> ReplayStore:
@@ -84,10 +89,9 @@ def test_numbers_that_are_not_those_of_the_tokens_are_named(location: Location) 
 def test_rows_without_content_are_counted_and_not_read(location: Location) -> None:
     store = filled(location)
     sql(store, "update trajectories set state = 'quarantined' where iteration = 1 and slot < 2")
-    sql(store, "delete from messages")
-    sql(
-        store, "delete from segments where trajectory in (select id from trajectories where iteration = 2 and slot = 0)"
-    )
+    evicted = "(select id from trajectories where iteration = 2 and slot = 0)"
+    for table in ("messages", "segments"):
+        sql(store, f"delete from {table} where trajectory in {evicted}")
     sql(store, "update trajectories set state = 'evicted' where iteration = 2 and slot = 0")
     found = verify(store)
     assert (found.states, found.checked, found.corrupt) == ({"eligible": 21, "quarantined": 2, "evicted": 1}, 21, {})
@@ -98,7 +102,73 @@ def test_row_whose_tokens_are_gone_without_eviction_is_corrupt(location: Locatio
     sql(
         store, "delete from segments where trajectory in (select id from trajectories where iteration = 2 and slot = 0)"
     )
-    assert list(verify(store).corrupt.values()) == ["tokens of another content hash"]
+    assert list(verify(store).corrupt.values()) == ["other segments than were written"]
+
+
+def test_row_whose_messages_are_gone_without_eviction_is_corrupt(location: Location) -> None:
+    store = filled(location)
+    one = "select id from trajectories where iteration = 2 and slot = 0"
+    sql(store, f"delete from messages where trajectory in ({one})")
+    assert verify(store).corrupt == {sql(store, one)[0][0]: "0 messages where 5 were written"}
+
+
+def test_redacted_row_whose_messages_are_gone_is_corrupt(location: Location) -> None:
+    store = new_store(location)
+    redacted = Admission(redact=lambda said: said[:2])
+    store.append([task()], [group()], [trajectory("a")], admission=redacted)
+    with pytest.raises(ContentGone):
+        store.read(["a"])
+    sql(store, "delete from messages")
+    with pytest.raises(CorruptTrajectory, match="got 0 messages where 2 were written"):
+        store.read(["a"])
+
+
+def test_table_of_authors_that_is_not_the_one_its_hash_is_of_is_told(location: Location) -> None:
+    """Whoever reads it is told: a bit more or less in it would train on other tokens."""
+    store = filled(location)
+    sql(store, "update runs set authors = replace(authors, '\"trained\":true', '\"trained\":false')")
+    told = r"^runs.authors of run 'run-1' must be the table that runs.authors_hash is of, got another one: "
+    asks: list[Callable[[ReplayStore], object]] = [
+        lambda opened: opened.run(RUN),
+        lambda opened: opened.draw(request(4, 2), make_sampler("uniform", 0)),
+        lambda opened: Born(4).append_to(opened),
+    ]
+    for ask in asks:
+        with closing(ReplayStore.open(location)) as opened, pytest.raises(DamagedCell, match=told):
+            ask(opened)
+    found = verify(store)
+    assert found.checked == 24 and found.corrupt == {}
+    assert [line.partition(" must")[0] for line in found.damage] == ["runs.authors of run 'run-1'"]
+
+
+def test_cells_that_hold_what_nobody_wrote_there_are_told_by_column(tmp_path: Path) -> None:
+    store = filled(tmp_path / "replay.sqlite")
+    sql(store, "update metrics set value = 'abc' where iteration > 1")
+    sql(store, "update groups set size = x'00' where iteration = 1")
+    assert verify(store).damage == [
+        "groups.size: 2 hold what nobody can have written there",
+        "metrics.value: 2 hold what nobody can have written there",
+    ]
+
+
+def test_verify_holds_no_snapshot_while_others_write(tmp_path: Path) -> None:
+    """The log can be emptied between any two batches of 64 rows."""
+    path = tmp_path / "replay.sqlite"
+    store = new_store(path)
+    Born(1, rates=(0.5,) * 40).append_to(store)
+    emptied = []
+
+    def empty(*_: object) -> None:
+        ((busy, _, _),) = sql(path, "pragma wal_checkpoint(truncate)")
+        emptied.append(not busy)
+
+    sa.event.listen(sa.Engine, "checkin", empty)
+    try:
+        assert verify(store).checked == 160
+    finally:
+        sa.event.remove(sa.Engine, "checkin", empty)
+    # Three batches of rows, the end of them, and what else is looked at.
+    assert len(emptied) > 20 and all(emptied)
 
 
 def test_filter_narrows_what_is_read(location: Location) -> None:

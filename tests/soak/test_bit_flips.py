@@ -1,0 +1,72 @@
+"""One bit of a file, of its header or of its log flips: nothing else is trained on, and no exception is raw."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from replay import ReplayError, ReplayStore
+from tests.replay.altered_cells import Asked, fill
+from tests.replay.fakes import Born, sql
+
+pytestmark = pytest.mark.soak
+
+FLIPS = 2_000
+_HEADER = 100
+"""Bytes of a SQLite file's header; of a log's 32, of each of its frames' 24."""
+
+
+def buffer_with_log(folder: Path) -> tuple[bytes, bytes]:
+    """A file, and the log of what was written since it was whole."""
+    path = folder / "replay.sqlite"
+    fill(path)
+    with closing(ReplayStore.open(path)) as store:
+        sql(path, "pragma wal_checkpoint(truncate)")
+        Born(4, attempt=2).append_to(store)
+        return path.read_bytes(), path.with_name("replay.sqlite-wal").read_bytes()
+
+
+def flipped(content: bytes, at: int, chance: random.Random) -> bytes:
+    changed = bytearray(content)
+    changed[at] ^= 1 << chance.randrange(8)
+    return bytes(changed)
+
+
+def test_flipped_bit_changes_nothing_that_is_trained_on_and_is_never_a_raw_exception(tmp_path: Path) -> None:
+    whole, log = buffer_with_log(tmp_path)
+    path = tmp_path / "flipped.sqlite"
+    beside = path.with_name("flipped.sqlite-wal")
+
+    def place(file: bytes, wal: bytes) -> None:
+        for old in tmp_path.glob("flipped.sqlite*"):
+            old.unlink()
+        path.write_bytes(file)
+        beside.write_bytes(wal)
+
+    place(whole, log)
+    kinds: Counter[str] = Counter()
+    wrong: list[str] = []
+    with closing(Asked(path, tmp_path)) as asked:
+        for seed in range(FLIPS):
+            chance = random.Random(seed)
+            where = chance.choice(["file", "file", "file", "header", "log"])
+            file, wal = whole, log
+            if where == "log":
+                wal = flipped(log, chance.randrange(len(log)), chance)
+            else:
+                file = flipped(whole, chance.randrange(_HEADER if where == "header" else len(whole)), chance)
+            place(file, wal)
+            try:
+                found = asked.again(chance)
+            except ReplayError:
+                kinds[f"{where}: refused to open"] += 1
+                continue
+            kinds[f"{where}: {found.kind}"] += 1
+            wrong += [f"seed {seed}, {where}: {name}: {error!r}" for name, error in found.raw.items()]
+            wrong += [f"seed {seed}, {where}: {id} is not what was written" for id in found.different]
+    print(dict(kinds))
+    assert not wrong, "\n".join(wrong)
