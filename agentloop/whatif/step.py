@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from agentloop.algorithms.diagnostics import Drift, effective_sample_size, sum_by_trajectory
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
 from agentloop.learning.gradients import StepLoss, accumulate_gradients
+from agentloop.learning.optimizer import sum_gradients_in_float32
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.stream_losses import StreamLosses
 from agentloop.learning.update_stats import UpdateTotals
@@ -88,6 +89,7 @@ def effects_of(
 def _step(actor: Actor, ready: Ready, members: Tensor) -> tuple[StepLoss, ClipTotals, Gradient]:
     batch = ready.scored.batch
     parameters = [p for p in actor.model.parameters() if p.requires_grad]
+    sum_gradients_in_float32(parameters)
     totals = ClipTotals(batch.replayed)
     positions = torch.isin(batch.trajectory, members).nonzero()[:, 0]
     try:
