@@ -445,7 +445,33 @@ def test_stored_log_probs_of_the_present_weights_need_no_pass_and_change_nothing
     torch.testing.assert_close(weights_of(stored), weights_of(scored), atol=1e-5, rtol=0)
 
 
-def test_stored_log_probs_of_other_weights_show_as_a_sampling_gap() -> None:
-    rows = [replace(r, scored=True) for r in mixed_rows(replayed=0)]
+def off(row: BatchRow, nats: float) -> BatchRow:
+    """As a generator stores it whose log-probs are wrong by so much."""
+    segments = tuple(
+        replace(segment, tokens=replace(segment.tokens, behavior_log_probs=segment.tokens.behavior_log_probs - nats))
+        for segment in row.trajectory.segments
+    )
+    return replace(row, trajectory=replace(row.trajectory, segments=segments))
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_stored_log_probs_that_are_off_are_recomputed_in_that_iteration(algorithm: str) -> None:
+    settings = run_config(algorithm=algorithm, batch={"mini_batch": 4, "ppo_epochs": 2})
+    rows = [off(r, 0.01) if r.stream == "fresh" else r for r in sampled_by(tiny_actor(), mixed_rows())]
+    recomputed, trusted = tiny_actor(), tiny_actor()
+    expected = trainer(recomputed, settings).update(rows, iteration=1)
+    marked = [replace(r, scored=r.stream == "fresh") for r in rows]
+    found = trainer(trusted, settings).update(marked, iteration=1)
+    metrics = dict(found.metrics)
+    assert metrics.pop("actor/sampling_gap") == pytest.approx(0.01, rel=0.01)
+    assert metrics.pop("actor/old_log_probs_recomputed") == 1.0
+    assert metrics == expected.metrics and found.rows == expected.rows
+    assert torch.equal(weights_of(trusted), weights_of(recomputed))
+
+
+def test_stored_log_probs_within_the_bound_are_old_ones() -> None:
+    rows = [replace(off(r, 0.0005), scored=True) for r in sampled_by(tiny_actor(), mixed_rows(replayed=0))]
     metrics = trainer(tiny_actor(), run_config(**CONFIG)).update(rows, iteration=1).metrics
-    assert metrics["actor/sampling_gap"] > 0.1
+    assert metrics["actor/sampling_gap"] == pytest.approx(0.0005, rel=0.01)
+    assert metrics["actor/old_log_probs_recomputed"] == 0.0
+    assert metrics["actor/fresh/drift_mean"] == 1.0
