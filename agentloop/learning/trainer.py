@@ -197,7 +197,7 @@ class Trainer:
             mini = scored.rows(chosen.nonzero()[:, 0])
             self._step_both(mini, totals, (log, critic_log), iteration=iteration)
         drift = scored.drift()
-        metrics |= _drift_metrics(scored, drift, rows) | totals.metrics() | log.metrics() | rates
+        metrics |= _drift_metrics(scored, drift, rows, self._config) | totals.metrics() | log.metrics() | rates
         if self._critic is not None:
             metrics |= critic_log.metrics()
         metrics |= self._observe_kl(scored)
@@ -263,7 +263,7 @@ class Trainer:
         drift = scored.drift()
         totals = UpdateTotals(scored.batch.replayed)
         totals.observe(drift)
-        metrics = _drift_metrics(scored, drift, rows) | totals.metrics()
+        metrics = _drift_metrics(scored, drift, rows, self._config) | totals.metrics()
         stats = row_stats(drift, totals, scored.batch.trajectory_ids)
         return UpdateResult(metrics, stats, 0, histograms=_drift_histograms(scored, rows))
 
@@ -364,9 +364,10 @@ class Trainer:
         self._optimizer.step(norm)
 
 
-def _drift_metrics(scored: ScoredBatch, drift: Drift, rows: Sequence[BatchRow]) -> dict[str, float]:
+def _drift_metrics(scored: ScoredBatch, drift: Drift, rows: Sequence[BatchRow], config: RunConfig) -> dict[str, float]:
     quantiles = drift_quantiles(scored.token_drift(), scored.batch.replay_mask)
-    return drift_metrics(drift, scored.batch.replayed, _ages(rows)) | quantiles
+    weights = config.replay.ess.weights
+    return drift_metrics(drift, scored.batch.replayed, _ages(rows), ess_weights=weights) | quantiles
 
 
 def _drift_histograms(scored: ScoredBatch, rows: Sequence[BatchRow]) -> tuple[Histogram, ...]:

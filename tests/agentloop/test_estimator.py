@@ -76,14 +76,16 @@ def test_reinforce_plus_plus_with_a_baseline_is_the_whitened_distance_from_the_g
     rng = np.random.default_rng(seed)
     groups = np.repeat(np.arange(6), rng.integers(2, 6, 6))
     rewards = rng.normal(0.0, 3.0, len(groups)) * (groups != 2)  # one group without a signal
-    rows = [valued(f"t{i}", float(r), group=f"g{g}", task=f"k{g}") for i, (r, g) in enumerate(zip(rewards, groups))]
+    facts = enumerate(zip(rewards, groups, strict=True))
+    rows = [valued(f"t{i}", float(r), group=f"g{g}", task=f"k{g}") for i, (r, g) in facts]
     made = estimator("reinforce++_baseline")
     expected = reinforce_plus_plus_baseline(rewards, groups)
     found = made.at_birth([v.row.trajectory for v in rows], [v.worth for v in rows])
     assert found == pytest.approx(expected.tolist(), rel=1e-9, abs=1e-12)
     # In a batch each stream by itself (split), or all rows of a task together (shared).
     halves = np.arange(len(groups)) % 2 == 1
-    mixed = [replace(v, row=replace(v.row, stream="replay")) if late else v for v, late in zip(rows, halves)]
+    streams = zip(rows, halves, strict=True)
+    mixed = [replace(v, row=replace(v.row, stream="replay")) if late else v for v, late in streams]
     assert used(made, mixed, "shared") == pytest.approx(expected.tolist(), rel=1e-9, abs=1e-12)
     for half in (halves, ~halves):
         expected = reinforce_plus_plus_baseline(rewards[half], groups[half])

@@ -308,8 +308,7 @@ def test_generator_whose_log_probs_come_off_later_is_told_and_not_believed(
 
     monkeypatch.setattr(LocalGenerator, "generate", off)
     display = SilentDisplay()
-    small = {"batch": {"trajectories": 8}, "rollout": {"max_tokens_per_turn": 8}, "evaluation": {"every": 0}}
-    train(small_config(tmp_path, qwen2, run={"iterations": 2}, replay={"fraction": 0.0}, **small), display=display)
+    train(small_config(tmp_path, qwen2, run={"iterations": 2}, replay={"fraction": 0.0}), display=display)
     first, second = display.iterations
     assert first["actor/sampling_gap"] < 1e-4 and first["actor/old_log_probs_recomputed"] == 0.0
     assert second["actor/sampling_gap"] == pytest.approx(0.01, rel=0.02)
