@@ -214,8 +214,8 @@ class Loop:
         if result.metrics.get(RECOMPUTED):
             gap = result.metrics["actor/sampling_gap"]
             self.parts.display.note(
-                f"iteration {iteration}: log-probs from sampling were {gap:.2g} nats off those of the same weights, so old "
-                "log-probs were recomputed. If it comes back: compute.old_log_probs: recompute."
+                f"iteration {iteration}: log-probs from sampling were {gap:.2g} nats off those of the same weights, so "
+                "old log-probs were recomputed. If it comes back: compute.old_log_probs: recompute."
             )
         return result, observed
 
