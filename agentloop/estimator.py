@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from agentloop.algorithms.advantages import Member, advantages, normalised, rule_of
+from agentloop.algorithms.advantages import Member, advantages, normalised, rule_of, whitened
 from agentloop.algorithms.baselines import ReplayBaseline, compared_members
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
 from agentloop.class_file import load_function
@@ -114,7 +114,10 @@ class Estimator:
     def _advantages(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[float]:
         compared = self._compared(members, baseline)
         if self._function is None:
-            return advantages(members, compared, self._rule)
+            values = advantages(members, compared, self._rule)
+            if not self._rule.whitens:
+                return values
+            return whitened(values, compared_members(members, baseline, whole_batch=True))
         result = [0.0] * len(members)
         for positions in dict.fromkeys(others for others in compared if others):
             given = _asked(self._function, [members[p] for p in positions])
@@ -126,10 +129,14 @@ class Estimator:
         kind = self._config.advantage.normalise_batch
         if kind == "none":
             return list(rows)
+        # Where a group is compared, 0 says that it told nothing; else a reward of 0 is as good a reward as any.
+        measured = self._function is None and self._rule.compares != "group"
         result = list(rows)
         for stream in dict.fromkeys(row.stream for row in rows):
             positions = [position for position, row in enumerate(rows) if row.stream == stream]
-            values = normalised([rows[p].advantage for p in positions], centre=kind == "whiten")
+            values = normalised(
+                [rows[p].advantage for p in positions], centre=kind == "whiten", zero_is_measured=measured
+            )
             for position, value in zip(positions, values, strict=True):
                 result[position] = replace(rows[position], advantage=value)
         return result

@@ -15,7 +15,7 @@ from agentloop.errors import TrainingStopped
 from agentloop.evaluate import evaluate
 from agentloop.learning.batch import BatchRow
 from agentloop.learning.scoring import ScoredBatch
-from agentloop.learning.trainer import UpdateResult
+from agentloop.learning.trainer import RECOMPUTED, UpdateResult
 from agentloop.learning.update_stats import ESS_BY_AGE
 from agentloop.plan_batch import draw_request, plan_iteration
 from agentloop.recollect import recollect
@@ -211,6 +211,12 @@ class Loop:
             replayed = []
         result = self._learn(fresh + replayed, iteration)
         self.parts.display.phase("update", 1, 1)
+        if result.metrics.get(RECOMPUTED):
+            gap = result.metrics["actor/sampling_gap"]
+            self.parts.display.note(
+                f"iteration {iteration}: log-probs from sampling were {gap:.2g} nats off those of the same weights, so "
+                "old log-probs were recomputed. If it comes back: compute.old_log_probs: recompute."
+            )
         return result, observed
 
     def _is_scored(self, row: Trajectory) -> bool:

@@ -13,13 +13,20 @@ Round = Callable[[Sequence[int], Sequence[Collected]], Collected]
 
 
 def flat_groups(fresh: Collected) -> list[tuple[GroupRecord, list[Trajectory]]]:
-    """Groups whose members have one reward, and so no advantage over each other."""
+    """Groups whose members have one reward before a KL penalty, and so no advantage over each other but by it.
+
+    An advantage function of the user's own may tell members of one reward apart: those with an advantage are not flat,
+    unless it can be the penalty's.
+    """
     members = _members(fresh)
     return [
         (group, members[group.id])
         for group in fresh.groups
         if len({row.record.reward for row in members[group.id]}) == 1
-        and not any(row.record.advantage for row in members[group.id])
+        and (
+            any(fresh.charges[row.id].penalty for row in members[group.id])
+            or not any(row.record.advantage for row in members[group.id])
+        )
     ]
 
 

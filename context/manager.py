@@ -200,7 +200,7 @@ class ContextManager:
         return self.stopped
 
     def segments(self) -> tuple[Segment, ...]:
-        """The training sequences so far, in the order they were begun. Prompts that drew no reply are left out."""
+        """The training sequences so far, in the order of time. Prompts that drew no reply are left out."""
         authors = self._renderer.authors
         return tuple(
             segment.closed(self._control, self._num_turns, authors)
@@ -243,6 +243,10 @@ class ContextManager:
             return CONTEXT_FULL
         if following.increment is not None:
             assert self._main is not None
+            if self._current is not self._main:
+                # A question was asked meanwhile: segments are in the order of time.
+                self._main = self._main.continued(self._renderer.authors)
+                self._segments.append(self._main)
             self._current = self._main
             self._current.show(following.increment)
         else:

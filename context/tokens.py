@@ -112,7 +112,7 @@ class Segment:
 
     tokens: TokenSequence
     reason: SegmentReason = "clean"
-    """Why it was begun: `clean` for the first one; the template or the strategy rewrote what was shown before;
-    `fork` for a question about the context."""
+    """Why it was begun: `clean` for the first one; the template or the strategy rewrote what was shown before; `fork`
+    for a question about the context. One that goes on after a question has the reason of the one it continues."""
     behavior_context: BehaviorContext = "plain"
     """`hinted`: the tokens were sampled with a hint in sight that is not here; their log-probs are unknown."""

@@ -19,7 +19,7 @@ Config = Mapping[str, Any]
 """A run's configuration or the parts of it in DEFAULTS, as nested mappings."""
 
 _LIMITS = Limits()
-_START, _ESS = StartRule(), {"floor": 0.5, "lower_by": 0.5, "raise_by": 1.1, "least": 0.1}
+_START, _ESS = StartRule(), {"weights": "token", "floor": 0.5, "lower_by": 0.5, "raise_by": 1.1, "least": 0.1}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "run": {"iterations": 60, "seed": 0},
     "environment": {"task_pool": "unlimited"},
@@ -66,10 +66,15 @@ def mix_rule(config: Config) -> MixRule:
         task_members=replay["task_members"] or 0,
         sources=replay["sources"],
         start=StartRule(**replay["start"]),
-        controller=EssRule(**replay["ess"]) if replay["controller"] == "ess" else None,
+        controller=_controller(replay["ess"]) if replay["controller"] == "ess" else None,
         shortfall=replay["shortfall"],
         mode=replay["mode"],
     )
+
+
+def _controller(ess: Mapping[str, Any]) -> EssRule:
+    """Whose ratios an ESS is over is the update's business, which gives it."""
+    return EssRule(**{name: value for name, value in ess.items() if name != "weights"})
 
 
 def _course(fraction: float, schedule: Mapping[str, Any], iterations: int) -> Schedule:

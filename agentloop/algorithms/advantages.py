@@ -11,8 +11,10 @@ from torch import Tensor
 
 STD_EPSILON = 1e-6
 """Added to a deviation that is divided by."""
+WHITENING_EPSILON = 1e-8
+"""Added to a variance whose root is divided by: a deviation below 1e-4 is damped, for it is rounding."""
 
-Algorithm = Literal["grpo", "rloo", "reinforce", "reinforce++", "dr_grpo", "opo", "remax"]
+Algorithm = Literal["grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "remax"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Rule:
     leaves_itself_out: bool = False
     divides: bool = False
     """By the deviation of those it is compared with."""
+    whitens: bool = False
+    """What comes out is whitened over the whole batch."""
     of_itself: Callable[[Member], float] | None = None
     """The advantage of a member by itself, where it is compared with nobody."""
 
@@ -105,6 +109,8 @@ RULES: Mapping[str, Rule] = {
     "opo": Rule(length_weighted_baseline, "group"),
     # Hu 2025, arXiv 2501.03262: one mean and one deviation for all tasks.
     "reinforce++": Rule(_standardised, "batch", divides=True),
+    # Its second form: the mean of the group, and one deviation for all tasks.
+    "reinforce++_baseline": Rule(_mean, "group", whitens=True),
     # Williams 1992: no baseline.
     "reinforce": Rule(_mean, "nothing", of_itself=lambda member: member.reward),
     "remax": Rule(_mean, "nothing", of_itself=_over_greedy),
@@ -143,18 +149,41 @@ def advantages(members: Sequence[Member], compared: Sequence[Sequence[int]], rul
     return result
 
 
-def normalised(values: Sequence[float], *, centre: bool) -> list[float]:
-    """Divided by their standard deviation + 1e-6; with `centre` less their mean first.
+def whitened(values: Sequence[float], compared: Sequence[Sequence[int]]) -> list[float]:
+    """(A - mean) / sqrt(variance + 1e-8) of advantages over a group; mean and variance (n - 1) of those at `compared`.
 
-    Values of exactly 0 tell nothing: they stay 0, and are in neither the mean nor the deviation. Fewer than two
-    others, or equal ones, stay as they are.
+    A of exactly 0 stays exactly 0: group means leave a mean of 0, and only its rounding would make a signal of it.
     """
-    telling = [value for value in values if value != 0.0]
-    if len(telling) < 2 or max(telling) == min(telling):
-        return list(values)
-    mean = math.fsum(telling) / len(telling)
-    std = math.sqrt(math.fsum((value - mean) ** 2 for value in telling) / (len(telling) - 1))
-    return [(value - (mean if centre else 0.0)) / (std + STD_EPSILON) if value != 0.0 else 0.0 for value in values]
+    made: dict[tuple[int, ...], Baseline] = {}
+    result = []
+    for value, positions in zip(values, map(tuple, compared), strict=True):
+        if positions not in made:
+            made[positions] = _whitening([values[p] for p in positions])
+        result.append(made[positions].of(value) if value != 0.0 else 0.0)
+    return result
+
+
+def normalised(values: Sequence[float], *, centre: bool, zero_is_measured: bool) -> list[float]:
+    """Divided by sqrt(variance + 1e-8), variance with n - 1; with `centre` less their mean first.
+
+    Unless `zero_is_measured`, a value of exactly 0 is that of a group without a signal: it stays 0, and is in neither
+    mean nor variance. Where fewer than two values are left, or equal ones, nothing is compared: with `centre` all are
+    0, else they stay as they are.
+    """
+    known = [value for value in values if zero_is_measured or value != 0.0]
+    baseline = _whitening(known)
+    if not centre:
+        baseline = Baseline(0.0, baseline.scale if math.isfinite(baseline.scale) else 1.0)
+    return [baseline.of(value) if zero_is_measured or value != 0.0 else 0.0 for value in values]
+
+
+def _whitening(values: Sequence[float]) -> Baseline:
+    """Of fewer than two different values the scale is infinite, so that all come out as 0."""
+    if len(set(values)) < 2:
+        return Baseline(0.0, math.inf)
+    mean = math.fsum(values) / len(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return Baseline(mean, math.sqrt(variance + WHITENING_EPSILON))
 
 
 def returns(advantages: Tensor, values: Tensor) -> Tensor:

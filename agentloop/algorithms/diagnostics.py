@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.log_probs import log_ratios
+from agentloop.algorithms.log_probs import LOG_RATIO_BOUND, log_ratios
+
+EssWeights = Literal["mean", "sequence", "token"]
 
 
 @dataclass(frozen=True)
@@ -19,9 +22,24 @@ class Drift:
     sum: Tensor
     max: Tensor
     weight: Tensor
-    """exp(mean of the clamped log drift): the trajectory's weight in the effective sample size."""
+    """exp(mean of the clamped log drift): near 1 on long trajectories whatever becomes of their tokens."""
+    sequence_weight: Tensor
+    """exp(their sum, clamped to 20 nats): the importance weight of the whole trajectory."""
+    squares: Tensor
+    """Sum of exp(2 d)."""
     kl_sum: Tensor
     """Sum of exp(d) - d - 1 with d = the log drift: estimates KL(behavior || old)."""
+
+    def effective_sample_size(self, trajectories: Tensor, weights: EssWeights) -> float:
+        """Of some trajectories, each with a token, chosen by [N] bool or by their indices: (sum w)^2 / (n sum w^2).
+
+        n counts trajectories, and w is the geometric mean of a trajectory's ratios (`mean`) or their product
+        (`sequence`); or n counts tokens, and w is each one's own ratio (`token`).
+        """
+        if weights == "token":
+            tokens, total, squares = (part[trajectories].sum() for part in (self.tokens, self.sum, self.squares))
+            return float(total**2 / (tokens * squares))
+        return effective_sample_size((self.weight if weights == "mean" else self.sequence_weight)[trajectories])
 
 
 def trajectory_drift(
@@ -36,14 +54,16 @@ def trajectory_drift(
     known = response_mask & ~behavior_log_probs.isnan()
     log_drift = log_ratios(old_log_probs, behavior_log_probs, known).double()
     tokens = sum_by_trajectory(known.double(), trajectory, count)
-    mean_log = sum_by_trajectory(log_drift, trajectory, count) / tokens.clamp_min(1)
+    sum_log = sum_by_trajectory(log_drift, trajectory, count)
     highest = torch.where(known, log_drift, -torch.inf).amax(dim=1)
     start = torch.full((count,), -torch.inf, dtype=torch.float64, device=highest.device)
     return Drift(
         tokens=tokens,
         sum=sum_by_trajectory(log_drift.exp() * known, trajectory, count),
         max=start.scatter_reduce(0, trajectory, highest, "amax").exp(),
-        weight=mean_log.exp(),
+        weight=(sum_log / tokens.clamp_min(1)).exp(),
+        sequence_weight=sum_log.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp(),
+        squares=sum_by_trajectory((2 * log_drift).exp() * known, trajectory, count),
         kl_sum=sum_by_trajectory(log_drift.expm1() - log_drift, trajectory, count),
     )
 

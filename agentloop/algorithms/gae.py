@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from agentloop.algorithms.advantages import WHITENING_EPSILON
+
 
 def gae(
     rewards: Tensor,
@@ -68,12 +70,12 @@ def _in_order(owners: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def whitened(advantages: Tensor, mask: Tensor, population: Tensor) -> Tensor:
-    """(A - mean) / (std + 1e-8) where `mask`, 0 elsewhere; mean and standard deviation (n - 1) are of `population`.
+    """(A - mean) / sqrt(variance + 1e-8) where `mask`, 0 elsewhere; mean and variance (n - 1) are of `population`.
 
-    Without two different advantages in the population there is no scale: then A stays as it is.
+    Without two different advantages in the population nothing is compared: then all are 0.
     """
     known = advantages[population].double()
     if len(known) < 2 or bool((known == known[0]).all()):
-        return torch.where(mask, advantages, 0.0)
-    scaled = (advantages.double() - known.mean()) / (known.std() + 1e-8)
+        return torch.zeros_like(advantages)
+    scaled = (advantages.double() - known.mean()) / (known.var() + WHITENING_EPSILON).sqrt()
     return torch.where(mask, scaled, 0.0).to(advantages.dtype)

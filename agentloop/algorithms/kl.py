@@ -15,6 +15,8 @@ from agentloop.algorithms.log_probs import log_ratios
 Estimator = Literal["k1", "k2", "k3", "abs"]
 KlGradient = Literal["plain", "straight_through", "importance"]
 
+K3_BOUND = 10.0
+"""Nats of one token, as in verl's `low_var_kl`."""
 _LARGEST_ERROR = 0.2
 """The adaptive coefficient sees no relative error beyond this (Ziegler et al. 2019)."""
 
@@ -24,7 +26,8 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, estimato
 
     - k1: d. Unbiased, may be negative.
     - k2: d^2 / 2. Biased, >= 0; its gradient is that of the KL.
-    - k3: exp(-d) - 1 + d. Unbiased, >= 0.
+    - k3: min(exp(-d) - 1 + d, 10). Unbiased below the bound, >= 0; it has no gradient beyond it, where d is under -2.61
+      or over 11. Without the bound, which is verl's, one stale token would own a step: exp(20) nats.
     - abs: |d|. A distance, no estimate of the KL.
     """
     d = log_ratios(log_probs, ref_log_probs, mask)
@@ -34,7 +37,7 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, estimato
         case "k2":
             return d.square() / 2
         case "k3":
-            return (-d).expm1() + d
+            return ((-d).expm1() + d).clamp_max(K3_BOUND)
         case "abs":
             return d.abs()
 

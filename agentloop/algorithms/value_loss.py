@@ -34,7 +34,8 @@ def value_loss(
     plain = (values - returns).square()
     if value_clip is None:
         return ValueLoss(0.5 * plain, torch.zeros_like(mask))
-    near = old_values + (values - old_values).clamp(-value_clip, value_clip)
+    # Not old + clamp(values - old): that is rounded also where nothing is clipped.
+    near = values.clamp(old_values - value_clip, old_values + value_clip)
     bounded = (near - returns).square()
     return ValueLoss(0.5 * torch.maximum(plain, bounded), (bounded > plain).detach())
 

@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 
 COMPARING = frozenset({"grpo", "dr_grpo", "rloo", "opo"})
 """Algorithms by which the members of a group are compared with each other, and a group of equal rewards is silent."""
+_DIVIDING_BY_ITERATION = {"reinforce++": "reinforce", "reinforce++_baseline": "dr_grpo"}
+"""Algorithms that divide by the deviation of all groups of an iteration, and what they are without."""
 
 
 class AdvantageSection(Section):
     normalise_std: bool | None = Field(
         None,
         description="Divide by the group's standard deviation; null: if the algorithm is grpo, or ppo, whose samplers "
-        "alone look at it. No other one may; reinforce++ divides by the whole iteration's.",
+        "alone look at it. No other one may; reinforce++ and reinforce++_baseline divide by the whole iteration's.",
     )
     function: str | None = Field(
         None,
@@ -30,7 +32,7 @@ class AdvantageSection(Section):
     normalise_batch: Literal["none", "scale", "whiten"] = Field(
         "none",
         description="Divide the advantages of each stream of the batch by their standard deviation (scale), and take "
-        "off their mean first (whiten); those of exactly 0 stay 0.",
+        "off their mean first (whiten); where groups are compared, those of exactly 0 stay 0.",
     )
     credit: Literal["trajectory", "turn"] = Field(
         "trajectory",
@@ -66,10 +68,10 @@ def check_advantages(config: RunConfig) -> None:
             "advantage.normalise_std must be null when advantage.function is set, whose numbers are taken as they are, "
             f"got {str(section.normalise_std).lower()}. Remove it."
         )
-    if section.normalise_std is False and algorithm == "reinforce++":
+    if section.normalise_std is False and algorithm in _DIVIDING_BY_ITERATION:
         raise ValueError(
-            "advantage.normalise_std must be null when algorithm is reinforce++, which divides by the deviation of the "
-            "whole iteration, got false. Remove it, or set algorithm: reinforce."
+            f"advantage.normalise_std must be null when algorithm is {algorithm}, which divides by the deviation of "
+            f"the whole iteration, got false. Remove it, or set algorithm: {_DIVIDING_BY_ITERATION[algorithm]}."
         )
     if section.credit == "turn":
         _check_turns(config)
@@ -107,7 +109,7 @@ def _check_critic(config: RunConfig) -> None:
 
 def _check_turns(config: RunConfig) -> None:
     section, algorithm = config.advantage, config.algorithm
-    if section.function is not None or algorithm in ("opo", "remax"):
+    if section.function is not None or algorithm in ("opo", "remax", "reinforce++_baseline"):
         cause = "advantage.function is set" if section.function is not None else f"algorithm is {algorithm}"
         raise ValueError(
             f"advantage.credit must be trajectory when {cause}, which has no baseline for a turn, got turn. "
@@ -144,6 +146,11 @@ def _check_recollecting(config: RunConfig) -> None:
 
 
 def _check_compares(config: RunConfig, rule: str) -> None:
+    if config.algorithm == "reinforce++_baseline":
+        raise ValueError(
+            f"{rule} when algorithm is {config.algorithm}, which measures all groups of an iteration at once. Remove "
+            f"it, or use {', '.join(sorted(COMPARING))}."
+        )
     if config.algorithm not in COMPARING:
         raise ValueError(
             f"{rule} when algorithm is {config.algorithm}, by which a group of equal rewards teaches too. Remove it, "
@@ -169,6 +176,6 @@ def _check_baseline(config: RunConfig) -> None:
             "fresh members with fresh ones alone, got true. Use stored, shared or leave_one_out."
         )
     needs_fresh = replay.baseline == "fresh_only" or replay.unit != "group"
-    by_task = config.algorithm in COMPARING
+    by_task = config.algorithm in (*COMPARING, "reinforce++_baseline")
     if by_task and needs_fresh:
         check_task_pool(config, f"replay.baseline is {replay.baseline}")

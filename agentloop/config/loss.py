@@ -18,6 +18,7 @@ OBJECTIVE_NAMES = (
     "gmpo",
     "gpg",
     "dppo_tv",
+    "dppo_kl",
     "topr",
     "exgrpo",
     "luffy",
@@ -71,6 +72,18 @@ class DppoTvSection(Section):
     )
     divergence_high: NonNegative = Field(
         0.15, description="Where the advantage is positive: most that a token's probability may have risen."
+    )
+    ratio_high: PositiveFloat = Field(20.0, description="Largest weight of a token.")
+
+
+class DppoKlSection(Section):
+    divergence_low: NonNegative = Field(
+        0.05,
+        description="Where the advantage is negative: largest divergence, in nats, of a token that has become rarer.",
+    )
+    divergence_high: NonNegative = Field(
+        0.05,
+        description="Where the advantage is positive: largest divergence, in nats, of one that has become likelier.",
     )
     ratio_high: PositiveFloat = Field(20.0, description="Largest weight of a token.")
 
@@ -144,6 +157,7 @@ class StreamLossSection(Section):
     sapo: SapoSection = Field(default_factory=SapoSection, description="Options of sapo.")
     gmpo: GmpoSection = Field(default_factory=GmpoSection, description="Options of gmpo.")
     dppo_tv: DppoTvSection = Field(default_factory=DppoTvSection, description="Options of dppo_tv.")
+    dppo_kl: DppoKlSection = Field(default_factory=DppoKlSection, description="Options of dppo_kl.")
     topr: ToprSection = Field(default_factory=ToprSection, description="Options of topr.")
     exgrpo: ExgrpoSection = Field(default_factory=ExgrpoSection, description="Options of exgrpo.")
     luffy: LuffySection = Field(default_factory=LuffySection, description="Options of luffy.")

@@ -79,6 +79,11 @@ class StartSection(Section):
 
 
 class EssSection(Section):
+    weights: Literal["mean", "sequence", "token"] = Field(
+        "token",
+        description="Whose ratios the ESS is over: each token's own, or of each trajectory their product (sequence) or "
+        "their geometric mean (mean), which hardly ever leaves 1.",
+    )
     floor: Fraction = Field(0.5, description="ESS under which an age bucket of the replay stream is too far off.")
     lower_by: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         0.5, description="The fraction is multiplied by this after an iteration with a bucket under the floor."

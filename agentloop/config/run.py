@@ -275,7 +275,9 @@ class MetricsSection(Section):
 class RunConfig(Section):
     """One run, whole."""
 
-    algorithm: Literal["grpo", "rloo", "reinforce", "reinforce++", "dr_grpo", "opo", "remax", "ppo"] = Field(
+    algorithm: Literal[
+        "grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "remax", "ppo"
+    ] = Field(
         "grpo",
         description="What gives advantages: a critic (ppo), or rewards beside rewards; see docs/algorithms.md.",
     )

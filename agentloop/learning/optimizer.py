@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 
 from agentloop.config.learning import OptimizerSection
 
+_HALF_PRECISION = (torch.bfloat16, torch.float16)
 _MASTER = "master"
 _REDUCED = {"row_var": -1, "col_var": -2}
 """Adafactor's factored second moment: the axis each is a mean over."""
@@ -43,7 +45,8 @@ class WeightOptimizer:
     to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982), so that one learning rate is right for both.
 
     Half-precision weights are updated through float32 masters: next to a weight of 1, bfloat16 can't
-    represent changes below 0.004, so small updates would be lost without a trace.
+    represent changes below 0.004, so small updates would be lost without a trace. For the same reason their gradients
+    are summed over passes in float32.
 
     Raises ValueError if only some parameters are sharded, and for sharded ones if the optimizer looks at whole matrices
     (`OptimizerSection.shardable`).
@@ -58,10 +61,11 @@ class WeightOptimizer:
             raise ValueError(f"parameters must be sharded all or none, got {whole[0]} whole. Reshard the model first.")
         if not section.shardable and not whole:
             raise ValueError(f"optimizer.name must be adamw or sgd when weights are sharded, got {section.name}.")
+        sum_gradients_in_float32(self._parameters.values())
         self._masters = {
             name: p.detach().float().requires_grad_()
             for name, p in self._parameters.items()
-            if p.dtype in (torch.bfloat16, torch.float16)
+            if p.dtype in _HALF_PRECISION
         }
         self._targets = {name: self._masters.get(name, p) for name, p in self._parameters.items()}
         self._max_norm = section.max_grad_norm
@@ -156,6 +160,24 @@ class WeightOptimizer:
             self._optimizers[self._movers[name]].state[target] = {
                 field: value.clone() if field == "step" else _laid_like(value, target) for field, value in state.items()
             }
+
+
+def sum_gradients_in_float32(parameters: Iterable[Tensor]) -> None:
+    """Let the gradients of half-precision parameters add up over passes in float32; others are left alone.
+
+    A bfloat16 sum has 8 bits: of thousands of passes most would be rounded away. It costs 2 more bytes per parameter
+    while the passes go on.
+    """
+    for parameter in parameters:
+        if parameter.dtype in _HALF_PRECISION and parameter.grad_dtype is not None:
+            parameter.grad_dtype = None  # any dtype may be added, and to any
+            parameter.register_post_accumulate_grad_hook(_to_float32)  # type: ignore[no-untyped-call]
+
+
+def _to_float32(parameter: Tensor) -> None:
+    """The first pass's gradient; what comes after is added to it in place, by autograd and by FSDP2 alike."""
+    if parameter.grad is not None and parameter.grad.dtype in _HALF_PRECISION:
+        parameter.grad = parameter.grad.float()
 
 
 def _torch_optimizer(mover: str, targets: list[Tensor], section: OptimizerSection) -> torch.optim.Optimizer:

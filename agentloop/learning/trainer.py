@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,20 @@ class UpdateResult:
     """Of drift, and of ratios where there was a gradient pass."""
 
 
+SAMPLING_GAP_BOUND = 1e-3
+"""Nats: beyond it, log-probs that were stored when a row was sampled do not stand for old ones."""
+RECOMPUTED = "actor/old_log_probs_recomputed"
+"""1 in an iteration in which they were found to be beyond it, and were recomputed."""
+
+
+class _StoredLogProbsDiffer(Exception):
+    """In the first optimizer step of an update, before any weight has moved."""
+
+    def __init__(self, gap: float) -> None:
+        super().__init__(gap)
+        self.gap = gap
+
+
 Told = Callable[[ScoredBatch], None]
 """Is shown the batch as the optimizer steps will see it."""
 
@@ -69,7 +83,7 @@ class _Log:
     stored: bool = False
     """True: there are old log-probs that were not recomputed."""
     sampling_gap: float | None = None
-    """Nats, k3: how far they are from those of the first step's passes, before any weight has moved."""
+    """Nats, root mean square: how far they are from those of the first step's passes, before any weight has moved."""
     skipped_no_signal: int = 0
     skipped_bad_gradient: int = 0
     gradient_norms: list[float] = field(default_factory=list)
@@ -81,8 +95,7 @@ class _Log:
             "actor/skipped_bad_gradient": float(self.skipped_bad_gradient),
         }
         if self.sampling_gap is not None:
-            # k3 is half the square of a small difference.
-            metrics["actor/sampling_gap"] = math.sqrt(max(0.0, 2 * self.sampling_gap))
+            metrics |= {"actor/sampling_gap": self.sampling_gap, RECOMPUTED: 0.0}
         if self.held_steps:
             metrics["actor/held_steps"] = float(self.held_steps)
         if self.gradient_norms:
@@ -143,14 +156,28 @@ class Trainer:
         `drift_*` and `ess` (of the replay stream also by age) over action tokens, and `actor/entropy`, the mean
         over the fresh rows' action tokens. `grad_norm` is before clipping.
 
+        Rows that are `scored` need no pass for their old log-probs. Where those are found to be further than
+        SAMPLING_GAP_BOUND from what the first step's passes say, the update begins anew with recomputed ones.
+
         Raises TrainingStopped for a NaN or infinite loss or gradient if `optimizer.on_bad_gradient` is stop,
         and, before anything has changed, UnknownAnchor for a trained token without the behavior log-prob its
         ratio needs, and TruncatedSampling for one of top-p or top-k sampling.
         """
         batch = build_batch(rows, self._authors)
         check_behavior(batch, rows, self._config)
+        stored = scored_rows(batch, rows)
+        try:
+            return self._update(batch, rows, stored, iteration=iteration, told=told)
+        except _StoredLogProbsDiffer as found:
+            result = self._update(batch, rows, torch.zeros_like(stored), iteration=iteration, told=told)
+            return replace(result, metrics=result.metrics | {"actor/sampling_gap": found.gap, RECOMPUTED: 1.0})
+
+    def _update(
+        self, batch: Batch, rows: Sequence[BatchRow], stored: Tensor, *, iteration: int, told: Told | None
+    ) -> UpdateResult:
+        """`stored` [B] bool: rows whose behavior log-probs are taken for their old ones."""
         reference = self._reference if self._needs_reference() else None
-        scored = self._score(batch, rows, reference=reference)
+        scored = self._score(batch, stored, reference=reference)
         metrics = fresh_entropy(scored, rows)
         if self._critic is not None:
             scored = valued(scored, rows, self._critic.critic, self._config, kl_coef=self.kl_coef.value)
@@ -161,7 +188,7 @@ class Trainer:
             told(scored)
         rates = self._begin(iteration)
         totals = UpdateTotals(scored.batch.replayed)
-        log, critic_log = _Log(stored=any(row.scored for row in rows)), CriticLog()
+        log, critic_log = _Log(stored=bool(stored.any())), CriticLog()
         log.held = self._critic is not None and iteration <= self._config.critic.warmup_iterations
         for members in self._plan(rows, iteration):
             chosen = torch.isin(
@@ -170,7 +197,7 @@ class Trainer:
             mini = scored.rows(chosen.nonzero()[:, 0])
             self._step_both(mini, totals, (log, critic_log), iteration=iteration)
         drift = scored.drift()
-        metrics |= _drift_metrics(scored, drift, rows) | totals.metrics() | log.metrics() | rates
+        metrics |= _drift_metrics(scored, drift, rows, self._config) | totals.metrics() | log.metrics() | rates
         if self._critic is not None:
             metrics |= critic_log.metrics()
         metrics |= self._observe_kl(scored)
@@ -231,11 +258,12 @@ class Trainer:
         `drift_*` and `ess` as in `update`; `approx_kl` is the mean of r - 1 - log r over action tokens with r
         = drift, the only ratio there is without an update. There are no losses and no clip fractions.
         """
-        scored = self._score(build_batch(rows, self._authors), rows, reference=None)
+        batch = build_batch(rows, self._authors)
+        scored = self._score(batch, scored_rows(batch, rows), reference=None)
         drift = scored.drift()
         totals = UpdateTotals(scored.batch.replayed)
         totals.observe(drift)
-        metrics = _drift_metrics(scored, drift, rows) | totals.metrics()
+        metrics = _drift_metrics(scored, drift, rows, self._config) | totals.metrics()
         stats = row_stats(drift, totals, scored.batch.trajectory_ids)
         return UpdateResult(metrics, stats, 0, histograms=_drift_histograms(scored, rows))
 
@@ -285,12 +313,11 @@ class Trainer:
             self._critic.load_state(critic)
         self.kl_coef.value = values.get("kl_coef", self.kl_coef.value)
 
-    def _score(self, batch: Batch, rows: Sequence[BatchRow], *, reference: Actor | None) -> ScoredBatch:
+    def _score(self, batch: Batch, stored: Tensor, *, reference: Actor | None) -> ScoredBatch:
         """The batch with its old log-probs, and those of the reference if there is one."""
-        batch = batch.to(self._actor.device)
+        batch, stored = batch.to(self._actor.device), stored.to(self._actor.device)
         max_tokens = self._config.batch.micro_batch_tokens
-        known = scored_rows(batch, rows)
-        old, entropies = score(self._actor, batch, max_tokens=max_tokens, known=known, ranks=self._ranks)
+        old, entropies = score(self._actor, batch, max_tokens=max_tokens, known=stored, ranks=self._ranks)
         ref = None if reference is None else score(reference, batch, max_tokens=max_tokens, ranks=self._ranks)[0]
         return ScoredBatch(batch, old, ref, entropies=entropies)
 
@@ -304,8 +331,11 @@ class Trainer:
         step = accumulate_gradients(
             self._actor, mini, self._config, losses=self._losses, totals=step_totals, ranks=self._ranks
         )
-        if log.steps == 1 and log.stored:
-            log.sampling_gap = step.moved
+        if log.steps == 1 and log.stored and step.moved is not None:
+            # k3 is half the square of a small difference.
+            log.sampling_gap = math.sqrt(max(0.0, 2 * step.moved))
+            if log.sampling_gap > SAMPLING_GAP_BOUND:
+                raise _StoredLogProbsDiffer(log.sampling_gap)
         norm = self._optimizer.gradient_norm()
         if not (math.isfinite(step.loss) and math.isfinite(norm)):
             self._optimizer.clear_gradients()
@@ -334,9 +364,10 @@ class Trainer:
         self._optimizer.step(norm)
 
 
-def _drift_metrics(scored: ScoredBatch, drift: Drift, rows: Sequence[BatchRow]) -> dict[str, float]:
+def _drift_metrics(scored: ScoredBatch, drift: Drift, rows: Sequence[BatchRow], config: RunConfig) -> dict[str, float]:
     quantiles = drift_quantiles(scored.token_drift(), scored.batch.replay_mask)
-    return drift_metrics(drift, scored.batch.replayed, _ages(rows)) | quantiles
+    weights = config.replay.ess.weights
+    return drift_metrics(drift, scored.batch.replayed, _ages(rows), ess_weights=weights) | quantiles
 
 
 def _drift_histograms(scored: ScoredBatch, rows: Sequence[BatchRow]) -> tuple[Histogram, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.diagnostics import Drift, effective_sample_size, sum_by_trajectory
+from agentloop.algorithms.diagnostics import Drift, EssWeights, sum_by_trajectory
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
 from agentloop.ranks import Ranks
 from replay.histograms import BINS, EDGES
@@ -33,7 +33,7 @@ class RowStats:
     """Mean over action tokens of exp(old - behavior); None without behavior log-probs."""
     drift_max: float | None
     ess_share: float | None
-    """Its weight over the sum of its stream's weights."""
+    """Its weight, exp(mean of its log drift), over the sum of its stream's weights."""
     approx_kl: float | None
     """Nats per trained token, mean over the update's passes; None if it had no gradient pass."""
     clip_fraction: float | None
@@ -161,8 +161,12 @@ def histograms(
     return tuple(found)
 
 
-def drift_metrics(drift: Drift, replayed: Tensor, ages: Sequence[str | None]) -> dict[str, float]:
+def drift_metrics(
+    drift: Drift, replayed: Tensor, ages: Sequence[str | None], *, ess_weights: EssWeights
+) -> dict[str, float]:
     """Drift and effective sample size of each stream, over trajectories with known behavior log-probs.
+
+    `ess` and those of ages are by `ess_weights`; beside `ess` stand those by each kind of weights.
 
     `ages` names the age bucket of each trajectory; every bucket that replayed ones are in has an ESS of its own: the
     oldest rows go bad first, which a mean over all ages hides.
@@ -173,11 +177,13 @@ def drift_metrics(drift: Drift, replayed: Tensor, ages: Sequence[str | None]) ->
         if bool(rows.any()):
             metrics[f"actor/{stream}/drift_mean"] = float(drift.sum[rows].sum() / drift.tokens[rows].sum())
             metrics[f"actor/{stream}/drift_max"] = float(drift.max[rows].max())
-            metrics[f"actor/{stream}/ess"] = effective_sample_size(drift.weight[rows])
+            for weights in get_args(EssWeights):
+                metrics[f"actor/{stream}/ess_{weights}"] = drift.effective_sample_size(rows, weights)
+            metrics[f"actor/{stream}/ess"] = metrics[f"actor/{stream}/ess_{ess_weights}"]
     old = (replayed & (drift.tokens > 0)).tolist()
     for age in sorted({age for age, counts in zip(ages, old, strict=True) if counts and age is not None}):
         rows = torch.tensor([counts and own == age for own, counts in zip(ages, old, strict=True)])
-        metrics[f"{ESS_BY_AGE}{age}"] = effective_sample_size(drift.weight[rows.to(drift.weight.device)])
+        metrics[f"{ESS_BY_AGE}{age}"] = drift.effective_sample_size(rows.to(drift.weight.device), ess_weights)
     return metrics
 
 

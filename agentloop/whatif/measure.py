@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from agentloop.algorithms.diagnostics import sum_by_trajectory
+from agentloop.algorithms.diagnostics import EssWeights, sum_by_trajectory
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.estimator import weighed
@@ -67,7 +67,7 @@ def what_if(
     told("score", 1, 1)
     ready, unfit = all_ready(losses, scored, rows)
     losses = [one.loss for one in ready]
-    data, effects = _measured(actor, ready, scored, rows, told=told)
+    data, effects = _measured(actor, ready, scored, rows, ess_weights=config.replay.ess.weights, told=told)
     trajectories, clipped = most_clipped(ready, rows, loaded.codec, tokens)
     return WhatIf(
         run=folder.path.name,
@@ -125,7 +125,13 @@ def _ready(loss: WhatIfLoss, scored: ScoredBatch, rows: Sequence[Row]) -> Ready:
 
 
 def _measured(
-    actor: Actor, ready: Sequence[Ready], scored: ScoredBatch, rows: Sequence[Row], *, told: Told
+    actor: Actor,
+    ready: Sequence[Ready],
+    scored: ScoredBatch,
+    rows: Sequence[Row],
+    *,
+    ess_weights: EssWeights,
+    told: Told,
 ) -> tuple[tuple[PartData, ...], tuple[Effect, ...]]:
     """Bucket by bucket, then all rows together."""
     batch, drift = scored.batch, scored.drift()
@@ -142,7 +148,7 @@ def _measured(
     for bucket in [*buckets, ALL]:
         chosen = [place for place, row in enumerate(rows) if bucket in (ALL, row.bucket)]
         members = torch.tensor(chosen, device=batch.trajectory.device)
-        data.append(part_data(bucket, drift, members, action_tokens))
+        data.append(part_data(bucket, drift, members, action_tokens, ess_weights=ess_weights))
         if bucket == ALL and len(buckets) == 1:
             effects += [replace(effect, bucket=ALL) for effect in effects]
         else:

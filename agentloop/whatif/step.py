@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from agentloop.algorithms.diagnostics import Drift, effective_sample_size, sum_by_trajectory
+from agentloop.algorithms.diagnostics import Drift, EssWeights, sum_by_trajectory
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
 from agentloop.learning.gradients import StepLoss, accumulate_gradients
+from agentloop.learning.optimizer import sum_gradients_in_float32
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.stream_losses import StreamLosses
 from agentloop.learning.update_stats import UpdateTotals
@@ -49,7 +50,9 @@ class ClipTotals(UpdateTotals):
         self.clipped_above += sum_by_trajectory(above, trajectory, len(self.trained))
 
 
-def part_data(bucket: str, drift: Drift, members: Tensor, action_tokens: Tensor) -> PartData:
+def part_data(
+    bucket: str, drift: Drift, members: Tensor, action_tokens: Tensor, *, ess_weights: EssWeights
+) -> PartData:
     """Of the trajectories `members` [n] of a batch, with the action tokens [N] of all of them."""
     tokens, known = action_tokens[members], drift.tokens[members]
     measured = members[known > 0]
@@ -61,7 +64,7 @@ def part_data(bucket: str, drift: Drift, members: Tensor, action_tokens: Tensor)
         unknown=int((tokens - known).sum()),
         drift_mean=float(drift.sum[measured].sum() / known.sum()) if there else None,
         drift_max=float(drift.max[measured].max()) if there else None,
-        ess=effective_sample_size(drift.weight[measured]) if there else None,
+        ess=drift.effective_sample_size(measured, ess_weights) if there else None,
     )
 
 
@@ -88,6 +91,7 @@ def effects_of(
 def _step(actor: Actor, ready: Ready, members: Tensor) -> tuple[StepLoss, ClipTotals, Gradient]:
     batch = ready.scored.batch
     parameters = [p for p in actor.model.parameters() if p.requires_grad]
+    sum_gradients_in_float32(parameters)
     totals = ClipTotals(batch.replayed)
     positions = torch.isin(batch.trajectory, members).nonzero()[:, 0]
     try:

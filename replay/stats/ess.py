@@ -1,7 +1,7 @@
 """The effective sample size that replayed rows would have in the next update, before it is made.
 
 ESS = (sum w)^2 / (N sum w^2), w = exp(mean over a row's sampled tokens of the clamped log drift), as an update reports
-it (`agentloop.algorithms.diagnostics`). What w is known from, the surer first:
+it under `ess_mean` (`agentloop.algorithms.diagnostics`). What w is known from, the surer first:
 
 - The row's own scores by the newest policy (`agentloop replay rescore`): w exactly.
 - What was drawn lately. A draw stores its ess_share, w over the sum of its iteration's w: shares of one iteration are

@@ -15,8 +15,9 @@ from replay.mixing import Mixer
 from replay.sampling import Sampler
 from replay.schema import groups, iterations, metrics, policies, sampler_state
 
-ESS = "actor/replay/ess"
-_ESS_BY_AGE = f"{ESS}/age_"
+ESS = "actor/replay/ess_mean"
+"""Of the weights that draws are stored with, whatever `replay.ess.weights` the controller goes by."""
+_ESS_BY_AGE = "actor/replay/ess/age_"
 _SUCCESS = "rollout/success"
 _FACTOR = "replay/controller_factor"
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from agentloop.algorithms.advantages import RULES, Member, advantages, normalised, returns, rule_of
+from agentloop.algorithms.advantages import RULES, Member, advantages, normalised, returns, rule_of, whitened
 
 ALGORITHMS = tuple(RULES)
-COMPARING = ("grpo", "dr_grpo", "rloo", "opo")
+COMPARING = ("grpo", "dr_grpo", "rloo", "opo", "reinforce++_baseline")
 
 
 def of_group(algorithm: str, rewards: Sequence[float], lengths: Sequence[int] | None = None) -> list[float]:
@@ -43,6 +43,7 @@ FORMULAS: dict[str, Callable[[Sequence[float], Sequence[int]], list[float]]] = {
     "rloo": rloo,
     "opo": opo,
     "reinforce++": grpo,
+    "reinforce++_baseline": lambda rewards, _: [r - sum(rewards) / len(rewards) for r in rewards],
     "reinforce": lambda rewards, _: list(rewards),
 }
 
@@ -105,14 +106,67 @@ def test_advantages_refuse_rewards_that_are_not_finite(algorithm: str, bad: floa
         of_group(algorithm, [1.0, bad])
 
 
-def test_batch_normalisation_leaves_out_and_keeps_what_tells_nothing() -> None:
-    # Telling: 1, -1, 3; mean 1, sample std sqrt((0 + 4 + 4) / 2) = 2
-    scale = 2 + 1e-6
-    values = [1.0, 0.0, -1.0, 3.0, 0.0]
-    assert normalised(values, centre=False) == pytest.approx([1 / scale, 0, -1 / scale, 3 / scale, 0], abs=1e-15)
-    assert normalised(values, centre=True) == pytest.approx([0, 0, -2 / scale, 2 / scale, 0], abs=1e-15)
-    assert normalised([0.0, 0.7], centre=True) == [0.0, 0.7]
-    assert normalised([0.3] * 7, centre=True) == [0.3] * 7
+# Deviations are sqrt(variance + 1e-8), variance with n - 1.
+ROOT_THIRD, ROOT_HALF = math.sqrt(1 / 3 + 1e-8), math.sqrt(1 / 2 + 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # Telling: 1, -1, 3: mean 1, variance (0 + 4 + 4) / 2 = 4.
+        ([1.0, 0.0, -1.0, 3.0, 0.0], [0, 0, -2 / math.sqrt(4 + 1e-8), 2 / math.sqrt(4 + 1e-8), 0]),
+        ([1.0, 1.0, 0.0], [0, 0, 0]),
+        ([1.0, 0.0, 0.0], [0, 0, 0]),
+        ([0.0, 0.7], [0, 0]),
+        ([0.7], [0]),
+        ([0.3] * 7, [0] * 7),
+        ([0.0, 0.0], [0, 0]),
+        ([], []),
+        # Mean 1 - 1e-6 / 3, variance 1e-12 / 3, which is rounding: 0.333e-6 / 1e-4.
+        ([1.0, 1.0, 0.999999], [1 / 300, 1 / 300, -2 / 300]),
+    ],
+)
+def test_whitening_where_groups_are_compared_leaves_zeros_out(values: list[float], expected: list[float]) -> None:
+    assert normalised(values, centre=True, zero_is_measured=False) == pytest.approx(expected, rel=1e-4, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # Mean 2/3, variance (1/9 + 1/9 + 4/9) / 2 = 1/3.
+        ([1.0, 1.0, 0.0], [1 / 3 / ROOT_THIRD, 1 / 3 / ROOT_THIRD, -2 / 3 / ROOT_THIRD]),
+        ([1.0, 0.0, 0.0], [2 / 3 / ROOT_THIRD, -1 / 3 / ROOT_THIRD, -1 / 3 / ROOT_THIRD]),
+        ([1.0, 0.0], [0.5 / ROOT_HALF, -0.5 / ROOT_HALF]),
+        ([1.0, 1.0, 1.0], [0, 0, 0]),
+        ([0.0, 0.0, 0.0], [0, 0, 0]),
+        ([1.0], [0]),
+        ([0.0], [0]),
+        ([1.0, 1.0, 0.999999], [1 / 300, 1 / 300, -2 / 300]),
+    ],
+)
+def test_whitening_of_rewards_takes_a_zero_for_a_measurement(values: list[float], expected: list[float]) -> None:
+    found = normalised(values, centre=True, zero_is_measured=True)
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-12)
+
+
+def test_scaling_divides_alone_and_leaves_equal_values_as_they_are() -> None:
+    scale = math.sqrt(4 + 1e-8)
+    scaled = normalised([1.0, 0.0, -1.0, 3.0], centre=False, zero_is_measured=False)
+    assert scaled == pytest.approx([1 / scale, 0, -1 / scale, 3 / scale], abs=1e-12)
+    assert normalised([1.0, 0.0], centre=False, zero_is_measured=True) == pytest.approx([1 / ROOT_HALF, 0.0])
+    for equal in ([0.3] * 3, [0.0, 0.7], [0.0, 0.0]):
+        assert normalised(equal, centre=False, zero_is_measured=False) == equal
+    assert normalised([1.0, 1.0], centre=False, zero_is_measured=True) == [1.0, 1.0]
+
+
+def test_advantages_over_groups_are_whitened_by_all_of_them_together() -> None:
+    # Groups [1, 0, 0, 0] and [1, 1]: 0.75, -0.25 x 3 and 0, 0. Mean 0, variance (0.5625 + 3 x 0.0625) / 5 = 0.15.
+    values = [0.75, -0.25, -0.25, -0.25, 0.0, 0.0]
+    scale = math.sqrt(0.15 + 1e-8)
+    expected = [0.75 / scale, *[-0.25 / scale] * 3, 0.0, 0.0]
+    assert whitened(values, [range(6)] * 6) == pytest.approx(expected, abs=1e-12)
+    assert whitened(values, [range(6)] * 6)[4:] == [0.0, 0.0]
+    assert whitened([0.0] * 4, [range(4)] * 4) == [0.0] * 4
 
 
 def test_returns_are_advantages_plus_values() -> None:

@@ -47,19 +47,23 @@ def stored(result: TrainResult) -> dict[tuple[int, str], list[tuple[float, float
     return dict(groups)
 
 
-@pytest.mark.parametrize("algorithm", ["rloo", "reinforce", "reinforce++", "dr_grpo", "opo", "remax"])
+@pytest.mark.parametrize(
+    "algorithm", ["rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "remax"]
+)
 def test_run_stores_the_advantages_of_its_algorithm(tmp_path: Path, qwen2: Path, algorithm: str) -> None:
     display = SilentDisplay()
     result = train(quick(tmp_path, qwen2, algorithm, run={"iterations": 1}), display=display)
     groups = stored(result)
     assert len(groups) == 4
     batch = np.float64([reward for members in groups.values() for reward, *_ in members])
+    centred = batch.reshape(4, 4) - batch.reshape(4, 4).mean(axis=1, keepdims=True)
     for members in groups.values():
         reward, advantage, length = np.float64(members).T
         expected = {
             "rloo": (reward - reward.mean()) * 4 / 3,
             "reinforce": reward,
             "reinforce++": (reward - batch.mean()) / (batch.std(ddof=1) + 1e-6),
+            "reinforce++_baseline": (reward - reward.mean()) / np.sqrt(centred.var(ddof=1) + 1e-8),
             "dr_grpo": reward - reward.mean(),
             "opo": reward - (length * reward).sum() / length.sum(),
             "remax": None,

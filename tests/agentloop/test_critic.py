@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from agentloop.algorithms.gae import at_last_action_token, gae
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
 from agentloop.learning.batch import BatchRow, build_batch
@@ -30,6 +31,7 @@ from tests.agentloop.training_examples import (
     trainer,
     weights_of,
 )
+from tests.context.test_strategies import SAID, AskThenGoOn, started
 
 
 def ppo(**sections: Any) -> RunConfig:
@@ -119,7 +121,7 @@ def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
                 d = float(before.old_log_probs[line, t] - before.ref_log_probs[line, t])
                 cells.append((line, t))
                 values.append(states[t - 1])
-                rewards.append(-0.05 * (d if estimator == "k1" else math.exp(-d) - 1 + d))
+                rewards.append(-0.05 * (d if estimator == "k1" else min(math.exp(-d) - 1 + d, 10.0)))
             line += 1
         record = item.trajectory.record
         rewards[-1] += record.reward
@@ -134,6 +136,29 @@ def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
             assert result.valued.returns[cell].item() == pytest.approx(advantage + values[k], rel=1e-9)
             assert result.valued.rewards[cell].item() == pytest.approx(rewards[k], rel=1e-9)
     assert line == len(result.batch.trajectory)
+
+
+def test_questions_asked_aside_are_in_the_order_of_time() -> None:
+    episode = started(AskThenGoOn())
+    episode.play(SAID[:3], tool_role=True)
+    item = row("t", *episode.context.segments())
+    batch = build_batch([item], AUTHORS)
+    rewards = at_last_action_token(torch.tensor([1.0]), batch.response_mask, batch.trajectory)
+    sampled = [token for call in episode.calls for token in call.sampled]  # reply, answer, reply, answer, ...
+    assert batch.token_ids[batch.response_mask].tolist() == sampled
+    assert rewards[batch.response_mask].tolist() == [0.0] * (len(sampled) - 1) + [1.0]
+    # One token after another: with gamma 0.5 and no critic each is worth half of what follows it.
+    advantages = gae(
+        rewards,
+        torch.zeros_like(rewards),
+        response_mask=batch.response_mask,
+        trajectory=batch.trajectory,
+        bootstrap=torch.zeros(1),
+        gamma=0.5,
+        gae_lambda=1.0,
+    )
+    halved = [0.5**k for k in reversed(range(len(sampled)))]
+    assert advantages[batch.response_mask].tolist() == pytest.approx(halved)
 
 
 def test_advantage_a_replayed_row_was_stored_with_does_not_matter() -> None:

@@ -1,10 +1,11 @@
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
-from agentloop.algorithms.diagnostics import effective_sample_size, trajectory_drift
+from agentloop.algorithms.diagnostics import Drift, EssWeights, effective_sample_size, trajectory_drift
 from agentloop.algorithms.log_probs import LOG_RATIO_BOUND
 from context.authors import LLM
 from context.tokens import Segment, TokenSequence
@@ -31,8 +32,58 @@ def test_drift_is_over_the_known_action_tokens_of_all_rows_of_a_trajectory() -> 
     assert drift.sum[0].item() == pytest.approx(6.5)
     assert drift.max[0].item() == pytest.approx(4.0)
     assert drift.weight[0].item() == pytest.approx(4 ** (1 / 3))
+    assert drift.sequence_weight[0].item() == pytest.approx(4.0)  # 2 x 1/2 x 4
+    assert drift.squares[0].item() == pytest.approx(20.25)
     # r - 1 - ln r: (1 - ln 2) + (-1/2 + ln 2) + (3 - ln 4)
     assert drift.kl_sum[0].item() == pytest.approx(3.5 - math.log(4))
+
+
+def drifting(*ratios: list[float]) -> Drift:
+    """Trajectories of tokens with such ratios old / behavior."""
+    rows = len(ratios)
+    mask = torch.zeros((rows, max(map(len, ratios))), dtype=torch.bool)
+    logs = torch.zeros(mask.shape, dtype=torch.float64)
+    for row, values in enumerate(ratios):
+        mask[row, : len(values)] = True
+        logs[row, : len(values)] = torch.tensor(values, dtype=torch.float64).log()
+    return trajectory_drift(
+        logs - 30.0,
+        torch.full_like(logs, -30.0),
+        response_mask=mask,
+        trajectory=torch.arange(rows),
+        count=rows,
+    )
+
+
+def test_effective_sample_size_by_each_kind_of_weights() -> None:
+    drift = drifting([4.0, 0.25, 1.0, 1.0], [2.0, 2.0], [9.0])
+    both = torch.tensor([True, True, False])
+    # Geometric means 1 and 2: 3^2 / (2 x 5).
+    assert drift.effective_sample_size(both, "mean") == pytest.approx(0.9)
+    # Products 1 and 4: 5^2 / (2 x 17).
+    assert drift.effective_sample_size(both, "sequence") == pytest.approx(25 / 34)
+    # Six tokens: sum 4 + 0.25 + 1 + 1 + 2 + 2 = 10.25, squares 16 + 0.0625 + 1 + 1 + 4 + 4 = 26.0625.
+    assert drift.effective_sample_size(both, "token") == pytest.approx(10.25**2 / (6 * 26.0625))
+    alone = torch.tensor([False, False, True])
+    assert [drift.effective_sample_size(alone, weights) for weights in get_args(EssWeights)] == [1.0, 1.0, 1.0]
+
+
+def test_long_trajectories_drift_by_their_tokens_while_their_means_stay() -> None:
+    # 100 tokens, half of them 10 times as likely, half a tenth: means exactly 1, tokens 101 / 20 on average.
+    drift = drifting(*[[10.0, 0.1] * 50] * 4)
+    everyone = torch.ones(4, dtype=torch.bool)
+    assert drift.effective_sample_size(everyone, "mean") == pytest.approx(1.0)
+    assert drift.effective_sample_size(everyone, "token") == pytest.approx(5.05**2 / 50.005)
+    # A hundredth of a nat a token, up or down, is a whole one of 100 tokens.
+    apart = drifting([math.exp(0.01)] * 100, [math.exp(-0.01)] * 100)
+    two = torch.ones(2, dtype=torch.bool)
+    assert apart.effective_sample_size(two, "mean") == pytest.approx(0.9999, abs=1e-5)
+    assert apart.effective_sample_size(two, "token") == pytest.approx(0.9999, abs=1e-5)
+    # e + 1 / e squared over 2 (e^2 + 1 / e^2)
+    expected = (math.e + 1 / math.e) ** 2 / (2 * (math.e**2 + math.e**-2))
+    assert apart.effective_sample_size(two, "sequence") == pytest.approx(expected)
+    # A product beyond e^20 counts as e^20.
+    assert drifting([math.exp(3.0)] * 10).sequence_weight.item() == pytest.approx(math.exp(20.0))
 
 
 def test_what_a_stored_row_weighs_is_the_same_without_tensors() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentloop.algorithms.advantages import RULES
 from agentloop.algorithms.baselines import ReplayBaseline
 from agentloop.config import RunConfig
 from agentloop.config.file import load_plain, to_plain
@@ -52,6 +53,45 @@ def test_stored_rows_keep_the_advantage_they_come_with() -> None:
     assert used(estimator(), MIXED, "stored") == [0.0, 0.0, 0.25, -0.75]
 
 
+def test_reinforce_plus_plus_with_a_baseline_by_hand() -> None:
+    rows = [
+        valued(name, reward, group=group, task=group)
+        for name, reward, group in (("a", 1.0, "g"), ("b", 0.0, "g"), ("c", 1.0, "h"), ("d", 1.0, "h"))
+    ]
+    # Less the means of their groups: 0.5, -0.5, 0, 0; variance (0.25 + 0.25) / 3 = 1/6, of all four.
+    found = estimator("reinforce++_baseline").at_birth([v.row.trajectory for v in rows], [v.worth for v in rows])
+    assert found == pytest.approx([1.224745, -1.224745, 0.0, 0.0], abs=1e-6)
+    assert found[2:] == [0.0, 0.0]  # exactly: a group of equal rewards tells nothing
+    assert estimator("reinforce++_baseline").at_birth([rows[0].row.trajectory], [1.0]) == [0.0]
+
+
+def reinforce_plus_plus_baseline(rewards: Any, groups: Any) -> Any:
+    """arXiv 2501.03262: r - mean of its group, whitened by mean and variance of the whole batch; in float64."""
+    centred = rewards - np.array([rewards[groups == group].mean() for group in groups])
+    return (centred - centred.mean()) / np.sqrt(centred.var(ddof=1) + 1e-8)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_reinforce_plus_plus_with_a_baseline_is_the_whitened_distance_from_the_groups_mean(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    groups = np.repeat(np.arange(6), rng.integers(2, 6, 6))
+    rewards = rng.normal(0.0, 3.0, len(groups)) * (groups != 2)  # one group without a signal
+    facts = enumerate(zip(rewards, groups, strict=True))
+    rows = [valued(f"t{i}", float(r), group=f"g{g}", task=f"k{g}") for i, (r, g) in facts]
+    made = estimator("reinforce++_baseline")
+    expected = reinforce_plus_plus_baseline(rewards, groups)
+    found = made.at_birth([v.row.trajectory for v in rows], [v.worth for v in rows])
+    assert found == pytest.approx(expected.tolist(), rel=1e-9, abs=1e-12)
+    # In a batch each stream by itself (split), or all rows of a task together (shared).
+    halves = np.arange(len(groups)) % 2 == 1
+    streams = zip(rows, halves, strict=True)
+    mixed = [replace(v, row=replace(v.row, stream="replay")) if late else v for v, late in streams]
+    assert used(made, mixed, "shared") == pytest.approx(expected.tolist(), rel=1e-9, abs=1e-12)
+    for half in (halves, ~halves):
+        expected = reinforce_plus_plus_baseline(rewards[half], groups[half])
+        assert np.array(used(made, mixed, "split"))[half] == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
 def test_function_of_ones_own_sees_whole_groups_and_who_is_replayed() -> None:
     own = estimator(advantage={"function": f"{FUNCTIONS}:best_of_group"})
     assert own.at_birth([v.row.trajectory for v in MIXED[:2]], [3.0, 7.0]) == [0.0, 1.0]
@@ -82,11 +122,26 @@ def test_batch_normalisation_is_of_each_stream_by_itself() -> None:
         valued("e", 0.0, stream="replay", advantage=4.0),
     ]
     # Fresh: 2 and -1, sample std 3 / sqrt(2); replayed: 8 and 4, 4 / sqrt(2).
-    fresh, replayed = 3 / math.sqrt(2) + 1e-6, 4 / math.sqrt(2) + 1e-6
+    fresh, replayed = math.sqrt(4.5 + 1e-8), math.sqrt(8 + 1e-8)
     scaled = [2 / fresh, -1 / fresh, 0, 8 / replayed, 4 / replayed]
     assert used(estimator(advantage={"normalise_batch": "scale"}), rows, "stored") == pytest.approx(scaled)
     whitened = [1.5 / fresh, -1.5 / fresh, 0, 2 / replayed, -2 / replayed]
     assert used(estimator(advantage={"normalise_batch": "whiten"}), rows, "stored") == pytest.approx(whitened)
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce", "remax"])
+def test_a_reward_of_zero_is_whitened_where_nobody_is_compared(algorithm: str) -> None:
+    rows = [valued(name, reward, advantage=reward) for name, reward in (("a", 1.0), ("b", 1.0), ("c", 0.0))]
+    # Mean 2/3, variance 1/3.
+    found = used(estimator(algorithm, advantage={"normalise_batch": "whiten"}), rows, "stored")
+    assert found == pytest.approx([0.577350, 0.577350, -1.154701], abs=1e-6)
+
+
+def test_a_group_without_a_signal_stays_silent_under_whitening() -> None:
+    rows = [valued(name, 0.0, advantage=a) for name, a in (("a", 1.0), ("b", -1.0), ("c", 0.0), ("d", 0.0))]
+    root = math.sqrt(2 + 1e-8)  # of 1 and -1
+    found = used(estimator(advantage={"normalise_batch": "whiten"}), rows, "stored")
+    assert found == pytest.approx([1 / root, -1 / root, 0, 0])
 
 
 def test_what_is_replayed_and_went_badly_has_a_bounded_weight() -> None:
@@ -167,7 +222,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"algorithm": "reinforce++", "advantage": {"normalise_std": False}},
-        r"advantage.normalise_std must be null when algorithm is reinforce\+\+",
+        r"advantage.normalise_std must be null when algorithm is reinforce\+\+.*algorithm: reinforce\.",
+    ),
+    (
+        {"algorithm": "reinforce++_baseline", "advantage": {"normalise_std": False}},
+        r"advantage.normalise_std must be null when algorithm is reinforce\+\+_baseline.*algorithm: dr_grpo\.",
+    ),
+    (
+        {"algorithm": "reinforce++_baseline", "rollout": {"recollect_rounds": 1}},
+        r"rollout.recollect_rounds must be 0 when algorithm is reinforce\+\+_baseline, which measures all groups",
+    ),
+    (
+        {"algorithm": "reinforce++_baseline", "advantage": {"credit": "turn"}},
+        "advantage.credit must be trajectory when algorithm is reinforce",
     ),
     (
         {
@@ -253,7 +320,7 @@ def test_what_is_only_observed_needs_no_baseline() -> None:
     RunConfig.model_validate({"replay": {"fraction": 0.5, "mode": "observe"}, "advantage": {"credit": "turn"}})
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce", "reinforce++", "dr_grpo", "opo", "remax"])
+@pytest.mark.parametrize("algorithm", sorted(RULES))
 def test_config_of_an_algorithm_comes_back_from_its_run_folder(algorithm: str) -> None:
     config = RunConfig.model_validate({"algorithm": algorithm})
     assert load_plain(to_plain(config)) == config

@@ -103,15 +103,29 @@ def test_gae_of_a_batch_without_action_tokens_is_zero() -> None:
     assert one([1.0, 1.0], [1.0, 1.0], "ue") == [0.0, 0.0]
 
 
-def test_whitened_advantages_have_the_populations_mean_and_deviation() -> None:
-    advantages = torch.tensor([[1.0, 3.0, 5.0, 9.0]], dtype=torch.float64)
+@pytest.mark.parametrize(
+    ("advantages", "expected"),
+    [
+        # Of the population, which is all but the last: mean 3, variance (4 + 0 + 4) / 2 = 4.
+        ([1.0, 3.0, 5.0, 9.0], [-1.0, 0.0, 1.0, 3.0]),
+        # Mean 2/3, variance 1/3: zeros count.
+        ([1.0, 1.0, 0.0, 0.0], [0.577350, 0.577350, -1.154701, -1.154701]),
+        # Nothing to compare with is no signal, for the last one too.
+        ([0.3, 0.3, 0.3, 0.9], [0.0, 0.0, 0.0, 0.0]),
+        ([0.0, 0.0, 0.0, 0.9], [0.0, 0.0, 0.0, 0.0]),
+        # Differences of rounding stay small: 0.333e-6 / sqrt(0.333e-12 + 1e-8).
+        ([1.0, 1.0, 0.999999, 1.0], [0.003333, 0.003333, -0.006667, 0.003333]),
+    ],
+)
+def test_whitening_measures_all_by_the_populations_mean_and_deviation(
+    advantages: list[float], expected: list[float]
+) -> None:
     fresh = torch.tensor([[True, True, True, False]])
-    mask = torch.tensor([[True, True, True, True]])
-    # Mean 3, sample standard deviation sqrt((4 + 0 + 4) / 2) = 2; the fourth is measured by the others.
-    assert whitened(advantages, mask, fresh)[0].tolist() == pytest.approx([-1.0, 0.0, 1.0, 3.0])
+    found = whitened(torch.tensor([advantages], dtype=torch.float64), torch.ones_like(fresh), fresh)
+    assert found[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_whitening_makes_no_signal_out_of_equal_advantages() -> None:
-    equal = torch.full((1, 3), 0.3)
-    mask = torch.tensor([[True, True, False]])
-    assert whitened(equal, mask, mask)[0].tolist() == pytest.approx([0.3, 0.3, 0.0])
+def test_whitening_of_one_token_is_zero_and_so_is_what_is_not_trained() -> None:
+    mask, alone = torch.tensor([[True, True, False]]), torch.tensor([[True, False, False]])
+    assert whitened(torch.tensor([[2.0, 5.0, 7.0]]), mask, alone)[0].tolist() == [0.0, 0.0, 0.0]
+    assert whitened(torch.tensor([[2.0, 5.0, 7.0]]), mask, mask)[0, 2] == 0.0

@@ -43,7 +43,7 @@ def written_formula(actor: Actor, scored: ScoredBatch, config: RunConfig) -> tup
                 token = torch.min(token, -a * clip.dual_clip)
             if scored.ref_log_probs is not None:
                 d = scored.ref_log_probs[i, t] - chosen
-                token = token + config.kl.loss_coef * (d.exp() - d - 1)
+                token = token + config.kl.loss_coef * (d.exp() - d - 1).clamp(max=10.0)
             token = token + loss.entropy_coef * (log_p.exp() * log_p).sum()
             per_stream[replayed].setdefault(int(batch.trajectory[i]), []).append(token * batch.loss_weights[i])
     if loss.normalise == "joint":

@@ -23,6 +23,8 @@ GRADIENTS: tuple[KlGradient, ...] = get_args(KlGradient)
 
 def written(estimator: str, d: float) -> tuple[float, float]:
     """The estimate at d = log policy - log reference, and its derivative by the policy's log-prob."""
+    if estimator == "k3" and math.exp(-d) - 1 + d > 10.0:
+        return 10.0, 0.0
     return {
         "k1": (d, 1.0),
         "k2": (d * d / 2, d),
@@ -64,6 +66,7 @@ def mean_gradient(estimator: Estimator, gradient: KlGradient, *, sampled_by: str
     gradient of KL(policy || reference) itself."""
     generator = torch.Generator().manual_seed(1)
     logits, ref_logits, other = torch.randn((3, 6), generator=generator, dtype=torch.float64)
+    ref_logits = logits + 1.2 * ref_logits.clamp(-1, 1)  # no token beyond the bound of k3
     logits.requires_grad_()
     log_p, log_ref, log_q = (torch.log_softmax(x, 0) for x in (logits, ref_logits, other))
     behavior = log_p.detach() if sampled_by == "policy" else log_q
@@ -115,6 +118,36 @@ def test_estimates_by_hand() -> None:
     # e^-0.5 - 1 + 0.5 = 0.1065; e^2 - 1 - 2 = 4.3891
     assert kl_estimate(policy, ref, mask, "k3").tolist() == pytest.approx([0.10653, 4.38906, 0.0], abs=1e-5)
     assert kl_estimate(policy, ref, mask, "abs").tolist() == pytest.approx([0.5, 2.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("d", "value", "slope"),
+    [
+        (-2.0, 4.389056, -6.389056),  # e^2 - 1 - 2, and 1 - e^2
+        (-2.610, 9.989045, -12.599051),  # e^2.61 - 1 - 2.61
+        (-2.612, 10.0, 0.0),  # e^2.612 - 1 - 2.612 = 10.0143
+        (-30.0, 10.0, 0.0),
+        (10.9, 9.900018, 0.999982),
+        (11.1, 10.0, 0.0),  # e^-11.1 - 1 + 11.1 = 10.100015
+        (30.0, 10.0, 0.0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_k3_of_a_token_is_bounded_by_ten_and_pushes_no_further(
+    d: float, value: float, slope: float, dtype: torch.dtype
+) -> None:
+    policy = torch.tensor([d - 40.0], dtype=dtype, requires_grad=True)
+    tokens = kl_loss(
+        policy,
+        torch.tensor([-40.0], dtype=dtype),
+        torch.tensor([True]),
+        anchors=torch.tensor([-40.0], dtype=dtype),
+        estimator="k3",
+        gradient="plain",
+    )
+    (found,) = torch.autograd.grad(tokens.sum(), policy)
+    assert tokens.item() == pytest.approx(value, rel=2e-5)
+    assert found.item() == pytest.approx(slope, rel=2e-5)
 
 
 @pytest.mark.parametrize("name", ["ref_log_probs", "anchors"])

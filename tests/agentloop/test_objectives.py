@@ -20,6 +20,10 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "sapo": [{"tau_positive": 1.0, "tau_negative": 1.05}, {"tau_positive": 0.3, "tau_negative": 4.0}],
     "gmpo": [{"log_ratio_low": 0.4, "log_ratio_high": 0.3}, {"log_ratio_low": 9.0, "log_ratio_high": 25.0}],
     "dppo_tv": [{"divergence_low": 0.15, "divergence_high": 0.05, "ratio_high": 20.0}],
+    "dppo_kl": [
+        {"divergence_low": 0.05, "divergence_high": 0.02, "ratio_high": 20.0},
+        {"divergence_low": 1.5, "divergence_high": 0.8, "ratio_high": 3.0},
+    ],
     "topr": [{"ratio_high": 1.0}, {"ratio_high": 7.0}],
     "exgrpo": [{"beta": 0.1}, {"beta": 3.0}],
     "luffy": [{"gamma": 0.1}],
@@ -181,6 +185,35 @@ def test_dppo_stops_at_the_probability_a_token_has_moved_by(
 ) -> None:
     options = {"divergence_low": 0.15, "divergence_high": 0.15, "ratio_high": 20.0}
     found = one_token("dppo_tv", math.log(after), math.log(before), advantage, **options)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "advantage", "expected"),
+    [
+        # 0.3 log(0.3 / 0.5) + 0.7 log(0.7 / 0.5) = 0.082283
+        (0.3, 0.5, 1.0, (0.0, 0.0)),
+        (0.3, 0.5, -1.0, (5 / 3 * math.log(0.5), 5 / 3)),  # risen, and bad: always
+        # 0.3 log(0.3 / 0.4) + 0.7 log(0.7 / 0.6) = 0.021601
+        (0.3, 0.4, 1.0, (-4 / 3 * math.log(0.4), -4 / 3)),
+        # 0.001 log(0.001 / 0.06) + 0.999 log(0.999 / 0.94) = 0.056721: a rare token may not rise as far as by its TV
+        (0.001, 0.06, 1.0, (0.0, 0.0)),
+        # 0.5 log(0.5 / 0.3) + 0.5 log(0.5 / 0.7) = 0.087177
+        (0.5, 0.3, -1.0, (0.0, 0.0)),
+        (0.5, 0.3, 1.0, (-0.6 * math.log(0.3), -0.6)),  # fallen, and good: always
+        # 0.5 log(0.5 / 0.4) + 0.5 log(0.5 / 0.6) = 0.020411
+        (0.5, 0.4, -1.0, (0.8 * math.log(0.4), 0.8)),
+        # Others of 0.1 fall to 0, which counts as 1e-8: 0.9 log 0.9 + 0.1 log(0.1 / 1e-8) = 1.516985
+        (0.9, 1.0, 1.0, (0.0, 0.0)),
+        (1.0, 1.0, 1.0, (0.0, -1.0)),
+        (0.3, 0.5, 0.0, (0.0, 0.0)),
+    ],
+)
+def test_dppo_stops_at_the_divergence_of_a_token(
+    before: float, after: float, advantage: float, expected: tuple[float, float]
+) -> None:
+    options = {"divergence_low": 0.05, "divergence_high": 0.05, "ratio_high": 20.0}
+    found = one_token("dppo_kl", math.log(after), math.log(before), advantage, **options)
     assert found == pytest.approx(expected, abs=1e-12)
 
 

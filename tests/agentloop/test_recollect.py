@@ -62,6 +62,15 @@ def names(groups: Sequence[GroupRecord]) -> list[str]:
     return [group.id for group in groups]
 
 
+def test_a_kl_penalty_hides_no_flat_group() -> None:
+    found = collected(a=(1, 1), b=(0, 1))
+    # The penalty tells the members of a apart, as it would those of any group.
+    penalties = dict(zip(("a0", "a1", "b0", "b1"), (0.01, 0.02, 0.03, 0.01), strict=True))
+    rows = [replace(t, record=replace(t.record, advantage=0.5 - penalties[t.id])) for t in found.trajectories]
+    charges = {id: Charge(penalty, kl=1.0, tokens=1) for id, penalty in penalties.items()}
+    assert [group.id for group, _ in flat_groups(replace(found, trajectories=rows, charges=charges))] == ["a"]
+
+
 def test_silent_groups_are_replaced_in_their_places_until_none_is_left() -> None:
     first = collected(a=(0, 0), b=(0, 1), c=(1, 1, 1), d=(1, 0))
     more = Rounds(collected(e=(0, 0), f=(1, 0)), collected(g=(0, 1, 1)))

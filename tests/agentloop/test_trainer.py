@@ -25,6 +25,7 @@ from tests.agentloop.training_examples import (
 )
 
 CONFIG: dict[str, Any] = {"batch": {"mini_batch": 4}, "run": {"iterations": 10}}
+ESS = ("ess", "ess_token", "ess_sequence", "ess_mean")
 
 
 def silent_rows() -> list[BatchRow]:
@@ -281,7 +282,7 @@ def test_metrics_of_a_stream_without_rows_are_absent() -> None:
         "ratio_max",
     }
     quantiles = {f"{name}_p{percent}" for name in ("ratio", "drift") for percent in ("01", "50", "99")}
-    names |= {"drift_mean", "drift_max", "ess", *quantiles}
+    names |= {"drift_mean", "drift_max", *ESS, *quantiles}
     shared = {
         "actor/grad_norm",
         "actor/learning_rate",
@@ -302,7 +303,7 @@ def test_row_statistics_are_those_of_the_trajectory() -> None:
         assert sum(share or 0.0 for share in shares) == pytest.approx(1.0)
         # sum of squared shares = sum w^2 / (sum w)^2 = 1 / (N ESS)
         squares = sum((share or 0.0) ** 2 for share in shares)
-        assert result.metrics[f"actor/{stream}/ess"] == pytest.approx(1 / (len(shares) * squares))
+        assert result.metrics[f"actor/{stream}/ess_mean"] == pytest.approx(1 / (len(shares) * squares))
         largest = max(result.rows[r.trajectory.id].drift_max or 0.0 for r in rows if r.stream == stream)
         assert result.metrics[f"actor/{stream}/drift_max"] == pytest.approx(largest)
 
@@ -312,7 +313,7 @@ def test_rows_without_behavior_log_probs_are_in_no_drift_and_no_sample_size() ->
     config = run_config(batch={"mini_batch": 100}, loss={"replay": {"anchor": "old"}})
     alone = trainer(tiny_actor(), config).update(mixed_rows(), iteration=1)
     result = trainer(tiny_actor(), config).update([*mixed_rows(), unknown], iteration=1)
-    for name in ("drift_mean", "drift_max", "ess"):
+    for name in ("drift_mean", "drift_max", *ESS):
         key = f"actor/replay/{name}"
         assert result.metrics[key] == pytest.approx(alone.metrics[key], rel=1e-12)
     stats = result.rows["unknown"]
@@ -353,7 +354,7 @@ def test_observed_rows_have_drift_and_no_loss() -> None:
     learner = trainer(tiny_actor(), run_config(**CONFIG))
     observed = learner.observe([row("a", segment("uudd", [-1.0, -2.0]), stream="replay", advantage=1.0)])
     assert observed.optimizer_steps == 0
-    names = {"drift_mean", "drift_max", "drift_p01", "drift_p50", "drift_p99", "ess", "ess/age_unknown", "approx_kl"}
+    names = {"drift_mean", "drift_max", "drift_p01", "drift_p50", "drift_p99", *ESS, "ess/age_unknown", "approx_kl"}
     assert set(observed.metrics) == {f"actor/replay/{name}" for name in names}
     stats = observed.rows["a"]
     assert stats.clip_fraction is None
@@ -370,18 +371,26 @@ def test_update_clears_gradients_left_by_others() -> None:
     assert torch.equal(weights_of(actor), weights_of(other))
 
 
-def test_replay_stream_has_an_ess_for_each_age() -> None:
+@pytest.mark.parametrize("weights", ["token", "sequence", "mean"])
+def test_replay_stream_has_an_ess_for_each_age(weights: str) -> None:
     """Old rows that are all wrong must not hide behind young ones that are right."""
     actor = tiny_actor()
     young = [row(f"y{i}", segment("ull", seed=i), stream="replay") for i in range(3)]
     mended = [replace(item, staleness=age) for item, age in zip(sampled_by(actor, young), (1, 2, 3), strict=True)]
     off = [row(f"o{i}", segment("ull", [level, level]), stream="replay") for i, level in enumerate((-1.0, -9.0))]
     old = [replace(item, staleness=5) for item in off]
-    metrics = trainer(actor, run_config(**CONFIG)).observe([*mended, *old]).metrics
+    config = run_config(**CONFIG, replay={"ess": {"weights": weights}})
+    metrics = trainer(actor, config).observe([*mended, *old]).metrics
     ess = {name.removeprefix(ESS_BY_AGE): value for name, value in metrics.items() if name.startswith(ESS_BY_AGE)}
     assert ess.keys() == {"1", "2-3", "4-7"}
     assert (ess["1"], ess["2-3"]) == pytest.approx((1.0, 1.0), abs=1e-4)
-    assert ess["4-7"] == pytest.approx(0.5, abs=0.01)  # one of the two weighs exp(8) times the other
+    if weights == "mean":  # one of the two weighs exp(8) times the other
+        assert ess["4-7"] == pytest.approx(0.5, abs=0.01)
+    else:
+        assert ess["4-7"] < 0.51
+    if weights == "token":  # the two tokens of that one are all that counts of four, and one of them more
+        assert ess["4-7"] >= 0.25
+    assert metrics["actor/replay/ess"] == metrics[f"actor/replay/ess_{weights}"]
 
 
 @pytest.mark.parametrize(
@@ -445,7 +454,33 @@ def test_stored_log_probs_of_the_present_weights_need_no_pass_and_change_nothing
     torch.testing.assert_close(weights_of(stored), weights_of(scored), atol=1e-5, rtol=0)
 
 
-def test_stored_log_probs_of_other_weights_show_as_a_sampling_gap() -> None:
-    rows = [replace(r, scored=True) for r in mixed_rows(replayed=0)]
+def off(row: BatchRow, nats: float) -> BatchRow:
+    """As a generator stores it whose log-probs are wrong by so much."""
+    segments = tuple(
+        replace(segment, tokens=replace(segment.tokens, behavior_log_probs=segment.tokens.behavior_log_probs - nats))
+        for segment in row.trajectory.segments
+    )
+    return replace(row, trajectory=replace(row.trajectory, segments=segments))
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_stored_log_probs_that_are_off_are_recomputed_in_that_iteration(algorithm: str) -> None:
+    settings = run_config(algorithm=algorithm, batch={"mini_batch": 4, "ppo_epochs": 2})
+    rows = [off(r, 0.01) if r.stream == "fresh" else r for r in sampled_by(tiny_actor(), mixed_rows())]
+    recomputed, trusted = tiny_actor(), tiny_actor()
+    expected = trainer(recomputed, settings).update(rows, iteration=1)
+    marked = [replace(r, scored=r.stream == "fresh") for r in rows]
+    found = trainer(trusted, settings).update(marked, iteration=1)
+    metrics = dict(found.metrics)
+    assert metrics.pop("actor/sampling_gap") == pytest.approx(0.01, rel=0.01)
+    assert metrics.pop("actor/old_log_probs_recomputed") == 1.0
+    assert metrics == expected.metrics and found.rows == expected.rows
+    assert torch.equal(weights_of(trusted), weights_of(recomputed))
+
+
+def test_stored_log_probs_within_the_bound_are_old_ones() -> None:
+    rows = [replace(off(r, 0.0005), scored=True) for r in sampled_by(tiny_actor(), mixed_rows(replayed=0))]
     metrics = trainer(tiny_actor(), run_config(**CONFIG)).update(rows, iteration=1).metrics
-    assert metrics["actor/sampling_gap"] > 0.1
+    assert metrics["actor/sampling_gap"] == pytest.approx(0.0005, rel=0.01)
+    assert metrics["actor/old_log_probs_recomputed"] == 0.0
+    assert metrics["actor/fresh/drift_mean"] == 1.0

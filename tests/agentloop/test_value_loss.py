@@ -47,6 +47,15 @@ def test_value_loss_by_hand() -> None:
     assert result.clipped.tolist() == [False, True, False]
 
 
+def test_value_loss_counts_no_rounding_as_clipped() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values, old = torch.randn((2, 10_000), generator=generator)  # nowhere further apart than 10
+    returns = values + torch.randn(10_000, generator=generator)
+    result = value_loss(values, old, returns, mask=torch.ones_like(values, dtype=torch.bool), value_clip=10.0)
+    assert int(result.clipped.sum()) == 0
+    assert torch.equal(result.loss, 0.5 * (values - returns).square())
+
+
 def test_value_loss_outside_the_mask_is_zero_whatever_stands_there() -> None:
     values = torch.tensor([0.5, math.nan], requires_grad=True)
     wild = torch.tensor([0.0, math.inf])

@@ -104,12 +104,13 @@ def test_data_of_a_part_are_those_of_its_rows_alone() -> None:
     actor = tiny_actor()
     rows = three_tokens(actor)
     scored = scored_rows(actor, rows, old=actor)
-    part = part_data("2-3", scored.drift(), torch.tensor([0, 1]), torch.ones(3))
+    part = part_data("2-3", scored.drift(), torch.tensor([0, 1]), torch.ones(3), ess_weights="mean")
     assert (part.trajectories, part.tokens, part.unknown) == (2, 2, 0)
     assert (part.drift_mean, part.drift_max) == pytest.approx((1.0, 1.5), rel=1e-5)  # (1.5 + 0.5) / 2
     assert part.ess == pytest.approx(2.0**2 / (2 * (1.5**2 + 0.5**2)), rel=1e-5)
     unknown = [row("u", segment("uux"), stream="replay")]
-    nothing = part_data("unknown", scored_rows(actor, unknown, old=actor).drift(), torch.tensor([0]), torch.ones(1))
+    of_unknown = scored_rows(actor, unknown, old=actor).drift()
+    nothing = part_data("unknown", of_unknown, torch.tensor([0]), torch.ones(1), ess_weights="mean")
     assert (nothing.unknown, nothing.drift_mean, nothing.ess) == (1, None, None)
 
 
@@ -155,7 +156,8 @@ def test_number_that_is_not_finite_is_null_in_json_and_seen_in_text() -> None:
     actor = tiny_actor()
     rows = three_tokens(actor)
     (effect,) = effects_of(actor, [ready(actor, rows, "surrogate")], "all", torch.arange(3))
-    part = part_data("all", scored_rows(actor, rows, old=actor).drift(), torch.arange(3), torch.ones(3))
+    drift = scored_rows(actor, rows, old=actor).drift()
+    part = part_data("all", drift, torch.arange(3), torch.ones(3), ess_weights="mean")
     broken = type(effect)(**{**vars(effect), "gradient_norm": math.nan, "ratio_p01": None})
     found = WhatIf(
         "r", 1, "w", "rows", "known", 3, (AskedObjective("surrogate", "a", "b"),), (part,), (broken,), (), ()

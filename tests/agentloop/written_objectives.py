@@ -136,6 +136,18 @@ def _dppo_tv(t: Token, *, divergence_low: float, divergence_high: float, ratio_h
     return -w * t.a * t.l, -w * t.a
 
 
+def _dppo_kl(t: Token, *, divergence_low: float, divergence_high: float, ratio_high: float) -> tuple[float, float]:
+    """The two outcomes of a coin, this token or another one, summed one by one."""
+    now, then = math.exp(t.l), math.exp(t.anchor)
+    coin = ((then, now), (max(-math.expm1(t.anchor), 1e-8), max(-math.expm1(t.l), 1e-8)))
+    divergence = math.fsum(q * math.log(q / p) for q, p in coin)
+    left = (t.a > 0 and now > then and divergence > divergence_high) or (
+        t.a < 0 and now < then and divergence > divergence_low
+    )
+    w = min(t.r, ratio_high)
+    return (0.0, 0.0) if left else (-w * t.a * t.l, -w * t.a)
+
+
 def _sapo(t: Token, *, tau_positive: float, tau_negative: float) -> tuple[float, float]:
     tau = tau_positive if t.a > 0 else tau_negative
     x = tau * (t.r - 1)
@@ -165,6 +177,7 @@ _OF_TOKENS: dict[str, Callable[..., tuple[float, float]]] = {
     "ppo_clip": _ppo_clip,
     "cispo": _cispo,
     "dppo_tv": _dppo_tv,
+    "dppo_kl": _dppo_kl,
     "sapo": _sapo,
     "exgrpo": _exgrpo,
     "luffy": _luffy,

@@ -313,14 +313,19 @@ class AskThenGoOn(Strategy):
         return Append()
 
 
-def test_conversation_goes_on_in_its_segment_after_a_question_aside() -> None:
+def test_conversation_goes_on_after_a_question_aside_with_the_same_tokens_in_a_new_segment() -> None:
     episode = started(AskThenGoOn())
     episode.play(SAID[:3], tool_role=True)
     segments = episode.context.segments()
-    assert [segment.reason for segment in segments] == ["clean", "fork", "fork", "fork"]
-    asked = [call for call in episode.calls if not call.question]
-    ids = segments[0].tokens.token_ids.tolist()
-    assert all(ids[: len(c.prompt) + len(c.sampled)] == [*c.prompt, *c.sampled] for c in asked)
+    assert [segment.reason for segment in segments] == ["clean", "fork"] * 3
+    # In the order of time: each sampled token is an action token once, in the order it was sampled in.
+    said = [segment.tokens.token_ids[response_mask(segment.tokens, TABLE)].tolist() for segment in segments]
+    assert said == [list(call.sampled) for call in episode.calls]
+    for call, segment in zip(episode.calls, segments, strict=True):
+        assert segment.tokens.token_ids.tolist() == [*call.prompt, *call.sampled]
+    assert [call.question for call in episode.calls] == [False, True] * 3
+    earlier = segments[4].tokens
+    assert TABLE.code(HISTORY) in earlier.authors and np.isfinite(earlier.behavior_log_probs).sum() == len(said[4])
 
 
 def test_strategy_that_never_decides_is_an_error() -> None:

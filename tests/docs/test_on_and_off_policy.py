@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentloop.algorithms.corrections import Correction, CorrectionKind, correct
-from agentloop.algorithms.diagnostics import effective_sample_size, trajectory_drift
+from agentloop.algorithms.diagnostics import trajectory_drift
 from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss
 from agentloop.algorithms.kl import kl_estimate
 from agentloop.algorithms.log_probs import log_ratios
@@ -97,11 +97,11 @@ def test_losses_of_the_page_are_those_of_the_default_replay_stream() -> None:
 
 def test_sample_sizes_of_the_page_are_those_of_their_drifts() -> None:
     for row in table(PAGE, "ESS"):
-        logs = torch.tensor(numbers(row["mean log drift of four rows"]), dtype=torch.float64)[:, None]
+        logs = torch.tensor(numbers(row["log drift of four tokens"]), dtype=torch.float64)[:, None]
         mask, rows = torch.ones(4, 1, dtype=torch.bool), torch.arange(4)
         drift = trajectory_drift(logs - 1.0, torch.full_like(logs, -1.0), response_mask=mask, trajectory=rows, count=4)
         assert numbers(row["weights"]) == pytest.approx(drift.weight.tolist(), abs=0.005)
-        assert row["ESS"] == f"{effective_sample_size(drift.weight):.2f}"
+        assert row["ESS"] == f"{drift.effective_sample_size(rows, 'token'):.2f}"
 
 
 def test_products_of_the_page_grow_with_length_and_means_do_not() -> None:

@@ -5,12 +5,14 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.controller import EssRule
+from replay.declared import completed, mix_rule
 from replay.mixing import BatchPlan, Mixer, MixRule, ReplayStarved, StartRule
 from replay.request import Availability, Pick
 from replay.schedules import Schedule, progress_at
@@ -301,6 +303,37 @@ def test_success_rate_latches_once_reached() -> None:
         drawn += replayed(mixer, 1, first=iteration)
         mixer.observe(success_rate=success, ess_by_age={})
     assert drawn == [0, 0, 12, 12]
+
+
+DRIFTING = Path(__file__).with_name("recorded") / "ess_of_drifting_run.csv"
+
+
+def recorded_ess(weights: str) -> dict[int, dict[str, float]]:
+    """ESS of the age buckets in each iteration of a run whose policy broke down."""
+    found: dict[int, dict[str, float]] = {}
+    for line in DRIFTING.read_text().splitlines():
+        if not line.startswith("#"):
+            iteration, age, kind, value = line.split(",")
+            if kind == weights and age != "all":
+                found.setdefault(int(iteration), {})[age] = float(value)
+    return found
+
+
+def test_controller_acts_on_a_recorded_run_that_drifts() -> None:
+    config = completed({"replay": {"fraction": 0.5, "controller": "ess"}})
+    factors: dict[str, list[float]] = {}
+    for weights in ("token", "mean"):
+        mixer = Mixer(mix_rule(config))
+        factors[weights] = []
+        for ess in recorded_ess(weights).values():
+            mixer.observe(success_rate=0.0, ess_by_age=ess)
+            factors[weights].append(mixer.factor)
+    # Iterations 2 to 13. Rows of age 2-3 are at 0.38 in iteration 3, and no later one but 4 is without such a bucket.
+    assert config["replay"]["ess"]["weights"] == "token"
+    assert factors["token"][:7] == pytest.approx([1.0, 0.5, 0.55, 0.275, 0.1375, 0.1, 0.1])
+    assert factors["token"][7:] == [0.1] * 5
+    # Geometric means are at 0.88 and above throughout.
+    assert factors["mean"] == [1.0] * 12
 
 
 RULE = EssRule(floor=0.5, lower_by=0.5, raise_by=2.0, least=0.1)

@@ -326,7 +326,7 @@ def recorded(location: Location) -> tuple[ReplayStore, dict[int, float]]:
     for iteration, value in logged.items():
         store.reserve_fresh([replace(draw, ess_share=None) for draw in draws[iteration]])
         record = iteration_record(iteration, replay=len(draws[iteration]))
-        record = replace(record, metrics={"actor/replay/ess": value})
+        record = replace(record, metrics={"actor/replay/ess_mean": value})
         store.commit(record, draws[iteration], sampler_state={})
         store.add_policy(policy(iteration))
     return store, logged

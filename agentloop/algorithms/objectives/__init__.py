@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentloop.algorithms.objectives.base import Objective, ObjectiveInput, PolicyLoss
-from agentloop.algorithms.objectives.ratio import cispo, dppo_tv, ppo_clip, surrogate
+from agentloop.algorithms.objectives.ratio import cispo, dppo_kl, dppo_tv, ppo_clip, surrogate
 from agentloop.algorithms.objectives.score import bc, gpg, reinforce, topr
 from agentloop.algorithms.objectives.sequence import gmpo, gspo
 from agentloop.algorithms.objectives.soft import exgrpo, luffy, sapo
@@ -39,6 +39,7 @@ OBJECTIVES = {
     "gmpo": ObjectiveKind(gmpo, whole_trajectories=True),
     "gpg": ObjectiveKind(gpg),
     "dppo_tv": ObjectiveKind(dppo_tv),
+    "dppo_kl": ObjectiveKind(dppo_kl),
     "topr": ObjectiveKind(topr, whole_trajectories=True),
     "exgrpo": ObjectiveKind(exgrpo),
     "luffy": ObjectiveKind(luffy),

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from agentloop.algorithms.objectives.base import ObjectiveInput, PolicyLoss, unclipped
 
+_LEAST_PROBABILITY = 1e-8
+
 
 def surrogate(inputs: ObjectiveInput) -> PolicyLoss:
     """-A r: the surrogate that TRPO maximises (Schulman et al. 2015, arXiv 1502.05477), without its constraint."""
@@ -58,7 +60,26 @@ def dppo_tv(inputs: ObjectiveInput, *, divergence_low: float, divergence_high: f
     back is not. |p - q| is the total variation between "this token" and "any other".
     """
     moved = inputs.log_probs.detach().exp() - inputs.anchors.exp()
-    outside = torch.where(inputs.advantages > 0, moved > divergence_high, moved < -divergence_low)
+    return _within(inputs, moved, low=divergence_low, high=divergence_high, ratio_high=ratio_high)
+
+
+def dppo_kl(inputs: ObjectiveInput, *, divergence_low: float, divergence_high: float, ratio_high: float) -> PolicyLoss:
+    """`dppo_tv` with the binary KL divergence (the same paper).
+
+    A token is outside where its divergence q log(q / p) + (1 - q) log((1 - q) / (1 - p)), that of "this token" and "any
+    other" from the anchor's policy to the current one, is over divergence_high with A > 0 and p > q, or over
+    divergence_low with A < 0 and p < q. Probabilities of other tokens below 1e-8 count as 1e-8.
+    """
+    now, then = inputs.log_probs.detach(), inputs.anchors
+    others_now, others_then = ((-logs.expm1()).clamp_min(_LEAST_PROBABILITY) for logs in (now, then))
+    divergence = then.exp() * (then - now) + others_then * (others_then / others_now).log()
+    moved = divergence * (now - then).sign()
+    return _within(inputs, moved, low=divergence_low, high=divergence_high, ratio_high=ratio_high)
+
+
+def _within(inputs: ObjectiveInput, moved: Tensor, *, low: float, high: float, ratio_high: float) -> PolicyLoss:
+    """-w A log_prob but where A > 0 and `moved` > high, or A < 0 and `moved` < -low; w = min(r, ratio_high)."""
+    outside = torch.where(inputs.advantages > 0, moved > high, moved < -low)
     outside &= inputs.advantages != 0
     weights = inputs.log_ratios().exp().detach().clamp_max(ratio_high)
     loss = -weights * inputs.advantages * inputs.log_probs
