@@ -1,6 +1,6 @@
 """Experience at rest: what agents did, token by token, and which update learned from it."""
 
-from replay.errors import ConnectionLost, CorruptTrajectory, DatabaseRefused, InvalidRecord, ReplayError
+from replay.errors import ConnectionLost, CorruptTrajectory, DatabaseRefused, InvalidRecord, ReplayError, RunReplaced
 from replay.records import (
     DrawRecord,
     GroupRecord,
@@ -35,6 +35,7 @@ __all__ = [
     "ResumeReport",
     "Rows",
     "RunRecord",
+    "RunReplaced",
     "Sampler",
     "TaskRecord",
     "Trajectory",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from replay.availability import count_available
-from replay.draws import reserve
+from replay.draws import release, reserve
 from replay.index import EligibleIndex
 from replay.pool import Buffer, Pool, refuse_incomparable
 from replay.read import load, quarantine
@@ -92,7 +92,10 @@ class Drawing:
     def draw(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
     ) -> list[Drawn]:
+        """In place of what was reserved for the request's slots before."""
         check_fields([request], "draw of iteration", "iteration")
+        slots = range(request.first_slot, request.first_slot + request.count)
+        release(connection, request.run, request.iteration, slots, stream=REPLAY)
         self.refresh(connection, request.limits)
         selection = self._selection(request, sampler)
         if candidates is not None and candidates.corrupt:

@@ -22,6 +22,7 @@ from replay.records import (
     DrawRecord,
     IterationRecord,
 )
+from replay.reservations import LEASE_DRAWS, is_live
 from replay.rows import Row, chunked, known
 from replay.schema import (
     draws,
@@ -58,12 +59,30 @@ _REALS = [field.name for field in fields(DrawRecord) if str(field.type).startswi
 _SLOTS = sa.select(draws.c.slot).where(
     draws.c.run == sa.bindparam("run"), draws.c.iteration == sa.bindparam("iteration")
 )
+_RESERVED = _SLOTS.where(draws.c.state == RESERVED, draws.c.stream == sa.bindparam("stream"))
 
 
 def reserve_given(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
-    """Records that somebody else made."""
+    """Records that somebody else made, in place of those reserved for their slots before."""
     check_fields(records, "iteration", "iteration")
+    if records:
+        slots = [record.slot for record in records]
+        release(connection, records[0].run, records[0].iteration, slots, stream=records[0].stream)
     reserve(connection, records)
+
+
+def release(connection: sa.Connection, run: str, iteration: int, slots: Sequence[int], *, stream: str) -> None:
+    """What was reserved for these slots is free again, as if they had never been asked for.
+
+    So what is done again, because nobody knows whether the first time was stored, comes out the same.
+    """
+    reserved = execute(connection, _RESERVED, run=run, iteration=iteration, stream=stream).scalars()
+    again = sorted(set(reserved).intersection(slots))
+    here = (draws.c.run == run) & (draws.c.iteration == iteration)
+    for chunk in chunked(again):
+        connection.execute(draws.delete().where(here, draws.c.slot.in_(chunk)))
+    if again:
+        next_number(connection, "rollbacks")
 
 
 def reserve(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
@@ -96,26 +115,52 @@ def commit(
     *,
     sampler_state: Mapping[str, Any],
 ) -> None:
+    """Committed again, the same iteration with the same draws counts as done."""
     where = f"iteration {iteration.iteration}"
     check_fields([iteration], "iteration", "iteration")
     for position, histogram in enumerate(iteration.histograms):
         if not is_counts(histogram.counts):
             raise refused(f"histograms[{position}].counts", COUNTS_RULE, histogram.counts, where)
-    given = {record.slot: record.trajectory for record in records}
-    query = _of(iteration.run, iteration.iteration, draws.c.slot, draws.c.trajectory)
-    reserved = {row.slot: row.trajectory for row in connection.execute(query.where(draws.c.state == RESERVED))}
-    if given != reserved:
-        odd = min(slot for slot in {*given, *reserved} if given.get(slot) != reserved.get(slot))
-        raise refused(f"draws[{odd}].trajectory", f"be the reserved {reserved.get(odd)!r}", given.get(odd), where)
+    row = {name: value for name, value in vars(iteration).items() if name not in ("metrics", "histograms")}
+    stored = _stored_iteration(connection, iteration)
+    _check_drawn(connection, iteration, records, state=RESERVED if stored is None else COMMITTED)
+    if stored is not None:
+        if stored != row:
+            raise refused("iteration", f"be the committed {stored}", row, where)
+        return
     connection.execute(draws.delete().where(draws.c.run == iteration.run, draws.c.iteration == iteration.iteration))
     if records:
         _insert(connection, records, state=COMMITTED, sequence=0)
         _count_uses(connection, [record.trajectory for record in records])
-    row = {name: value for name, value in vars(iteration).items() if name not in ("metrics", "histograms")}
     connection.execute(iterations.insert().values(row))
     add_metrics(connection, iteration.run, iteration.iteration, iteration.metrics)
     insert(connection, histograms, _histogram_rows(iteration))
     _save_sampler(connection, iteration, sampler_state)
+
+
+def _stored_iteration(connection: sa.Connection, iteration: IterationRecord) -> Row | None:
+    here = (iterations.c.run == iteration.run) & (iterations.c.iteration == iteration.iteration)
+    found = connection.execute(iterations.select().where(here)).mappings().one_or_none()
+    return None if found is None else dict(found)
+
+
+def _check_drawn(
+    connection: sa.Connection, iteration: IterationRecord, records: Sequence[DrawRecord], *, state: str
+) -> None:
+    """Raises unless `records` are the iteration's draws in that state, and none has expired."""
+    where = f"iteration {iteration.iteration}"
+    live = sa.case((is_live(), 1), else_=0).label("live")
+    query = _of(iteration.run, iteration.iteration, draws.c.slot, draws.c.trajectory, live)
+    found = connection.execute(query.where(draws.c.state == state).order_by(draws.c.slot)).all()
+    given = {record.slot: record.trajectory for record in records}
+    there = {row.slot: row.trajectory for row in found}
+    if given != there:
+        odd = min(slot for slot in {*given, *there} if given.get(slot) != there.get(slot))
+        raise refused(f"draws[{odd}].trajectory", f"be the {state} {there.get(odd)!r}", given.get(odd), where)
+    expired = [row.slot for row in found if state == RESERVED and not row.live]
+    if expired:
+        rule = f"be committed before {LEASE_DRAWS:,} others are reserved (go on with --resume)"
+        raise refused(f"draws[{expired[0]}]", rule, "an expired reservation", where)
 
 
 def _histogram_rows(iteration: IterationRecord) -> list[Row]:

@@ -34,6 +34,10 @@ class ContentGone(ReplayError):
         self.trajectory = trajectory
 
 
+class RunReplaced(ReplayError):
+    """Another process has resumed the run; nothing of the call has been stored."""
+
+
 class DatabaseRefused(ReplayError):
     """Missing, foreign, of another version, or not accessible; it has not been changed."""
 

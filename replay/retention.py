@@ -17,7 +17,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.change import set_state
-from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED, RESERVED
+from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED
+from replay.reservations import is_live
 from replay.rows import chunked
 from replay.schema import draws, messages, policies, runs, segments, token_scores, trajectories
 
@@ -180,7 +181,7 @@ def _kept(run: str, *, orphaned: bool = False) -> sa.ColumnElement[bool]:
 
 
 def _is_reserved() -> sa.ColumnElement[bool]:
-    return sa.exists().where(draws.c.trajectory == _rows.id, draws.c.state == RESERVED).correlate(trajectories)
+    return sa.exists().where(draws.c.trajectory == _rows.id, is_live()).correlate(trajectories)
 
 
 def _size() -> sa.ColumnElement[Any]:

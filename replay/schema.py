@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
-REVISION = "0006"
+REVISION = "0008"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
@@ -112,6 +112,8 @@ runs = sa.Table(
     _text("code_version"),
     _text("started_at"),
     _text("fingerprint", null=True),
+    # How often it has been resumed: see `replay.epochs`.
+    _integer("epoch", server_default="0"),
 )
 
 policies = sa.Table(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -15,8 +15,8 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from replay import draws, forget, read, retention, write
-from replay.databases import Database, Location, create_database, open_database
+from replay import draws, epochs, forget, read, retention, write
+from replay.databases import Answer, Database, Location, create_database, open_database, retried
 from replay.drawing import Candidates, Drawing, Drawn, Measure
 from replay.draws import ResumeReport
 from replay.errors import ReplayError
@@ -63,6 +63,8 @@ class ReplayStore:
         self._newest: Drawing | None = None
         """Of the run that was asked for last: each holds every row in memory, and they must not pile up."""
         self._lock = Lock()
+        self._epochs: dict[str, int] = {}
+        """Of runs that this store began or resumed: nobody else may have resumed them since when it writes them."""
 
     @classmethod
     def create(cls, location: Location) -> ReplayStore:
@@ -85,12 +87,16 @@ class ReplayStore:
         return self._database.path
 
     def add_run(self, run: RunRecord) -> None:
-        """Once per run; a run that is known already must have the same authors."""
-        self._database.write(lambda connection: write.add_run(connection, run), idempotent=True)
+        """Once per run; a run that is known already must have the same authors.
+
+        A store that adds a run which nobody has resumed yet is refused when somebody has: see `resume`.
+        """
+        if self._write(lambda connection: write.add_run(connection, run)) == 0:
+            self._epochs.setdefault(run.id, 0)
 
     def add_policy(self, policy: PolicyRecord) -> None:
         """One per publish; one published again after a resume takes the place of the lost one."""
-        self._database.write(lambda connection: write.add_policy(connection, policy), idempotent=True)
+        self._write(lambda connection: write.add_policy(connection, policy), policy.run)
 
     def run(self, id: str | None = None) -> RunRecord:
         """The run of that id, or the only one."""
@@ -124,9 +130,8 @@ class ReplayStore:
         prepared = write.prepare(
             tasks, groups, trajectories, tables, redact=admission.redact, compress_text=self._database.compresses_text
         )
-        return self._database.write(
-            lambda connection: write.append(connection, prepared, dedupe=admission.dedupe), idempotent=True
-        )
+        written = {record.run for record in groups} | tables.keys()
+        return self._write(lambda connection: write.append(connection, prepared, dedupe=admission.dedupe), *written)
 
     def check(
         self,
@@ -151,8 +156,12 @@ class ReplayStore:
 
     def available(self, request: DrawRequest, sampler: Sampler) -> Availability:
         """What a draw could take; `request.picks` play no part."""
-        with self._drawing(request.run) as drawing:
-            return self._database.read(lambda connection: drawing.available(connection, request, sampler))
+
+        def counted() -> Availability:
+            with self._drawing(request.run) as drawing, self._database.reading() as connection:
+                return drawing.available(connection, request, sampler)
+
+        return retried(counted)
 
     def has_read(self, run: str) -> bool:
         """Whether the run's rows are in memory; the first draw or rehearsal reads every one."""
@@ -177,14 +186,20 @@ class ReplayStore:
         `measure` is needed by a sampler that chooses by the current policy; it is called outside any transaction.
         Raises ReplayError for a source that is asked for by name and can't be compared with the run's own rows.
         """
-        with self._drawing(request.run) as drawing:
-            candidates = self._measured(drawing, request, sampler, measure)
-            if drawing.is_new:
-                # Every row is read: writers need not wait for it.
-                self._database.read(lambda connection: drawing.refresh(connection, request.limits))
-            # A reservation lost with the machine is one that resume would have released.
-            with self._database.writing(durable=False) as connection:
-                return drawing.draw(connection, request, sampler, candidates)
+        begun = sampler.state()
+
+        def drawn() -> list[Drawn]:
+            sampler.load_state(begun)
+            with self._drawing(request.run) as drawing:
+                candidates = self._measured(drawing, request, sampler, measure)
+                if drawing.is_new:
+                    # Every row is read: writers need not wait for it.
+                    with self._database.reading() as connection:
+                        drawing.refresh(connection, request.limits)
+                with self._writing(request.run) as connection:
+                    return drawing.draw(connection, request, sampler, candidates)
+
+        return retried(drawn)
 
     def _measured(
         self, drawing: Drawing, request: DrawRequest, sampler: Sampler, measure: Measure | None
@@ -212,36 +227,51 @@ class ReplayStore:
                 raise
 
     def reserve_fresh(self, records: Sequence[DrawRecord]) -> None:
-        """The slots of the iteration's own rows."""
-        with self._database.writing(durable=False) as connection:
-            draws.reserve_given(connection, records)
+        """The slots of the iteration's own rows; reserved again, they take the place of those before."""
+        self._write(lambda connection: draws.reserve_given(connection, records), *{record.run for record in records})
 
     def commit(
         self, iteration: IterationRecord, records: Sequence[DrawRecord], *, sampler_state: Mapping[str, Any]
     ) -> None:
         """What an update did: its draws with their statistics, its iteration and metrics, the sampler after it.
 
-        `records` are exactly the iteration's reserved draws, in any order.
+        `records` are exactly the iteration's reserved draws, in any order. Committed again, they count as done.
         """
-        with self._database.writing() as connection:
+
+        def work(connection: sa.Connection) -> None:
             draws.commit(connection, iteration, records, sampler_state=sampler_state)
+
+        self._write(work, iteration.run)
 
     def add_metrics(self, run: str, iteration: int, metrics: Mapping[str, float]) -> None:
         """Measured outside an update, such as an evaluation; a name given again takes the new value."""
-        self._database.write(lambda connection: write.add_metrics(connection, run, iteration, metrics), idempotent=True)
+        self._write(lambda connection: write.add_metrics(connection, run, iteration, metrics), run)
 
     def add_scores(self, run: str, version: int, scores: Mapping[tuple[str, int], npt.NDArray[np.float32]]) -> None:
         """Log-probs of stored segments, by (trajectory, position), under policy `version` of `run`.
 
         [T] float32 nats, NaN where no token was sampled. They take the place of earlier ones.
         """
-        self._database.write(lambda connection: write.add_scores(connection, run, version, scores), idempotent=True)
+        self._write(lambda connection: write.add_scores(connection, run, version, scores), run)
 
     def resume(self, run: str, iteration: int) -> ResumeReport:
-        """Back to the state the run had after committing `iteration`, whatever a crash left behind."""
-        with self._database.writing() as connection:
+        """Back to the state the run had after committing `iteration`, whatever a crash left behind.
+
+        The run is this store's from now on: whoever wrote it before is refused with RunReplaced.
+        """
+
+        def work(connection: sa.Connection) -> tuple[int, ResumeReport]:
+            epoch = epochs.take_over(connection, run)
             retention.restore(connection, run, iteration)
-            return draws.resume(connection, run, iteration)
+            return epoch, draws.resume(connection, run, iteration)
+
+        self._epochs[run], report = self._write(work)
+        return report
+
+    def refuse_replaced(self, run: str) -> None:
+        """Raises RunReplaced where somebody else has resumed the run: for its files, which no transaction guards."""
+        if run in self._epochs:
+            self._database.read(lambda connection: epochs.refuse_replaced(connection, run, self._epochs[run]))
 
     def evict(self, run: str, iteration: int, *, policy_version: int, capacity: Capacity) -> dict[str, float]:
         """What `run` has no room for after `iteration` is never drawn again; metrics of what is kept and what is not.
@@ -254,11 +284,11 @@ class ReplayStore:
             evicted = retention.evict(connection, over, iteration=iteration)
             return retention.buffer_metrics(connection, run) | retention.eviction_metrics(evicted)
 
-        return self._database.write(work, idempotent=True) if capacity else self._database.read(work)
+        return self._write(work, run) if capacity else self._database.read(work)
 
     def purge(self, run: str, iteration: int) -> int:
         """The content of rows evicted up to `iteration`, which no resume will go back before, is removed."""
-        return self._database.write(lambda connection: retention.purge(connection, run, iteration), idempotent=True)
+        return self._write(lambda connection: retention.purge(connection, run, iteration), run)
 
     def prune(
         self,
@@ -293,7 +323,7 @@ class ReplayStore:
 
     def quarantine(self, reasons: Mapping[str, str]) -> None:
         """Rows found to be corrupt, with the reason by id: never drawn again."""
-        self._database.write(lambda connection: read.quarantine(connection, reasons), idempotent=True)
+        self._write(lambda connection: read.quarantine(connection, reasons))
 
     @property
     def groups_by_sorting(self) -> bool:
@@ -312,6 +342,27 @@ class ReplayStore:
 
     def close(self) -> None:
         self._database.close()
+
+    @contextmanager
+    def _writing(self, *runs: str) -> Iterator[sa.Connection]:
+        """The transaction of everything that is written of these runs.
+
+        Raises RunReplaced where this store began or resumed one of them and somebody else has resumed it since.
+        """
+        with self._database.writing() as connection:
+            for run in runs:
+                if run in self._epochs:
+                    epochs.refuse_replaced(connection, run, self._epochs[run])
+            yield connection
+
+    def _write(self, work: Callable[[sa.Connection], Answer], *runs: str) -> Answer:
+        """Idempotent work in such a transaction, done again when the connection is lost."""
+
+        def done() -> Answer:
+            with self._writing(*runs) as connection:
+                return work(connection)
+
+        return retried(done)
 
     def _author_table(self, run: str) -> AuthorTable:
         if run not in self._authors:

@@ -14,11 +14,8 @@ from replay.change import last_number
 from replay.growing import Growing
 from replay.index import Column, EligibleIndex
 from replay.records import COMMITTED, REPLAY
+from replay.reservations import LEASE_DRAWS
 from replay.schema import draws, restored_column, runs
-
-LEASE_DRAWS = 10_000
-"""A reservation counts until so many reservations have been made after it: its trainer has died. A trainer makes two
-in an iteration. No clock is asked, and a resume of the trainer's run releases its reservations at once."""
 
 
 @dataclass(frozen=True)

@@ -346,15 +346,18 @@ def _check_groups(connection: sa.Connection, prepared: Prepared) -> None:
                 raise refused(name, f"be that of its group ({group[name]!r})", row[name], f"trajectory {id}")
 
 
-def add_run(connection: sa.Connection, run: RunRecord) -> None:
+def add_run(connection: sa.Connection, run: RunRecord) -> int:
+    """How often the run has been resumed."""
     check_fields([run], "run", "id")
-    stored = connection.scalar(sa.select(runs.c.authors_hash).where(runs.c.id == run.id))
+    stored = connection.execute(sa.select(runs.c.authors_hash, runs.c.epoch).where(runs.c.id == run.id)).one_or_none()
     if stored is None:
         given = None if run.fingerprint is None else canonical_json(run.fingerprint)
         row = {**vars(run), "config": json.dumps(dict(run.config)), "fingerprint": given, "started_at": now()}
         connection.execute(runs.insert().values(row))
-    elif stored != run.authors_hash:
-        raise refused("authors_hash", f"be the stored {stored!r}", run.authors_hash, f"run {run.id}")
+        return 0
+    if stored.authors_hash != run.authors_hash:
+        raise refused("authors_hash", f"be the stored {stored.authors_hash!r}", run.authors_hash, f"run {run.id}")
+    return int(stored.epoch)
 
 
 def add_policy(connection: sa.Connection, policy: PolicyRecord) -> None:

@@ -15,7 +15,7 @@ from replay.errors import ConnectionLost
 Answer = TypeVar("Answer")
 
 _MOST_TRIES = 8
-"""Of one transaction; each of them waits for the server to come back."""
+"""Each of them waits for the server to come back."""
 
 
 class Database(ABC):
@@ -36,31 +36,20 @@ class Database(ABC):
     """Whether it must be given long texts compressed; another one does it by itself, and can search in them."""
 
     @abstractmethod
-    def writing(self, *, durable: bool = True) -> AbstractContextManager[sa.Connection]:
+    def writing(self) -> AbstractContextManager[sa.Connection]:
         """One transaction: committed when the block ends, rolled back when it raises.
 
-        Durable: a commit that returned also survives the machine. Otherwise it survives the process, and the machine
-        together with the next durable one. Raises ConnectionLost where the server went away meanwhile.
+        A commit that returned survives the machine. Raises ConnectionLost where the server went away meanwhile.
         """
 
     @abstractmethod
     def reading(self) -> AbstractContextManager[sa.Connection]:
         """One consistent view, however many statements ask it."""
 
-    def write(
-        self, work: Callable[[sa.Connection], Answer], *, durable: bool = True, idempotent: bool = False
-    ) -> Answer:
-        """`work` in one write transaction.
-
-        Idempotent work is done again when the connection is lost, also when nobody can know whether the first time
-        counted; other work raises ConnectionLost.
-        """
-
-        def done() -> Answer:
-            with self.writing(durable=durable) as connection:
-                return work(connection)
-
-        return _tried(done, at_most=_MOST_TRIES if idempotent else 1)
+    def write(self, work: Callable[[sa.Connection], Answer]) -> Answer:
+        """`work` in one write transaction; raises ConnectionLost as `writing` does."""
+        with self.writing() as connection:
+            return work(connection)
 
     def read(self, question: Callable[[sa.Connection], Answer]) -> Answer:
         """The answer from one consistent view, asked again when the connection is lost."""
@@ -69,7 +58,7 @@ class Database(ABC):
             with self.reading() as connection:
                 return question(connection)
 
-        return _tried(asked, at_most=_MOST_TRIES)
+        return retried(asked)
 
     @abstractmethod
     def erase(self, work: Callable[[sa.Connection], Answer]) -> Answer:
@@ -91,8 +80,9 @@ class Database(ABC):
         """Give every connection back."""
 
 
-def _tried(work: Callable[[], Answer], *, at_most: int) -> Answer:
-    for _ in range(at_most - 1):
+def retried(work: Callable[[], Answer]) -> Answer:
+    """Idempotent work, done again when the connection is lost: nobody knows whether the first time counted."""
+    for _ in range(_MOST_TRIES - 1):
         try:
             return work()
         except ConnectionLost:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,7 +23,8 @@ from replay.schema import REVISION, metadata
 DRIVERS = ("postgresql", "postgresql+psycopg")
 
 _LOCK = 0x61676E746C6F6F70
-"""Advisory locks are numbers: the bytes of "agntloop". Held by every write transaction and every migration."""
+"""Advisory locks are numbers of a database: the bytes of "agntloop", and the schema the buffer stands in. Held by every
+write transaction and every migration."""
 _WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0)
 """Seconds between tries to connect again: a server that is back within nine is not noticed by a caller."""
 _SETTINGS = {
@@ -37,10 +38,9 @@ _SETTINGS = {
 }
 # A writer waits as long as SQLite's busy timeout; one whose machine vanished with the lock loses it.
 _SESSION = "set lock_timeout = '120s'; set idle_in_transaction_session_timeout = '300s'"
-_BEGIN = {
-    True: sa.select(sa.func.pg_advisory_xact_lock(_LOCK)),
-    False: sa.select(sa.func.set_config("synchronous_commit", "off", True), sa.func.pg_advisory_xact_lock(_LOCK)),
-}
+_BEGIN = sa.text(
+    f"select pg_advisory_xact_lock({_LOCK} + oid::bigint) from pg_namespace where nspname = current_schema()"  # noqa: S608
+)
 _FACTS = "select current_setting('server_encoding'), current_schema(), current_setting('search_path')"
 _GONE = ("08", "57P01", "57P02", "57P03", "53300")
 """SQLSTATEs of a server that is going, not yet there or full: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
@@ -66,8 +66,8 @@ class PostgresDatabase(Database):
         self._writers = self._snapshots if read_only else self._engine
 
     @contextmanager
-    def writing(self, *, durable: bool = True) -> Iterator[sa.Connection]:
-        with self._begun(self._writers, _BEGIN[durable]) as connection:
+    def writing(self) -> Iterator[sa.Connection]:
+        with self._begun(self._writers, _BEGIN) as connection:
             with self._explained(_NOTHING):
                 yield connection
             with self._explained(_NOTHING, if_lost=_UNKNOWN):
@@ -116,14 +116,18 @@ class PostgresDatabase(Database):
         return revision
 
     @contextmanager
-    def _begun(self, engine: sa.Engine, opening: sa.Select[Any] | None) -> Iterator[sa.Connection]:
+    def _begun(self, engine: sa.Engine, opening: sa.TextClause | None) -> Iterator[sa.Connection]:
         """A connection in a transaction; rolled back unless committed. Waits for a server that is being restarted."""
         with self._explained("Nothing was begun; what was stored before is safe.", final=True):
             connection = self._connected(engine, opening)
-        with connection:
+        try:
             yield connection
+        finally:
+            # A server that has gone rolls back by itself: what was read, committed or raised before counts.
+            with suppress(exc.DBAPIError):
+                connection.close()
 
-    def _connected(self, engine: sa.Engine, opening: sa.Select[Any] | None) -> sa.Connection:
+    def _connected(self, engine: sa.Engine, opening: sa.TextClause | None) -> sa.Connection:
         for wait in _WAITS:
             try:
                 return _opened(engine, opening)
@@ -202,6 +206,7 @@ def _engine(url: sa.URL) -> sa.Engine:
             url,
             isolation_level="READ COMMITTED",
             pool_pre_ping=True,
+            max_overflow=-1,  # the server says where there are too many
             hide_parameters=True,
             connect_args={name: value for name, value in _SETTINGS.items() if name not in url.query},
         )
@@ -220,14 +225,15 @@ def _engine(url: sa.URL) -> sa.Engine:
     return engine
 
 
-def _opened(engine: sa.Engine, opening: sa.Select[Any] | None) -> sa.Connection:
+def _opened(engine: sa.Engine, opening: sa.TextClause | None) -> sa.Connection:
     connection = engine.connect()
     try:
         connection.begin()
         if opening is not None:
             connection.execute(opening)
     except BaseException:
-        connection.close()
+        with suppress(exc.DBAPIError):
+            connection.close()
         raise
     return connection
 
@@ -235,12 +241,12 @@ def _opened(engine: sa.Engine, opening: sa.Select[Any] | None) -> sa.Connection:
 def _is_lost(error: exc.DBAPIError) -> bool:
     """Whether the connection is gone, or could not be made by a server that let us in before."""
     state = _sqlstate(error)
-    return error.connection_invalidated or state.startswith(_GONE) or (_never_connected(error) and not state)
-
-
-def _never_connected(error: exc.DBAPIError) -> bool:
-    """The driver keeps the connection that failed with the error, and gives it no state."""
-    return getattr(error.orig, "pgconn", None) is not None
+    # What the driver says by itself, without the server, has no state.
+    return (
+        error.connection_invalidated
+        or state.startswith(_GONE)
+        or (isinstance(error, exc.OperationalError) and not state)
+    )
 
 
 def _is_forbidden(error: exc.DBAPIError) -> bool:

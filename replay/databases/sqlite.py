@@ -45,7 +45,7 @@ _sync = getattr(os, "fdatasync", os.fsync)
 
 
 class SqliteDatabase(Database):
-    """A file. A durable commit takes one fsync, for which writers wait at the same time, without the lock."""
+    """A file. A commit takes one fsync, for which writers wait at the same time, without the lock."""
 
     path: Path
     compresses_text = True
@@ -61,7 +61,7 @@ class SqliteDatabase(Database):
         self._snapshots = self._engine.execution_options(**{_BEGIN: "BEGIN"})
 
     @contextmanager
-    def writing(self, *, durable: bool = True) -> Iterator[sa.Connection]:
+    def writing(self) -> Iterator[sa.Connection]:
         if self._unkept is not None:
             raise DatabaseFailed(self._unkept)
         with self._explained(), self._engine.connect() as connection:
@@ -70,7 +70,7 @@ class SqliteDatabase(Database):
                 if isinstance(writer, _Writer):  # who may only read is told so by SQLite
                     writer.open_log()
                 yield connection
-            if isinstance(writer, _Writer) and durable:
+            if isinstance(writer, _Writer):
                 self._keep(writer)
 
     @contextmanager

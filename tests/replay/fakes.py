@@ -221,6 +221,7 @@ def iterate(
     count: int = 2,
     attempt: int = 0,
     histograms: Sequence[Histogram] = (),
+    limits: Limits | None = None,
 ) -> list[str]:
     """One whole iteration of a make-believe loop; the ids drawn."""
     born = Born(iteration, rates=(0.5, 0.25), attempt=attempt).append_to(store)
@@ -229,7 +230,7 @@ def iterate(
         for slot, row in enumerate(born.trajectories)
     ]
     store.reserve_fresh(fresh)
-    drawn = store.draw(request(iteration, count), sampler)
+    drawn = store.draw(replace(request(iteration, count), limits=limits or Limits()), sampler)
     measured = [
         replace(
             draw,

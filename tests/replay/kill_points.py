@@ -24,7 +24,7 @@ from tests.replay.small_processes import SMALL
 Work = Callable[[Location, Callable[[], None]], None]
 """Does one thing after another to a database, and tells after each that it returned."""
 
-_STEPS = (
+STEPS = (
     (sa.Engine, "after_cursor_execute"),  # Nothing happens between this and the next statement.
     (sa.Engine, "commit"),
     (sa.Pool, "checkin"),  # When a connection is given back, its commit has been answered.
@@ -68,7 +68,7 @@ def _work(step: int | None, work: Work, location: Location, sending: Connection)
             os.kill(os.getpid(), signal.SIGKILL)
         passed += 1
 
-    for target, event in _STEPS:
+    for target, event in STEPS:
         sa.event.listen(target, event, pass_one)
     work(location, lambda: sending.send(None))
     sending.send(passed)

@@ -7,12 +7,15 @@ import random
 import signal
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
+import sqlalchemy as sa
 
-from tests.replay.postgres_servers import LocalServer
+from tests.replay.kill_points import STEPS
+from tests.replay.postgres_servers import LocalServer, Postgres
 
 
 def kill_backend(server: LocalServer, database: str, chance: random.Random) -> bool:
@@ -21,6 +24,33 @@ def kill_backend(server: LocalServer, database: str, chance: random.Random) -> b
         os.kill(chance.choice(server.backends(database)), signal.SIGKILL)
         return True
     return False
+
+
+def end_connections(server: Postgres, url: str) -> None:
+    """As a server that is stopped ends them."""
+    database = sa.make_url(url).database
+    server.ask(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{database}'")
+
+
+@contextmanager
+def hurt_at(step: int | None, hurt: Callable[[], None]) -> Iterator[list[str]]:
+    """Hurts once, at that step of what this process asks of servers meanwhile: the names of the steps passed."""
+    passed: list[str] = []
+    listening = []
+
+    def pass_one(name: str) -> None:
+        passed.append(name)
+        if len(passed) - 1 == step:
+            hurt()
+
+    for target, event in STEPS:
+        listening.append((target, event, lambda *_, name=event: pass_one(name)))
+        sa.event.listen(*listening[-1])
+    try:
+        yield passed
+    finally:
+        for each in listening:
+            sa.event.remove(*each)
 
 
 class LosesReplies:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replay import Drawn, InvalidRecord, Pick, ReplayStore
+from replay import Drawn, InvalidRecord, Limits, Pick, ReplayStore
 from replay.databases import Location
 from replay.records import FRESH, DrawRecord
 from replay.sampling import make_sampler
@@ -145,8 +145,22 @@ def test_commit_of_other_draws_than_the_reserved_ones_changes_nothing(store: Rep
     assert sql(store, "select distinct state from draws") == [("reserved",)]
     assert sql(store, "select count(*) from iterations") == [(0,)]
     store.commit(iteration_record(1, replay=0), fresh[::-1], sampler_state={})
-    with pytest.raises(InvalidRecord, match=r"^draws\[0\].trajectory must be the reserved None"):
-        store.commit(iteration_record(1, replay=0), fresh, sampler_state={})
+
+
+def test_commit_done_again_counts_as_done_and_another_of_the_same_iteration_is_refused(store: ReplayStore) -> None:
+    born = Born(1).append_to(store)
+    fresh = [DrawRecord(RUN, 1, slot, row.id, FRESH, None, 0) for slot, row in enumerate(born.trajectories)]
+    record = replace(iteration_record(1, replay=0), fraction=0.1)
+    for _ in range(2):
+        store.reserve_fresh(fresh)
+    for _ in range(2):
+        store.commit(record, fresh, sampler_state={})
+    with pytest.raises(InvalidRecord, match=r"^draws\[3\].trajectory must be the committed"):
+        store.commit(record, fresh[:-1], sampler_state={})
+    with pytest.raises(InvalidRecord, match="^iteration must be the committed .*'optimizer_steps': 2.* got .* 3"):
+        store.commit(replace(record, optimizer_steps=3), fresh, sampler_state={})
+    assert sql(store, "select state, count(*) from draws group by 1") == [("committed", 4)]
+    assert sql(store, "select name, value from metrics") == [("actor/grad_norm", 0.5)]
 
 
 def test_commit_that_fails_in_the_middle_leaves_the_reservations(store: ReplayStore) -> None:
@@ -162,9 +176,24 @@ def test_commit_that_fails_in_the_middle_leaves_the_reservations(store: ReplaySt
 def test_slot_is_reserved_once(store: ReplayStore) -> None:
     born = Born(1).append_to(store)
     draw = DrawRecord(RUN, 1, 0, born.trajectories[0].id, FRESH, None, 0)
+    with pytest.raises(InvalidRecord, match="^slot must be reserved once"):
+        store.reserve_fresh([draw, draw])
     store.reserve_fresh([draw])
+    store.commit(iteration_record(1, replay=0), [draw], sampler_state={})
     with pytest.raises(InvalidRecord, match="^slot must be reserved once"):
         store.reserve_fresh([draw])
+
+
+def test_draw_done_again_takes_the_place_of_the_one_before(store: ReplayStore) -> None:
+    Born(1, size=8).append_to(store)
+    asked = replace(request(2, 6), limits=Limits(max_uses=1))
+    store.draw(asked, make_sampler("uniform", 1))
+    second = store.draw(asked, make_sampler("uniform", 2))
+    # The eight rows are all there to choose from.
+    assert len(second) == 6
+    assert sql(store, "select slot, trajectory from draws order by 1") == [
+        (row.draw.slot, row.trajectory.id) for row in second
+    ]
 
 
 def test_unknown_statistics_are_stored_as_null(store: ReplayStore) -> None:

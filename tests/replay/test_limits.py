@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from replay import Drawn, DrawRequest, Limits, Pick, ReplayError, ReplayStore, make_sampler
+from replay import Drawn, DrawRequest, InvalidRecord, Limits, Pick, ReplayError, ReplayStore, make_sampler
 from replay.databases import Location
-from replay.uses import LEASE_DRAWS
+from replay.reservations import LEASE_DRAWS
 from tests.replay.fakes import (
     RUN,
     Born,
@@ -108,6 +108,21 @@ def test_reservation_of_a_trainer_that_died_expires(store: ReplayStore) -> None:
     assert available(store, 3, max_uses=1) == 3
     sql(store, "update buffer_state set value = value + 1 where name = 'draws'")
     assert available(store, 3, max_uses=1) == 8
+
+
+def test_reservation_that_expired_is_committed_no_more(store: ReplayStore) -> None:
+    """Its rows may be another trainer's by now: used twice, they would be used more often than allowed."""
+    Born(1, size=8).append_to(store)
+    late, record = draw(store, 2, 8, max_uses=1), iteration_record(2, replay=8)
+    sql(store, "update buffer_state set value = value + ? where name = 'draws'", LEASE_DRAWS + 1)
+    with pytest.raises(InvalidRecord, match=r"^draws\[0\] must be committed before 10,000 others .*--resume"):
+        store.commit(record, [row.draw for row in late], sampler_state={})
+    assert len(use(store, 3, 8, max_uses=1)) == 8
+    assert sql(store, "select iteration, count(*) from draws where state = 'committed' group by 1") == [(3, 8)]
+    # The last one that counts is committed.
+    held = draw(store, 4, 8, max_uses=2)
+    sql(store, "update buffer_state set value = value + ? where name = 'draws'", LEASE_DRAWS)
+    store.commit(iteration_record(4, replay=8), [row.draw for row in held], sampler_state={})
 
 
 def test_cooldown_rests_a_row_for_so_many_iterations(store: ReplayStore) -> None:

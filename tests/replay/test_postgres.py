@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -230,11 +230,24 @@ def test_buffer_may_stand_in_a_schema_of_its_own(new_database: NewDatabase) -> N
     assert list(everything(url)) == ["notes"]
 
 
-def test_only_a_hasty_commit_is_not_waited_for(new_database: NewDatabase) -> None:
-    with closing(open_database(new_database(), read_only=False)) as database:
-        for durable, expected in ((False, "off"), (True, "on"), (False, "off")):
-            with database.writing(durable=durable) as connection:
-                assert connection.exec_driver_sql("show synchronous_commit").scalar() == expected
+def test_buffers_in_two_schemas_of_a_database_do_not_wait_for_each_other(new_database: NewDatabase) -> None:
+    url = new_database(empty=True)
+    one, two = (f"{url}&options=-csearch_path%3D{name}" for name in ("one", "two"))
+    for name in ("one", "two"):
+        sql(url, f"create schema {name}")
+    ReplayStore.create(two).close()
+    with closing(open_database(two, read_only=False)) as database, ThreadPoolExecutor(1) as pool:
+        with database.writing():
+            # A migration first, and then two rows of a run.
+            store = pool.submit(new_store, one).result(timeout=10)
+        store.close()
+
+
+def test_more_threads_than_a_pool_holds_read_at_once(new_database: NewDatabase) -> None:
+    with closing(new_store(new_database())) as store, ExitStack() as open_ones:
+        for _ in range(20):
+            connection = open_ones.enter_context(store.reading())
+            assert connection.exec_driver_sql("select count(*) from runs").scalar() == 1
 
 
 def test_close_gives_every_connection_back(postgres: Postgres, new_database: NewDatabase) -> None:

@@ -14,6 +14,7 @@ from replay import ReplayError, ReplayStore
 from replay.conversation import plain_text
 from replay.databases import Location
 from replay.errors import ContentGone
+from replay.reservations import LEASE_DRAWS
 from replay.retention import Capacity
 from replay.sampling import make_sampler
 from replay.store import Admission
@@ -127,6 +128,10 @@ def test_reserved_rows_stay(location: Location) -> None:
     evict(store, 4, rows=1)
     assert set(evicted(store)) == set(rows_of(1) + rows_of(2) + rows_of(3)) - places
     assert len(places) == 3
+    # Their trainer has died, and others have drawn since.
+    sql(store, "update buffer_state set value = value + ? where name = 'draws'", LEASE_DRAWS + 1)
+    evict(store, 4, rows=1)
+    assert len(evicted(store)) == 23
 
 
 def test_rows_that_cannot_be_drawn_go_before_those_that_can(location: Location) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
-from replay import ReplayError
-from replay.databases import open_database
+from replay import InvalidRecord, Limits, ReplayError, ReplayStore, make_sampler, schema
 from replay.errors import ConnectionLost
-from tests.replay.fakes import RUN, Born, group, iteration_record, new_store, policy, sql, task, trajectory
+from tests.replay.fakes import RUN, Born, group, iterate, new_store, policy, sql, task, trajectory
 from tests.replay.postgres_servers import LocalServer, Postgres
-from tests.replay.server_faults import LosesReplies, kill_backend
+from tests.replay.server_faults import LosesReplies, end_connections, hurt_at, kill_backend
 from tests.replay.writers import Writer, begin, check_acknowledged, stored_ids, wait_for
 
 NewDatabase = Callable[..., str]
@@ -30,11 +30,12 @@ def survive(server: LocalServer, hurt: Callable[[str], None], *, writers: int, t
     url = server.url(database)
     begin(url)
     running = [Writer.start(url, number, 1_000_000) for number in range(writers)]
+    everyone = {f"{number:03d}" for number in range(writers)}
+    wait_for(lambda: {id[:3] for id in stored_ids(url)} == everyone)
     for _ in range(times):
         time.sleep(pause)
         hurt(database)
     before = set(stored_ids(url))
-    everyone = {f"{number:03d}" for number in range(writers)}
     wait_for(lambda: {id[:3] for id in set(stored_ids(url)) - before} == everyone, seconds=10)
     for writer in running:
         writer.stop()
@@ -87,18 +88,121 @@ def test_writers_outlive_twenty_kills_of_backends(own_server: LocalServer) -> No
     survive_kills(own_server, writers=8, times=20, pause=1.0)
 
 
-def test_store_goes_on_after_its_server_was_restarted(own_server: LocalServer) -> None:
-    """Also what is not idempotent: no transaction had begun."""
-    url = own_server.url(own_server.new_database())
+def learn(url: str, stops: Sequence[int | None], stop: Callable[[], None]) -> list[str]:
+    """An iteration in peace, and one for each stop at a step of it; the names of the last one's steps."""
+    sampler, limits = make_sampler("uniform", 3), Limits(max_uses=2, cooldown=1)
     with closing(new_store(url)) as store:
-        born = Born(1).append_to(store)
-        began = time.monotonic()
-        own_server.crash()
-        own_server.start()
-        store.reserve_fresh([])
-        assert [row.id for row in store.read([born.trajectories[0].id])] == [born.trajectories[0].id]
-        assert store.run().id == RUN
-        assert time.monotonic() - began < 10
+        store.resume(RUN, 0)
+        for iteration, step in enumerate([None, *stops], start=1):
+            with hurt_at(step, stop) as passed:
+                iterate(store, iteration, sampler, count=6, limits=limits)
+    return passed
+
+
+def learned(url: str) -> list[list[tuple[Any, ...]]]:
+    """All that a run has written, but for the time of day and how often it had to ask."""
+    return [
+        sql(url, f"select {columns} from {table} order by {columns}")
+        for table, columns in (
+            ("draws", "iteration, slot, trajectory, stream, state, probability, staleness, drift_mean"),
+            ("iterations", "iteration, policy_version, fresh, replay, fraction, optimizer_steps"),
+            ("metrics", "iteration, name, value"),
+            ("sampler_state", "iteration, state"),
+            ("policies", "version"),
+            ("trajectories", "id, state, uses"),
+            ("runs", "id, epoch"),
+        )
+    ]
+
+
+Places = Callable[[list[str]], list[int]]
+"""Steps at which an iteration is hurt, of all its steps by name; one for each iteration."""
+
+
+def go_on(left: str, hurt: str, number: int, places: Places, fault: Callable[[], None]) -> None:
+    """A run that is hurt in so many iterations goes on by itself, and is the run that was left in peace."""
+    hurts = []
+
+    def hurting() -> None:
+        fault()
+        hurts.append(True)
+
+    learn(hurt, places(learn(left, [None] * number, hurting)), hurting)
+    assert len(hurts) == number
+    assert learned(hurt) == learned(left)
+
+
+def go_on_through_stops(server: LocalServer, number: int, places: Places) -> None:
+    def stop() -> None:
+        server.crash()
+        server.start()
+
+    go_on(server.url(server.new_database()), server.url(server.new_database()), number, places, stop)
+
+
+def ends(steps: list[str]) -> list[int]:
+    """Of its five transactions: append, reserve, draw, commit, publish."""
+    found = [at for at, step in enumerate(steps) if step == "checkin"]
+    assert len(found) == steps.count("commit") == 5
+    return found
+
+
+def test_run_goes_on_by_itself_when_its_server_is_stopped_between_draw_and_commit(own_server: LocalServer) -> None:
+    def places(steps: list[str]) -> list[int]:
+        reserved, drawn, committed = ends(steps)[1:4]
+        # After the reservation, after the draw, and before the commit is there to stay.
+        return [reserved, drawn, committed - 1]
+
+    go_on_through_stops(own_server, 3, places)
+
+
+@pytest.mark.soak
+@pytest.mark.every_server
+def test_run_goes_on_by_itself_when_its_server_is_stopped_at_any_step(own_server: LocalServer) -> None:
+    def places(steps: list[str]) -> list[int]:
+        print(f"stopped at 20 of {len(steps)} steps")
+        return [at * len(steps) // 20 for at in range(20)]
+
+    go_on_through_stops(own_server, 20, places)
+
+
+@pytest.mark.soak
+@pytest.mark.every_server
+def test_run_goes_on_by_itself_when_its_server_is_stopped_twenty_times_before_a_commit(own_server: LocalServer) -> None:
+    def places(steps: list[str]) -> list[int]:
+        return [ends(steps)[2]] * 20
+
+    go_on_through_stops(own_server, 20, places)
+
+
+def test_reserve_draw_and_commit_that_were_not_answered_count_once(
+    new_database: NewDatabase, unreliable: tuple[str, LosesReplies]
+) -> None:
+    hurt, way = unreliable
+    lost = []
+
+    def lose_two_replies() -> None:
+        lost.append(way.lost)
+        way.losses, way.lost = 2, 0
+
+    # From the end of the transaction before it.
+    go_on(new_database(), hurt, 3, lambda steps: ends(steps)[:3], lose_two_replies)
+    assert [*lost, way.lost] == [0, 2, 2, 2]
+
+
+def test_reader_has_its_answer_when_its_server_goes_after_it(postgres: Postgres, new_database: NewDatabase) -> None:
+    url = new_database()
+    with closing(new_store(url)) as store:
+        with store.reading() as connection:
+            assert connection.exec_driver_sql("select id from runs").scalars().all() == [RUN]
+            end_connections(postgres, url)
+        with pytest.raises(ConnectionLost, match="What was stored is safe"), store.reading() as connection:
+            end_connections(postgres, url)
+            connection.exec_driver_sql("select id from runs")
+        # What is wrong with a row is told, whether or not the server is still there to take it back.
+        with hurt_at(5, lambda: end_connections(postgres, url)), pytest.raises(InvalidRecord, match="^group must be"):
+            store.append([task()], [], [trajectory("a")])
+        assert store.append([task()], [group()], [trajectory("a")]).inserted == 1
 
 
 def test_server_that_stays_away_is_an_error_within_bounds(
@@ -154,26 +258,26 @@ def test_idempotent_writes_are_done_again(unreliable: tuple[str, LosesReplies]) 
     assert sql(url, "select value from metrics") == [(0.5,)]
 
 
-def test_other_writes_say_that_their_outcome_is_not_known(unreliable: tuple[str, LosesReplies]) -> None:
+def test_deletion_that_was_not_answered_says_that_nobody_knows(
+    unreliable: tuple[str, LosesReplies],
+) -> None:
     url, way = unreliable
     with closing(new_store(url)) as store:
+        Born(1).append_to(store)
         way.losses = 1
         with pytest.raises(ConnectionLost, match="Whether the transaction was stored is not known") as error:
-            store.commit(iteration_record(1, replay=0), [], sampler_state={})
+            store.prune(rows=schema.trajectories.c.slot < 3, dry_run=False)
         assert "\n" not in str(error.value)
-        # It was; resuming from before it takes it back.
-        assert sql(url, "select iteration from iterations") == [(1,)]
-        store.resume(RUN, 0)
-        store.commit(iteration_record(1, replay=0), [], sampler_state={})
+        # It was; what is counted when it is done again is what was left.
+        assert store.prune(rows=schema.trajectories.c.slot < 4, dry_run=False).rows == 1
 
 
 def test_work_is_tried_a_bounded_number_of_times(unreliable: tuple[str, LosesReplies]) -> None:
     url, way = unreliable
     with closing(new_store(url)):
         pass
-    with closing(open_database(url, read_only=False)) as database:
+    with closing(ReplayStore.open(url)) as store:
         way.losses = 100
-        tries = []
         with pytest.raises(ConnectionLost):
-            database.write(lambda connection: tries.append(connection), idempotent=True)
-        assert len(tries) == 8 == way.lost
+            store.add_policy(policy(1))
+        assert way.lost == 8

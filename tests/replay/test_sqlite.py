@@ -56,7 +56,7 @@ def older(path: Path) -> Path:
     [
         (foreign, "must be one of agentloop's, got tables of something else"),
         (random_bytes, "must be a readable SQLite file, got 'file is not a database'"),
-        (newer, "must have schema 0006 or older, got 9999 .* Upgrade agentloop"),
+        (newer, f"must have schema {REVISION} or older, got 9999 .* Upgrade agentloop"),
     ],
 )
 def test_database_of_something_else_is_refused_and_left_as_it_is(
@@ -79,13 +79,13 @@ def test_database_of_something_else_is_refused_and_left_as_it_is(
 
 def test_older_schema_is_migrated_by_training_only(tmp_path: Path) -> None:
     path = older(tmp_path / "old.sqlite")
-    with pytest.raises(DatabaseRefused, match="must have schema 0006, got 0000 .* agentloop replay migrate"):
+    with pytest.raises(DatabaseRefused, match=f"must have schema {REVISION}, got 0000 .* agentloop replay migrate"):
         ReplayStore.open(path, read_only=True)
 
 
 def facts(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Every row of the tables that are still laid out as they were, without the columns that later schemas added."""
-    added = {"fingerprint", "changed", "token_hash", "num_bytes", "sequence", "record_checksum", "uses"}
+    added = {"fingerprint", "changed", "token_hash", "num_bytes", "sequence", "record_checksum", "uses", "epoch"}
     found = {}
     for (table,) in sql(path, "select name from sqlite_master where type = 'table' order by name"):
         if table not in ("replay_schema_version", "buffer_state", "token_scores", "segments", "messages", "histograms"):
@@ -353,8 +353,9 @@ def test_a_commit_that_returned_is_on_the_disk(tmp_path: Path, monkeypatch: pyte
         pass
     with pytest.raises(InvalidRecord):
         store.append([], [], [trajectory("c", num_turns=-1)])
-    store.reserve_fresh([DrawRecord(RUN, 1, 0, "a", FRESH, None, 0)])  # a resume releases it anyway
     assert len(synced) == 2
+    store.reserve_fresh([DrawRecord(RUN, 1, 0, "a", FRESH, None, 0)])
+    assert len(synced) == 3
     store.close()
 
 
