@@ -311,6 +311,7 @@ class Loop:
 
     def save(self) -> None:
         """A full checkpoint of this moment."""
+        self.parts.store.refuse_replaced(self.parts.run_id)
         # What a resume trusts to be there up to this iteration must be there.
         self.parts.sinks.flush()
         trainer = self.parts.trainer
@@ -324,9 +325,11 @@ class Loop:
         }
         folder = self.parts.folder.checkpoints
         save_checkpoint(folder / f"{self.state.iteration:06d}", self.parts.publisher.save_model, trainer.save, state)
+        oldest = complete_checkpoints(folder)[-self.config.checkpoint.keep :][0]
+        # No resume goes back before the oldest checkpoint: what was evicted up to it is not needed again. It is refused
+        # where another process has taken the run over, which may have begun from one that would be removed.
+        self.parts.store.purge(self.parts.run_id, int(oldest.name))
         prune(folder, keep=self.config.checkpoint.keep)
-        # No resume goes back before the oldest checkpoint: what was evicted up to it is not needed again.
-        self.parts.store.purge(self.parts.run_id, int(complete_checkpoints(folder)[0].name))
         self._saved = self.state.iteration
 
     def _stop_at_corruption(self, iteration: int, *, rows: float, corrupt: float) -> None:

@@ -48,22 +48,21 @@ class Publisher:
         """`version` is in place: record it, snapshot it if asked, and sample from it from now on."""
         if self._gather is not None:
             self._gather()
-        checkpoint = None
-        if section.keep_policies != "none":
-            target = self._folder / "policies" / f"{version:06d}"
-            write_directory(target, self.save_model)
-            checkpoint = str(target.relative_to(self._folder))
-            if section.keep_policies != "all":
-                prune(target.parent, keep=section.keep_policies)
+        target = self._folder / "policies" / f"{version:06d}"
+        # The database first: it refuses a process whose run was taken over, which must not touch the other's files.
         self._store.add_policy(
             PolicyRecord(
                 run=self._run,
                 version=version,
-                checkpoint=checkpoint,
+                checkpoint=None if section.keep_policies == "none" else str(target.relative_to(self._folder)),
                 tokenizer_hash=self._loaded.codec.hash,
                 template_hash=self._loaded.template.hash,
             )
         )
+        if section.keep_policies != "none":
+            write_directory(target, self.save_model)
+            if section.keep_policies != "all":
+                prune(target.parent, keep=section.keep_policies)
         self._generator.published(version)
 
     def save_model(self, target: Path) -> None:
