@@ -87,7 +87,7 @@ _OTHERS = ("replay_schema_version", "buffer_state", "token_scores", "segments", 
 
 def facts(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Every row of the tables that are still laid out as they were, without the columns that later schemas added."""
-    added = {"fingerprint", "changed", "token_hash", "num_bytes", "sequence", "record_checksum", "uses"}
+    added = {"fingerprint", "changed", "token_hash", "num_bytes", "sequence", "record_checksum", "uses", "epoch"}
     added |= {"num_messages", "segments_checksum"}
     found = {}
     for (table,) in sql(path, "select name from sqlite_master where type = 'table' order by name"):
@@ -397,8 +397,9 @@ def test_a_commit_that_returned_is_on_the_disk(tmp_path: Path, monkeypatch: pyte
         pass
     with pytest.raises(InvalidRecord):
         store.append([], [], [trajectory("c", num_turns=-1)])
-    store.reserve_fresh([DrawRecord(RUN, 1, 0, "a", FRESH, None, 0)])  # a resume releases it anyway
     assert len(synced) == 2
+    store.reserve_fresh([DrawRecord(RUN, 1, 0, "a", FRESH, None, 0)])
+    assert len(synced) == 3
     store.close()
 
 
