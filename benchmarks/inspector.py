@@ -67,7 +67,7 @@ def lists(store: ReplayStore) -> Iterator[str]:
 
 def pages(store: ReplayStore) -> dict[str, str]:
     """One address of every kind, by its name."""
-    newest, other = page(store, Question(RUN, ("uses >= 2",)), limit=2)["rows"]
+    newest, other = page(store, Question(RUN, ("uses >= 1",)), limit=2)["rows"]
     first, second = newest["id"], other["id"]
     run = quote(RUN)
     found = {

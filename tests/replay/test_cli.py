@@ -75,7 +75,7 @@ def test_ls_prints_a_line_each(run: Path) -> None:
         # Newest first: sampled by policy 2, and the newest policy is 3.
         id, *rest = line.split()
         assert len(id) == 12
-        assert rest == ["3", "task-1", "0", "no", "2", "1", "6", "final", "+0.50", "1", "1", "eligible"]
+        assert rest == ["3", "task-1", "0", "no", "2", "1", "6", "final", "+0.50", "0", "1", "eligible"]
 
 
 def test_ls_sorts_and_prints_json(run: Path) -> None:
