@@ -268,7 +268,7 @@ class _Batch:
 
 _COLUMNS = (*_TEXTS, *(column for column, _ in _NUMBERS.values()))
 # A row at a time, types take longer than the query: they are asked a column at a time.
-_PLAIN = {ExactText: sa.Text, Whole: sa.BigInteger, Real: sa.Double, Truth: sa.SmallInteger}
+_PLAIN: dict[type, Any] = {ExactText: sa.Text, Whole: sa.BigInteger, Real: sa.Double, Truth: sa.SmallInteger}
 _PLAIN |= {Size: sa.BigInteger, Share: sa.Double}
 _QUERY = (
     sa.select(

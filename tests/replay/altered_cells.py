@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message
 from context.tokens import Segment
 from replay import ReplayError, ReplayStore, stats
 from replay.blobs import content_hash
-from replay.databases import Location
+from replay.databases import Location, open_database
 from replay.exchange import export_file
 from replay.histograms import count
 from replay.inspector.app import create_app
@@ -216,15 +216,18 @@ class Asked:
         self._folder = folder
         self._looking = ReplayStore.open(location, read_only=True)
         self._app = create_app(Source(self._looking), Guard())
-        with closing(ReplayStore.open(location)) as store:
-            with store.reading() as connection:
-                query = sa.text("select id from trajectories where state not in ('evicted', 'orphaned') order by id")
-                self.ids = list(connection.scalars(query))
-            self._rows = {row.id: row for row in store.read(self.ids)}
-        self._looking.close()
+        self._database = open_database(location, read_only=False)
+        store = ReplayStore(self._database)
+        with store.reading() as connection:
+            query = sa.text("select id from trajectories where state not in ('evicted', 'orphaned') order by id")
+            self.ids = list(connection.scalars(query))
+        self._rows = {row.id: row for row in store.read(self.ids)}
+        self.close()
 
     def close(self) -> None:
+        """Others may take the buffer's place."""
         self._looking.close()
+        self._database.close()
 
     def again(self, sampled: random.Random | None = None) -> Outcome:
         """Everything is asked; or a draw, `verify` and some of the rest."""
@@ -251,10 +254,11 @@ class Asked:
         for name in some(list(questions), 2):
             ask(name, lambda: questions[name](self._looking))  # noqa: B023  asked at once
         raw |= _failures(self._app, some(PAGES, 1))
-        # Another buffer will be in this one's place.
-        self._looking.close()
+        ask("open", lambda: ReplayStore.open(self._location).close())
         quarantined: list[str] = []
-        with closing(ReplayStore.open(self._location)) as store:
+        # As a trainer that was started anew: nothing of earlier draws is in memory.
+        store = ReplayStore(self._database)
+        with closing(self):
             rows = ask("draw", lambda: _drawn(store)) or []
             for id in some(self.ids, 2):
                 rows += ask(f"read {id}", lambda: store.read([id])) or []  # noqa: B023
