@@ -121,7 +121,7 @@ def fill(location: Location) -> None:
     with closing(new_store(location)) as store:
         store.add_run(replace(run_record(OTHER), fingerprint=_FINGERPRINT))
         store.add_policy(replace(policy(0, run=OTHER), checkpoint="model/0"))
-        other = {"run": OTHER, "task": "task-2", "group": "g-other", "source": "teacher"}
+        other: dict[str, Any] = {"run": OTHER, "task": "task-2", "group": "g-other", "source": "teacher"}
         rows = [trajectory(f"other-{slot}", slot=slot, **other) for slot in range(2)]
         store.append([task("task-2")], [group("g-other", run=OTHER, task="task-2")], rows)
         spread = [Histogram("ratio", FRESH, "", count([0.0, 0.5])), Histogram("drift", REPLAY, "1", count([0.1]))]
@@ -158,10 +158,10 @@ def alter(location: Location, change: Alteration) -> bool:
     with suppress(psycopg.errors.UniqueViolation), psycopg.connect(location.replace("+psycopg", "")) as server:
         server.execute("set session_replication_role = replica")
         if change.kind == "null":
-            server.execute(f"alter table {change.table} alter column {change.column} drop not null")  # type: ignore[arg-type]
+            server.execute(f"alter table {change.table} alter column {change.column} drop not null")
 
         def ask(statement: str, *values: Any) -> list[tuple[Any, ...]]:
-            answer = server.execute(statement.replace("?", "%s"), values)  # type: ignore[arg-type]
+            answer = server.execute(statement.replace("?", "%s"), values)
             return answer.fetchall() if answer.description else []
 
         return _altered(ask, change, _ON_A_SERVER)
@@ -250,7 +250,8 @@ class Asked:
             return None
 
         target = self._folder / "exported.jsonl"
-        questions = {**_QUESTIONS, "export": lambda store: export_file(store, target, force=True)}
+        questions: dict[str, Callable[[ReplayStore], Any]] = {**_QUESTIONS}
+        questions["export"] = lambda store: export_file(store, target, force=True)
         for name in some(list(questions), 2):
             ask(name, lambda: questions[name](self._looking))  # noqa: B023  asked at once
         raw |= _failures(self._app, some(PAGES, 1))
