@@ -296,9 +296,10 @@ class _Batch:
         good = [state == ELIGIBLE for state in columns[-1]]
         self._set_aside(columns, good)
         whole = all(good)
-        texts = [restored_column(column) for column in columns[: len(_TEXTS)]]
-        for name, column in zip(("id", *_CODES), texts, strict=True):
-            kept = column if whole else [value for value, keep in zip(column, good, strict=True) if keep]
+        for name, column in zip(("id", *_CODES), columns, strict=False):
+            kept = restored_column(
+                column if whole else [value for value, keep in zip(column, good, strict=True) if keep]
+            )
             if name == "id":
                 self.ids.extend(kept)
             else:
@@ -307,7 +308,7 @@ class _Batch:
         for (name, (_, kind)), values in zip(_NUMBERS.items(), columns[len(_TEXTS) : -1], strict=True):
             fitting = values if whole else [value for value, keep in zip(values, good, strict=True) if keep]
             self.numbers[name].append(np.array(fitting, kind))
-        return [] if whole else [id for id, keep in zip(texts[0], good, strict=True) if not keep]
+        return [] if whole else restored_column([id for id, keep in zip(columns[0], good, strict=True) if not keep])
 
     def _set_aside(self, columns: Sequence[Sequence[Any]], good: list[bool]) -> None:
         """Rows that hold what nobody wrote are not good."""
@@ -332,7 +333,7 @@ class _Batch:
 
 _COLUMNS = (*_TEXTS, *(column for column, _ in _NUMBERS.values()))
 # A row at a time, types take longer than the query: they are asked a column at a time.
-_PLAIN = {ExactText: sa.Text, Whole: sa.BigInteger, Real: sa.Double, Truth: sa.SmallInteger}
+_PLAIN: dict[type, Any] = {ExactText: sa.Text, Whole: sa.BigInteger, Real: sa.Double, Truth: sa.SmallInteger}
 _PLAIN |= {Size: sa.BigInteger, Share: sa.Double}
 
 

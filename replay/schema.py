@@ -32,7 +32,7 @@ class Checked(sa.types.TypeDecorator[Any]):
     NULL is refused where a column that must not hold it is selected itself: the greatest of no values is NULL too.
     """
 
-    impl = sa.types.NullType
+    impl: Any = sa.types.NullType
     column = "a column"
     """`table.column`, for errors."""
     rule = ""

@@ -161,11 +161,11 @@ def _look_at_histograms(store: ReplayStore, wanted: _Rows, found: Verification) 
     key = [histograms.c[name] for name in ("run", "iteration", "quantity", "stream", "age")]
     broken = []
     for page in _pages(store, sa.select(*key, histograms.c.counts), *key):
-        for run, iteration, *_, blob in page:
+        for row in page:
             try:
-                decode(blob)
+                decode(row.counts)
             except BlobError:
-                broken.append(f"iteration {iteration} of run {run}")
+                broken.append(f"iteration {row.iteration} of run {row.run}")
     _note_unreadable(found, "histograms", broken)
 
 
@@ -175,11 +175,11 @@ def _look_at_scores(store: ReplayStore, wanted: _Rows, found: Verification) -> N
     mine = (of.trajectory == table.trajectory) & (of.position == table.position)
     query = sa.select(table.trajectory, table.position, table.log_probs, of.num_tokens)
     for page in _pages(store, query.join_from(token_scores, segments, mine), table.trajectory, table.position):
-        for trajectory, position, blob, count in page:
+        for row in page:
             try:
-                decode_log_probs(blob, count)
+                decode_log_probs(row.log_probs, row.num_tokens)
             except BlobError:
-                broken.append(f"segment {position} of trajectory {trajectory}")
+                broken.append(f"segment {row.position} of trajectory {row.trajectory}")
     _note_unreadable(found, "token_scores", broken)
 
 

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message
 from context.tokens import Segment
 from replay import ReplayError, ReplayStore, stats
 from replay.blobs import content_hash
-from replay.databases import Location
+from replay.databases import Location, open_database
 from replay.exchange import export_file
 from replay.histograms import count
 from replay.inspector.app import create_app
@@ -121,7 +121,7 @@ def fill(location: Location) -> None:
     with closing(new_store(location)) as store:
         store.add_run(replace(run_record(OTHER), fingerprint=_FINGERPRINT))
         store.add_policy(replace(policy(0, run=OTHER), checkpoint="model/0"))
-        other = {"run": OTHER, "task": "task-2", "group": "g-other", "source": "teacher"}
+        other: dict[str, Any] = {"run": OTHER, "task": "task-2", "group": "g-other", "source": "teacher"}
         rows = [trajectory(f"other-{slot}", slot=slot, **other) for slot in range(2)]
         store.append([task("task-2")], [group("g-other", run=OTHER, task="task-2")], rows)
         spread = [Histogram("ratio", FRESH, "", count([0.0, 0.5])), Histogram("drift", REPLAY, "1", count([0.1]))]
@@ -158,10 +158,10 @@ def alter(location: Location, change: Alteration) -> bool:
     with suppress(psycopg.errors.UniqueViolation), psycopg.connect(location.replace("+psycopg", "")) as server:
         server.execute("set session_replication_role = replica")
         if change.kind == "null":
-            server.execute(f"alter table {change.table} alter column {change.column} drop not null")  # type: ignore[arg-type]
+            server.execute(f"alter table {change.table} alter column {change.column} drop not null")
 
         def ask(statement: str, *values: Any) -> list[tuple[Any, ...]]:
-            answer = server.execute(statement.replace("?", "%s"), values)  # type: ignore[arg-type]
+            answer = server.execute(statement.replace("?", "%s"), values)
             return answer.fetchall() if answer.description else []
 
         return _altered(ask, change, _ON_A_SERVER)
@@ -216,15 +216,18 @@ class Asked:
         self._folder = folder
         self._looking = ReplayStore.open(location, read_only=True)
         self._app = create_app(Source(self._looking), Guard())
-        with closing(ReplayStore.open(location)) as store:
-            with store.reading() as connection:
-                query = sa.text("select id from trajectories where state not in ('evicted', 'orphaned') order by id")
-                self.ids = list(connection.scalars(query))
-            self._rows = {row.id: row for row in store.read(self.ids)}
-        self._looking.close()
+        self._database = open_database(location, read_only=False)
+        store = ReplayStore(self._database)
+        with store.reading() as connection:
+            query = sa.text("select id from trajectories where state not in ('evicted', 'orphaned') order by id")
+            self.ids = list(connection.scalars(query))
+        self._rows = {row.id: row for row in store.read(self.ids)}
+        self.close()
 
     def close(self) -> None:
+        """Others may take the buffer's place."""
         self._looking.close()
+        self._database.close()
 
     def again(self, sampled: random.Random | None = None) -> Outcome:
         """Everything is asked; or a draw, `verify` and some of the rest."""
@@ -247,14 +250,16 @@ class Asked:
             return None
 
         target = self._folder / "exported.jsonl"
-        questions = {**_QUESTIONS, "export": lambda store: export_file(store, target, force=True)}
+        questions: dict[str, Callable[[ReplayStore], Any]] = {**_QUESTIONS}
+        questions["export"] = lambda store: export_file(store, target, force=True)
         for name in some(list(questions), 2):
             ask(name, lambda: questions[name](self._looking))  # noqa: B023  asked at once
         raw |= _failures(self._app, some(PAGES, 1))
-        # Another buffer will be in this one's place.
-        self._looking.close()
+        ask("open", lambda: ReplayStore.open(self._location).close())
         quarantined: list[str] = []
-        with closing(ReplayStore.open(self._location)) as store:
+        # As a trainer that was started anew: nothing of earlier draws is in memory.
+        store = ReplayStore(self._database)
+        with closing(self):
             rows = ask("draw", lambda: _drawn(store)) or []
             for id in some(self.ids, 2):
                 rows += ask(f"read {id}", lambda: store.read([id])) or []  # noqa: B023
