@@ -45,7 +45,8 @@ from replay.retention import Capacity
 
 ROWS, DRAWN, TOKENS, CAPACITY = 8, 4, 32, 512
 METRICS = 20
-SIZES = (10_000, 100_000)
+SIZES = (1_000, 10_000)
+"""Iterations; others are given on the command line, such as 10000 100000."""
 PARTS = ("append", "draw", "commit", "evict", "purge")
 # Deeper trees cost a few instructions more; a part that read what went before would take ten times as many.
 GOALS = {**{f"work_growth_{part}": "<= 1.25" for part in PARTS}, "rows_growth": "<= 1.0"}

@@ -39,8 +39,8 @@ _SUMS = {
 def summary(store: ReplayStore, run: str | None = None, *, where: str | None = None) -> Answer:
     """The buffer in numbers, over every stored row; `states` tells the same apart. None: all runs of the database.
 
-    `where`: over the rows of that filter (`replay.where`), their groups, tasks and draws. `reclaimed` rows, of which a
-    few numbers are left, are counted apart, and not by a filter.
+    `where`: over the rows of that filter (`replay.where`), their groups, tasks and draws. Rows that were
+    `reclaimed`, of which a few numbers are left, are counted apart, whatever the filter.
     """
     rows = chosen(run, where)
     with store.reading() as connection:
@@ -54,14 +54,14 @@ def summary(store: ReplayStore, run: str | None = None, *, where: str | None = N
             **_groups(connection, run, where),
             **_totals(kinds.values()),
             "states": _states(kinds),
-            "reclaimed": None if where is not None else _reclaimed(connection, run),
+            "reclaimed": _reclaimed(connection, run),
             "stop_reasons": _stop_reasons(kinds),
             "draws": _draws(connection, run, where),
         }
 
 
 def _reclaimed(connection: sa.Connection, run: str | None) -> int:
-    """Rows that were evicted for good: of these there is nothing that a filter could ask for."""
+    """Rows that were evicted for good, and so are none of those that a filter asks."""
     query = sa.select(sa.func.count()).select_from(reclaimed)
     if run is not None:
         query = query.join(groups, groups.c.id == reclaimed.c.group).where(groups.c.run == run)

@@ -187,7 +187,7 @@ def _groups(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Ans
     )
     replayed = {row[0]: row[1] for row in connection.execute(drawn)}
     return [
-        _group(row, replayed=replayed.get(row["id"], 0))
+        _group(dict(row), replayed=replayed.get(row["id"], 0))
         for row in connection.execute(query.order_by(*_NEWEST_FIRST)).mappings()
     ]
 

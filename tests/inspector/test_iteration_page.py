@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replay import ReplayStore, stats
+from replay import ReplayStore, schema, stats
 from replay.histograms import count
 from replay.inspector.app import create_app
 from replay.inspector.guard import Guard
@@ -75,6 +75,16 @@ def test_page_and_twin_answer_what_the_terminal_answers(inspector: Served, path:
     assert 'href="/runs/run-1/iterations/1"' in html
     assert 'href="/runs/run-1/iterations/3"' in html
     assert "agentloop replay lineage 2" in html
+
+
+def test_row_that_went_is_told_with_the_reason(tmp_path: Path) -> None:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        iterate(store, 1, make_sampler("uniform", 0))
+        store.prune(RUN, rows=schema.trajectories.c.slot == 2, dry_run=False)
+        with served(create_app(Source(store), Guard())) as server:
+            html = page(server, f"{HERE}/1")
+    assert html.count('evicted <span class="soft">pruned by where</span>') == 1
+    assert rows_of(html) == list(range(8))
 
 
 def test_told_command_names_the_run_where_there_are_several(path: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from replay.store import Admission
 from replay.verify import verify
 from tests.replay.asking import ask
 from tests.replay.fakes import RUN, Born, group, iterate, new_store, request, sql, task, trajectory
+from tests.replay.locations import Databases
 from tests.replay.old_databases import fill_old
 
 TABLES = ("trajectories", "segments", "messages", "token_scores")
@@ -258,7 +259,8 @@ def test_work_of_an_iteration_does_not_grow_with_rows_that_went(tmp_path: Path) 
     store.close()
 
 
-def test_rows_evicted_under_an_earlier_schema_are_reclaimed(location: Location) -> None:
+def test_rows_evicted_under_an_earlier_schema_are_reclaimed(databases: Databases, tmp_path: Path) -> None:
+    location = databases.new(tmp_path / "replay.sqlite", empty=True)
     a, b, *_ = fill_old(location, "0005")
     sql(
         location,
