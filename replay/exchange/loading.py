@@ -19,7 +19,7 @@ from replay.validate import check_fields
 _AT_ONCE = 64
 """Rows of one transaction ..."""
 _TOKENS_AT_ONCE = 1 << 20
-"""... and tokens, after which it takes no further row."""
+"""... and tokens, or characters of messages, after which it takes no further row."""
 _MOST_NAMED = 20
 _MOST_BAD = 1000
 """Rows; beyond these, and if they are most, the rest of the file is not read."""
@@ -55,7 +55,8 @@ def import_rows(
     skip_bad: bool = False,
     told: Told = lambda phase, done: None,
 ) -> ImportReport:
-    """Store the rows that `rows` reads anew at each call, batch by batch, each whole or not at all.
+    """Store the rows that `rows` reads anew at each call, batch by batch, each whole or not at all; those of one
+    batch only once.
 
     `source` is written into every new row; None: each keeps its own. A bad row raises ExchangeError, and then
     nothing of the file has been stored; with `skip_bad` it is counted and left out.
@@ -64,7 +65,9 @@ def import_rows(
     check = _Check(store, source)
     bad: set[int] = set()
     done = 0
+    only: list[list[_Numbered]] = []
     for batch in _batches(enumerate(rows())):
+        only = [] if done else [batch]
         for number, place, problem in check.problems(batch):
             bad.add(number)
             report.bad += 1
@@ -78,8 +81,9 @@ def import_rows(
         more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
         raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
     report.runs = sorted(check.runs)
-    for batch in _batches(row for row in enumerate(rows()) if row[0] not in bad):
-        _store(store, check.sourced([bundle for _, (_, bundle) in batch if isinstance(bundle, Bundle)]), report)
+    for batch in only or _batches(enumerate(rows())):
+        good = [bundle for number, (_, bundle) in batch if number not in bad and isinstance(bundle, Bundle)]
+        _store(store, check.sourced(good), report)
         told("store", report.rows)
     return report
 
@@ -92,13 +96,19 @@ def _batches(rows: Iterable[_Numbered]) -> Iterator[list[_Numbered]]:
     tokens = 0
     for row in rows:
         batch.append(row)
-        bundle = row[1][1]
-        tokens += sum(len(part.tokens) for part in bundle.trajectory.segments) if isinstance(bundle, Bundle) else 0
+        tokens += _size(row[1][1])
         if len(batch) == _AT_ONCE or tokens >= _TOKENS_AT_ONCE:
             yield batch
             batch, tokens = [], 0
     if batch:
         yield batch
+
+
+def _size(bundle: Bundle | BadRow) -> int:
+    if isinstance(bundle, BadRow):
+        return 0
+    said = sum(len(message.content) + len(message.reasoning or "") for message in bundle.trajectory.messages)
+    return said + sum(len(part.tokens) for part in bundle.trajectory.segments)
 
 
 class _Check:

@@ -256,7 +256,7 @@ def _part(value: object, columns: Sequence[Column], where: str) -> PlainRow:
 def _typed(value: Any, column: Column, where: str) -> Any:
     if value is None and column.optional:
         return None
-    if column.kind in _DTYPES:
+    if column.kind in DTYPES:
         return _array(value, column.kind, where)
     keeps, convert = _KINDS[column.kind]
     if not keeps(value):
@@ -282,12 +282,12 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any]]] = {
     "float": (_is_number, float),
     "list": (lambda value: isinstance(value, list), _same),
 }
-_DTYPES = {"int32": np.int32, "uint8": np.uint8, "float32": np.float32}
+DTYPES = {"int32": np.int32, "uint8": np.uint8, "float32": np.float32}
 
 
 def _array(value: Any, kind: str, where: str) -> npt.NDArray[Any]:
     """A list of numbers, null for an unknown one, as an array; an array stays as it is."""
-    dtype = _DTYPES[kind]
+    dtype = DTYPES[kind]
     if isinstance(value, np.ndarray):
         return value
     allowed = {int, float, type(None)} if kind == "float32" else {int}
