@@ -41,13 +41,14 @@ def export_file(
     """Write rows to `path`, in the format of its ending; it is there whole or not at all.
 
     Rows stand in the order of run, iteration, slot and id. Orphaned, quarantined and evicted ones are left out and
-    counted. `run` and `where` choose among the rows; None: all of them. `limit` takes the first ones.
+    counted, also those that became so meanwhile; rows that are written meanwhile may be in the file or not.
+    `run` and `where` choose among the rows; None: all of them. `limit` takes the first ones.
     """
     as_parquet = is_parquet(path)
     left = Left()
-    with replaced(path, force=force) as target, store.reading() as connection:
-        ids = exportable(connection, left, run=run, where=where)[:limit]
-        rows = _counted(bundles(connection, ids, left), lambda done: told(done, len(ids)))
+    with replaced(path, force=force) as target:
+        ids = exportable(store, left, run=run, where=where)[:limit]
+        rows = _counted(bundles(store, ids, left), lambda done: told(done, len(ids)))
         count = parquet.write(target, rows) if as_parquet else jsonl.write(path, target, rows)
     return ExportReport(count, left)
 

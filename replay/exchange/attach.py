@@ -59,15 +59,15 @@ def attach(
         with other.reading() as connection:
             others = [id for id in known_runs(connection) if id != run]
             comparable = [id for id in others if _same(_meaning(connection, id), mine, allow_mismatch)]
-            # The run's own rows may be there too, in a database that both once shared.
-            where = (trajectories.c.state == ELIGIBLE) & trajectories.c.run.in_(comparable)
-            left = Left()
-            ids = exportable(connection, left, run=None, where=where)
+        # The run's own rows may be there too, in a database that both once shared.
+        where = (trajectories.c.state == ELIGIBLE) & trajectories.c.run.in_(comparable)
+        left = Left()
+        ids = exportable(other, left, run=None, where=where)
 
-            def rows() -> Iterator[Placed]:
-                return ((f"{name}:{bundle.trajectory.id}", bundle) for bundle in bundles(connection, ids, left))
+        def rows() -> Iterator[Placed]:
+            return ((f"{name}:{bundle.trajectory.id}", bundle) for bundle in bundles(other, ids, left))
 
-            report = import_rows(store, rows, source=name, told=told)
+        report = import_rows(store, rows, source=name, told=told)
     if not ids:
         raise ExchangeError(
             f"replay.attach.{name} must hold rows that this run can learn from, got none in {other.url} of its "

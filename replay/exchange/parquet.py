@@ -92,8 +92,8 @@ def _ended(code: int, complaints: IO[bytes], seconds: int) -> str:
     said = complaints.read().decode(errors="replace").splitlines()
     why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return (
-        f"contents must be readable in {MOST_MEMORY:,} bytes and {seconds:,} seconds, got a reader that ended with {why} "
-        f"({shortened(said[-1] if said else '')}). Export smaller row groups or JSONL where it was made."
+        f"contents must be readable in {MOST_MEMORY:,} bytes and {seconds:,} seconds, got a reader that ended with "
+        f"{why} ({shortened(said[-1] if said else '')}). Export smaller row groups or JSONL where it was made."
     )
 
 
