@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from replay.cli.front import AsJson, Run, Where, app, fail, opened
+from replay.cli.front import AsJson, Run, Where, app, fail, opened, say
 from replay.databases.open import run_identity
 from replay.exchange import ExportReport, ImportReport, export_file, import_file
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
@@ -57,9 +57,9 @@ def export(
     size = file.stat().st_size
     if as_json:
         left = {"left_out": dict(report.left.states), "corrupt": report.left.corrupt}
-        print(json.dumps({"file": str(file), "rows": report.rows, "bytes": size, **left}))
+        say(json.dumps({"file": str(file), "rows": report.rows, "bytes": size, **left}))
     else:
-        print(_export_text(report, file, size))
+        say(_export_text(report, file, size))
     raise typer.Exit(1 if report.left.corrupt else 0)
 
 
@@ -115,7 +115,7 @@ def import_(
             source = None if keep_source else name or "import"
             report = import_file(buffer.store, file, name=source, skip_bad=skip_bad, told=told)
             text = _import_text(report, file)
-    print(json.dumps(asdict(report)) if as_json else text)
+    say(json.dumps(asdict(report)) if as_json else text)
 
 
 def _export_text(report: ExportReport, file: Path, size: int) -> str:
