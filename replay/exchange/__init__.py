@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +10,12 @@ import sqlalchemy as sa
 
 from replay.exchange import jsonl, parquet
 from replay.exchange.files import ExchangeError, is_parquet, opened, replaced
-from replay.exchange.loading import ImportReport, Placed, Told, import_rows
+from replay.exchange.loading import ImportReport, Placed, Told, check_set_name, import_rows
 from replay.exchange.plain import BadRow, Bundle
 from replay.exchange.source import Left, bundles, exportable
 from replay.store import ReplayStore
 
 __all__ = ["ExchangeError", "ExportReport", "ImportReport", "check_set_name", "export_file", "import_file"]
-
-_SET_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_OWN = ("self", "gateway")
 
 
 @dataclass(frozen=True)
@@ -87,11 +83,3 @@ def placed(path: Path, rows: Iterator[Bundle | BadRow], unit: str = "") -> Itera
             yield f"{path}:{unit}{number}", row
     except BadRow as error:
         yield f"{path}:{unit}{number + 1}", error
-
-
-def check_set_name(name: str) -> None:
-    """A set is a source that mixing can name; it is no name for what a run collects itself."""
-    if not _SET_NAME.fullmatch(name) or name in _OWN:
-        raise ExchangeError(
-            f"--name must match {_SET_NAME.pattern} and be none of {', '.join(_OWN)}, got {name!r}. Choose another."
-        )

@@ -14,7 +14,7 @@ from replay.exchange.source import known_policies, known_runs, stored_sources
 from replay.exchange.strict_json import shortened
 from replay.records import PolicyRecord, RunRecord
 from replay.store import ReplayStore
-from replay.validate import check_fields
+from replay.validate import SOURCE_NAME, check_fields
 
 _AT_ONCE = 64
 """Rows of one transaction ..."""
@@ -23,6 +23,8 @@ _TOKENS_AT_ONCE = 1 << 20
 _MOST_NAMED = 20
 _MOST_BAD = 1000
 """Rows; beyond these, and if they are most, the rest of the file is not read."""
+
+_OWN = ("self", "gateway")
 
 Placed = tuple[str, Bundle | BadRow]
 """`FILE:LINE` of a row, and the row or what is wrong with it."""
@@ -45,6 +47,14 @@ class ImportReport:
     """The first of them, `FILE:LINE: what is wrong`."""
     runs: list[str] = field(default_factory=list)
     """Ids of the runs the rows are from."""
+
+
+def check_set_name(name: str) -> None:
+    """A set is a source that mixing can name; it is no name for what a run collects itself."""
+    if not SOURCE_NAME.fullmatch(name) or name in _OWN:
+        raise ExchangeError(
+            f"--name must match {SOURCE_NAME.pattern} and be none of {', '.join(_OWN)}, got {name!r}. Choose another."
+        )
 
 
 def import_rows(

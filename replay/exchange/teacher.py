@@ -29,7 +29,7 @@ from context.template import RenderError
 from context.tokens import Segment, TokenSequence
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
-from replay.exchange.loading import ImportReport, Placed, Told, import_rows
+from replay.exchange.loading import ImportReport, Placed, Told, check_set_name, import_rows
 from replay.exchange.openai_chat import Conversation, Said, read_line
 from replay.exchange.plain import BadRow, Bundle
 from replay.exchange.source import known_policies, known_runs
@@ -132,6 +132,7 @@ def import_chat(
     Rows with the same first user message are a group. The file and what its rows are made with decide all ids: the
     same import again stores nothing, and a changed file is another set.
     """
+    check_set_name(name)
     report = TeacherReport()
     chat = _ChatFile(path, teaching, name, report)
     with tempfile.TemporaryFile() as spool:

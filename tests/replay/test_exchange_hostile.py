@@ -129,7 +129,9 @@ def test_names_are_never_paths(store: ReplayStore, tmp_path: Path) -> None:
     assert sorted(written) == ["inside/rows.jsonl", "inside/rows.parquet"]
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "", "a b", "x" * 65, "ü", "self", "gateway", "a\n", "a\x00"])
+@pytest.mark.parametrize(
+    "name", ["../x", "a/b", "", "a b", "x" * 65, "ü", ".", "..", ".a", "-a", "self", "gateway", "a\n", "a\x00"]
+)
 def test_set_name_is_a_plain_word(empty: ReplayStore, tmp_path: Path, name: str) -> None:
     with pytest.raises(ExchangeError, match="^--name must match"):
         import_file(empty, tmp_path / "rows.jsonl", name=name)
@@ -374,6 +376,7 @@ def test_a_line_may_be_long_but_not_endless(
     assert files.MOST_LINE == 33_554_432
     monkeypatch.setattr(files, "MOST_LINE", 3 << 20)
     rows[0]["messages"][0]["content"] = "x" * (2 << 20)
+    rows[0]["messages_hash"] = ""
     (tmp_path / "long.jsonl").write_bytes(lines_of(rows))
     assert import_file(empty, tmp_path / "long.jsonl").inserted == 3
     rows[1]["messages"][0]["content"] = "x" * files.MOST_LINE
@@ -413,12 +416,17 @@ BAD: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("1e400", lambda row: json.dumps(row).replace('"reward": 1.0', '"reward": 1e400'), "reward must be finite"),
     ("unknown column", lambda row: {**row, "rewards": 1}, "known columns, got 'rewards'. Did you mean 'reward'"),
     ("missing column", lambda row: {k: v for k, v in row.items() if k != "run"}, "row must hold 'run', got none"),
-    ("newer format", lambda row: {**row, "format": 2}, "format must be 1, got 2"),
+    ("newer format", lambda row: {**row, "format": 3}, "format must be 2, got 3"),
     ("type of id", lambda row: {**row, "id": ["a"]}, "id must be of type str"),
     ("empty id", lambda row: {**row, "id": ""}, "id must be a text of at least one character"),
     ("bool as int", lambda row: {**row, "slot": True}, "slot must be of type int, got True"),
     ("negative", lambda row: {**row, "slot": -1}, "slot must be >= 0"),
-    ("beyond 63 bits", lambda row: {**row, "slot": 2**70}, "slot must be >= 0 and below 2.63"),
+    ("beyond 31 bits", lambda row: {**row, "slot": 2**31}, "slot must be >= 0 and below 2.31"),
+    ("cold", lambda row: {**row, "temperature": -1}, "temperature must be >= 0, got -1"),
+    ("top-p", lambda row: {**row, "top_p": 1.5}, "top_p must be between 0 and 1, got 1.5"),
+    ("source", lambda row: {**row, "source": ".."}, "source must match .*, got '..'"),
+    ("spread", lambda row: {**row, "group": "g", "group_reward_std": -1}, "reward_std must be >= 0, got -1"),
+    ("endless group", lambda row: {**row, "group": "g", "group_size": 2**62}, "size must be >= 0 and below 2.31"),
     ("null reward", lambda row: {**row, "reward": None}, "reward must be of type float, got None"),
     ("state", lambda row: {**row, "state": "quarantined"}, "state must be 'eligible'"),
     ("payload text", lambda row: {**row, "task_payload": "x"}, "task_payload must be JSON"),
@@ -446,8 +454,21 @@ BAD: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("missing log-prob", lambda row: _with(row, behavior_log_probs=[None] * 6), "must be finite and at most 0"),
     ("positive log-prob", lambda row: _with(row, behavior_log_probs=[None, None, 1, -1, None, -1]), "at most 0"),
     ("no segments", lambda row: {**row, "segments": []}, "segments must hold at least one token"),
+    (
+        "edited message",
+        lambda row: {**row, "messages": [{**row["messages"][0], "content": "edited"}, *row["messages"][1:]]},
+        "messages_hash must be that of the messages .* empty it to import them as they are",
+    ),
+    ("a message left out", lambda row: {**row, "messages": row["messages"][1:]}, "messages_hash must be"),
     ("a message", lambda row: {**row, "messages": [1]}, r"messages\[0\] must be an object, got 1"),
 ]
+
+
+def test_messages_edited_on_purpose_are_imported(empty: ReplayStore, rows: list[Any], tmp_path: Path) -> None:
+    rows[0]["messages"][0]["content"] = "edited"
+    (tmp_path / "rows.jsonl").write_bytes(lines_of([{**rows[0], "messages_hash": ""}]))
+    assert import_file(empty, tmp_path / "rows.jsonl").inserted == 1
+    assert empty.read(["a"])[0].messages[0].content == "edited"
 
 
 def _spelled(row: dict[str, Any], reward: str) -> str:
