@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from replay.exchange import jsonl, parquet
 from replay.exchange.files import ExchangeError, is_parquet, opened, replaced
 from replay.exchange.loading import ImportReport, Placed, Told, check_set_name, import_rows
+from replay.exchange.meaning import learner_of
 from replay.exchange.plain import BadRow, Bundle
 from replay.exchange.source import Left, bundles, exportable
 from replay.store import ReplayStore
@@ -60,19 +61,28 @@ def import_file(
     path: Path,
     *,
     name: str | None = "import",
+    learner: str | None = None,
     skip_bad: bool = False,
     told: Told = lambda phase, done: None,
 ) -> ImportReport:
     """Store the rows of an exported file, with `name` as their source; None: with the source each had.
 
-    See `loading.import_rows` for what a bad row does.
+    `learner` is the run they are for; None: any. See `loading.import_rows` for what is refused.
     """
     if name is not None:
         check_set_name(name)
     reader = parquet.read if is_parquet(path) else jsonl.read
     unit = "row " if is_parquet(path) else ""
     with opened(path):
-        return import_rows(store, lambda: placed(path, reader(path), unit), source=name, skip_bad=skip_bad, told=told)
+        whose = None if learner is None else learner_of(store, learner)
+        return import_rows(
+            store,
+            lambda: placed(path, reader(path), unit),
+            source=name,
+            learner=whose,
+            skip_bad=skip_bad,
+            told=told,
+        )
 
 
 def placed(path: Path, rows: Iterator[Bundle | BadRow], unit: str = "") -> Iterator[Placed]:

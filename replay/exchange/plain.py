@@ -159,8 +159,8 @@ def from_plain(row: object) -> Bundle:
     messages = tuple(_message(part, f"messages[{i}]") for i, part in enumerate(given["messages"]))
     if given["messages_hash"] not in ("", digest := _messages_hash(given["messages"])):
         raise BadRow(
-            f"messages_hash must be that of the messages ({digest}), got {shortened(given['messages_hash'])}. They were "
-            "changed after they were exported; empty it to import them as they are."
+            f"messages_hash must be that of the messages ({digest}), got {shortened(given['messages_hash'])}. "
+            "They were changed after they were exported; empty it to import them as they are."
         )
     run = _run(record.run, *(given[f"run_{name}"] for name in _RUN_TEXTS))
     return Bundle(

@@ -131,7 +131,7 @@ def bundles(draw: st.DrawFn) -> Bundle:
     arguments = st.dictionaries(text(), st.one_of(text(), st.floats(allow_nan=False), st.integers(), st.none()))
     calls = st.builds(ToolCall, text(), arguments, st.none() | text())
     names = st.none() | text()
-    said = st.builds(Message, text(), text(), text(), st.tuples(calls), names, names, names)
+    said = st.builds(Message, text(), text(), text(), st.tuples(calls), names, names, names, text())
     row = trajectory(
         draw(text()) or "a",
         segments=(Segment(sequence), Segment(sequence, "template_rewrite", "hinted")),

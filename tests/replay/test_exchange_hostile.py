@@ -130,7 +130,7 @@ def test_names_are_never_paths(store: ReplayStore, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../x", "a/b", "", "a b", "x" * 65, "ü", ".", "..", ".a", "-a", "self", "gateway", "a\n", "a\x00"]
+    "name", ["../x", "a/b", "", "a b", "x" * 65, "ü", "self", "gateway", "a\n", "a\x00", ".", ".."]
 )
 def test_set_name_is_a_plain_word(empty: ReplayStore, tmp_path: Path, name: str) -> None:
     with pytest.raises(ExchangeError, match="^--name must match"):
@@ -424,7 +424,6 @@ BAD: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("beyond 31 bits", lambda row: {**row, "slot": 2**31}, "slot must be >= 0 and below 2.31"),
     ("cold", lambda row: {**row, "temperature": -1}, "temperature must be >= 0, got -1"),
     ("top-p", lambda row: {**row, "top_p": 1.5}, "top_p must be between 0 and 1, got 1.5"),
-    ("source", lambda row: {**row, "source": ".."}, "source must match .*, got '..'"),
     ("spread", lambda row: {**row, "group": "g", "group_reward_std": -1}, "reward_std must be >= 0, got -1"),
     ("endless group", lambda row: {**row, "group": "g", "group_size": 2**62}, "size must be >= 0 and below 2.31"),
     ("null reward", lambda row: {**row, "reward": None}, "reward must be of type float, got None"),
@@ -592,7 +591,7 @@ def test_parquet_of_other_columns_is_refused(store: ReplayStore, empty: ReplaySt
 
 def test_odd_texts_survive_both_formats(empty: ReplayStore, store: ReplayStore, tmp_path: Path) -> None:
     odd = "NUL \x00, half \ud83d, \u2028, \x1b[31m, \ue000json:1, '; drop table runs; --"
-    said = replace(trajectory("a").messages[1], content=odd)
+    said = replace(trajectory("a").messages[1], content=odd, note=odd)
     store.append([], [], [replace(trajectory("d", slot=3), messages=(said,))])
     for ending in ("jsonl", "parquet"):
         export_file(store, tmp_path / f"rows.{ending}")
