@@ -4,6 +4,7 @@ import json
 import unicodedata
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,8 +82,8 @@ EVIL = "\x1b]0;mine\x07\x1b[2J\x9b31m\u202e\u200b\ud800\rz\nfake line"
 )
 def test_nothing_that_was_stored_acts_on_the_terminal(tmp_path: Path, command: str) -> None:
     names = {"ID": f"id{EVIL}", "OTHER": f"other{EVIL}", "TASK": f"task{EVIL}"}
-    segments = (Segment(SHORT, f"reason{EVIL}"),)
-    given = {"stop_reason": f"stop{EVIL}", "error_kind": f"error{EVIL}"}
+    segments = (Segment(SHORT, f"reason{EVIL}"),)  # type: ignore[arg-type]  # as a file may have it
+    given: dict[str, Any] = {"stop_reason": f"stop{EVIL}", "error_kind": f"error{EVIL}"}
     given |= {"environment": f"env{EVIL}", "environment_version": EVIL, "group": f"g{EVIL}", "task": names["TASK"]}
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         rows = [trajectory(names["ID"], segments=segments, **given), trajectory(names["OTHER"], slot=1, **given)]
