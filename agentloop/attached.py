@@ -20,7 +20,10 @@ def attach_buffers(parts: Parts) -> None:
         report = attach(parts.store, parts.run_id, name, place, allow_mismatch=allowed, told=told)
         for problem in report.problems:
             parts.display.note(f"replay.attach: left out {problem}")
-        parts.display.note(f"attached {place} as {name}: {report.rows:,} rows, {report.inserted:,} of them copied now")
+        parts.display.note(
+            f"attached {place} as {name}: {report.rows:,} rows, {report.inserted:,} of them copied now; "
+            f"the run can learn from {report.learnable:,}"
+        )
 
 
 def _tell(parts: Parts, name: str, phase: str, done: int) -> None:

@@ -19,6 +19,7 @@ from agentloop.launched import check_alone, own_rank
 from agentloop.mix_cli import mix
 from agentloop.replay_cli import rescore, verify, whatif
 from context import PrefixError, RenderError
+from context.visible import visible_lines
 from replay.cli import app as replay_app
 from replay.cli.front import Run, RunId, asked_run, opened
 from replay.errors import ReplayError
@@ -235,7 +236,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)  # before a run has begun there is nothing to say
     except (UserError, ReplayError, RenderError, PrefixError) as error:
-        print(f"agentloop: {error}", file=sys.stderr)
+        print(f"agentloop: {visible_lines(str(error))}", file=sys.stderr)
         sys.exit(2)
     except MemoryError as error:
         found = str(error) or "none left"

@@ -9,6 +9,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from context.visible import visible_lines
+
 _OF_EVERY_ITERATION = ("collect", "update")
 _LONGEST_SILENCE = 15.0
 """Seconds after which a plain display says how far a long phase has come."""
@@ -113,7 +115,7 @@ class PlainDisplay:
         self.note(describe_iteration(number, total, metrics, self._run.left(number, total)))
 
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(visible_lines(text), markup=False)
         self._told_at = self._clock()
 
     def close(self) -> None:
@@ -147,7 +149,7 @@ class LiveDisplay:
         self._progress.update(self._run, description=line, completed=number)
 
     def note(self, text: str) -> None:
-        self._progress.console.print(text, markup=False)
+        self._progress.console.print(visible_lines(text), markup=False)
 
     def close(self) -> None:
         self._progress.update(self._phase, visible=self._run is None)  # after a run its last phase says nothing

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replay import verify as questions
-from replay.cli.front import AsJson, Opened, Run, Where, fail, opened
+from replay.cli.front import AsJson, Opened, Run, Where, fail, opened, say
 from replay.cli.text import number, table
 from replay.report import REPORT_NAME
 from replay.verify import Verification
@@ -64,9 +64,9 @@ def verify(
         share = {"corrupt_share": found.corrupt_share, "quarantined": yes, "failed": failed}
         print(json.dumps({**vars(found), **share, "log_probs": models}, indent=1))
     else:
-        print(_verification_text(found, done=yes))
+        say(_verification_text(found, done=yes))
         if check is not None:
-            print(_check_text(check))
+            say(_check_text(check))
     raise typer.Exit(1 if failed else 0)
 
 
@@ -100,7 +100,7 @@ def rescore(
         folder = _run_folder(buffer)
         version, weights = replay_models.named_weights(folder, model, policy)
         drifted = replay_models.rescore(buffer.store, folder, version, weights, where=where, limit=limit)
-    print(json.dumps(vars(drifted)) if as_json else _drift_text(drifted))
+    say(json.dumps(vars(drifted)) if as_json else _drift_text(drifted))
 
 
 _MOST_ROWS = 512
@@ -189,7 +189,7 @@ def whatif(
         if report:
             section = whatif_section(found)
             path = report_run(buffer.store, folder.path / REPORT_NAME, run=folder.run_id, further=(section,))
-    print(json.dumps(found.to_json(), indent=1) if as_json else as_text(found))
+    say(json.dumps(found.to_json(), indent=1) if as_json else as_text(found))
     if report and not as_json:
         print(f"report: {path}")
 

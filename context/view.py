@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -12,6 +11,7 @@ from context.authors import DISCARD_SUFFIX, AuthorTable
 from context.masks import loss_mask, response_mask
 from context.pieces import Decoder, pieces
 from context.tokens import TokenSequence
+from context.visible import visible
 
 _COLOURS = {
     "initialization": "magenta",
@@ -46,7 +46,7 @@ def token_view(
         colour = _COLOURS.get(name.removesuffix(DISCARD_SUFFIX), _OTHER_COLOUR)
         not_trained = "sampled, not trained" if sampled[at[0]] else "not trained" if action[at[0]] else "not sampled"
         state = "trained" if trained[at[0]] else not_trained
-        view.append(f"{name}", style=f"bold {colour}")
+        view.append(visible(name), style=f"bold {colour}")
         view.append(f" · {len(at)} tokens · {state}\n", style="dim")
         style = f"{colour} {_TRAINED}" if trained[at[0]] else colour
         for first, last, text in _pieces(tokens, at, decoder):
@@ -66,13 +66,8 @@ def _pieces(tokens: TokenSequence, at: Sequence[int], decoder: Decoder | None) -
         yield from ((begin + t, begin + t + 1, f"{token} ") for t, token in enumerate(ids))
     else:
         for first, last, text in pieces(ids, decoder):
-            yield begin + first, begin + last, "".join(map(_visible, text))
+            yield begin + first, begin + last, _visible(text)
 
 
-def _visible(character: str) -> str:
-    if character == "\n":
-        return "↵\n"
-    # Cc: terminal control; Cf: invisible, bidirectional; Cs: half characters; Co: private use; Z: lines.
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
-        return f"<U+{ord(character):04X}>"
-    return character
+def _visible(text: str) -> str:
+    return "↵\n".join(map(visible, text.split("\n")))

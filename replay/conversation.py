@@ -57,7 +57,7 @@ def stored_texts(said: bytes | str) -> list[str]:
     """What it says, text by text as a column would hold it; nothing of what can't be read."""
     try:
         rows = json.loads(plain_text(said))
-        return [row[name] for row in rows for name in ("content", "reasoning", "tool_calls") if name in row]
+        return [row[name] for row in rows for name in ("content", "note", "reasoning", "tool_calls") if name in row]
     except (BlobError, ValueError, TypeError):
         return []
 
@@ -77,6 +77,8 @@ def _row(message: Message) -> dict[str, str]:
         value = getattr(message, name)
         if value is not None:
             row[name] = value
+    if message.note:
+        row["note"] = message.note
     return row
 
 

@@ -6,6 +6,7 @@ Records are checked a column at a time and tokens all at once: one by one takes 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -27,6 +28,9 @@ _ROUNDING = 1e-6
 _AGREEMENT = 1e-3
 _MAY_BE_NAN = ("mean_behavior_log_prob", "min_behavior_log_prob")
 _SUMMARY = ("num_tokens", "num_action_tokens", "policy_version_min", "policy_version_max", *_MAY_BE_NAN)
+
+SOURCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+"""What a set of rows may be called, in `--name`, `replay.attach` and `TrajectoryRecord.source`."""
 
 _Keeps = Callable[[Any], bool]
 
@@ -68,11 +72,11 @@ def _rules(record_type: type) -> list[tuple[str, list[tuple[str, _Keeps]]]]:
             continue
         rules = [(f"be of type {declared}", keeps_type)]
         if declared == "int":
-            rules.append(("be >= 0 and below 2^63", _is_count))
+            rules.append(("be >= 0 and below 2^31", _is_count))
         elif declared == "float":
             rules.append(("be finite", _is_finite_or_nan if field.name in _MAY_BE_NAN else _is_finite))
-        if field.name == "id":
-            rules.append(("be a text of at least one character", bool))
+        if field.name in _FURTHER:
+            rules.append(_FURTHER[field.name])
         found.append((field.name, [(rule, _unless_none(keeps) if optional else keeps) for rule, keeps in rules]))
     return found
 
@@ -86,7 +90,7 @@ _TYPES: dict[str, _Keeps] = {
 
 
 def _is_count(value: int) -> bool:
-    return 0 <= value < 2**63
+    return 0 <= value < 2**31
 
 
 def _is_finite(value: float) -> bool:
@@ -95,6 +99,19 @@ def _is_finite(value: float) -> bool:
 
 def _is_finite_or_nan(value: float) -> bool:
     return abs(value) <= sys.float_info.max or value != value
+
+
+_not_negative = ("be >= 0", lambda value: value >= 0)
+_share = ("be between 0 and 1", lambda value: 0 <= value <= 1)
+_FURTHER: dict[str, tuple[str, _Keeps]] = {
+    "id": ("be a text of at least one character", bool),
+    "reward_std": _not_negative,
+    "temperature": _not_negative,
+    "top_p": _share,
+    "success_rate": _share,
+    "source": (f"match {SOURCE_NAME.pattern}", lambda value: bool(SOURCE_NAME.fullmatch(value))),
+}
+"""By the name of the field, whatever record it is of."""
 
 
 def _unless_none(keeps: _Keeps) -> _Keeps:
@@ -108,8 +125,6 @@ def refused(field: str, rule: str, value: object, where: str) -> InvalidRecord:
 def check_groups(groups: Sequence[GroupRecord]) -> None:
     check_fields(groups, "group", "id")
     for group in groups:
-        if not 0.0 <= group.success_rate <= 1.0:
-            raise refused("success_rate", "be between 0 and 1", group.success_rate, f"group {group.id}")
         if group.size < 1:
             raise refused("size", "be at least 1", group.size, f"group {group.id}")
 

@@ -5,7 +5,6 @@ Reading a file (line numbers, nearest keys, overrides) is `config_file`'s job; t
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -24,6 +23,7 @@ from agentloop.config.sft import SftSection
 from agentloop.config.tasks import TasksSection, check_tasks
 from replay.mix_rule import MixRule
 from replay.schedules import progress_at
+from replay.validate import SOURCE_NAME
 
 
 class RunSection(Section):
@@ -132,9 +132,6 @@ class CapacitySection(Section):
     per_task: Positive | None = Field(None, description="Most rows of one task.")
 
 
-_SOURCE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-
-
 def _check_url(where: str, url: str) -> None:
     from replay.databases.open import check_url  # here: SQLAlchemy is slow to start, and most runs name none
     from replay.errors import DatabaseRefused
@@ -229,9 +226,9 @@ class ReplaySection(SamplingSection):
         if self.database is not None:
             _check_url("replay", self.database)
         for name, place in self.attach.items():
-            if not _SOURCE.fullmatch(name) or name in ("self", "gateway"):
+            if not SOURCE_NAME.fullmatch(name) or name in ("self", "gateway"):
                 raise ValueError(
-                    f"replay.attach must name sources in {_SOURCE.pattern}, not self or gateway, got {name!r}. "
+                    f"replay.attach must name sources in {SOURCE_NAME.pattern}, not self or gateway, got {name!r}. "
                     "Choose another name."
                 )
             if "://" in place:

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from replay.cli.front import AsJson, Run, Where, app, fail, opened
+from replay.cli.front import AsJson, Run, Where, app, fail, opened, say
 from replay.databases.open import run_identity
 from replay.exchange import ExportReport, ImportReport, export_file, import_file
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
@@ -57,9 +57,9 @@ def export(
     size = file.stat().st_size
     if as_json:
         left = {"left_out": dict(report.left.states), "corrupt": report.left.corrupt}
-        print(json.dumps({"file": str(file), "rows": report.rows, "bytes": size, **left}))
+        say(json.dumps({"file": str(file), "rows": report.rows, "bytes": size, **left}))
     else:
-        print(_export_text(report, file, size))
+        say(_export_text(report, file, size))
     raise typer.Exit(1 if report.left.corrupt else 0)
 
 
@@ -105,17 +105,17 @@ def import_(
         def told(phase: str, done: int) -> None:
             tell(phase, done, None)
 
+        learner = buffer.run or (None if buffer.folder is None else run_identity(buffer.folder).id)
         if form is Format.openai_chat:
             own = None if buffer.folder is None else buffer.folder / "model"
-            learner = buffer.run or (None if buffer.folder is None else run_identity(buffer.folder).id)
             teaching = teaching_of(buffer.store, learner, own, model=model, reward=reward, advantage=advantage)
             taught = import_chat(buffer.store, file, teaching, name=name or SOURCE, skip_bad=skip_bad, told=told)
             report, text = taught, _taught_text(taught, file)
         else:
             source = None if keep_source else name or "import"
-            report = import_file(buffer.store, file, name=source, skip_bad=skip_bad, told=told)
+            report = import_file(buffer.store, file, name=source, learner=learner, skip_bad=skip_bad, told=told)
             text = _import_text(report, file)
-    print(json.dumps(asdict(report)) if as_json else text)
+    say(json.dumps(asdict(report)) if as_json else text)
 
 
 def _export_text(report: ExportReport, file: Path, size: int) -> str:
@@ -131,6 +131,9 @@ def _import_text(report: ImportReport, file: Path) -> str:
         f"{report.inserted:,} rows imported from {file}, {report.duplicates:,} were there already, "
         f"{report.bad:,} bad rows left out"
     ]
+    if report.learner is not None:
+        others = [f", not from {count:,} of another {name}" for name, count in report.differing.items()]
+        lines.append(f"run {report.learner} can learn from {report.learnable:,} of them{''.join(others)}")
     if report.clipped:
         lines.append(f"log-probs just above 0 stored as 0: {report.clipped:,}")
     lines += report.problems

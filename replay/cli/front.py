@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from context.visible import visible_lines
 from replay.databases.open import DATABASE, Location, run_identity
 from replay.errors import ReplayError
 from replay.stats import runs
@@ -121,6 +122,11 @@ def place(run: str | None) -> tuple[Location, Path | None, str | None]:
     return identity.database, path, identity.id
 
 
+def say(text: str, *, error: bool = False) -> None:
+    """All that commands print of a buffer goes through here: nothing that was stored acts on the terminal."""
+    print(visible_lines(text), file=sys.stderr if error else sys.stdout)
+
+
 def fail(message: str) -> NoReturn:
-    print(f"agentloop: {message}", file=sys.stderr)
+    say(f"agentloop: {message}", error=True)
     raise typer.Exit(2)

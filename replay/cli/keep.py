@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replay.cli.front import AsJson, Opened, Run, Where, app, fail, opened, place
+from replay.cli.front import AsJson, Opened, Run, Where, app, fail, opened, place, say
 from replay.databases.backup import backup_path
 from replay.databases.open import create_database, parsed, run_identity, schema_of
 from replay.errors import ReplayError
@@ -44,7 +44,7 @@ def prune(
         picked = None if where is None else condition(where)
         run_id = buffer.run if where is not None else _own_run(buffer)
         found = buffer.store.prune(run_id, rows=picked, capacity=capacity, dry_run=not yes)
-    print(json.dumps({**vars(found), "done": yes}) if as_json else _pruned_text(found, done=yes))
+    say(json.dumps({**vars(found), "done": yes}) if as_json else _pruned_text(found, done=yes))
 
 
 def _own_run(buffer: Opened) -> str | None:
@@ -76,9 +76,9 @@ def forget(
     counts = {name: getattr(traces, name) for name in ("trajectories", "messages", "tasks", "updates")}
     if as_json:
         told: dict[str, Any] = {**counts, "done": yes, "search": None if proof is None else vars(proof)}
-        print(json.dumps(told))
+        say(json.dumps(told))
     else:
-        print(_forgotten_text(traces, proof))
+        say(_forgotten_text(traces, proof))
     raise typer.Exit(1 if proof is not None and proof.left else 0)
 
 
@@ -122,9 +122,9 @@ def migrate(run: Run = None, as_json: AsJson = False) -> None:
         fail(str(error))
     backup = str(backup_path(target, before)) if isinstance(target, Path) and before < REVISION else None
     if as_json:
-        print(json.dumps({"before": before, "now": REVISION, "backup": backup}))
+        say(json.dumps({"before": before, "now": REVISION, "backup": backup}))
     elif before == REVISION:
-        print(f"schema {REVISION} already; nothing was changed")
+        say(f"schema {REVISION} already; nothing was changed")
     else:
         kept = f"it is kept as it was in {backup}" if backup else "the server made no copy of it"
-        print(f"migrated from schema {before} to {REVISION}; {kept}")
+        say(f"migrated from schema {before} to {REVISION}; {kept}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +14,9 @@ from rich.console import Console
 from context.authors import AuthorTable
 from context.codec import TokenCodec
 from context.view import token_view
+from context.visible import visible
 from replay import stats as questions
-from replay.cli.front import AsJson, Opened, Run, Where, app, opened
+from replay.cli.front import AsJson, Opened, Run, Where, app, opened, say
 from replay.cli.text import number, share, table
 from replay.stats import Sort
 
@@ -29,7 +29,7 @@ def stats(run: Run = None, where: Where = None, as_json: AsJson = False) -> None
     """What is in the buffer, and what was drawn from it."""
     with opened(run) as buffer:
         answer = questions.summary(buffer.store, buffer.run, where=where)
-    print(json.dumps(answer, indent=1) if as_json else _summary_text(answer))
+    say(json.dumps(answer, indent=1) if as_json else _summary_text(answer))
 
 
 @app.command(epilog="Example: agentloop replay ls --where \"success and tool='lookup'\" --sort tokens")
@@ -57,9 +57,9 @@ def ls(
     with opened(run) as buffer:
         asked = questions.Question(buffer.run, chosen, sort, ascending)
         answer = questions.page(buffer.store, asked, limit=limit, after=after, patience=_ENDLESS)
-    print(json.dumps(answer["rows"], indent=1) if as_json else _listing_text(answer["rows"]))
+    say(json.dumps(answer["rows"], indent=1) if as_json else _listing_text(answer["rows"]))
     if answer["after"]:
-        print(f"there are more: the same with --after {answer['after']}", file=sys.stderr)
+        say(f"there are more: the same with --after {answer['after']}", error=True)
 
 
 @app.command(epilog="Example: agentloop replay show 3f9a21 runs/quickstart-001")
@@ -72,7 +72,7 @@ def show(
     with opened(run) as buffer:
         answer = questions.trajectory(buffer.store, id)
         if as_json:
-            print(json.dumps(answer, indent=1))
+            say(json.dumps(answer, indent=1))
         else:
             _print_trajectory(buffer, answer)
 
@@ -91,7 +91,7 @@ def _summary_text(answer: dict[str, Any]) -> str:
         f"tokens        {answer['tokens']:,}, of which sampled {answer['action_tokens']:,}",
         f"success       {share(answer['successes'], answer['trajectories'])}"
         f"   reward {number(answer['reward_mean'], 3)}   turns {number(answer['turns_mean'], 1)}",
-        "stopped by    " + ", ".join(f"{reason} {count:,}" for reason, count in answer["stop_reasons"].items()),
+        "stopped by    " + ", ".join(f"{visible(why)} {count:,}" for why, count in answer["stop_reasons"].items()),
         f"updates used  {drawn['fresh']:,} fresh, {drawn['replay']:,} replayed"
         f" ({drawn['trajectories_replayed']:,} different), {drawn['reserved']:,} reserved",
         f"  replayed    staleness {number(drawn['staleness_mean'], 1)} (most {number(drawn['staleness_max'], 0)}),"
@@ -153,24 +153,22 @@ def uses_text(uses: Sequence[dict[str, Any]]) -> str:
 
 
 def _print_trajectory(buffer: Opened, answer: dict[str, Any]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(_facts_text(answer) if "num_tokens" in answer else _left_text(answer), markup=False)
+    say(_facts_text(answer) if "num_tokens" in answer else _left_text(answer))
     if answer["segments"]:
-        _print_tokens(buffer, answer, console)
+        _print_tokens(buffer, answer)
     else:
-        console.print("its tokens are gone", markup=False)
-    console.print("every update that used it:\n" + uses_text(answer["uses"]), markup=False)
+        say("its tokens are gone")
+    say("every update that used it:\n" + uses_text(answer["uses"]))
 
 
-def _print_tokens(buffer: Opened, answer: dict[str, Any], console: Console) -> None:
+def _print_tokens(buffer: Opened, answer: dict[str, Any]) -> None:
     (trajectory,) = buffer.store.read([answer["id"]])
     authors = AuthorTable.from_json(buffer.store.run(trajectory.record.run).authors)
-    decoder = tokenizer(buffer.folder)
+    decoder, console = tokenizer(buffer.folder), Console(highlight=False, soft_wrap=True)
     if decoder is None:
-        console.print("token ids, for want of model/tokenizer.json in the run folder:", markup=False)
+        say("token ids, for want of model/tokenizer.json in the run folder:")
     for position, segment in enumerate(trajectory.segments):
-        title = f"\nsegment {position} ({segment.reason}), log-probs in nats after every sampled token\n"
-        console.print(title, markup=False)
+        say(f"\nsegment {position} ({visible(segment.reason)}), log-probs in nats after every sampled token\n")
         console.print(token_view(segment.tokens, authors, decoder, log_probs=True))
 
 
@@ -223,7 +221,7 @@ def _outcome(answer: dict[str, Any]) -> _Facts:
 
 
 def _lined(lines: Sequence[_Facts]) -> str:
-    return "\n".join(f"{title:<12}" + ", ".join(facts) for title, *facts in lines)
+    return "\n".join(f"{title:<12}" + ", ".join(map(visible, facts)) for title, *facts in lines)
 
 
 def _state_text(answer: dict[str, Any]) -> str:

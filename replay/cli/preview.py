@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from replay import stats as questions
-from replay.cli.front import AsJson, Run, RunId, app, asked_run, fail, opened
+from replay.cli.front import AsJson, Run, RunId, app, asked_run, fail, opened, say
 from replay.cli.text import number, share, table
 from replay.databases.open import own_folder
 from replay.stats.settings import MODES, UNITS
@@ -54,9 +54,9 @@ def preview(
             given |= {f"{kind}.{name}": value for name, value in map(_pair, option)}
         answer = questions.preview(buffer.store, mine, given, folder=own_folder(buffer.folder, mine))
     if as_json:
-        print(json.dumps(answer, indent=1))
+        say(json.dumps(answer, indent=1))
     else:
-        print("\n".join(answer["errors"].values()) if answer["errors"] else _text(answer))
+        say("\n".join(answer["errors"].values()) if answer["errors"] else _text(answer))
     raise typer.Exit(1 if answer["errors"] else 0)
 
 

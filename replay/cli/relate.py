@@ -12,9 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
+from context.visible import visible
 from replay import compare, stats
 from replay import lineage as questions
-from replay.cli.front import AsJson, Opened, Run, RunId, app, asked_run, fail, opened
+from replay.cli.front import AsJson, Opened, Run, RunId, app, asked_run, fail, opened, say
 from replay.cli.look import tokenizer, uses_text
 from replay.cli.text import number, share, table
 
@@ -36,11 +37,11 @@ def diff(
         with ExitStack() as stack:
             pair = [stack.enter_context(opened(name)) for name in (a, b)]
             answer = compare.buffers((pair[0].store, pair[1].store), (pair[0].run, pair[1].run))
-        print(json.dumps(answer, indent=1) if as_json else _buffers_text(answer))
+        say(json.dumps(answer, indent=1) if as_json else _buffers_text(answer))
         return
     with opened(run) as buffer:
         answer = compare.trajectories(buffer.store, a, b)
-        print(json.dumps(answer, indent=1) if as_json else _trajectories_text(buffer, answer))
+        say(json.dumps(answer, indent=1) if as_json else _trajectories_text(buffer, answer))
 
 
 def _buffers_text(answer: dict[str, Any]) -> str:
@@ -128,7 +129,7 @@ def lineage(
             for use in answer["uses"]:
                 use["held_by"] = _first_holding(buffer.folder, use["iteration"])
             text = _trajectory_text(answer)
-    print(json.dumps(answer, indent=1) if as_json else text)
+    say(json.dumps(answer, indent=1) if as_json else text)
 
 
 def _checkpoint_folder(what: str) -> tuple[int, Path] | None:
@@ -224,17 +225,15 @@ def _checkpoint_text(answer: dict[str, Any]) -> str:
 
 def _trajectory_text(answer: dict[str, Any]) -> str:
     reason = f" ({answer['state_reason']})" if answer["state_reason"] else ""
-    lines = [
+    facts = [
         f"trajectory {answer['id']}, {answer['state']}{reason}",
         f"born in iteration {answer['born_iteration']} of run {answer['born_run']}, by policy "
         f"{answer['policy_version_min']}, source {answer['source']}"
         + (f", from {answer['parent']}" if answer["parent"] else ""),
         f"group {answer['group']}, {share(answer['success_rate'], 1)} successful; reward {answer['reward']:g}, "
         f"advantage {answer['born_advantage']:+.3f}",
-        "",
-        "every update that used it:",
-        uses_text(answer["uses"]),
     ]
+    lines = [*map(visible, facts), "", "every update that used it:", uses_text(answer["uses"])]
     for use in answer["uses"]:
         held = use["held_by"] or "no checkpoint that is still there"
         lines.append(f"iteration {use['iteration']} made policy {use['makes_policy_version']}, in {held}")

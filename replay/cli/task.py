@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from context.visible import visible
 from replay import stats as questions
-from replay.cli.front import AsJson, Run, app, opened
+from replay.cli.front import AsJson, Run, app, opened, say
 from replay.cli.text import number, share, table
 
 _LONGEST = 400
@@ -26,12 +27,12 @@ def task(
     """One task: its attempts over time, success by policy version, how hard it has been, what is stored of it."""
     with opened(run) as buffer:
         answer = questions.task(buffer.store, hash, buffer.run, after=after, limit=limit)
-    print(json.dumps(answer, indent=1) if as_json else _text(answer, limit))
+    say(json.dumps(answer, indent=1) if as_json else _text(answer, limit))
 
 
 def _text(answer: dict[str, Any], limit: int) -> str:
-    lines = [f"task {answer['hash']}, environment {answer['environment']}"]
-    lines += [f"{message['role']:<9} {_quoted(message['content'])}" for message in answer["prompt"] or ()]
+    lines = [visible(f"task {answer['hash']}, environment {answer['environment']}")]
+    lines += [f"{visible(message['role']):<9} {_quoted(message['content'])}" for message in answer["prompt"] or ()]
     lines += [] if answer["prompt"] else [f"payload   {_quoted(json.dumps(answer['payload']))}"]
     undone = f", and {answer['orphaned']:,} that a resume undid" if answer["orphaned"] else ""
     lines += [

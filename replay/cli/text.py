@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from context.visible import visible
+
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their contents; numbers to the right. Nothing is cut."""
+    rows = [list(map(visible, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     right = [all(re.fullmatch(r"[-+0-9.e%]+", text) for text in column) for column in zip(*rows, strict=True)]
     lines = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +10,13 @@ import sqlalchemy as sa
 
 from replay.exchange import jsonl, parquet
 from replay.exchange.files import ExchangeError, is_parquet, opened, replaced
-from replay.exchange.loading import ImportReport, Placed, Told, import_rows
+from replay.exchange.loading import ImportReport, Placed, Told, check_set_name, import_rows
+from replay.exchange.meaning import learner_of
 from replay.exchange.plain import BadRow, Bundle
 from replay.exchange.source import Left, bundles, exportable
 from replay.store import ReplayStore
 
 __all__ = ["ExchangeError", "ExportReport", "ImportReport", "check_set_name", "export_file", "import_file"]
-
-_SET_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_OWN = ("self", "gateway")
 
 
 @dataclass(frozen=True)
@@ -41,13 +38,14 @@ def export_file(
     """Write rows to `path`, in the format of its ending; it is there whole or not at all.
 
     Rows stand in the order of run, iteration, slot and id. Orphaned, quarantined and evicted ones are left out and
-    counted. `run` and `where` choose among the rows; None: all of them. `limit` takes the first ones.
+    counted, also those that became so meanwhile; rows that are written meanwhile may be in the file or not.
+    `run` and `where` choose among the rows; None: all of them. `limit` takes the first ones.
     """
     as_parquet = is_parquet(path)
     left = Left()
-    with replaced(path, force=force) as target, store.reading() as connection:
-        ids = exportable(connection, left, run=run, where=where)[:limit]
-        rows = _counted(bundles(connection, ids, left), lambda done: told(done, len(ids)))
+    with replaced(path, force=force) as target:
+        ids = exportable(store, left, run=run, where=where)[:limit]
+        rows = _counted(bundles(store, ids, left), lambda done: told(done, len(ids)))
         count = parquet.write(target, rows) if as_parquet else jsonl.write(path, target, rows)
     return ExportReport(count, left)
 
@@ -63,19 +61,28 @@ def import_file(
     path: Path,
     *,
     name: str | None = "import",
+    learner: str | None = None,
     skip_bad: bool = False,
     told: Told = lambda phase, done: None,
 ) -> ImportReport:
     """Store the rows of an exported file, with `name` as their source; None: with the source each had.
 
-    See `loading.import_rows` for what a bad row does.
+    `learner` is the run they are for; None: any. See `loading.import_rows` for what is refused.
     """
     if name is not None:
         check_set_name(name)
     reader = parquet.read if is_parquet(path) else jsonl.read
     unit = "row " if is_parquet(path) else ""
     with opened(path):
-        return import_rows(store, lambda: placed(path, reader(path), unit), source=name, skip_bad=skip_bad, told=told)
+        whose = None if learner is None else learner_of(store, learner)
+        return import_rows(
+            store,
+            lambda: placed(path, reader(path), unit),
+            source=name,
+            learner=whose,
+            skip_bad=skip_bad,
+            told=told,
+        )
 
 
 def placed(path: Path, rows: Iterator[Bundle | BadRow], unit: str = "") -> Iterator[Placed]:
@@ -86,11 +93,3 @@ def placed(path: Path, rows: Iterator[Bundle | BadRow], unit: str = "") -> Itera
             yield f"{path}:{unit}{number}", row
     except BadRow as error:
         yield f"{path}:{unit}{number + 1}", error
-
-
-def check_set_name(name: str) -> None:
-    """A set is a source that mixing can name; it is no name for what a run collects itself."""
-    if not _SET_NAME.fullmatch(name) or name in _OWN:
-        raise ExchangeError(
-            f"--name must match {_SET_NAME.pattern} and be none of {', '.join(_OWN)}, got {name!r}. Choose another."
-        )

@@ -139,7 +139,7 @@ def lines(path: Path) -> Iterator[bytes]:
     line = bytearray()
     with opened(path) as raw:
         packing = _packing(path)
-        longest = min(MOST_LINE, max(_FLOOR, _MOST_RATIO * os.fstat(raw.fileno()).st_size)) if packing else MOST_LINE
+        longest = longest_line(os.fstat(raw.fileno()).st_size) if packing else MOST_LINE
         for piece in _pieces(raw, packing):
             start = 0
             while (end := piece.find(b"\n", start)) >= 0:
@@ -151,6 +151,11 @@ def lines(path: Path) -> Iterator[bytes]:
             _within(line, longest)
     if line:
         yield bytes(line)
+
+
+def longest_line(size: int) -> int:
+    """Bytes of a line that a packed file of so many bytes may hold."""
+    return min(MOST_LINE, max(_FLOOR, _MOST_RATIO * size))
 
 
 def _within(line: bytearray, longest: int) -> bytearray:

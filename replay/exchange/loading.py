@@ -9,20 +9,23 @@ from typing import Literal
 
 from replay.errors import InvalidRecord
 from replay.exchange.files import ExchangeError
+from replay.exchange.meaning import Learner
 from replay.exchange.plain import BadRow, Bundle, author_table
 from replay.exchange.source import known_policies, known_runs, stored_sources
 from replay.exchange.strict_json import shortened
-from replay.records import PolicyRecord, RunRecord
+from replay.records import ELIGIBLE, PolicyRecord, RunRecord
 from replay.store import ReplayStore
-from replay.validate import check_fields
+from replay.validate import SOURCE_NAME, check_fields
 
 _AT_ONCE = 64
 """Rows of one transaction ..."""
 _TOKENS_AT_ONCE = 1 << 20
-"""... and tokens, after which it takes no further row."""
+"""... and tokens, or characters of messages, after which it takes no further row."""
 _MOST_NAMED = 20
 _MOST_BAD = 1000
 """Rows; beyond these, and if they are most, the rest of the file is not read."""
+
+_OWN = ("self", "gateway")
 
 Placed = tuple[str, Bundle | BadRow]
 """`FILE:LINE` of a row, and the row or what is wrong with it."""
@@ -45,6 +48,20 @@ class ImportReport:
     """The first of them, `FILE:LINE: what is wrong`."""
     runs: list[str] = field(default_factory=list)
     """Ids of the runs the rows are from."""
+    learner: str | None = None
+    """The run they are for, where that is known ..."""
+    learnable: int = 0
+    """... and how many of the good rows it can draw, as far as tokens and log-probs go."""
+    differing: dict[str, int] = field(default_factory=dict)
+    """Rows that it can't learn from, by what is another in them."""
+
+
+def check_set_name(name: str) -> None:
+    """A set is a source that mixing can name; it is no name for what a run collects itself."""
+    if not SOURCE_NAME.fullmatch(name) or name in _OWN:
+        raise ExchangeError(
+            f"--name must match {SOURCE_NAME.pattern} and be none of {', '.join(_OWN)}, got {name!r}. Choose another."
+        )
 
 
 def import_rows(
@@ -52,24 +69,31 @@ def import_rows(
     rows: Callable[[], Iterable[Placed]],
     *,
     source: str | None,
+    learner: Learner | None = None,
     skip_bad: bool = False,
     told: Told = lambda phase, done: None,
 ) -> ImportReport:
-    """Store the rows that `rows` reads anew at each call, batch by batch, each whole or not at all.
+    """Store the rows that `rows` reads anew at each call, batch by batch, each whole or not at all; those of one
+    batch only once.
 
     `source` is written into every new row; None: each keeps its own. A bad row raises ExchangeError, and then
-    nothing of the file has been stored; with `skip_bad` it is counted and left out.
+    nothing of the file has been stored; with `skip_bad` it is counted and left out. Rows that are all others than
+    those `learner` can learn from are refused too.
     """
-    report = ImportReport()
+    report = ImportReport(learner=None if learner is None else learner.run)
     check = _Check(store, source)
     bad: set[int] = set()
     done = 0
+    only: list[list[_Numbered]] = []
     for batch in _batches(enumerate(rows())):
+        only = [] if done else [batch]
         for number, place, problem in check.problems(batch):
             bad.add(number)
             report.bad += 1
             if len(report.problems) < _MOST_NAMED:
                 report.problems.append(f"{place}: {problem}")
+        if learner is not None:
+            _compare(learner, [row for number, (_, row) in batch if number not in bad], report)
         done += len(batch)
         told("check", done)
         if report.bad > max(_MOST_BAD, done / 2):
@@ -77,11 +101,32 @@ def import_rows(
     if bad and not skip_bad:
         more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
         raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
+    if report.differing and not report.learnable:
+        raise ExchangeError(_incomparable(report))
     report.runs = sorted(check.runs)
-    for batch in _batches(row for row in enumerate(rows()) if row[0] not in bad):
-        _store(store, check.sourced([bundle for _, (_, bundle) in batch if isinstance(bundle, Bundle)]), report)
+    for batch in only or _batches(enumerate(rows())):
+        good = [bundle for number, (_, bundle) in batch if number not in bad and isinstance(bundle, Bundle)]
+        _store(store, check.sourced(good), report)
         told("store", report.rows)
     return report
+
+
+def _compare(learner: Learner, rows: Sequence[Bundle | BadRow], report: ImportReport) -> None:
+    for row in rows:
+        if isinstance(row, Bundle) and row.trajectory.record.state == ELIGIBLE:
+            names = learner.differs(row)
+            report.learnable += not names
+            for name in names:
+                report.differing[name] = report.differing.get(name, 0) + 1
+
+
+def _incomparable(report: ImportReport) -> str:
+    names = ", ".join(report.differing)
+    remedy = "" if "authors" in report.differing else f", or into one with replay.allow_mismatch: [{names}]"
+    return (
+        f"rows must be ones that run {report.learner} can learn from, got {max(report.differing.values()):,}, all of "
+        f"another {names}. Nothing was stored; import them into a run of their kind{remedy}."
+    )
 
 
 _Numbered = tuple[int, Placed]
@@ -92,13 +137,19 @@ def _batches(rows: Iterable[_Numbered]) -> Iterator[list[_Numbered]]:
     tokens = 0
     for row in rows:
         batch.append(row)
-        bundle = row[1][1]
-        tokens += sum(len(part.tokens) for part in bundle.trajectory.segments) if isinstance(bundle, Bundle) else 0
+        tokens += _size(row[1][1])
         if len(batch) == _AT_ONCE or tokens >= _TOKENS_AT_ONCE:
             yield batch
             batch, tokens = [], 0
     if batch:
         yield batch
+
+
+def _size(bundle: Bundle | BadRow) -> int:
+    if isinstance(bundle, BadRow):
+        return 0
+    said = sum(len(message.content) + len(message.reasoning or "") for message in bundle.trajectory.messages)
+    return said + sum(len(part.tokens) for part in bundle.trajectory.segments)
 
 
 class _Check:

@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 
-from replay.exchange.files import ExchangeError, opened
-from replay.exchange.plain import ARRAYS, COLUMNS, PARTS, BadRow, Bundle, Column, PlainRow, from_plain, to_plain
-from replay.exchange.strict_json import shortened
+from replay.exchange.files import ExchangeError, longest_line, opened
+from replay.exchange.plain import ARRAYS, COLUMNS, DTYPES, PARTS, BadRow, Bundle, Column, PlainRow, from_plain, to_plain
+from replay.exchange.strict_json import NotStrict, loads, shortened
 from replay.schema import from_storable, to_storable
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _GROUP_ROWS = 64
 _GROUP_BYTES = 8 << 20
-"""Rows are read a row group at a time: about as much goes into one, and never less than a row."""
-MOST_GROUP = 48 << 20
-"""Bytes that one row group of a file may take in memory, by what the file says of it."""
-_MOST_FOOTER = 16 << 20
+"""Rows are written a row group at a time: about as much goes into one, and never less than a row."""
+MOST_MEMORY = 512 << 20
+"""Bytes that reading a file may take, in a process of its own ..."""
+_SECONDS = 30
+_BYTES_A_SECOND = 1 << 16
+"""... and the processor time: so many seconds, and one for each of so many bytes."""
+_PIPE = 1 << 20
+_PROGRAM = Path(__file__).with_name("parquet_lines.py")
+_INHERITED = ("HOME", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE")
+"""What finding pyarrow may need of our environment; threads and devices of ours are none of its business."""
+_ALONE = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}
 _REPEATED = ["run_name", "run_config", "run_authors", "run_authors_hash", "run_code_version", "run_fingerprint"]
 """Columns that are the same in many rows: stored once per row group."""
 
 
 def write(target: Path, bundles: Iterable[Bundle]) -> int:
     """The rows to `target`; the same bytes for the same rows and the same version of pyarrow. How many."""
-    pa, pq = _pyarrow()
-    schema = _schema(pa)
+    _check_installed()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from replay.exchange.parquet_lines import schema as schema_of
+
+    schema = schema_of(_described(COLUMNS))
     count = 0
-    options: dict[str, Any] = {"compression": "zstd", "use_dictionary": _REPEATED, "store_schema": False}
+    options: dict[str, Any] = {
+        "compression": "zstd",
+        "use_dictionary": _REPEATED,
+        "store_schema": False,
+        "write_page_checksum": True,
+    }
     with pq.ParquetWriter(target, schema, **options) as writer:
         for rows in _row_groups(map(to_plain, bundles)):
             arrays = [_pa_array(pa, [row[field.name] for row in rows], field.type) for field in schema]
@@ -43,47 +65,91 @@ def write(target: Path, bundles: Iterable[Bundle]) -> int:
 def read(path: Path) -> Iterator[Bundle | BadRow]:
     """Every row, or what is wrong with it; raises BadRow for a file that is no Parquet of these columns.
 
-    Nothing of a row group is read before what the file says of its size fits in memory.
+    Another process reads it, under limits of memory and time: a file that takes more, or ends that process, is bad.
     """
-    pa, pq = _pyarrow()
-    with opened(path) as raw:
+    _check_installed()
+    with opened(path) as raw, tempfile.TemporaryFile() as complaints:
+        size = os.fstat(raw.fileno()).st_size
+        seconds = _SECONDS + size // _BYTES_A_SECOND
+        asked = {"columns": _described(COLUMNS), "bytes": MOST_MEMORY, "seconds": seconds}
+        command = [sys.executable, "-P", str(_PROGRAM), json.dumps(asked)]
+        environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | _ALONE
+        with subprocess.Popen(
+            command, stdin=raw, stdout=subprocess.PIPE, stderr=complaints, env=environment, pipesize=_PIPE
+        ) as reader:
+            assert reader.stdout is not None
+            try:
+                yield from _rows(reader.stdout, longest_line(size))
+                if reader.wait():
+                    raise BadRow(_ended(reader.returncode, complaints, seconds))
+            finally:
+                reader.kill()
+
+
+def _ended(code: int, complaints: IO[bytes], seconds: int) -> str:
+    """What became of a reader that did not reach the end of the file."""
+    complaints.seek(0)
+    said = complaints.read().decode(errors="replace").splitlines()
+    why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return (
+        f"contents must be readable in {MOST_MEMORY:,} bytes and {seconds:,} seconds, got a reader that ended with "
+        f"{why} ({shortened(said[-1] if said else '')}). Export smaller row groups or JSONL where it was made."
+    )
+
+
+def _rows(lines: IO[bytes], longest: int) -> Iterator[Bundle | BadRow]:
+    while line := lines.readline(longest + 1):
+        if len(line) > longest:
+            raise BadRow(f"row must be at most {longest:,} bytes in this file, got more. Leave it out.")
+        if not line.endswith(b"\n"):
+            return
         try:
-            file = pq.ParquetFile(
-                raw, thrift_string_size_limit=_MOST_FOOTER, thrift_container_size_limit=1 << 20, pre_buffer=False
-            )
-            _check_schema(pa, file.schema_arrow)
-            for group in range(file.num_row_groups):
-                _check_size(file.metadata.row_group(group), group)
-                yield from _rows(file.read_row_group(group, use_threads=False))
-        except (pa.ArrowException, OSError) as error:
-            raise BadRow(f"contents must be Parquet, got: {str(error).splitlines()[0][:200]}.") from None
+            row = loads(line.decode(), constants=True)
+        except NotStrict as error:
+            yield BadRow(f"row must {error}.")
+            continue
+        if isinstance(row, str):
+            raise BadRow(row)
+        try:
+            yield from_plain(_restored(row))
+        except BadRow as error:
+            yield error
 
 
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
+def _restored(row: PlainRow) -> PlainRow:
+    """With its arrays and texts as `to_plain` gave them."""
+    for part in filter(None, row["segments"] or ()):
+        for column in PARTS["segments"]:
+            packed = part[column.name]
+            if column.kind in DTYPES and packed is not None:
+                part[column.name] = np.frombuffer(base64.b64decode(packed), DTYPES[column.kind])
+    return {name: _texts(value) for name, value in row.items()}
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return from_storable(value)
+        except ValueError as error:
+            raise BadRow(f"text must be escaped as an export escapes it, got {shortened(value)} ({error}).") from None
+    if isinstance(value, list):
+        return [_texts(part) for part in value]
+    return {name: _texts(part) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+def _check_installed() -> None:
+    if find_spec("pyarrow") is None:
         raise ExchangeError(
             "Parquet must have pyarrow installed, got none. Install the extra: pip install 'agentloop[parquet]', or "
             "use .jsonl."
-        ) from error
-    return pyarrow, pyarrow.parquet
+        )
 
 
-def _schema(pa: Any) -> Any:
-    return pa.schema([_field(pa, column) for column in COLUMNS])
-
-
-def _field(pa: Any, column: Column) -> Any:
-    plain = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
-    if column.kind == "list":
-        kind = pa.list_(pa.struct([_field(pa, part) for part in PARTS[column.name]]))
-    elif column.kind in plain:
-        kind = plain[column.kind]
-    else:
-        kind = pa.list_({"int32": pa.int32(), "uint8": pa.uint8(), "float32": pa.float32()}[column.kind])
-    return pa.field(column.name, kind, nullable=True)
+def _described(columns: Sequence[Column]) -> list[tuple[str, Any]]:
+    """As `parquet_lines` is told of them."""
+    return [
+        (column.name, _described(PARTS[column.name]) if column.kind == "list" else column.kind) for column in columns
+    ]
 
 
 def _row_groups(rows: Iterable[PlainRow]) -> Iterator[list[PlainRow]]:
@@ -122,78 +188,3 @@ def _pa_array(pa: Any, values: Sequence[Any], kind: Any) -> Any:
         columns = [_pa_array(pa, [value[field.name] for value in values], field.type) for field in kind]
         return pa.StructArray.from_arrays(columns, fields=list(kind))
     return pa.array(values, kind)
-
-
-def _check_schema(pa: Any, found: Any) -> None:
-    """The columns in any order, whatever a file's writer calls the insides of a list."""
-    wanted = {field.name: field.type for field in _schema(pa)}
-    for field in found:
-        if field.name not in wanted:
-            raise BadRow(f"columns must be those of an export, got {shortened(field.name)}.")
-        if not field.type.equals(wanted[field.name]):
-            kinds = f"{wanted[field.name]}, got {shortened(str(field.type))}"
-            raise BadRow(f"{field.name} must be of type {kinds}.")
-    missing = [name for name in wanted if name not in found.names]
-    if missing or len(found) != len(wanted):
-        raise BadRow(f"columns must hold {', '.join(map(repr, missing))}, got none.")
-
-
-def _check_size(group: Any, number: int) -> None:
-    """A few bytes of Parquet can stand for any number of values, and one text for each of them."""
-    size = 0
-    for index in range(group.num_columns):
-        chunk = group.column(index)
-        width = _WIDTHS.get(chunk.physical_type)
-        repeated = any("DICTIONARY" in encoding for encoding in chunk.encodings)
-        most = chunk.num_values * (chunk.total_uncompressed_size if repeated else 0)
-        size += chunk.total_uncompressed_size + (most if width is None else chunk.num_values * width)
-    if size > MOST_GROUP:
-        raise BadRow(
-            f"row group {number} must take at most {MOST_GROUP:,} bytes, got up to {size:,}. Write smaller row groups, "
-            "or texts without a dictionary."
-        )
-
-
-_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8}
-
-
-def _rows(table: pa.Table) -> Iterator[Bundle | BadRow]:
-    columns = {name: _values(table.column(name).combine_chunks()) for name in table.column_names}
-    for index in range(table.num_rows):
-        try:
-            yield from_plain({name: values[index] for name, values in columns.items()})
-        except BadRow as error:
-            yield error
-
-
-def _values(array: Any) -> list[Any]:
-    """What `to_plain` gave: lists of parts, arrays of numbers, texts, numbers."""
-    import pyarrow as pa
-
-    kind = array.type
-    if pa.types.is_string(kind):
-        return [_text(value) for value in array.to_pylist()]
-    if pa.types.is_struct(kind):
-        columns = {field.name: _values(array.field(index)) for index, field in enumerate(kind)}
-        valid = array.is_valid().to_pylist()
-        return [
-            {name: values[i] for name, values in columns.items()} if there else None for i, there in enumerate(valid)
-        ]
-    if pa.types.is_list(kind):
-        inside, bounds = array.values, array.offsets.to_pylist()
-        if pa.types.is_struct(kind.value_type):
-            parts: Any = _values(inside)
-        elif inside.null_count and not pa.types.is_floating(kind.value_type):
-            raise BadRow("lists of numbers must hold no null, got one.")
-        else:
-            parts = inside.to_numpy(zero_copy_only=False)
-        ends = zip(array.is_valid().to_pylist(), bounds, bounds[1:], strict=False)
-        return [parts[start:end] if there else None for there, start, end in ends]
-    return list(array.to_pylist())
-
-
-def _text(value: str | None) -> str | None:
-    try:
-        return from_storable(value)
-    except ValueError as error:
-        raise BadRow(f"text must be escaped as an export escapes it, got {shortened(value)} ({error}).") from None

@@ -24,7 +24,7 @@ from context.tokens import Segment, TokenSequence
 from replay.exchange.strict_json import NotStrict, free_form, loads, shortened
 from replay.records import GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a column changes its meaning, or one is added or goes."""
 
 PlainRow = dict[str, Any]
@@ -79,6 +79,7 @@ COLUMNS = [
     *(Column(f"task_{name}", "str") for name in ("environment", "payload")),
     *(Column(f"run_{name}", "str") for name in ("name", "config", "authors", "authors_hash", "code_version")),
     Column("run_fingerprint", "str", optional=True),
+    Column("messages_hash", "str"),
     *(Column(name, "list") for name in ("policies", "segments", "messages")),
 ]
 PARTS = {
@@ -99,6 +100,7 @@ PARTS = {
         Column("name", "str", optional=True),
         Column("tool_call_id", "str", optional=True),
         Column("reasoning", "str", optional=True),
+        Column("note", "str"),
     ],
     "tool_calls": [Column("name", "str"), Column("arguments", "str"), Column("id", "str", optional=True)],
 }
@@ -129,7 +131,13 @@ def to_plain(bundle: Bundle) -> PlainRow:
         for part in bundle.trajectory.segments
     ]
     row["messages"] = [_plain_message(message) for message in bundle.trajectory.messages]
+    row["messages_hash"] = _messages_hash(row["messages"])
     return row
+
+
+def _messages_hash(messages: Sequence[object]) -> str:
+    """sha256 of their JSON, whatever the order of its keys: what people read is bound to the row as tokens are."""
+    return hashlib.sha256(json.dumps(messages, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _plain_message(message: Message) -> PlainRow:
@@ -148,12 +156,18 @@ def from_plain(row: object) -> Bundle:
     values = {c.name: given[c.name] for c in RECORD_COLUMNS}
     values |= {name: math.nan for name in _NAN_IS_NULL if values[name] is None}
     record = TrajectoryRecord(**values)
+    messages = tuple(_message(part, f"messages[{i}]") for i, part in enumerate(given["messages"]))
+    if given["messages_hash"] not in ("", digest := _messages_hash(given["messages"])):
+        raise BadRow(
+            f"messages_hash must be that of the messages ({digest}), got {shortened(given['messages_hash'])}. "
+            "They were changed after they were exported; empty it to import them as they are."
+        )
     run = _run(record.run, *(given[f"run_{name}"] for name in _RUN_TEXTS))
     return Bundle(
         Trajectory(
             record,
             tuple(_segment(part, f"segments[{i}]") for i, part in enumerate(given["segments"])),
-            tuple(_message(part, f"messages[{i}]") for i, part in enumerate(given["messages"])),
+            messages,
         ),
         GroupRecord(
             id=record.group,
@@ -256,7 +270,7 @@ def _part(value: object, columns: Sequence[Column], where: str) -> PlainRow:
 def _typed(value: Any, column: Column, where: str) -> Any:
     if value is None and column.optional:
         return None
-    if column.kind in _DTYPES:
+    if column.kind in DTYPES:
         return _array(value, column.kind, where)
     keeps, convert = _KINDS[column.kind]
     if not keeps(value):
@@ -282,12 +296,12 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any]]] = {
     "float": (_is_number, float),
     "list": (lambda value: isinstance(value, list), _same),
 }
-_DTYPES = {"int32": np.int32, "uint8": np.uint8, "float32": np.float32}
+DTYPES = {"int32": np.int32, "uint8": np.uint8, "float32": np.float32}
 
 
 def _array(value: Any, kind: str, where: str) -> npt.NDArray[Any]:
     """A list of numbers, null for an unknown one, as an array; an array stays as it is."""
-    dtype = _DTYPES[kind]
+    dtype = DTYPES[kind]
     if isinstance(value, np.ndarray):
         return value
     allowed = {int, float, type(None)} if kind == "float32" else {int}

@@ -1,4 +1,8 @@
-"""What an export reads: rows with everything they refer to, in an order that says nothing of the database."""
+"""What an export reads: rows with everything they refer to, in an order that says nothing of the database.
+
+It is read in short transactions, for a long one keeps a database from tidying up behind its writers. Each row is whole
+and as it was at one moment, and the rows are not all of the same moment.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,17 @@ import sqlalchemy as sa
 
 from replay.exchange.plain import Bundle
 from replay.read import load
-from replay.records import ELIGIBLE, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, Trajectory
+from replay.records import ELIGIBLE, EVICTED, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, Trajectory
 from replay.rows import GROUP_COLUMNS, RUN_COLUMNS, named, run_of
 from replay.schema import groups, policies, restored_column, runs, trajectories
+from replay.store import ReplayStore
 from replay.task_records import selected, task_records
 
 _AT_ONCE = 64
-"""Whole trajectories in memory."""
+"""Whole trajectories of one transaction, and in memory."""
+_IDS_AT_ONCE = 10_000
+"""Of one transaction."""
+_EXCHANGED = (ELIGIBLE, UNTRAINABLE)
 
 
 @dataclass
@@ -24,53 +32,88 @@ class Left:
     """What an export left out."""
 
     states: Counter[str] = field(default_factory=Counter)
-    """Rows by state; only those that can be trained or shown are exchanged."""
+    """Rows by state; only those that can be trained or shown are exchanged. Rows that went meanwhile are `evicted`."""
     corrupt: dict[str, str] = field(default_factory=dict)
     """Reason by id."""
 
 
-def exportable(
-    connection: sa.Connection, left: Left, *, run: str | None, where: sa.ColumnElement[bool] | None
-) -> list[str]:
-    """Ids by run, iteration, slot and id; `left` counts the other rows asked for. None: every run, every row."""
-    columns = trajectories.c
-    # As the database has them: it orders texts its own way, and ExactText is slow a row at a time.
-    texts = [sa.type_coerce(column, sa.Text) for column in (columns.run, columns.id, columns.state)]
-    query = sa.select(*texts, columns.iteration, columns.slot)
-    if run is not None:
-        query = query.where(columns.run == run)
-    if where is not None:
-        query = query.where(where)
+def exportable(store: ReplayStore, left: Left, *, run: str | None, where: sa.ColumnElement[bool] | None) -> list[str]:
+    """Ids by run, iteration, slot and id; `left` counts the other rows asked for. None: every run, every row.
+
+    Rows that are written meanwhile may be among them or not.
+    """
+    asked = [] if run is None else [trajectories.c.run == run]
+    asked += [] if where is None else [where]
+    found: list[tuple[str, int, int, str]] = []
+    first: str | None = ""
+    while first is not None:
+        with store.reading() as connection:
+            last = connection.scalar(_IDS.where(_id > first).offset(_IDS_AT_ONCE - 1).limit(1))
+            between = [_id > first] if last is None else [_id > first, _id <= last]
+            found += _page(connection, left, [*between, *asked])
+        first = last
+    return [id for *_, id in sorted(found)]
+
+
+# As the database has them: it orders texts its own way, and ExactText is slow a row at a time.
+_id, _in_run, _state = (sa.type_coerce(trajectories.c[name], sa.Text) for name in ("id", "run", "state"))
+_IDS = sa.select(_id).order_by(_id)
+
+
+def _page(
+    connection: sa.Connection, left: Left, asked: Sequence[sa.ColumnElement[bool]]
+) -> list[tuple[str, int, int, str]]:
+    """Run, iteration, slot and id of the rows asked for."""
+    query = sa.select(_in_run, _id, _state, trajectories.c.iteration, trajectories.c.slot).where(*asked)
     found = connection.execute(query).all()
     if not found:
         return []
     names, ids, states = (restored_column(column) for column in list(zip(*found, strict=True))[:3])
-    left.states.update(state for state in states if state not in (ELIGIBLE, UNTRAINABLE))
-    kept = [
+    left.states.update(state for state in states if state not in _EXCHANGED)
+    return [
         (name, row.iteration, row.slot, id)
         for name, id, state, row in zip(names, ids, states, found, strict=True)
-        if state in (ELIGIBLE, UNTRAINABLE)
+        if state in _EXCHANGED
     ]
-    return [id for *_, id in sorted(kept)]
 
 
-def bundles(connection: sa.Connection, ids: Sequence[str], left: Left) -> Iterator[Bundle]:
-    """The rows of these ids, in their order; one that is no longer what was written is left out by name."""
+def bundles(store: ReplayStore, ids: Sequence[str], left: Left) -> Iterator[Bundle]:
+    """The rows of these ids, in their order; one that is no longer what was written is left out by name.
+
+    One that is no longer there, or was evicted since its id was read, is counted.
+    """
     known: dict[str, tuple[RunRecord, dict[int, PolicyRecord]]] = {}
     for start in range(0, len(ids), _AT_ONCE):
-        some = ids[start : start + _AT_ONCE]
-        loaded = load(connection, some)
-        left.corrupt.update(loaded.corrupt)
-        rows = [loaded.whole[id] for id in some if id in loaded.whole]
-        for run in {row.record.run for row in rows} - known.keys():
-            known[run] = _run(connection, run), known_policies(connection, run)
-        of_groups = _groups(connection, rows)
-        of_tasks = task_records(connection, [row.record.task for row in rows])
-        for row in rows:
-            run_record, published = known[row.record.run]
-            born = named(of_groups, row.record.group, "trajectories.group_id")
-            task = named(of_tasks, row.record.task, "trajectories.task")
-            yield Bundle(row, born, task, run_record, _sampled_by(row, published))
+        with store.reading() as connection:
+            page = _bundles(connection, ids[start : start + _AT_ONCE], left, known)
+        yield from page
+
+
+def _bundles(
+    connection: sa.Connection,
+    ids: Sequence[str],
+    left: Left,
+    known: dict[str, tuple[RunRecord, dict[int, PolicyRecord]]],
+) -> list[Bundle]:
+    loaded = load(connection, ids)
+    left.corrupt.update(loaded.corrupt)
+    rows = [row for id in ids if (row := loaded.whole.get(id)) is not None and row.record.state in _EXCHANGED]
+    went = [id for id in ids if id not in loaded.whole and id not in loaded.corrupt]
+    left.states.update([EVICTED] * len(went))
+    left.states.update(row.record.state for row in loaded.whole.values() if row.record.state not in _EXCHANGED)
+    for record in (row.record for row in rows):
+        # A policy may have been published since they were read.
+        if record.run not in known or record.policy_version_max not in known[record.run][1]:
+            known[record.run] = _run(connection, record.run), known_policies(connection, record.run)
+    of_groups = _groups(connection, rows)
+    of_tasks = task_records(connection, [row.record.task for row in rows])
+    found = []
+    for row in rows:
+        run_record, published = known[row.record.run]
+        group = named(of_groups, row.record.group, "trajectories.group_id")
+        task = named(of_tasks, row.record.task, "trajectories.task")
+        found.append(Bundle(row, group, task, run_record, _sampled_by(row, published)))
+    return found
 
 
 def _sampled_by(row: Trajectory, published: dict[int, PolicyRecord]) -> tuple[PolicyRecord, ...]:

@@ -15,7 +15,7 @@ _MOST_TEXTS = 400_000
 _MOST_DEPTH = 64
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
-_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]', re.DOTALL)
+_STRUCTURE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]', re.DOTALL)
 
 
 class NotStrict(ValueError):

@@ -29,7 +29,8 @@ from context.template import RenderError
 from context.tokens import Segment, TokenSequence
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
-from replay.exchange.loading import ImportReport, Placed, Told, import_rows
+from replay.exchange.loading import ImportReport, Placed, Told, check_set_name, import_rows
+from replay.exchange.meaning import learner_of
 from replay.exchange.openai_chat import Conversation, Said, read_line
 from replay.exchange.plain import BadRow, Bundle
 from replay.exchange.source import known_policies, known_runs
@@ -132,6 +133,7 @@ def import_chat(
     Rows with the same first user message are a group. The file and what its rows are made with decide all ids: the
     same import again stores nothing, and a changed file is another set.
     """
+    check_set_name(name)
     report = TeacherReport()
     chat = _ChatFile(path, teaching, name, report)
     with tempfile.TemporaryFile() as spool:
@@ -140,8 +142,9 @@ def import_chat(
             more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
             raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
         chat.check_anchor()
-        stored = import_rows(store, lambda: chat.placed(spool), source=name, told=told)
-    for part in ("rows", "inserted", "duplicates", "clipped", "runs"):
+        learner = learner_of(store, teaching.run.id)
+        stored = import_rows(store, lambda: chat.placed(spool), source=name, learner=learner, told=told)
+    for part in ("rows", "inserted", "duplicates", "clipped", "runs", "learner", "learnable", "differing"):
         setattr(report, part, getattr(stored, part))
     return report
 

@@ -4,13 +4,15 @@ import json
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from replay import ReplayStore
 from replay.sampling import make_sampler
 from tests.replay.asking import ask
-from tests.replay.fakes import iterate, new_store, sql
+from tests.replay.fakes import iterate, new_store, policy, run_record, sql
 from tests.replay.test_teacher import save_model
 
 
@@ -39,6 +41,41 @@ def test_export_and_import_say_what_they_did(run: Path, other: Path, tmp_path: P
     assert output == f"6 rows imported from {file}, 0 were there already, 0 bad rows left out\n"
     assert sql(other / "replay.sqlite", "select distinct source, success from trajectories") == [("wins", 1)]
     assert ask("import", file, other).output.startswith("0 rows imported from")
+
+
+def named(folder: Path, run: str, *, tokenizer: str, **replay: list[str]) -> Path:
+    """A run folder whose run has published a policy of that tokenizer."""
+    folder.mkdir()
+    with closing(ReplayStore.create(folder / "replay.sqlite")) as store:
+        store.add_run(replace(run_record(run), config={"replay": replay}))
+        store.add_policy(policy(0, run=run, tokenizer=tokenizer))
+    (folder / "run.json").write_text(json.dumps({"id": run, "config": {"replay": replay}}))
+    return folder
+
+
+def test_import_says_how_many_rows_the_run_can_learn_from(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    ask("export", run, file)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps({**row, "top_p": 0.9 if row["slot"] < 3 else 1.0}) + "\n" for row in lines))
+    output = ask("import", file, named(tmp_path / "same", "run-2", tokenizer="tok")).output
+    # 3 of 8 slots in 2 iterations.
+    assert output.splitlines()[1] == "run run-2 can learn from 10 of them, not from 6 of another top_p"
+
+
+def test_import_of_rows_that_can_never_be_drawn_is_refused(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    ask("export", run, file)
+    strict = named(tmp_path / "strict", "run-3", tokenizer="another")
+    result = ask("import", file, strict)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr == (
+        "agentloop: rows must be ones that run run-3 can learn from, got 16, all of another tokenizer. Nothing was "
+        "stored; import them into a run of their kind, or into one with replay.allow_mismatch: [tokenizer].\n"
+    )
+    assert sql(strict / "replay.sqlite", "select count(*) from trajectories") == [(0,)]
+    lenient = named(tmp_path / "lenient", "run-3", tokenizer="another", allow_mismatch=["tokenizer"])
+    assert "run run-3 can learn from 16 of them" in ask("import", file, lenient).output
 
 
 def test_export_and_import_print_json(run: Path, other: Path, tmp_path: Path) -> None:
@@ -126,6 +163,7 @@ def test_conversations_are_imported_with_what_is_odd_about_them(run: Path, tmp_p
     output = ask("import", file, run, "--format", "openai-chat", "--reward", "1").output
     assert output.splitlines() == [
         f"2 rows imported from {file}, 0 were there already, 0 bad rows left out",
+        "run run-1 can learn from 2 of them",
         "1 groups; 2 replies, 0 with log-probs",
         "2 rows have advantage 0 (groups of one or of equal rewards) and teach nothing; give them one with --advantage",
         "fields not looked at: n",

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import json
+import unicodedata
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from context.tokens import Segment
 from replay import ReplayStore, stats
+from replay.records import TaskRecord
 from replay.sampling import make_sampler
 from tests.replay.asking import ask
-from tests.replay.fakes import iterate, new_store, sql
+from tests.replay.fakes import SHORT, group, iterate, new_store, sql, trajectory
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +71,28 @@ def test_filter_that_cannot_be_read_is_one_line_and_exit_code_2(database: Path, 
     assert result.stderr == (
         "agentloop: where must name a field here, got 'rewrd' at character 1. Did you mean reward?\n"
     )
+
+
+EVIL = "\x1b]0;mine\x07\x1b[2J\x9b31m\u202e\u200b\ud800\rz\nfake line"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["stats", "ls", "show ID", "task TASK", "lineage ID", "lineage 1", "diff ID OTHER", "preview", "ls --where x=1"],
+)
+def test_nothing_that_was_stored_acts_on_the_terminal(tmp_path: Path, command: str) -> None:
+    names = {"ID": f"id{EVIL}", "OTHER": f"other{EVIL}", "TASK": f"task{EVIL}"}
+    segments = (Segment(SHORT, f"reason{EVIL}"),)  # type: ignore[arg-type]  # as a file may have it
+    given: dict[str, Any] = {"stop_reason": f"stop{EVIL}", "error_kind": f"error{EVIL}"}
+    given |= {"environment": f"env{EVIL}", "environment_version": EVIL, "group": f"g{EVIL}", "task": names["TASK"]}
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        rows = [trajectory(names["ID"], segments=segments, **given), trajectory(names["OTHER"], slot=1, **given)]
+        prompt = {"messages": [{"role": EVIL, "content": EVIL}]}
+        store.append([TaskRecord(names["TASK"], EVIL, prompt)], [group(f"g{EVIL}", task=names["TASK"])], rows)
+    sql(tmp_path / "replay.sqlite", "update runs set name = ?", "run\x1b[2J\u202e")
+    result = ask(*(names.get(word, word) for word in command.split()), tmp_path / "replay.sqlite")
+    assert "Traceback" not in result.output
+    shown = result.stdout + result.stderr
+    assert shown
+    assert [c for c in shown if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co")] == []
+    assert not any(line.startswith("fake line") for line in shown.splitlines())

@@ -131,7 +131,7 @@ def bundles(draw: st.DrawFn) -> Bundle:
     arguments = st.dictionaries(text(), st.one_of(text(), st.floats(allow_nan=False), st.integers(), st.none()))
     calls = st.builds(ToolCall, text(), arguments, st.none() | text())
     names = st.none() | text()
-    said = st.builds(Message, text(), text(), text(), st.tuples(calls), names, names, names)
+    said = st.builds(Message, text(), text(), text(), st.tuples(calls), names, names, names, text())
     row = trajectory(
         draw(text()) or "a",
         segments=(Segment(sequence), Segment(sequence, "template_rewrite", "hinted")),
@@ -239,6 +239,36 @@ def test_rows_are_chosen_and_those_left_out_counted(store: ReplayStore, tmp_path
     rows = [json.loads(line) for line in (tmp_path / "some.jsonl").read_text().splitlines()]
     assert [row["success"] for row in rows] == [True, True]
     assert export_file(store, tmp_path / "none.jsonl", run="another").rows == 0
+
+
+def test_row_evicted_meanwhile_is_left_out_and_counted(location: Location, tmp_path: Path) -> None:
+    with closing(new_store(location)) as store:
+        store.append([task()], [group()], [trajectory(f"t{slot:03d}", slot=slot) for slot in range(130)])
+
+        def evict(done: int, total: int) -> None:
+            assert total == 130
+            if done == 10:  # of the first transaction's 64 rows
+                store.prune(rows=condition("id in ('t005', 't063', 't064', 't129')"), dry_run=False)
+                store.append([], [], [trajectory("t1295", slot=200)])
+
+        report = export_file(store, tmp_path / "rows.jsonl", told=evict)
+    assert (report.rows, dict(report.left.states)) == (128, {"evicted": 2})
+    rows = [json.loads(line)["id"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert rows == [f"t{slot:03d}" for slot in range(130) if slot not in (64, 129)]
+
+
+def test_export_lets_the_log_be_tidied_up_while_it_runs(store: ReplayStore, tmp_path: Path) -> None:
+    store.append([task()], [group()], [trajectory(f"t{slot}", slot=slot) for slot in range(70)])
+    busy = []
+
+    def tidy(done: int, total: int) -> None:
+        if done in (1, 65):
+            store.append([], [], [trajectory(f"new{done}", slot=100 + done)])
+            busy.append(sql(store, "pragma wal_checkpoint(truncate)"))
+
+    export_file(store, tmp_path / "rows.jsonl", told=tidy)
+    # (whether a reader was in the way, pages in the log, pages taken from it)
+    assert busy == [[(0, 0, 0)], [(0, 0, 0)]]
 
 
 def test_corrupt_row_is_left_out_by_name(store: ReplayStore, tmp_path: Path) -> None:

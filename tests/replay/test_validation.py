@@ -18,7 +18,7 @@ from tests.replay.fakes import AUTHORS, SHORT, group, new_store, task, trajector
 from tests.replay.locations import Databases
 
 NAN, INF = float("nan"), float("inf")
-BIG = 2**63
+BIG = 2**31
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,10 @@ def refuses(store: ReplayStore, bad: Any, message: str) -> None:
         ({"advantage": -INF}, "^advantage must be finite, got -inf"),
         ({"mean_entropy": NAN}, "^mean_entropy must be finite"),
         ({"temperature": NAN}, "^temperature must be finite"),
+        ({"temperature": -1.0}, "^temperature must be >= 0, got -1.0"),
+        ({"top_p": 1.5}, "^top_p must be between 0 and 1, got 1.5"),
+        ({"source": "a/b"}, "^source must match .*, got 'a/b'"),
+        ({"source": ".."}, "^source must match"),
         ({"success": 1}, "^success must be of type bool, got 1"),
         ({"iteration": -1}, "^iteration must be >= 0"),
         ({"iteration": True}, "^iteration must be of type int, got True"),
