@@ -7,7 +7,7 @@ from typing import Any
 
 from agentloop.class_file import load_function
 from agentloop.config import ReplaySection
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserError, one_line_with_place
 from context.messages import Message
 from replay.retention import Capacity
 from replay.write import Admission, Redactor
@@ -30,7 +30,7 @@ def load_redactor(spec: str) -> Redactor:
             redacted = function(messages)
         except Exception as error:
             raise UserError(
-                f"replay.redact must take every trajectory's messages, got {one_line(error)} from {spec}. "
+                f"replay.redact must take every trajectory's messages, got {one_line_with_place(error)} from {spec}. "
                 "Nothing of the iteration was stored; mend the function and run again with --resume."
             ) from error
         if redacted is None:

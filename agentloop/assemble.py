@@ -145,14 +145,21 @@ def _corpus(factory: EnvironmentFactory, seed: int) -> list[str]:
 
 
 def assemble(
-    folder: RunFolder, display: RunDisplay, *, checkpoint: Checkpoint | None, first: Path | str, ranks: Ranks = ALONE
+    folder: RunFolder,
+    display: RunDisplay,
+    *,
+    checkpoint: Checkpoint | None,
+    first: Path | str,
+    ranks: Ranks = ALONE,
+    environment_changed: bool = False,
 ) -> Parts:
     """Load the weights (the checkpoint's, or the first ones) and connect everything.
 
-    On several `ranks` this is for rank 0: `learners.follow` is what the others do.
+    On several `ranks` this is for rank 0: `learners.follow` is what the others do. Raises UserError where the
+    environment's source is not the run's, unless `environment_changed`.
     """
     config = folder.config
-    factory, source = open_tasks(config)
+    factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     if source.summary is not None:
         display.note(f"tasks: {source.summary}")
     if config.advantage.credit == "turn" and not factory.rewards_turns:

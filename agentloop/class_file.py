@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserError, one_line_with_place
 
 _LONGEST_NAME = 80
 """Of a name that is compared: it may come from a model, and comparing takes time."""
@@ -73,7 +73,8 @@ def _run_file(path: Path, *, what: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UserError(
-            f"{what} must name a file that can be imported, got {str(path)!r} with {one_line(error)}."
+            f"{what} must name a file that can be imported, got {str(path)!r} with {one_line_with_place(error)}. "
+            "Mend the file."
         ) from error
     return module
 

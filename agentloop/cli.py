@@ -6,6 +6,8 @@ import json
 import shlex
 import shutil
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentloop.context_cli import app as context_app
-from agentloop.errors import TrainingStopped, UserError
+from agentloop.errors import TrainingStopped, UserError, one_line, one_line_with_place, place_in_user_code
 from agentloop.launched import check_alone, own_rank
 from agentloop.mix_cli import mix
 from agentloop.replay_cli import rescore, verify, whatif
@@ -62,7 +64,13 @@ Overrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 RunArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="RUN", help="Run folder; the newest one under ./runs when left out."),
+    typer.Argument(
+        metavar="RUN", help="Folder of a run or of sft; the one under ./runs with the newest checkpoint when left out."
+    ),
+]
+EnvironmentChanged = Annotated[
+    bool,
+    typer.Option("--environment-changed", help="Go on although the environment's source is not what it was."),
 ]
 
 
@@ -73,6 +81,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the newest run of this name from its last checkpoint.")
     ] = False,
+    environment_changed: EnvironmentChanged = False,
     trace_step: Annotated[
         bool, typer.Option("--trace-step", help="Print the data flow of the next iteration: every role's outputs.")
     ] = False,
@@ -89,7 +98,9 @@ def train(
         follow_training(settings)
         return
     with closing(open_display(stderr=as_json)) as display:
-        result = run_training(settings, resume=resume, trace=trace_step, display=display)
+        result = run_training(
+            settings, resume=resume, environment_changed=environment_changed, trace=trace_step, display=display
+        )
     if as_json:
         print(json.dumps({**vars(result), "folder": str(result.folder), "report": str(result.report)}))
     else:
@@ -139,13 +150,20 @@ def evaluate(
         int | None,
         typer.Option(min=1, help="Episodes on each task, for pass@k up to that k; as configured when left out."),
     ] = None,
+    environment_changed: EnvironmentChanged = False,
     as_json: AsJson = False,
 ) -> None:
     """Held-out success of a run's policy: pass@k, turns and stop reasons with 95 % confidence intervals."""
-    from agentloop.evaluate_run import evaluate_run
+    from agentloop.evaluate_run import evaluate_run, newest_trained_folder
     from agentloop.evaluate_table import as_table
 
-    found = evaluate_run(run or newest_run(), policy=policy, tasks=tasks, samples=samples)
+    found = evaluate_run(
+        run or newest_trained_folder(),
+        policy=policy,
+        tasks=tasks,
+        samples=samples,
+        environment_changed=environment_changed,
+    )
     print(json.dumps(found.to_json()) if as_json else as_table(found))
 
 
@@ -223,25 +241,46 @@ def doctor(
     raise typer.Exit(1 if any(check.status == "fail" for check in found) else 0)
 
 
-def newest_run() -> Path:
-    from replay.cli import newest_run_folder
-
-    return newest_run_folder()
-
-
 def main() -> None:
-    """Entry point: what the user can mend is one line on stderr and exit code 2; a stopped run exits 1."""
+    """Entry point: whatever goes wrong is one line on stderr.
+
+    Exit code 2: the user can mend it. 1: a run stopped, or this program has a mistake, whose traceback is in a file;
+    the exception is then the cause of the SystemExit.
+    """
     try:
         app()
     except KeyboardInterrupt:
         sys.exit(130)  # before a run has begun there is nothing to say
     except (UserError, ReplayError, RenderError, PrefixError) as error:
-        print(f"agentloop: {visible_lines(str(error))}", file=sys.stderr)
+        place = None if error.__cause__ is None else place_in_user_code(error.__cause__)
+        _say(str(error) if place is None else f"{error} The traceback: {_written_down(error)}")
         sys.exit(2)
     except MemoryError as error:
-        found = str(error) or "none left"
-        print(f"agentloop: memory must suffice, got {found}. Stop other programs or do less at once.", file=sys.stderr)
+        _say(f"memory must suffice, got {str(error) or 'none left'}. Stop other programs or do less at once.")
         sys.exit(2)
     except TrainingStopped as error:
-        print(f"agentloop: training stopped: {error}", file=sys.stderr)
+        _say(f"training stopped: {error}")
         sys.exit(1)
+    except Exception as error:
+        if place_in_user_code(error) is None:
+            _say(
+                f"agentloop must not fail by itself, got {one_line(error)}. Please report it with the traceback: "
+                f"{_written_down(error)}"
+            )
+            raise SystemExit(1) from error
+        found = one_line_with_place(error)
+        _say(f"your own code must not raise, got {found}. Mend it. The traceback: {_written_down(error)}")
+        raise SystemExit(2) from error
+
+
+def _say(message: str) -> None:
+    print(f"agentloop: {visible_lines(' '.join(message.split()))}", file=sys.stderr)
+
+
+def _written_down(error: BaseException) -> str:
+    """The file that has the whole traceback now."""
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", errors="replace", prefix="agentloop-", suffix=".txt", delete=False
+    ) as file:
+        file.writelines(traceback.format_exception(error))
+    return file.name

@@ -40,6 +40,8 @@ Progress = Callable[[int, int], None]
 
 _log = logging.getLogger(__name__)
 _MOST_TOLD = 20
+_MANY_FAILED_CALLS = 0.2
+"""Share of an iteration's tool calls from which on a warning says that the tools fail."""
 
 
 class Problems:
@@ -48,10 +50,12 @@ class Problems:
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def tell(self, text: str) -> None:
-        if text in self._told or len(self._told) == _MOST_TOLD:
+    def tell(self, text: str, *, reason: str | None = None) -> None:
+        """`reason`: what makes it the same as another one; the text itself when left out."""
+        reason = reason or text
+        if reason in self._told or len(self._told) == _MOST_TOLD:
             return
-        self._told.add(text)
+        self._told.add(reason)
         _log.warning("%s", text)
         if len(self._told) == _MOST_TOLD:
             _log.warning("further reasons are counted, and not told")
@@ -225,6 +229,7 @@ def collect(
         engine_failures=len(everything) - len(episodes),
         told=scores.metrics(),
     )
+    collected.told |= _failed_calls(actors.problems, episodes)
     if valuation.scorer.can_fail:
         unknown = sum(math.isnan(total) for total in scores.totals)
         collected.told["rollout/reward_failures"] = unknown - collected.engine_failures
@@ -258,6 +263,22 @@ def collect(
         for row, advantage in zip(collected.trajectories, advantages, strict=True)
     ]
     return collected
+
+
+def _failed_calls(problems: Problems, episodes: Sequence[Episode]) -> dict[str, float]:
+    """The share of tool calls in which the tool failed; nothing where none was made. A high one is told once a run."""
+    made = sum(episode.num_tool_calls for episode in episodes)
+    failed = sum(episode.num_failed_calls for episode in episodes)
+    if not made:
+        return {}
+    if failed > _MANY_FAILED_CALLS * made:
+        example = next(episode.tool_problem for episode in reversed(episodes) if episode.tool_problem is not None)
+        problems.tell(
+            f"tools must seldom fail, got {failed} failed of {made} calls in one iteration (told once, above "
+            f"{_MANY_FAILED_CALLS:.0%}), the last with {example}. The policy was shown each error; mend the tool.",
+            reason="failed tool calls",
+        )
+    return {"rollout/failed_calls": failed / made}
 
 
 def _greedy_worth(

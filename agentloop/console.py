@@ -82,6 +82,8 @@ def describe_iteration(number: int, total: int, metrics: Mapping[str, float], le
     parts.append(f"fresh {metrics['batch/fresh']:.0f} + replay {replayed:.0f}{of_ruled}")
     if metrics.get("rollout/engine_failures"):
         parts.append(f"{metrics['rollout/engine_failures']:.0f} lost to the engine")
+    if metrics.get("rollout/failed_calls"):
+        parts.append(f"failed tool calls {percent(metrics['rollout/failed_calls'])}")
     if "actor/replay/ess" in metrics:
         parts.append(f"replay ESS {metrics['actor/replay/ess']:.2f}")
     if "eval/success" in metrics:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from agentloop.class_file import load_class, suggest
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserError, one_line_with_place
 from context import Author, AuthorTable, ReplyParser, choose_parser, default_authors
 from context.authors import DEMONSTRATION
 from context.parse import PARSERS
@@ -99,6 +99,8 @@ def make_parser(name: str, template_source: str) -> ReplyParser:
     try:
         parser: ReplyParser = found()
     except Exception as error:
-        problem = one_line(error)
-        raise UserError(f"context.parser must be made without arguments, got {name!r} with {problem}.") from error
+        problem = one_line_with_place(error)
+        raise UserError(
+            f"context.parser must be made without arguments, got {name!r} with {problem}. Mend it."
+        ) from error
     return parser

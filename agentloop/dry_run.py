@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -61,7 +61,7 @@ class DryRun:
             begun.iteration = values["loop"]["iteration"]
             begun.line = TaskLine(**values["loop"]["tasks"])
             if (folder.config.tasks, folder.config.environment) == (config.tasks, config.environment):
-                begun.task_hash = _task_hashes(config, begun.mixer, values["source"])
+                begun.task_hash = _task_hashes(config, begun.mixer, values["source"], folder.environments)
             begun.same_rule = folder.config.mix_rule() == config.mix_rule()
             if begun.same_rule:
                 begun.mixer.load_state(values["mixer"])
@@ -131,14 +131,17 @@ def _capped(counts: Counter[_Name], most: int | None) -> dict[_Name, int]:
     return {name: count if most is None else min(count, most) for name, count in counts.items()}
 
 
-def _task_hashes(config: RunConfig, mixer: Mixer, state: Mapping[str, Any] | None = None) -> Callable[[int], str]:
+def _task_hashes(
+    config: RunConfig, mixer: Mixer, state: Mapping[str, Any] | None = None, sources: Sequence[str] = ()
+) -> Callable[[int], str]:
     """The hash of each training task of the run; its index where nothing asks for more, which needs no environment.
 
-    `state` is that of the run's own source of tasks; None: that of a run that has not begun.
+    `state` is that of the run's own source of tasks; None: that of a run that has not begun. `sources` are those of
+    the run's environment, see `open_tasks`.
     """
     if not mixer.num_tasks and config.replay.per_task is None:
         return str
-    factory, source = open_tasks(config)
+    factory, source = open_tasks(config, sources, environment_changed=True)
     if state is not None:
         source.load_state(state)
     return lambda index: factory.task_hash(source.train(index))

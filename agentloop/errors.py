@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
+from pathlib import Path
+
 
 class TrainingStopped(RuntimeError):
     """The run can't go on learning; nothing of the failed optimizer step has been applied."""
@@ -40,3 +44,27 @@ def one_line(error: BaseException) -> str:
         text = ""
     name = type(error).__name__
     return f"{name}: {text}" if text else name
+
+
+def place_in_user_code(error: BaseException) -> str | None:
+    """The last line of the user's own files that the exception came through, as `file.py:12`; None for none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if _is_users(Path(frame.filename))]
+    if not theirs:
+        return None
+    return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}"
+
+
+_PROJECT = Path(__file__).parents[1]
+_OTHERS = [Path(sysconfig.get_path("stdlib")), *(_PROJECT / name for name in ("agentloop", "replay", "context"))]
+
+
+def _is_users(path: Path) -> bool:
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return path.is_absolute() and not installed and not any(path.is_relative_to(folder) for folder in _OTHERS)
+
+
+def one_line_with_place(error: BaseException) -> str:
+    """`ValueError: text at file.py:12` of an exception that came out of the user's own code."""
+    place = place_in_user_code(error)
+    return one_line(error) if place is None else f"{one_line(error)} at {place}"

@@ -66,9 +66,28 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    """Which policy was evaluated, and in which environment."""
+
+    run: str
+    """Folder of a run or of sft."""
+    policy_version: int | None
+    """Publishes before it; None for what sft trained."""
+    checkpoint: str
+    """Where its weights are."""
+    environment: str
+    environment_version: str
+
+    def __str__(self) -> str:
+        policy = "" if self.policy_version is None else f"policy {self.policy_version} "
+        return f"{self.run}: {policy}({self.checkpoint}), environment {self.environment} {self.environment_version}"
+
+
+@dataclass(frozen=True)
 class EvaluationReport:
     """An evaluation with 95 % confidence intervals."""
 
+    evaluated: Evaluated
     evaluation: Evaluation
     pass_at_k: Mapping[int, Estimate]
     """For k = 1, 2, 4, ... and the number of samples."""
@@ -79,6 +98,7 @@ class EvaluationReport:
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **asdict(self.evaluated),
             "tasks": self.evaluation.tasks,
             "samples": self.evaluation.samples,
             "engine_failures": self.evaluation.engine_failures,
@@ -115,7 +135,7 @@ def evaluate(actors: Actors, source: TaskSource, config: RunConfig, *, progress:
     return Evaluation(tuple(attempts), section.samples, lost)
 
 
-def report(evaluation: Evaluation, *, seed: int) -> EvaluationReport:
+def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> EvaluationReport:
     """`seed` decides the bootstrap's draws."""
     attempts, single = evaluation.attempts, evaluation.samples == 1
     most = max(task.samples for task in attempts)
@@ -127,6 +147,7 @@ def report(evaluation: Evaluation, *, seed: int) -> EvaluationReport:
     powers = [1 << power for power in range(most.bit_length())]
     stops = sum((Counter(task.stops) for task in attempts), Counter[str]())
     return EvaluationReport(
+        evaluated,
         evaluation,
         {k: proportion(evaluation.pass_at(k), single=single, seed=seed) for k in sorted({*powers, most})},
         bootstrap([task.reward for task in attempts], seed=seed),

@@ -12,23 +12,41 @@ from agentloop.config.file import load_plain, to_plain
 from agentloop.console import open_display
 from agentloop.environments import open_tasks
 from agentloop.errors import UserError
-from agentloop.evaluate import EvaluationReport, evaluate, report
+from agentloop.evaluate import Evaluated, EvaluationReport, evaluate, report
 from agentloop.generation import LocalGenerator
 from agentloop.learners import settle_process
 from agentloop.models.adapters import load_policy
 from agentloop.run_folder import RunFolder, open_run_folder
 from agentloop.seeds import derive_seed
+from replay.cli import newest_run_folder
+
+
+def newest_trained_folder(runs: Path = Path("runs")) -> Path:
+    """The folder with the newest checkpoint, of a run or of sft."""
+    complete = list(runs.glob(f"*/checkpoints/*/{COMPLETE}"))
+    if not complete:
+        return newest_run_folder(runs)
+    return max(complete, key=lambda mark: mark.stat().st_mtime_ns).parents[2]
 
 
 def evaluate_run(
-    run: Path, *, policy: int | None = None, tasks: int | None = None, samples: int | None = None
+    run: Path,
+    *,
+    policy: int | None = None,
+    tasks: int | None = None,
+    samples: int | None = None,
+    environment_changed: bool = False,
 ) -> EvaluationReport:
-    """Same tasks and seed as during training, so that the figures compare."""
+    """Same tasks and seed as during training, so that the figures compare.
+
+    Raises UserError where the environment's source has changed since, unless that is said.
+    """
     folder = open_run_folder(run)
     config = _asked(folder.config, tasks=tasks, samples=samples)
     settle_process(config)
-    factory, source = open_tasks(config)
-    loaded = load_policy(config, config.model.path or folder.model, saved=_weights(folder, policy))
+    factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
+    weights = _weights(folder, policy)
+    loaded = load_policy(config, config.model.path or folder.model, saved=weights)
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, compute=config.compute)
     actors = make_actors(config, factory, loaded, generator)
     display = open_display(stderr=True)
@@ -37,7 +55,8 @@ def evaluate_run(
         found = evaluate(actors, source, config, progress=progress)
     finally:
         display.close()
-    return report(found, seed=derive_seed(config.run.seed, "evaluate", "bootstrap"))
+    evaluated = Evaluated(str(folder.path), _version(folder, weights), str(weights), factory.name, factory.version)
+    return report(evaluated, found, seed=derive_seed(config.run.seed, "evaluate", "bootstrap"))
 
 
 def _asked(config: RunConfig, **asked: int | None) -> RunConfig:
@@ -45,6 +64,13 @@ def _asked(config: RunConfig, **asked: int | None) -> RunConfig:
     values = to_plain(config)
     values["evaluation"] |= {name: value for name, value in asked.items() if value is not None}
     return load_plain(values, source="evaluate")
+
+
+def _version(folder: RunFolder, weights: Path) -> int | None:
+    """A checkpoint is named by the iteration it is of, and each iteration publishes once; sft publishes nothing."""
+    if not folder.environments:
+        return None
+    return int(weights.name if weights.parent == folder.policies else weights.parent.name)
 
 
 def _weights(folder: RunFolder, policy: int | None) -> Path:

@@ -21,7 +21,7 @@ def as_table(report: EvaluationReport) -> str:
     table = [
         "  ".join((line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in (1, 2, 3)), line[4])) for line in lines
     ]
-    return "\n".join([_head(report), *table])
+    return "\n".join([f"evaluated: {report.evaluated}", _head(report), *table])
 
 
 def _head(report: EvaluationReport) -> str:

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 from agentloop.class_file import load_function
 from agentloop.config.reward import OverlongSection, RewardFunctionSection, RewardSection
 from agentloop.environments import Task
+from agentloop.environments.base import in_words
 from agentloop.environments.deadline import run_with_deadline
 from agentloop.environments.observations import ToolTimeout
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserError, one_line, one_line_with_place
 from agentloop.rollout import Episode
 from agentloop.stop_reasons import TRUNCATED
 from context.messages import Message
@@ -110,7 +111,7 @@ class RewardScorer:
                 answers = pool.submit(asyncio.run, self._together(function, episodes)).result()
         else:
             answers = [self._one(function, episode) for episode in episodes]
-        return [self._checked(row, answer) for answer in answers]
+        return [self._checked(row, answer, episode) for answer, episode in zip(answers, episodes, strict=True)]
 
     def _one(self, function: Callable[..., Any], episode: EndedEpisode) -> Any:
         try:
@@ -130,11 +131,11 @@ class RewardScorer:
 
         return list(await asyncio.gather(*(one(episode) for episode in episodes)))
 
-    def _checked(self, row: RewardFunctionSection, answer: Any) -> float:
+    def _checked(self, row: RewardFunctionSection, answer: Any, episode: EndedEpisode) -> float:
         if isinstance(answer, (ToolTimeout, TimeoutError)):
             problem = f"none within reward.timeout_s={self._section.timeout_s:g} s"
         elif isinstance(answer, BaseException):
-            problem = one_line(answer)
+            problem = one_line_with_place(answer)
         elif math.isfinite(number := _number(answer)):
             return number
         else:
@@ -142,9 +143,10 @@ class RewardScorer:
         if self._section.on_error == "drop":
             return math.nan
         raise UserError(
-            f"reward.functions must return a finite number for every episode, got {problem} from {row.function}. "
-            "Mend it and --resume: this iteration is collected again; or set reward.on_error: drop."
-        )
+            f"reward.functions must return a finite number for every episode, got {problem} from {row.function} for "
+            f"{in_words(episode.task, episode.messages)}. Mend it and --resume: this iteration is collected again; or "
+            "set reward.on_error: drop."
+        ) from (answer if isinstance(answer, BaseException) else None)
 
 
 def overlong_cost(episode: EndedEpisode, section: OverlongSection, *, max_tokens: int) -> float:

@@ -8,8 +8,9 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentloop.environments import Environment, Task, ToolLimits, call_tool
-from agentloop.errors import UserError, one_line, shortened
+from agentloop.environments import POLICY_ERRORS, Environment, Task, ToolLimits, call_tool
+from agentloop.environments.base import in_words
+from agentloop.errors import UserError, one_line_with_place, shortened
 from agentloop.generation import Completion, GenerationFailed
 from agentloop.stop_reasons import ENGINE_FAILURE, MAX_TURNS, TRUNCATED
 from context import ContextManager, Message, RenderError, Reply, Segment
@@ -55,6 +56,10 @@ class Episode:
     """Nats, one per sampled token."""
     rewrites: Mapping[str, int]
     """How often what was shown was rewritten, by kind."""
+    num_failed_calls: int = 0
+    """Tool calls in which the tool itself failed; wrong names and arguments are the policy's."""
+    tool_problem: str | None = None
+    """What failed in the last of them, for the tool's author."""
 
     @property
     def failed(self) -> bool:
@@ -79,9 +84,10 @@ def rollout(
     _start(environment, task)
     _open(environment, context, task, tools)
     entropies: list[float] = []
-    num_turns = num_tool_calls = 0
+    num_turns = 0
+    calls = _Calls()
     stop_reason: str | None = None
-    error_kind = problem = None
+    problem: str | None = None
     while stop_reason is None:
         # An answer to a strategy's question has the strategy's own limit, which `room` knows.
         budget = context.room if context.asking else min(limits.max_tokens_per_turn, context.room)
@@ -100,9 +106,7 @@ def rollout(
         num_turns += 1
         stop_reason = _ended(reply)
         if stop_reason is None:
-            results, failed = _answer(environment, reply, limits.tools)
-            num_tool_calls += len(results)
-            error_kind = failed or error_kind
+            results = _answer(environment, reply, limits.tools, calls)
             stop_reason = context.observe(results) or (MAX_TURNS if num_turns == limits.max_turns else None)
     if context.problem is not None:
         problem = shortened(context.problem)
@@ -113,11 +117,13 @@ def rollout(
         _reward(environment, task, context.messages, stop_reason),
         stop_reason,
         problem,
-        error_kind,
+        calls.error_kind,
         num_turns,
-        num_tool_calls,
+        calls.made,
         tuple(entropies),
         dict(context.rewrites),
+        calls.failed,
+        calls.problem,
     )
 
 
@@ -141,8 +147,8 @@ def _start(environment: Environment, task: Task) -> None:
         environment.start(task)
     except Exception as error:
         raise UserError(
-            f"{type(environment).__name__}.start must accept its tasks, got {one_line(error)}. "
-            "Mend it and --resume: this iteration is collected again."
+            f"{type(environment).__name__}.start must accept its tasks, got {one_line_with_place(error)} for "
+            f"{in_words(task)}. Mend it and --resume: this iteration is collected again."
         ) from error
 
 
@@ -154,19 +160,35 @@ def _ended(reply: Reply) -> str | None:
     return None
 
 
-def _answer(environment: Environment, reply: Reply, limits: ToolLimits) -> tuple[list[Message], str | None]:
-    """Tool results as messages, and the kind of the last failure. A malformed call is answered with what was wrong."""
+@dataclass
+class _Calls:
+    """What became of an episode's tool calls so far."""
+
+    made: int = 0
+    failed: int = 0
+    error_kind: str | None = None
+    problem: str | None = None
+
+
+def _answer(environment: Environment, reply: Reply, limits: ToolLimits, calls: _Calls) -> list[Message]:
+    """Tool results as messages, counted in `calls`. A malformed call is answered with what was wrong."""
     if reply.outcome == "malformed":
         text = json.dumps({"error": f"malformed tool call: {reply.problem}"}, ensure_ascii=False)
-        return [Message("tool", text, author="env", name="error")], MALFORMED
-    messages, failed = [], None
+        calls.made += 1
+        calls.error_kind = MALFORMED
+        return [Message("tool", text, author="env", name="error")]
+    messages = []
     for call in reply.message.tool_calls:
         result = call_tool(environment, call, limits)
-        failed = result.error_kind or failed
+        calls.made += 1
+        calls.error_kind = result.error_kind or calls.error_kind
+        if result.error_kind is not None and result.error_kind not in POLICY_ERRORS:
+            calls.failed += 1
+            calls.problem = f"{call.name}: {result.problem}"
         # A name the policy made up is its own text: it may hold anything, so it is not repeated as a name.
         name = UNKNOWN_TOOL if result.error_kind == UNKNOWN_TOOL else call.name
         messages.append(Message("tool", result.content, author="env", name=name, tool_call_id=call.id))
-    return messages, failed
+    return messages
 
 
 def _reward(environment: Environment, task: Task, messages: Sequence[Message], stop_reason: str) -> float:
@@ -181,12 +203,12 @@ def _score(environment: Environment, task: Task, messages: Sequence[Message]) ->
         reward = float(environment.reward(task, messages))
     except Exception as error:
         raise UserError(
-            f"{name}.reward must return a number, got {one_line(error)}. "
+            f"{name}.reward must return a number, got {one_line_with_place(error)} for {in_words(task, messages)}. "
             "Mend it and --resume: this iteration is collected again."
         ) from error
     if not math.isfinite(reward):
         raise UserError(
-            f"{name}.reward must return a finite number, got {reward}. "
+            f"{name}.reward must return a finite number, got {reward} for {in_words(task, messages)}. "
             "Mend it and --resume: this iteration is collected again."
         )
     return reward

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,16 @@ from agentloop.config.file import load_plain, to_plain
 from agentloop.errors import UserError
 from replay.databases.open import DATABASE, LOCK, Location
 
+_IDENTITY = "run.json"
+
 
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
     run_id: str
     config: RunConfig
+    environments: tuple[str, ...] = ()
+    """Digests of the sources that the environment has had, oldest first; none before it was loaded, and for sft."""
 
     @property
     def database(self) -> Location:
@@ -68,10 +72,23 @@ def create_run_folder(config: RunConfig) -> RunFolder:
     identity = {"id": uuid.uuid4().hex, "name": config.run.name, "config": to_plain(config)}
     with explained(parent):
         path = _claim(parent, config.run.name)
-        unfinished = path / "run.json.unfinished"
-        unfinished.write_text(json.dumps(identity, indent=1))
-        os.replace(unfinished, path / "run.json")
+        _write_identity(path, identity)
     return open_run_folder(path)
+
+
+def record_environment(folder: RunFolder, source: str) -> None:
+    """Rows are collected with the environment of this digest from now on."""
+    if folder.environments[-1:] == (source,):
+        return
+    identity = json.loads((folder.path / _IDENTITY).read_text())
+    with explained(folder.path):
+        _write_identity(folder.path, {**identity, "environments": [*folder.environments, source]})
+
+
+def _write_identity(path: Path, identity: Mapping[str, Any]) -> None:
+    unfinished = path / f"{_IDENTITY}.unfinished"
+    unfinished.write_text(json.dumps(identity, indent=1))
+    os.replace(unfinished, path / _IDENTITY)
 
 
 def _claim(parent: Path, name: str) -> Path:
@@ -88,15 +105,16 @@ def _claim(parent: Path, name: str) -> Path:
 def open_run_folder(path: Path) -> RunFolder:
     """An existing run; the error says what is missing."""
     try:
-        identity: dict[str, Any] = json.loads((path / "run.json").read_text())
-        return RunFolder(path, identity["id"], load_plain(identity["config"]))
+        identity: dict[str, Any] = json.loads((path / _IDENTITY).read_text())
+        environments = tuple(identity.get("environments", ()))
+        return RunFolder(path, identity["id"], load_plain(identity["config"]), environments)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"RUN must be a run folder with a run.json, got {str(path)!r}. See: ls runs") from error
 
 
 def latest_run_folder(parent: Path, name: str) -> RunFolder:
     """The newest run of that name, for --resume."""
-    runs = [(number, path) for number, path in _numbered(parent, name) if (path / "run.json").exists()]
+    runs = [(number, path) for number, path in _numbered(parent, name) if (path / _IDENTITY).exists()]
     if not runs:
         raise UserError(
             f"--resume must find a run named {name!r} under {parent}, got none. Start one without --resume."

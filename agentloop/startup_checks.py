@@ -25,11 +25,9 @@ def check_tools(factory: EnvironmentFactory, loaded: LoadedModel, parser: ReplyP
         return  # ReAct calls are described by the environment's own prompt, not by the template
     user = Message("user", "x")
     start = loaded.template.render([user], tools=factory.tools, generation_prompt=True)
-    if start == loaded.template.render([user], generation_prompt=True):
-        raise UserError(
-            "model.path must have a chat template that shows tools, got one that leaves them out. Use a model that was "
-            "trained to call tools, or describe them in the task's prompt and set context.parser: react."
-        )
+    _check_shown(factory, loaded, (user,))
+    if factory.example is not None:
+        _check_shown(factory, loaded, factory.example.messages())
     call = _example_call(factory.tools[0])
     reply = Message("assistant", "", author="initialization", tool_calls=(call,))
     whole = loaded.template.render([user, reply], tools=factory.tools, generation_prompt=False)
@@ -42,6 +40,21 @@ def check_tools(factory: EnvironmentFactory, loaded: LoadedModel, parser: ReplyP
         raise UserError(
             f"context.parser must read the tool calls that the model's chat template writes, got {read.outcome!r} for "
             f"{written[:80]!r}. Name another one, or a class of your own."
+        )
+
+
+def _check_shown(factory: EnvironmentFactory, loaded: LoadedModel, opening: Sequence[Message]) -> None:
+    """Some templates leave tools out, of all prompts or of those that open in their own way, with a system message."""
+    prompt = loaded.template.render(opening, tools=factory.tools, generation_prompt=True)
+    without = loaded.template.render(opening, generation_prompt=True)
+    names = [str(tool["function"]["name"]) for tool in factory.tools]
+    hidden = [name for name in names if prompt.count(name) <= without.count(name)]
+    if hidden:
+        roles = ", ".join(message.role for message in opening)
+        raise UserError(
+            f"model.path must have a chat template that shows tools, got one that leaves {', '.join(hidden)} out of a "
+            f"prompt with the roles [{roles}]. Use a model that was trained to call tools, or describe them in the "
+            "task's prompt and set context.parser: react."
         )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agentloop import __version__
@@ -27,14 +29,16 @@ from agentloop.learning.stream_losses import stream_losses
 from agentloop.loop import Loop, LoopState
 from agentloop.ranks import Ranks, joined
 from agentloop.report import report_run
-from agentloop.run_folder import RunFolder, create_run_folder, explained, resumed_run_folder
+from agentloop.run_folder import RunFolder, create_run_folder, explained, record_environment, resumed_run_folder
 from agentloop.signals import StopRequest, polite_stop
 from agentloop.valuation import Valuation
 from replay.errors import DatabaseRefused
 from replay.exchange.attach import check_attachable
 from replay.records import RunRecord
 from replay.report import REPORT_NAME
+from replay.retention import Capacity
 from replay.store import ReplayStore
+from replay.where import condition
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,17 @@ class TrainResult:
 
 
 def train(
-    config: RunConfig, *, resume: bool = False, trace: bool = False, display: RunDisplay | None = None
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    environment_changed: bool = False,
+    trace: bool = False,
+    display: RunDisplay | None = None,
 ) -> TrainResult:
     """Train one run to its end.
 
-    `resume` continues the newest run of that name from its last complete checkpoint, as if it had never stopped.
+    `resume` continues the newest run of that name from its last complete checkpoint, as if it had never stopped;
+    `environment_changed` says that the environment's source may be another than the run's.
     `trace` has the display told the data flow of the next iteration.
     Under torchrun this is rank 0's call, which leads the others; theirs is `follow_training`.
     Raises UserError for what the user can mend, TrainingStopped when the run itself can't go on.
@@ -61,7 +71,10 @@ def train(
     with joined(timeout_s=config.compute.rank_timeout_s, device=config.model.device) as ranks:
         if ranks.index:
             raise ValueError(f"train must be called on rank 0, got rank {ranks.index}. Call follow_training there.")
-        return _train(config, ranks, resume=resume, trace=trace, display=display)
+        check_ranks(config, ranks)
+        folder = resumed_run_folder(config) if resume else create_run_folder(config)
+        parts = partial(_parts, folder, ranks=ranks, new=not resume, environment_changed=environment_changed)
+        return _train(folder, parts, trace=trace, display=display or open_display())
 
 
 def follow_training(config: RunConfig) -> None:
@@ -70,14 +83,11 @@ def follow_training(config: RunConfig) -> None:
         follow(ranks)
 
 
-def _train(config: RunConfig, ranks: Ranks, *, resume: bool, trace: bool, display: RunDisplay | None) -> TrainResult:
-    check_ranks(config, ranks)
-    folder = resumed_run_folder(config) if resume else create_run_folder(config)
-    display = display or open_display()
+def _train(folder: RunFolder, make_parts: Callable[..., Parts], *, trace: bool, display: RunDisplay) -> TrainResult:
     try:
         with folder.lock(), polite_stop(display.note) as stop:
             checkpoint = _newest_checkpoint(folder)
-            with closing(_parts(folder, display, checkpoint, ranks, new=not resume)) as parts:
+            with closing(make_parts(display, checkpoint)) as parts:
                 loop = Loop(parts, _begin(parts, checkpoint), trace=trace)
                 if not loop.state.evaluations:
                     _first_evaluation(loop)
@@ -88,7 +98,15 @@ def _train(config: RunConfig, ranks: Ranks, *, resume: bool, trace: bool, displa
     return TrainResult(folder.path, loop.state.iteration, evaluations[0][1], evaluations[-1][1], report, stop.exit_code)
 
 
-def _parts(folder: RunFolder, display: RunDisplay, checkpoint: Checkpoint | None, ranks: Ranks, *, new: bool) -> Parts:
+def _parts(
+    folder: RunFolder,
+    display: RunDisplay,
+    checkpoint: Checkpoint | None,
+    *,
+    ranks: Ranks,
+    new: bool,
+    environment_changed: bool,
+) -> Parts:
     """The parts of the run. A new run that can't be put together leaves no folder for --resume to stumble over."""
     try:
         settle_process(folder.config)
@@ -102,7 +120,14 @@ def _parts(folder: RunFolder, display: RunDisplay, checkpoint: Checkpoint | None
         first = starting_model(folder, display)
         # Once more: whether the warm-up was made just now or by a start that was killed must not matter.
         settle_process(folder.config)
-        return assemble(folder, display, checkpoint=checkpoint, first=first, ranks=ranks)
+        return assemble(
+            folder,
+            display,
+            checkpoint=checkpoint,
+            first=first,
+            ranks=ranks,
+            environment_changed=environment_changed,
+        )
     except (UserError, DatabaseRefused):
         if new and not (folder.model / COMPLETE).exists():
             shutil.rmtree(folder.path, ignore_errors=True)
@@ -118,6 +143,7 @@ def _begin(parts: Parts, checkpoint: Checkpoint | None) -> LoopState:
     """Everything in place for the next iteration; a start is a resume that found no checkpoint."""
     folder = parts.folder
     parts.store.add_run(_run_record(parts))
+    record_environment(folder, parts.actors.factory.source)
     state = _restore(parts, checkpoint) if checkpoint else LoopState()
     report = parts.store.resume(folder.run_id, state.iteration)
     state.attempt = report.next_attempt
@@ -126,12 +152,27 @@ def _begin(parts: Parts, checkpoint: Checkpoint | None) -> LoopState:
             f"resumed {folder.path} after iteration {state.iteration}: {report.released} reservations released, "
             f"{report.rolled_back} draws rolled back, {report.orphaned} trajectories orphaned"
         )
+        _tell_other_versions(parts)
         restore_random(checkpoint)
     else:
         parts.display.note(f"run folder: {folder.path}")
         parts.publisher.publish(0, folder.config.checkpoint)
         attach_buffers(parts)
     return state
+
+
+def _tell_other_versions(parts: Parts) -> None:
+    """How many rows go on being replayed that another version of the environment has rewarded."""
+    factory = parts.actors.factory
+    if {*parts.folder.environments, factory.source} == {factory.source}:
+        return
+    version, where = factory.version, f"environment_version != '{factory.version}' and source = 'self'"
+    older = condition(f"{where} and state = 'eligible'")
+    found = parts.store.prune(parts.run_id, rows=older, capacity=Capacity(), dry_run=True)
+    parts.display.note(
+        f"environment changed: rows collected from now on are of its version {version}; {found.rows} of other versions "
+        f'go on being replayed. To drop them: agentloop replay prune {parts.folder.path} --where "{where}" --yes'
+    )
 
 
 def _restore(parts: Parts, checkpoint: Checkpoint) -> LoopState:

@@ -18,12 +18,15 @@ from pydantic_core import ErrorDetails
 
 from agentloop.config import RunConfig
 from agentloop.config.keys import Key, KeySection, dotted_keys, schema_entries
+from agentloop.config.model_defaults import defaults_of
 from agentloop.config.text import describe_config
 from agentloop.config.yaml_reader import MAX_BYTES, read_yaml, shown
 from agentloop.errors import UserError
 
 __all__ = ["describe_config", "load_config", "load_over", "load_plain", "read_keys", "to_plain"]
 
+_TO_BE_GIVEN = "???"
+"""What a file says where only the command line can, as in Hydra."""
 KeyPath = tuple[str, ...]
 Place = Callable[[KeyPath], str]
 """Where a key was written, as the start of an error: `FILE:LINE` or the override."""
@@ -33,10 +36,29 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration in `path` with `dotted.key=value` overrides laid over it, the last one winning."""
     given, places = read_keys(path)
     source = str(path)
-    values = _laid_over_defaults(given, _place_in(places, source))
-    for override in overrides:
-        _apply(override, values, places)
+
+    def laid(*, has_model: bool) -> dict[str, Any]:
+        values = _laid_over_defaults(given, _place_in(places, source), has_model=has_model)
+        for override in overrides:
+            _apply(override, values, places)
+        return values
+
+    values = laid(has_model=False)
+    if values["model"]["path"] is not None:  # which only the last override may say
+        values = laid(has_model=True)
+    _check_given(values, (), _place_in(places, source))
     return _validated(values, _place_in(places, source))
+
+
+def _check_given(values: Mapping[str, Any], above: KeyPath, place: Place) -> None:
+    """Refuse a value that the file leaves to the command line and that was not given there."""
+    for name, value in values.items():
+        path = (*above, name)
+        if isinstance(value, Mapping):
+            _check_given(value, path, place)
+        elif value == _TO_BE_GIVEN:
+            dotted = ".".join(path)
+            raise UserError(f"{place(path)}: {dotted} must be given, got ???. Add --set {dotted}=VALUE.")
 
 
 def read_keys(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
@@ -70,7 +92,9 @@ def load_plain(values: Mapping[str, Any], *, source: str = "stored configuration
     def place(_: KeyPath) -> str:
         return source
 
-    return _validated(_laid_over_defaults(dict(values), place), place)
+    model = values.get("model")
+    has_model = isinstance(model, Mapping) and model.get("path") is not None
+    return _validated(_laid_over_defaults(dict(values), place, has_model=has_model), place)
 
 
 def _text_of(path: Path) -> str:
@@ -101,12 +125,12 @@ def _place_in(places: Mapping[KeyPath, str], source: str) -> Place:
     return place
 
 
-def _laid_over_defaults(given: Mapping[str, Any], place: Place) -> dict[str, Any]:
+def _laid_over_defaults(given: Mapping[str, Any], place: Place, *, has_model: bool) -> dict[str, Any]:
     """`given` over the defaults, key by key: a section that names one key keeps the defaults of its others.
 
     pydantic alone would fill `loss: {replay: {anchor: old}}` from the class's defaults, which may be another section's.
     """
-    values = to_plain(RunConfig())
+    values = defaults_of(to_plain(RunConfig()), has_model=has_model)
     _lay_over(values, given, (), place)
     return values
 
@@ -225,7 +249,8 @@ def _problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> 
     entry = schema_entries().get(path)
     if isinstance(entry, Key):
         rule = f"{entry.dotted} must be {entry.rule}, got {_quoted(value)}."
-        return path, f"{place(path)}: {rule} It is: {entry.meaning} Default: {_quoted(entry.default)}."
+        default = entry.default_with(values["model"]["path"])
+        return path, f"{place(path)}: {rule} It is: {entry.meaning} Default: {_quoted(default)}."
     return _rule_of_several(details, path, place)
 
 

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from agentloop.config import RunConfig
+from agentloop.config.model_defaults import MODEL_DEFAULTS
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,16 @@ class Key:
     rule: str
     """What a value must be, as the end of a sentence: `a number from 0 to 1`."""
     default: Any
+    """With the built-in model."""
+    model_default: Any
+    """Where model.path names a model."""
     meaning: str
     free: bool
     """True: a mapping whose keys the configuration does not know (options of an environment)."""
+
+    def default_with(self, model: str | None) -> Any:
+        """`model`: model.path."""
+        return self.default if model is None else self.model_default
 
     @property
     def dotted(self) -> str:
@@ -59,7 +67,8 @@ def _entries(
             yield from _entries(section, definitions, defaults[name], path)
         else:
             free = part.get("type") == "object"
-            yield Key(path, _rule(part), defaults[name], part.get("description", ""), free)
+            model_default = MODEL_DEFAULTS.get(path, defaults[name])
+            yield Key(path, _rule(part), defaults[name], model_default, part.get("description", ""), free)
 
 
 def _rule(schema: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from agentloop.config.model_defaults import defaults_of
 from agentloop.config.section import BelowOne, Fraction, NonNegative, Positive, PositiveFloat, Section
 
 if TYPE_CHECKING:
@@ -135,7 +136,10 @@ def check_learning(config: RunConfig) -> None:
     config.optimizer.check("optimizer")
     critic.optimizer.check("critic.optimizer")
     if config.algorithm != "ppo":
-        named = next((name for name, value in critic if value != getattr(CriticSection(), name)), None)
+        own = CriticSection().model_dump()
+        default = defaults_of(own, has_model=config.model.path is not None, above=("critic",))
+        both = (CriticSection(), CriticSection.model_validate(default))
+        named = next((name for name, value in critic if all(value != getattr(each, name) for each in both)), None)
         if named is not None:
             raise ValueError(
                 f"critic.{named} must have its default when algorithm is {config.algorithm}, which has no critic, "

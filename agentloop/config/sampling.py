@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from agentloop.class_file import load_class, suggest
 from agentloop.config.section import Fraction, Positive, Section
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserError, one_line_with_place
 from replay.comparable import MISMATCHES
 from replay.sampling import SAMPLERS, Sampler, make_sampler
 
@@ -80,6 +80,7 @@ class SamplingSection(Section):
             raise
         except Exception as error:
             raise UserError(
-                f"replay.sampler must be a sampler that weighs rows, got {self.sampler!r} with {one_line(error)}."
+                f"replay.sampler must be a sampler that weighs rows, got {self.sampler!r} with "
+                f"{one_line_with_place(error)}. Mend it."
             ) from error
         return made

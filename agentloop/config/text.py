@@ -25,6 +25,7 @@ _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_./-]*")
 _REFERENCE_HEADER = """\
 # Every key a run can be told, with its meaning, its rule and its default.
 # A run's own file needs only the keys it changes; `agentloop config FILE` prints the rest.
+# A value of ??? in a run's file must be given on the command line.
 # Generated from agentloop/config by `python -m agentloop.config.text`; don't edit by hand.
 """
 
@@ -44,11 +45,18 @@ def describe_config(config: RunConfig) -> str:
             lines.append("")
         depth = len(path) - 1
         value = _value_at(values, path)
-        differs = "" if value == entry.default else f"  # default: {_flow(entry.default)}"
+        default = entry.default_with(config.model.path)
+        differs = "" if value == default else f"  # default: {_flow(default)}"
         rule = "" if entry.rule in _OBVIOUS else f" ({entry.rule})"
         lines += _comment(entry.meaning + rule, indent)
+        if entry.model_default != entry.default:
+            lines += _comment(_two_defaults(entry), indent)
         lines.append(f"{indent}{path[-1]}: {_flow(value)}{differs}")
     return "\n".join(lines).strip() + "\n"
+
+
+def _two_defaults(key: Key) -> str:
+    return f"Default: {_flow(key.default)}; where model.path names a model: {_flow(key.model_default)}."
 
 
 def reference_yaml() -> str:

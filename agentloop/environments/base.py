@@ -11,6 +11,7 @@ from context.authors import DEMONSTRATION, INITIALIZATION, USER, default_authors
 from context.messages import Message
 
 _TOOL_MARK = "_agentloop_tool_isolated"
+_LONGEST_EXCERPT = 60
 _BUILT_IN_AUTHORS = frozenset(author.name for author in default_authors().authors) - {DEMONSTRATION}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -42,6 +43,17 @@ class Task:
             else message
             for message in self.prompt
         )
+
+
+def in_words(task: Task, messages: Sequence[Message] = ()) -> str:
+    """Which task and which reply an error is about: `the task 'What is ...' and the reply '42'`, both cut short."""
+    asked = f"the task {_excerpt(task.messages()[-1])}"
+    return f"{asked} and the reply {_excerpt(messages[-1])}" if messages else asked
+
+
+def _excerpt(message: Message) -> str:
+    text = message.content or ", ".join(call.name for call in message.tool_calls)
+    return repr(text if len(text) <= _LONGEST_EXCERPT else text[:_LONGEST_EXCERPT] + "...")
 
 
 @overload

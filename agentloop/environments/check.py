@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from agentloop.class_file import suggest
-from agentloop.environments.base import Environment, Task
-from agentloop.errors import UserError, one_line
+from agentloop.environments.base import Environment, Task, in_words
+from agentloop.errors import UserError, one_line, one_line_with_place
 from context.authors import INITIALIZATION, LLM, USER, Author
 from context.messages import Message, canonical_json, messages_hash
 
@@ -148,12 +148,15 @@ def check_reward(environment: Environment, task: Task, where: str) -> None:
     try:
         environment.start(task)
     except Exception as error:
-        raise UserError(f"{where}.start must accept its tasks, got {one_line(error)}.") from error
+        raise UserError(
+            f"{where}.start must accept its tasks, got {one_line_with_place(error)} for {in_words(task)}. Mend it."
+        ) from error
     try:
         reward: Any = environment.reward(task, (*task.messages(), Message("assistant", "", author=LLM)))
     except Exception as error:
         raise UserError(
-            f"{where}.reward must judge any reply, got {one_line(error)} for an empty one. Return 0.0 there."
+            f"{where}.reward must judge any reply, got {one_line_with_place(error)} for {in_words(task)} and an empty "
+            "reply. Return 0.0 there."
         ) from error
     if not isinstance(reward, Real) or not math.isfinite(reward):
         raise UserError(f"{where}.reward must return a finite number, got {reward!r} for an empty reply.")

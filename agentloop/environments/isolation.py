@@ -55,7 +55,7 @@ def _be_the_child(call: Callable[[], ToolResult], writing: int) -> None:
         # New objects: the inherited ones may be locked or hold text that another thread was about to write.
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
         result = call()
-        frame = json.dumps([result.content, result.error_kind], ensure_ascii=False).encode()
+        frame = json.dumps([result.content, result.error_kind, result.problem]).encode()
         _write_all(writing, len(frame).to_bytes(_HEADER_BYTES, "big") + frame)
     finally:
         os._exit(0)
@@ -89,8 +89,9 @@ def _read_frame(fd: int, deadline: float, *, most: int) -> bytes | None:
 
 def _decode(frame: bytes) -> ToolResult:
     try:
-        content, kind = json.loads(frame)
-        return ToolResult(str(content), None if kind is None else str(kind))
+        content, *rest = json.loads(frame)
+        kind, problem = (None if text is None else str(text) for text in rest)
+        return ToolResult(str(content), kind, problem)
     except (ValueError, TypeError):
         return failure(CRASHED, "the tool's process sent no readable result")
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agentloop.class_file import load_class, suggest
-from agentloop.environments.base import Environment, Task
+from agentloop.environments.base import Environment, Task, in_words
 from agentloop.environments.check import (
     check_class,
     check_options,
@@ -21,7 +22,8 @@ from agentloop.environments.check import (
 )
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.schema import describe_tools
-from agentloop.errors import UserError, one_line
+from agentloop.environments.source import source_digest
+from agentloop.errors import UserError, one_line_with_place
 from context.authors import Author
 from context.messages import Message, content_hash, to_template
 
@@ -42,6 +44,10 @@ class EnvironmentFactory:
     """What errors call the class."""
     environment: type[Environment]
     options: Mapping[str, Any]
+    source: str
+    """Digest of the file the class is in, with what it imports from beside it."""
+    example: Task | None = None
+    """One of its tasks; None only while the environment is being checked."""
     registered: tuple[Author, ...] = ()
     """Authors that its messages may name besides `user` and `initialization`."""
 
@@ -52,7 +58,7 @@ class EnvironmentFactory:
         except Exception as error:
             raise UserError(
                 f"environment.options must be accepted by {self.where}, "
-                f"got {dict(self.options)} with {one_line(error)}."
+                f"got {dict(self.options)} with {one_line_with_place(error)}. Change them, or mend __init__."
             ) from error
 
     def make_task(self, rng: random.Random) -> Task:
@@ -61,7 +67,9 @@ class EnvironmentFactory:
         try:
             task = environment.make_task(rng)
         except Exception as error:
-            raise UserError(f"{self.where}.make_task must make a task, got {one_line(error)}.") from error
+            raise UserError(
+                f"{self.where}.make_task must make a task, got {one_line_with_place(error)}. Mend it."
+            ) from error
         check_task(task, f"{self.where}.make_task", self.registered)
         return task
 
@@ -72,7 +80,7 @@ class EnvironmentFactory:
             task = environment.task_from_row(row)
         except Exception as error:
             raise UserError(
-                f"{self.where}.task_from_row must read every row, got {one_line(error)} in {place}."
+                f"{self.where}.task_from_row must read every row, got {one_line_with_place(error)} in {place}. Mend it."
             ) from error
         check_task(task, f"{self.where}.task_from_row", self.registered)
         return task
@@ -88,7 +96,8 @@ class EnvironmentFactory:
             rewards = None if given is None else tuple(float(reward) for reward in given)
         except Exception as error:
             raise UserError(
-                f"{self.where}.turn_rewards must return a list of numbers, got {one_line(error)}."
+                f"{self.where}.turn_rewards must return a list of numbers, got {one_line_with_place(error)} for "
+                f"{in_words(task, messages)}. Mend it, and --resume if the run had begun."
             ) from error
         if rewards is not None and (len(rewards) != replies or not all(map(math.isfinite, rewards))):
             raise UserError(
@@ -135,16 +144,22 @@ def load_environment(
         where=name,
         environment=environment,
         options=check_options(environment, options, name),
+        source=source_digest(_file_of(name)),
         registered=tuple(registered),
     )
     if row is None:
         check_repeatable(factory.make_task, name)
-        task = factory.make_task(random.Random("check"))
+        example = factory.make_task(random.Random("check"))
     else:
         check_reads_alike(factory.task_from_row, row, name)
-        task = factory.task_from_row(row, "row 1")
-    check_reward(factory.create(), task, name)
-    return factory
+        example = factory.task_from_row(row, "row 1")
+    check_reward(factory.create(), example, name)
+    return replace(factory, example=example)
+
+
+def _file_of(name: str) -> Path:
+    """The file that `name` names, or that a built-in environment is in."""
+    return Path(inspect.getfile(BUILT_IN[name]) if name in BUILT_IN else name.rpartition(":")[0]).expanduser().resolve()
 
 
 def _find(name: str) -> type:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from agentloop.errors import one_line
+from agentloop.errors import one_line, one_line_with_place
 
 RAISED = "raised"
 NOT_TEXT = "not_text"
@@ -26,6 +26,8 @@ class ToolResult:
     """Shown to the policy. Free of NUL and lone surrogates."""
     error_kind: str | None = None
     """unknown_tool, bad_arguments, raised, timeout, crashed, not_text; None when all went well."""
+    problem: str | None = field(default=None, compare=False)
+    """What failed, for the tool's author: with the file and line that raised. The policy is not shown it."""
 
 
 def observe(call: Callable[[], Any], *, max_chars: int) -> ToolResult:
@@ -38,12 +40,12 @@ def observe(call: Callable[[], Any], *, max_chars: int) -> ToolResult:
     # A tool may call sys.exit or raise KeyboardInterrupt. Its deadline and the user's own Ctrl-C pass by here too:
     # whoever runs `observe` has noted them and raises them again.
     except BaseException as error:  # noqa: BLE001  whatever a tool raises is its answer
-        return failure(RAISED, one_line(error))
+        return failure(RAISED, one_line(error), problem=one_line_with_place(error))
 
 
-def failure(kind: str, text: str) -> ToolResult:
-    """An observation that says what went wrong."""
-    return ToolResult(_UNSAFE.sub(_REPLACEMENT, json.dumps({"error": text}, ensure_ascii=False)), kind)
+def failure(kind: str, text: str, *, problem: str | None = None) -> ToolResult:
+    """An observation that says what went wrong; `problem` says more to the tool's author."""
+    return ToolResult(_UNSAFE.sub(_REPLACEMENT, json.dumps({"error": text}, ensure_ascii=False)), kind, problem or text)
 
 
 def _shown(value: Any, max_chars: int) -> ToolResult:
@@ -58,4 +60,5 @@ def _shown(value: Any, max_chars: int) -> ToolResult:
     left_out = len(text) - max_chars
     safe = _UNSAFE.sub(_REPLACEMENT, text[:max_chars])
     kind = None if safe == text[:max_chars] else NOT_TEXT
-    return ToolResult(f"{safe}... [cut: {left_out} characters left out]" if left_out > 0 else safe, kind)
+    shown = f"{safe}... [cut: {left_out} characters left out]" if left_out > 0 else safe
+    return ToolResult(shown, kind, None if kind is None else "the tool returned text with NUL or lone surrogates")

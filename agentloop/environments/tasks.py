@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from agentloop.config import RunConfig
@@ -21,12 +22,26 @@ _MOST_CHECKED = 20_000
 """Rows that are read as tasks before a run begins: a second or two. The rest are when their turn comes."""
 
 
-def open_tasks(config: RunConfig) -> tuple[EnvironmentFactory, TaskSource]:
-    """The environment with the run's tasks, checked."""
+def open_tasks(
+    config: RunConfig, sources: Sequence[str] = (), *, environment_changed: bool = False
+) -> tuple[EnvironmentFactory, TaskSource]:
+    """The environment with the run's tasks, checked.
+
+    `sources` are the digests that the environment's source has had in the run, oldest first. Raises UserError for
+    another than the last one unless `environment_changed`; another than the first one is another version.
+    """
     section, tasks = config.environment, config.tasks
     rows = None if tasks.data is None else load_rows(tasks)
     row = None if rows is None else rows.train[0]
     factory = load_environment(section.name, section.options, config.context.registered_authors(), row=row)
+    if sources and factory.source != sources[-1] and not environment_changed:
+        raise UserError(
+            f"environment.name must have the source that the run had last, got {factory.where} changed since (digest "
+            f"{factory.source[:8]} after {sources[-1][:8]}). Put it back, or go on with --environment-changed: rows "
+            "collected from then on count as another version of it."
+        )
+    if sources and factory.source != sources[0]:
+        factory = replace(factory, version=f"{factory.version}+{factory.source[:8]}")
     for side in () if rows is None else (rows.train, rows.held_out):
         for number in range(0, len(side), -(-len(side) // _MOST_CHECKED)):
             factory.task_from_row(side[number], f"row {number + 1}")

@@ -21,6 +21,8 @@ from context.messages import ToolCall
 
 UNKNOWN_TOOL = "unknown_tool"
 BAD_ARGUMENTS = "bad_arguments"
+POLICY_ERRORS = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS})
+"""Kinds of errors that are the policy's own; every other kind is the tool's."""
 TIMEOUT = "timeout"
 _SHOWN_NAME = 40
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentloop.config import ModelSection
@@ -57,15 +58,37 @@ def load_model(section: ModelSection, path: str | Path) -> LoadedModel:
     origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
     with _one_line_errors(path), quiet():
         tokenizer = AutoTokenizer.from_pretrained(str(path), **origin)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=getattr(torch, section.dtype), use_safetensors=True, **origin
+        load: Any = AutoModelForCausalLM.from_pretrained
+        model, found = load(
+            str(path),
+            dtype=getattr(torch, section.dtype),
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, with their names
+            **origin,
         )
+    _check_weights(found, path)
     model = model.to(choose_device(section))
     if has_adapters(model):
         model.enable_adapters()  # they are loaded frozen
     model.eval()  # dropout would make the ratio of unchanged weights differ from 1
     codec, template = _codec(tokenizer, path), _template(tokenizer, path)
     return LoadedModel(model, tokenizer, codec, template, _stop_ids(model, tokenizer, codec, template))
+
+
+def _check_weights(found: Mapping[str, Any], path: str | Path) -> None:
+    """transformers fills weights that are missing or of another shape with random numbers."""
+    for name, stored, wanted in sorted(found["mismatched_keys"]):
+        raise UserError(
+            f"model.path must hold weights of the shapes that its config.json says, got {list(stored)} in place of "
+            f"{list(wanted)} for {name} in {str(path)!r}. Copy the model again, or correct vocab_size and sizes there."
+        )
+    if found["missing_keys"]:
+        name, *more = sorted(found["missing_keys"])
+        raise UserError(
+            f"model.path must hold every weight of its architecture, got none for {name} and {len(more)} more in "
+            f"{str(path)!r}. Copy the model again, or correct its config.json."
+        )
 
 
 def has_adapters(model: PreTrainedModel) -> bool:
@@ -91,14 +114,17 @@ def choose_device(section: ModelSection) -> torch.device:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' progress bars, which would tear the console's own display."""
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
+    """Without transformers' progress bars, which would tear the console's own display, and its reports."""
+    logging = transformers.utils.logging
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
-            transformers.utils.logging.enable_progress_bar()
+            logging.enable_progress_bar()
 
 
 @contextmanager
@@ -111,10 +137,21 @@ def _one_line_errors(path: str | Path) -> Iterator[None]:
             f"model.path must be a folder or hub id of a causal LM with a tokenizer, got {str(path)!r} ({reason}). "
             "Check the path; a folder is made by save_pretrained of both model and tokenizer."
         ) from error
+    except SafetensorError as error:
+        raise UserError(
+            f"model.path must hold whole weights, got {str(path)!r} with files that can't be read ({error}). Copy the "
+            "model again."
+        ) from error
 
 
 def _codec(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> TokenCodec:
     backend = getattr(tokenizer, "backend_tokenizer", None)
+    # Where a folder has none, transformers makes one that knows its special tokens only.
+    if backend is not None and backend.get_vocab().keys() <= set(tokenizer.all_special_tokens):
+        raise UserError(
+            f"model.path must have a tokenizer, got none in {str(path)!r}. Copy tokenizer.json and "
+            "tokenizer_config.json there, or save it with tokenizer.save_pretrained."
+        )
     if backend is None:
         raise UserError(
             f"model.path must have a fast tokenizer (tokenizer.json), got none in {str(path)!r}. Convert it first."

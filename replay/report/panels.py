@@ -68,7 +68,14 @@ def panel_groups(metrics: Metrics, config: Config) -> tuple[PanelGroup, ...]:
         ),
         PanelGroup(
             "What went into it?",
-            (_composition(metrics), _mixing_ratio(metrics), _stop_reasons(metrics), _timings(metrics), _speed(metrics)),
+            (
+                _composition(metrics),
+                _mixing_ratio(metrics),
+                _stop_reasons(metrics),
+                _failed_calls(metrics),
+                _timings(metrics),
+                _speed(metrics),
+            ),
         ),
     )
 
@@ -275,6 +282,15 @@ def _stop_reasons(metrics: Metrics) -> Panel:
         tuple(Curve(reason, series, f"s{index}") for index, (reason, series) in enumerate(layers)),
         Axis("share of episodes", percent=True, from_zero=True, least_span=0.04),
         kind="bars",
+    )
+
+
+def _failed_calls(metrics: Metrics) -> Panel:
+    return Panel(
+        "Failed tool calls",
+        "Calls in which the tool itself raised, crashed or ran out of time. Above 0, mend the tool: the policy can't.",
+        (Curve("fresh", finite(metrics, "rollout/failed_calls"), "fresh"),),
+        Axis("share of tool calls", percent=True, from_zero=True, least_span=0.04),
     )
 
 

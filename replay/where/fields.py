@@ -98,6 +98,7 @@ _ALL = (
     Field("group", Kind.text, "id of its group", _is(_rows.group)),
     Field("source", Kind.text, "where it came from: self, teacher, import, ...", _is(_rows.source)),
     Field("environment", Kind.text, "name of its environment", _is(_rows.environment)),
+    Field("environment_version", Kind.text, "the version of its environment", _is(_rows.environment_version)),
     Field("state", Kind.text, "whether it may be drawn", _is(_rows.state), choices=STATES),
     Field("state_reason", Kind.text, "why it has that state", _is(_rows.state_reason), may_be_unknown=True),
     Field("stop_reason", Kind.text, "what ended the episode", _is(_rows.stop_reason)),

@@ -17,7 +17,8 @@ import typer
 
 from agentloop.cli import app, main
 from agentloop.config.file import to_plain
-from tests.agentloop.runs import PARITY, rows, save_qwen2, small_config
+from tests.agentloop.runs import rows, save_qwen2, small_config
+from tests.agentloop.shell import Shell
 
 PROGRAM = Path(sys.executable).with_name("agentloop")
 HELP_CPU_SECONDS = 1.5
@@ -65,33 +66,6 @@ def standing(finished: subprocess.CompletedProcess[str]) -> Path:
 @pytest.fixture(scope="module")
 def database(standing: Path) -> Path:
     return standing / "runs/small-001/replay.sqlite"
-
-
-class Shell:
-    """Types commands in one folder, at the real entry point but without a new process."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, captured: pytest.CaptureFixture[str]) -> None:
-        self._patch = patch
-        self._captured = captured
-
-    def type(self, words: list[str | Path], folder: Path) -> tuple[int, str, str]:
-        """Exit code, stdout, stderr."""
-        self._patch.chdir(folder)
-        self._patch.setattr(sys, "argv", ["agentloop", *map(str, words)])
-        self._captured.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        output, errors = self._captured.readouterr()
-        assert ended.value.code is None or isinstance(ended.value.code, int)
-        return ended.value.code or 0, output, errors
-
-    def refusal(self, words: list[str | Path], folder: Path) -> str:
-        """The one line of a mistake that the user can mend."""
-        code, output, errors = self.type(words, folder)
-        assert (code, output) == (2, "")
-        (line,) = errors.splitlines()
-        assert line.startswith("agentloop: ")
-        return line.removeprefix("agentloop: ")
 
 
 @pytest.fixture
@@ -206,6 +180,9 @@ def test_evaluate_repeats_the_evaluation_of_training(
     result = json.loads(output)
     assert (code, result["tasks"]) == (0, 8)
     assert result["success"] == json.loads(finished.stdout)["success_after"]
+    told = {"run": "runs/small-001", "policy_version": 3, "checkpoint": "runs/small-001/checkpoints/000003/model"}
+    told |= {"environment": "parity_environment.py:Parity", "environment_version": "1"}
+    assert {name: result.pop(name) for name in told} == told
     single = {"success", "tasks", "samples", "engine_failures", "confidence"}
     assert set(result) == {*single, "pass_at_k", "mean_reward", "mean_turns", "stop_reasons"}
     assert result["pass_at_k"]["1"]["value"] == result["success"]
@@ -215,16 +192,22 @@ def test_evaluate_can_take_an_earlier_policy_and_other_tasks(
     shell: Shell, standing: Path, finished: subprocess.CompletedProcess[str]
 ) -> None:
     _, output, _ = shell.type(["evaluate", "runs/small-001", "--policy", "0", "--json"], standing)
-    assert json.loads(output)["success"] == json.loads(finished.stdout)["success_before"]
+    found = json.loads(output)
+    assert found["success"] == json.loads(finished.stdout)["success_before"]
+    assert (found["policy_version"], found["checkpoint"]) == (0, "runs/small-001/policies/000000")
     _, output, _ = shell.type(["evaluate", "--tasks", "3"], standing)
-    assert re.match(r"held-out success: \d+\.\d % \(3 tasks\)\n {10,}value +from +to +95 % interval\npass@1 ", output)
+    told = "evaluated: runs/small-001: policy 3 (runs/small-001/checkpoints/000003/model), environment "
+    assert output.startswith(f"{told}parity_environment.py:Parity 1\n")
+    assert re.search(
+        r"\nheld-out success: \d+\.\d % \(3 tasks\)\n {10,}value +from +to +95 % interval\npass@1 ", output
+    )
 
 
 def test_evaluate_with_samples_tells_pass_at_k(shell: Shell, standing: Path) -> None:
     _, output, _ = shell.type(["evaluate", "--tasks", "3", "--samples", "6"], standing)
     lines = output.splitlines()
-    assert re.fullmatch(r"held-out success: \d+\.\d % \(3 tasks, 6 samples each\)", lines[0])
-    assert [line.split()[0] for line in lines[2:6]] == ["pass@1", "pass@2", "pass@4", "pass@6"]
+    assert re.fullmatch(r"held-out success: \d+\.\d % \(3 tasks, 6 samples each\)", lines[1])
+    assert [line.split()[0] for line in lines[3:7]] == ["pass@1", "pass@2", "pass@4", "pass@6"]
     _, output, _ = shell.type(["evaluate", "--tasks", "3", "--samples", "6", "--json"], standing)
     found = json.loads(output)
     rates = [found["pass_at_k"][k]["value"] for k in ("1", "2", "4", "6")]
@@ -291,150 +274,3 @@ def test_replay_show_tells_every_update_that_used_a_trajectory(shell: Shell, sta
     _, text, _ = shell.type(["replay", "show", id[:12]], standing)
     assert id in text
     assert "every update that used it:" in text
-
-
-# Mistakes
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("replay:\n  fracton: 0.2\n", "run.yaml:2: replay.fracton must be a known key, got an unknown one. Did you"),
-        ("replay:\n  fraction: 1.5\n", "run.yaml:2: replay.fraction must be a number from 0 to 1, got 1.5."),
-        ("batch:\n  trajectories: many\n", "run.yaml:2: batch.trajectories must be a whole number"),
-        ("run: {seed: 1, seed: 2}\n", "run.yaml:1: run.seed must be given once"),
-        ("run: &anchor {seed: 1}\n", "run.yaml:1: run must not use YAML anchors"),
-        ("run: *anchor\n", "run.yaml:1: run must not use YAML aliases"),
-        (
-            "a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nd: &d [*c, *c]\n",
-            "run.yaml:1: a must not use YAML anchors",
-        ),
-        ("run: [\n", "run.yaml:"),
-    ],
-)
-@pytest.mark.parametrize("command", ["train", "config"])
-def test_mistake_in_a_file_is_one_line(command: str, text: str, message: str, shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text(text)
-    assert shell.refusal([command, "run.yaml"], tmp_path).startswith(message)
-    assert not (tmp_path / "runs").exists()
-
-
-def test_mistake_in_an_override_is_one_line(shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("run: {seed: 1}\n")
-    line = shell.refusal(["config", "run.yaml", "--set", "replay.fraction=1.5"], tmp_path)
-    assert line.startswith("override replay.fraction=1.5: replay.fraction must be a number from 0 to 1, got 1.5.")
-
-
-def test_missing_file_is_one_line(shell: Shell, tmp_path: Path) -> None:
-    line = shell.refusal(["train", "nowhere.yaml"], tmp_path)
-    assert line.startswith("nowhere.yaml: the file must be there to read, got: no such file")
-
-
-def test_folder_without_a_model_is_one_line(tmp_path: Path) -> None:
-    """In a process of its own: what transformers prints by itself would be seen here."""
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "run.yaml").write_text("model: {path: empty}\n")
-    done = subprocess.run([PROGRAM, "train", "run.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 2
-    assert line.startswith(
-        "agentloop: model.path must be a folder or hub id of a causal LM with a tokenizer, got 'empty'"
-    )
-
-
-def test_model_without_a_chat_template_is_one_line(shell: Shell, config_file: Path, tmp_path: Path) -> None:
-    folder = save_qwen2(tmp_path / "plain")
-    (folder / "chat_template.jinja").unlink()
-    line = shell.refusal(["train", config_file, "--set", f"model.path={folder}"], tmp_path)
-    assert line.startswith(f"model.path must have a chat template, got none in '{folder}'.")
-
-
-ENVIRONMENT = """
-from agentloop import Environment, Task, tool
-
-class Mine(Environment):
-    def __init__(self, size: int = 3):
-        self.size = size
-
-    def make_task(self, rng):
-        return Task(f"Say {rng.random()}")
-
-    @tool
-    def look(self, key: str) -> RESULT:
-        DOCSTRING
-        return key
-
-    def reward(self, task, messages):
-        return 0.0
-"""
-
-
-@pytest.mark.parametrize(
-    ("result", "docstring", "options", "message"),
-    [
-        ("str", "", "{}", "mine.py:Mine.look must have a docstring"),
-        ("bytes", '"""Look up."""', "{}", "mine.py:Mine.look must return "),
-        (
-            "str",
-            '"""Look up."""',
-            "{sise: 4}",
-            "environment.options must be arguments of mine.py:Mine, got 'sise'. Did",
-        ),
-        ("str", '"""Look up."""', "{size: big}", "environment.options.size must be int, got 'big'."),
-    ],
-)
-def test_mistake_in_an_environment_is_told_before_the_first_episode(
-    result: str, docstring: str, options: str, message: str, config_file: Path, shell: Shell, tmp_path: Path
-) -> None:
-    (tmp_path / "mine.py").write_text(ENVIRONMENT.replace("RESULT", result).replace("DOCSTRING", docstring))
-    sets = ["--set", "environment.name=mine.py:Mine", "--set", f"environment.options={options}"]
-    assert shell.refusal(["train", config_file, *sets], tmp_path).startswith(message)
-
-
-def test_strict_run_whose_strategy_rewrites_stops_with_one_line(
-    config_file: Path, shell: Shell, tmp_path: Path
-) -> None:
-    parser = Path(__file__).with_name("parity_environment.py")
-    keys = ["context.strict=true", "context.strategy=linear_think", f"context.parser={parser}:Pondering"]
-    code, _, errors = shell.type(["train", config_file, *(word for key in keys for word in ("--set", key))], tmp_path)
-    assert code == 2
-    (line,) = errors.splitlines()
-    assert line.startswith("agentloop: context.strict must hold for every prompt, got the strategy linear_think, which")
-    assert "Use context.strategy: linear, or strict: false." in line
-
-
-def test_option_that_the_environment_does_not_take_is_one_line(config_file: Path, shell: Shell, tmp_path: Path) -> None:
-    line = shell.refusal(["train", config_file, "--set", "environment.options.size=3"], tmp_path)
-    assert line.startswith(f"environment.options must be arguments of {PARITY}, got 'size'.")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["replay", "show", "zzzz"], "ID must be the beginning of one trajectory's id, got 'zzzz', which begins none."),
-        (["evaluate", "--policy", "999"], "--policy must be a kept snapshot of runs/small-001, got 999. Kept: 0..3."),
-        (["evaluate", "nowhere"], "RUN must be a run folder with a run.json, got 'nowhere'."),
-        (["replay", "stats", "nowhere"], "database must be an existing file, got nothing at nowhere"),
-    ],
-)
-def test_mistake_in_an_argument_is_one_line(
-    words: list[str | Path], message: str, shell: Shell, standing: Path
-) -> None:
-    assert shell.refusal(words, standing).startswith(message)
-
-
-@pytest.mark.parametrize("words", [["evaluate"], ["replay", "stats"], ["replay", "ls"]], ids=" ".join)
-def test_no_run_to_look_at_is_one_line(words: list[str | Path], shell: Shell, tmp_path: Path) -> None:
-    assert shell.refusal(words, tmp_path).startswith("RUN must be given when there is no run under ")
-
-
-def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def starved() -> None:
-        raise MemoryError("Unable to allocate 7.45 GiB")
-
-    monkeypatch.setattr("agentloop.cli.app", starved)
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
-    told = "agentloop: memory must suffice, got Unable to allocate 7.45 GiB. Stop other programs or do less at once.\n"
-    assert capsys.readouterr().err == told

@@ -318,3 +318,30 @@ def test_ppo_file_is_the_quickstarts_task_with_a_critic() -> None:
     assert (config.batch.trajectories, config.batch.group_size, config.batch.mini_batch) == (128, 1, 64)
     assert (config.critic.gae_lambda, config.critic.bootstrap_truncated) == (1.0, False)
     assert config.checkpoint.keep_policies == "all"
+
+
+def test_named_model_has_defaults_of_its_own(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: {path: mine}\nrollout: {max_turns: 5}\n")
+    config = load_config(path, ["batch.mini_batch=16"])
+    assert (config.optimizer.learning_rate, config.critic.optimizer.learning_rate) == (1e-6, 1e-5)
+    assert (config.rollout.max_tokens_per_turn, config.context.max_tokens) == (512, 4096)
+    assert (config.rollout.max_turns, config.batch.mini_batch) == (5, 16)
+    assert load_plain(to_plain(config)) == config
+    assert load_config(write(tmp_path, "rollout: {max_turns: 5}"), ["model.path=mine", "batch.mini_batch=16"]) == config
+    # Without a model, and with one that is taken back, those of the built-in one.
+    assert load_config(write(tmp_path, "model: {path: mine}"), ["model.path=null"]) == RunConfig()
+
+
+def test_defaults_that_depend_on_the_model_are_explained_and_shown() -> None:
+    both = "# Default: 0.0015; where model.path names a model: 1.0e-06.\n  learning_rate:"
+    assert f"{both} 0.0015\n" in describe_config(RunConfig())
+    config = load_config(CONFIGS / "model.yaml", ["model.path=mine"])
+    assert f"{both} 1.0e-06\n" in describe_config(config)
+    assert "# default: 60" not in describe_config(config)
+
+
+def test_value_that_a_file_leaves_to_the_command_line_must_be_given() -> None:
+    with pytest.raises(
+        UserError, match=r"model\.yaml:\d+: model\.path must be given, got \?\?\?\. Add --set model.path="
+    ):
+        load_config(CONFIGS / "model.yaml")

@@ -97,3 +97,10 @@ def test_live_display_ends_with_the_figures_of_the_last_iteration_and_can_be_clo
     last = written.getvalue().replace("\r", "\n").splitlines()
     assert any("a word in between" in line for line in last)
     assert "held-out 50.0 %" in written.getvalue().rsplit("iteration 2/2", 1)[1]
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.0, False), (0.125, True)])
+def test_tools_that_fail_are_told_with_the_iteration(share: float, told: bool) -> None:
+    display, written, _ = plain()
+    display.iteration(1, 2, {**FIGURES, "rollout/failed_calls": share})
+    assert ("  failed tool calls 12.5 %  " in written.getvalue()) == told

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,29 @@ def test_what_a_template_refuses_is_told_once_and_the_episode_is_kept(caplog: py
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith("episode ended with unrenderable: chat template must render messages with the roles [")
     assert "no tools here" in told
+
+
+def test_failed_tool_calls_are_counted_and_many_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    # Of five calls two fail in the tool: 0.4; a name the policy made up, an argument and a broken call are its own.
+    fails, made_up = call("fail", '{"kind": "value"}'), call("gve")
+    scripts = [[fails, call("count"), "done"], [made_up, fails, "done"], [call("add", '{"a": 1,}'), "done"]]
+    factory = load_environment(f"{HERE / 'faulty_tools.py'}:Graded", {})
+    config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": 4000}})
+    task = factory.make_task(random.Random(0))
+    parser = HermesParser()
+    actors = Actors(factory, ScriptedGenerator(scripts), CHATML.renderer(), parser, default_authors(), 1000)
+    found = collect(actors, [(task, 3)], Birth("run", 1, 0), config)
+    assert found.metrics()["rollout/failed_calls"] == 0.4
+    again = replace(actors, generator=ScriptedGenerator(scripts))
+    collect(again, [(task, 3)], Birth("run", 2, 0), config)
+    (told,) = [message for message in caplog.messages if message.startswith("tools must seldom fail")]
+    place = r"fail: ValueError: bad value at faulty_tools\.py:\d+\. The policy was shown each error; mend the tool\."
+    assert re.search(rf"got 2 failed of 5 calls in one iteration \(told once, above 20%\), the last with {place}", told)
+
+
+def test_episodes_without_a_call_have_no_share_of_failed_ones() -> None:
+    factory = load_environment(f"{HERE / 'faulty_tools.py'}:Graded", {})
+    config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": 4000}})
+    task = factory.make_task(random.Random(0))
+    actors = Actors(factory, ScriptedGenerator([["done"]]), CHATML.renderer(), HermesParser(), default_authors(), 1000)
+    assert "rollout/failed_calls" not in collect(actors, [(task, 1)], Birth("run", 1, 0), config).metrics()

@@ -11,7 +11,7 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.estimates import bootstrap, pass_at_k, proportion, wilson
-from agentloop.evaluate import Attempts, Evaluation, report
+from agentloop.evaluate import Attempts, Evaluated, Evaluation, report
 from agentloop.evaluate_table import as_table
 
 
@@ -92,6 +92,7 @@ def attempts(successes: int, samples: int, stops: dict[str, int], turns: float =
     return Attempts(samples, successes, successes / samples, turns, stops)
 
 
+PLAYED = Evaluated("runs/a-001", 12, "runs/a-001/checkpoints/000012/model", "trail", "2")
 THREE = Evaluation(
     (
         attempts(4, 4, {"answered": 4}, turns=1.0),
@@ -105,7 +106,7 @@ THREE = Evaluation(
 
 def test_evaluation_counts_tasks_alike_and_leaves_out_what_is_unknown() -> None:
     # (1 + 1/4 + 0) / 3; pass@2: (1 + (1 - 3/6) + 0) / 3; pass@4 of the two tasks with 4 samples: (1 + 1) / 2
-    found = report(THREE, seed=0)
+    found = report(PLAYED, THREE, seed=0)
     assert {k: estimate.value for k, estimate in found.pass_at_k.items()} == {
         1: pytest.approx(1.25 / 3),
         2: pytest.approx(0.5),
@@ -122,7 +123,8 @@ def test_evaluation_counts_tasks_alike_and_leaves_out_what_is_unknown() -> None:
 
 
 def test_table_names_the_kind_of_every_interval() -> None:
-    lines = as_table(report(THREE, seed=0)).splitlines()
+    told, *lines = as_table(report(PLAYED, THREE, seed=0)).splitlines()
+    assert told == "evaluated: runs/a-001: policy 12 (runs/a-001/checkpoints/000012/model), environment trail 2"
     assert lines[0] == "held-out success: 41.7 % (3 tasks, 4 samples each, 1 more lost to the engine)"
     kinds = {line[:18].strip(): line.rsplit("  ", 1)[1] for line in lines[2:]}
     assert kinds == {

@@ -18,7 +18,7 @@ from agentloop.config import ModelSection, RunConfig
 from agentloop.demonstrations import DemonstrationReader
 from agentloop.environments import open_tasks
 from agentloop.errors import TrainingStopped, UserError
-from agentloop.evaluate_run import evaluate_run
+from agentloop.evaluate_run import evaluate_run, newest_trained_folder
 from agentloop.learning.supervised import learn, measure
 from agentloop.models.load import LoadedModel, load_model
 from agentloop.sft import SftResult, sft
@@ -208,7 +208,9 @@ def test_sft_lowers_the_held_out_loss_and_leaves_a_model(
     assert [row["sft/learning_rate"] for row in rows[1:4]] == [pytest.approx(rate) for rate in (1e-3, 2e-3, 3e-3)]
     assert rows[-1]["sft/learning_rate"] == pytest.approx(3e-4)
     assert rows[-1]["sft/epoch"] == 4.0
-    assert evaluate_run(result.folder).evaluation.tasks == 8
+    found = evaluate_run(newest_trained_folder(result.folder.parent))
+    assert found.evaluation.tasks == 8
+    assert (found.evaluated.run, found.evaluated.policy_version) == (str(result.folder), None)
 
 
 @pytest.mark.parametrize(("name", "rate"), [("sgd", 0.5), ("adafactor", 0.1), ("muon", 0.01)])

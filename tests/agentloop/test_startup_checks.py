@@ -55,6 +55,21 @@ def test_template_without_tools_is_refused(qwen2: LoadedModel) -> None:
         check_tools(FACTORY, bare, HermesParser())
 
 
+def test_template_that_hides_tools_of_some_prompts_only_is_refused(qwen2: LoadedModel) -> None:
+    hides = "{% if messages[0].role == 'system' %}{% set tools = none %}{% endif %}"
+    template = ChatTemplate(hides + qwen2.template.source, {})
+    hiding = LoadedModel(qwen2.model, qwen2.tokenizer, qwen2.codec, template, qwen2.stop_ids)
+    with pytest.raises(UserError, match=r"leaves lookup out of a prompt with the roles \[system, user\]\."):
+        check_tools(FACTORY, hiding, HermesParser())
+
+
+def test_template_that_speaks_of_tools_without_naming_them_is_refused(qwen2: LoadedModel) -> None:
+    source = "{% if tools %}You have tools.{% endif %}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    bare = LoadedModel(qwen2.model, qwen2.tokenizer, qwen2.codec, ChatTemplate(source, {}), qwen2.stop_ids)
+    with pytest.raises(UserError, match="got one that leaves lookup out of a prompt"):
+        check_tools(FACTORY, bare, HermesParser())
+
+
 def test_what_ends_a_turn_of_tool_calls_ends_a_reply(tmp_path: Path) -> None:
     # GPT-OSS ends an answer with <|return|> and a call with <|call|>; eos is the tokenizer's.
     source = model("gptoss").template.source

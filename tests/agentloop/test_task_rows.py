@@ -201,11 +201,11 @@ _REWARD = "    def reward(self, task, messages):\n        return 0.0\n"
         ),
         (
             "    def task_from_row(self, row):\n        return Task(row['question'])\n",
-            "Mine.task_from_row must read every row, got KeyError: 'question' in row 1.",
+            "Mine.task_from_row must read every row, got KeyError: 'question' at mine.py:6 in row 1.",
         ),
         (
             "    def task_from_row(self, row):\n        return Task('x', {'a': 1 / (row['number'] - 17)})\n",
-            "Mine.task_from_row must read every row, got ZeroDivisionError: division by zero in row ",
+            "Mine.task_from_row must read every row, got ZeroDivisionError: division by zero at mine.py:6 in row ",
         ),
         ("    def task_from_row(self, row):\n        return 'x'\n", "Mine.task_from_row must return a Task, got str."),
         (

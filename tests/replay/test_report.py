@@ -42,6 +42,7 @@ TWO_STREAMS = {
     "batch/replay": [(1, 0.0), (2, 32.0), (3, 32.0)],
     "rollout/stop/answered": [(1, 0.75), (2, 1.0), (3, 1.0)],
     "rollout/stop/max_turns": [(1, 0.25)],
+    "rollout/failed_calls": [(1, 0.5), (2, 0.25), (3, 0.0)],
     **{f"time/{phase}": [(1, 0.5), (2, 0.5), (3, 0.5)] for phase in ("collect", "draw", "update", "publish")},
     "time/iteration": [(1, 36.0), (2, 36.0), (3, 36.0)],
     "speed/tokens_per_second": [(1, 2e4), (2, 2.1e4), (3, 2.2e4)],
@@ -142,10 +143,11 @@ def test_report_shows_every_panel_with_how_to_read_it() -> None:
         "Policy loss", "Clip fraction", "Entropy", "Gradient norm",
         "Ratio", "Largest ratio", "Drift", "Largest drift", "Effective sample size",
         "Effective sample size by age", "Staleness of replayed rows",
-        "Batch composition", "Mixing ratio", "Episodes cut short", "Seconds per iteration", "Tokens per second",
+        "Batch composition", "Mixing ratio", "Episodes cut short", "Failed tool calls",
+        "Seconds per iteration", "Tokens per second",
     ]  # fmt: skip
-    assert html.count('<p class="how">') == 18
-    assert html.count('<svg class="chart"') == 18
+    assert html.count('<p class="how">') == 19
+    assert html.count('<svg class="chart"') == 19
     assert "Not measured" not in html
     assert "Negative = raising rewarded actions" in panel_of(html, "Policy loss")
     assert "persistently very negative or positive is not" in panel_of(html, "Policy loss")
