@@ -80,12 +80,11 @@ def test_run_keeps_to_its_capacity_and_logs_it(finished: tuple[TrainResult, Sile
         evicted += row["buffer/evicted"]
         assert row["buffer/rows"] == born - evicted
     assert evicted > 0
-    assert rows(database, "select count(*) from trajectories where state = 'evicted'") == [(evicted,)]
+    assert rows(database, "select count(*) from reclaimed") == [(evicted,)]
     logged = rows(database, "select value from metrics where name = 'buffer/rows' order by iteration")
     assert [value for (value,) in logged] == [row["buffer/rows"] for row in display.iterations]
     # The last checkpoint is that of iteration 4, and the only one: nothing evicted is needed again.
-    left = "select count(*) from trajectories where state = 'evicted' and id in (select trajectory from segments)"
-    assert rows(database, left) == [(0,)]
+    assert rows(database, "select count(*) from trajectories where state = 'evicted'") == [(0,)]
     assert rows(database, "select count(*) from draws") == [
         (sum(fresh) + sum(r["batch/replay"] for r in display.iterations),)
     ]
@@ -99,8 +98,9 @@ def test_killed_run_that_resumes_ends_like_the_unbroken_one(
     # The checkpoint is that of iteration 2; iterations 3 and 4 have evicted since.
     resumed = train(settings(tmp_path, qwen2), resume=True, display=SilentDisplay())
     drawn = (
-        "select draws.iteration, draws.slot, trajectories.iteration, trajectories.slot, probability "
-        "from draws join trajectories on id = trajectory order by 1, 2"
+        "select draws.iteration, draws.slot, born.iteration, born.slot, probability from draws join "
+        "(select id, iteration, slot from trajectories union all select reclaimed.id, iteration, slot from reclaimed "
+        "join groups on groups.id = group_id) as born on born.id = trajectory order by 1, 2"
     )
     ours, theirs = resumed.folder / "replay.sqlite", finished[0].folder / "replay.sqlite"
     assert rows(ours, drawn) == rows(theirs, drawn)
