@@ -205,14 +205,16 @@ def test_bit_flip_in_a_blob_quarantines_the_row(store: ReplayStore) -> None:
     assert [row.id for row in store.read(["b"])] == ["b"]
 
 
-def test_whole_blobs_of_another_row_are_no_way_past_the_hash(store: ReplayStore) -> None:
+def test_whole_blobs_of_another_row_are_found_by_readers_and_by_draws(store: ReplayStore) -> None:
     other = (Segment(tokens([5, 6, 7, 8, 9, 11], ["template", "user", "llm", "llm", "env", "llm"])),)
     store.append([task()], [group()], [trajectory("a"), trajectory("b", segments=other)])
     sql(
         store,
         "update segments set tokens = (select tokens from segments where trajectory = 'b') where trajectory = 'a'",
     )
-    with pytest.raises(CorruptTrajectory, match="another content hash"):
+    drawn = store.draw(request(2, 2), make_sampler("uniform", 0))
+    assert [row.trajectory.id for row in drawn] == ["b"]
+    with pytest.raises(CorruptTrajectory, match="other segments than were written"):
         store.read(["a"])
 
 
