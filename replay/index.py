@@ -139,6 +139,7 @@ class EligibleIndex:
             gone += come.add(rows)
         if self.is_filled:
             gone += reclaimed_between(connection, self._last, newest)
+        self.damaged |= come.damaged
         names = self.codes["run"].names
         mismatches = run_mismatches(connection, self.run, names)
         # Nothing is asked of the database from here on: a refresh that fails there can be made again.

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Dialect
 from replay.errors import DamagedCell
 from replay.records import OWN_SOURCES, RESERVED
 
-REVISION = "0010"
+REVISION = "0007"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 

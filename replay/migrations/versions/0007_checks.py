@@ -1,4 +1,4 @@
-"""A row's checksum is over its content too: how many messages it has, and the checksums of its segments' frames.
+"""Checksums over a row's content too, an epoch of every run, uses that are replays, and what is left of evicted rows.
 
 What a row is found to be is checked by what was written with it first: what fails is quarantined, never blessed.
 """
@@ -56,7 +56,100 @@ class _Changed(ValueError):
     """What is stored is not what was written."""
 
 
+_REPLAYED = (
+    "SELECT count(*) FROM draws WHERE trajectory = trajectories.id AND state = 'committed' AND stream = 'replay'"
+)
+_LEFT = (
+    "id, group_id, slot, member, attempt, source, reward, success, advantage, num_action_tokens, policy_version_min, "
+    "parent"
+)
+_WITHOUT_CONTENT = (
+    "state = 'evicted' AND NOT EXISTS (SELECT 1 FROM segments WHERE trajectory = trajectories.id) "
+    "AND NOT EXISTS (SELECT 1 FROM messages WHERE trajectory = trajectories.id)"
+)
+_REMOVED_TASK = '{"removed":true}'
+
+
 def upgrade() -> None:
+    op.add_column("runs", sa.Column("epoch", sa.BigInteger, nullable=False, server_default="0"))
+    _check_rows()
+    _count_replays()
+    _draws_name_no_row()
+    _index()
+    _reclaim()
+
+
+def _count_replays() -> None:
+    op.execute(f"UPDATE trajectories SET uses = ({_REPLAYED}) WHERE uses > 0")  # noqa: S608  constant text
+    op.execute("DELETE FROM buffer_state WHERE name = 'rollbacks'")
+
+
+def _draws_name_no_row() -> None:
+    """Without the reference to `trajectories`, which SQLite can only leave out of a new table."""
+    if op.get_context().dialect.name == "postgresql":
+        op.drop_constraint("draws_trajectory_fkey", "draws", type_="foreignkey")
+        return
+    old = sa.Table("draws", sa.MetaData(), autoload_with=op.get_bind(), resolve_fks=False)
+    op.rename_table("draws", "draws_before")
+    op.drop_index("draws_by_trajectory", "draws_before")
+    columns = [
+        sa.Column(column.name, column.type, nullable=column.nullable, server_default=column.server_default)
+        for column in old.columns
+    ]
+    op.create_table(
+        "draws",
+        *columns,
+        sa.PrimaryKeyConstraint("run", "iteration", "slot"),
+        sa.ForeignKeyConstraint(["run"], ["runs.id"]),
+    )
+    op.execute("INSERT INTO draws SELECT * FROM draws_before")
+    op.drop_table("draws_before")
+    op.create_index("draws_by_trajectory", "draws", ["trajectory"])
+
+
+def _index() -> None:
+    """What has changed of one run and of what was imported, live reservations, and a run's groups of a task."""
+    op.drop_index("trajectories_by_change", "trajectories")
+    op.create_index("trajectories_by_change", "trajectories", ["run", "changed"])
+    imported = sa.text("source <> 'self' and source <> 'gateway'")
+    op.create_index("imports_by_change", "trajectories", ["changed"], sqlite_where=imported, postgresql_where=imported)
+    reserved = sa.text("state = 'reserved'")
+    op.create_index("reservations_by_sequence", "draws", ["sequence"], sqlite_where=reserved, postgresql_where=reserved)
+    op.create_index("groups_by_run", "groups", ["run", "iteration"])
+    op.create_index("groups_by_task", "groups", ["task", "run"])
+
+
+def _reclaim() -> None:
+    """Of rows that had no content any more, a few numbers are left."""
+    op.create_table(
+        "reclaimed",
+        sa.Column("id", sa.Text, nullable=False),
+        sa.Column("group_id", sa.Text, sa.ForeignKey("groups.id"), nullable=False),
+        *(sa.Column(name, sa.BigInteger, nullable=False) for name in ("slot", "member", "attempt")),
+        sa.Column("source", sa.Text, nullable=False),
+        sa.Column("reward", sa.Double, nullable=False),
+        sa.Column("success", sa.Boolean, nullable=False),
+        sa.Column("advantage", sa.Double, nullable=False),
+        *(sa.Column(name, sa.BigInteger, nullable=False) for name in ("num_action_tokens", "policy_version_min")),
+        sa.Column("parent", sa.Text, nullable=True),
+        sa.Column("state_reason", sa.Text, nullable=False),
+        sa.Column("changed", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_index("reclaimed_by_change", "reclaimed", ["changed"])
+    op.execute(
+        f"INSERT INTO reclaimed SELECT {_LEFT}, coalesce(state_reason, 'evicted'), changed FROM trajectories "  # noqa: S608
+        f"WHERE {_WITHOUT_CONTENT}"
+    )
+    op.execute("DELETE FROM token_scores WHERE trajectory IN (SELECT id FROM reclaimed)")
+    op.execute("DELETE FROM trajectories WHERE id IN (SELECT id FROM reclaimed)")
+    without_rows = sa.text(
+        "UPDATE tasks SET payload = :removed WHERE NOT EXISTS (SELECT 1 FROM trajectories WHERE task = tasks.hash)"
+    )
+    op.execute(without_rows.bindparams(removed=_REMOVED_TASK))
+
+
+def _check_rows() -> None:
     op.add_column("trajectories", sa.Column("num_messages", sa.BigInteger, nullable=True))
     op.add_column("trajectories", sa.Column("segments_checksum", sa.BigInteger, nullable=True))
     connection = op.get_bind()
