@@ -40,6 +40,7 @@ from replay import (
 )
 from replay.databases import create_database
 from replay.drawing import Drawing
+from replay.index import EligibleIndex
 from replay.records import FRESH, REPLAY, DrawRecord, IterationRecord
 from replay.retention import Capacity
 
@@ -49,7 +50,7 @@ SIZES = (1_000, 10_000)
 """Iterations; others are given on the command line, such as 10000 100000."""
 PARTS = ("append", "draw", "commit", "evict", "purge")
 # Deeper trees cost a few instructions more; a part that read what went before would take ten times as many.
-GOALS = {**{f"work_growth_{part}": "<= 1.25" for part in PARTS}, "rows_growth": "<= 1.0"}
+GOALS = {**{f"work_growth_{part}": "<= 1.25" for part in PARTS}, "rows_growth": "<= 1.0", "index_growth": "<= 1.25"}
 _BATCH, _PURGED_EVERY, _MEASURED = 100, 10, 500
 _STEP = 100
 """Instructions between two counts."""
@@ -103,6 +104,8 @@ class Run:
         self._database = create_database(path)
         self._authors = {RUN: default_authors()}
         self._drawing, self._sampler = Drawing(RUN), make_sampler("uniform", 0)
+        self.index = EligibleIndex(RUN)
+        """What a trainer has in memory of its rows."""
         random = np.random.default_rng(0)
         self._rows = [make_trajectory(random, iteration=0, slot=slot, num_tokens=TOKENS) for slot in range(ROWS)]
 
@@ -110,11 +113,12 @@ class Run:
         """`together`: how many iterations are appended, and then evicted, at once, for time to go by faster."""
         work = Work()
         for begin in range(first, last + 1, _BATCH):
-            with self._database.writing(durable=False) as connection:
+            with self._database.writing() as connection:
                 work.count(connection)
                 end = min(begin + _BATCH, last + 1)
                 for start in range(begin, end, together):
                     self._iterate(connection, range(start, min(start + together, end)), work)
+                self.index.refresh(connection)
         return work
 
     def _iterate(self, connection: sa.Connection, iterations: Sequence[int], work: Work) -> None:
@@ -203,6 +207,8 @@ def measure(folder: Path, sizes: tuple[int, ...], measured: int = _MEASURED) -> 
             f"{size}_reclaimed": tables[-1]["reclaimed"][0],
             f"{size}_rows_MB": sum(tables[-1][each][1] for each in ("trajectories", "segments", "messages")) / 1e6,
             f"{size}_file_MB": path.stat().st_size / 1e6,
+            f"{size}_index_rows": len(run.index),
+            f"{size}_index_names": sum(len(codes.names) for codes in run.index.codes.values()),
         }
         for part in PARTS:
             found[f"{size}_{part}_instructions"] = work.steps[part] / work.iterations
@@ -212,6 +218,7 @@ def measure(folder: Path, sizes: tuple[int, ...], measured: int = _MEASURED) -> 
     small, large = sizes[0], sizes[-1]
     for part in PARTS:
         found[f"work_growth_{part}"] = found[f"{large}_{part}_instructions"] / found[f"{small}_{part}_instructions"]
+    found["index_growth"] = found[f"{large}_index_names"] / found[f"{small}_index_names"]
     found["rows_growth"] = found[f"{large}_rows"] / found[f"{small}_rows"]
     for table in tables[0]:
         grown = (tables[-1][table][1] - tables[0][table][1]) / (large - small)

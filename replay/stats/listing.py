@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from replay import schema
 from replay.errors import ReplayError
 from replay.rows import chunked
-from replay.schema import ExactText
+from replay.schema import Checked
 from replay.stats.rows import Answer, Question, Sort, newest_versions, staleness
 from replay.store import ReplayStore
 from replay.where import Parts, conditions
@@ -212,7 +212,7 @@ def _fits(place: Place, columns: Sequence[sa.ColumnElement[Any]]) -> bool:
 
 
 def _is_value_of(value: Any, column: sa.ColumnElement[Any]) -> bool:
-    kind = str if isinstance(column.type, ExactText) else column.type.python_type
+    kind = (column.type.impl_instance if isinstance(column.type, Checked) else column.type).python_type
     if isinstance(value, bool):
         return kind is bool
     if kind is float:

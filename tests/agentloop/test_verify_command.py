@@ -46,7 +46,7 @@ def test_verify_quarantines_with_yes_only(location: Location) -> None:
     assert sql(location, QUARANTINED) == [(0,)]
     answer = json.loads(ask("verify", str(location), "--yes", "--json").output)
     assert (len(answer["corrupt"]), answer["corrupt_share"], answer["failed"]) == (2, 0.02, True)
-    assert set(answer["corrupt"].values()) == {"tokens of another content hash"}
+    assert set(answer["corrupt"].values()) == {"other segments than were written"}
     assert sql(location, QUARANTINED) == [(2,)]
     # What was quarantined is known, and no longer counted against the limit.
     assert ask("verify", str(location)).exit_code == 0

@@ -84,6 +84,7 @@ _ROWS = {
     "token_scores": "position = 1",
     "histograms": "iteration = 3 and quantity = 'ratio'",
     "buffer_state": "name = 'changed'",
+    "reclaimed": "id = '04738-run-1-1-0-0-0'",
 }
 """Whose cells are altered."""
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from context.authors import Author, AuthorTable
 from replay import Drawn, DrawRequest, InvalidRecord, Limits, Pick, ReplayError, ReplayStore, make_sampler
 from replay.databases import Location
 from replay.reservations import LEASE_DRAWS
 from tests.replay.fakes import (
+    AUTHORS,
     RUN,
     Born,
     group,
@@ -228,7 +230,8 @@ def test_log_probs_of_another_kind_are_left_out(store: ReplayStore, field: str, 
 
 
 def test_other_author_codes_are_never_allowed(store: ReplayStore) -> None:
-    store.add_run(replace(run_record("run-0"), authors_hash="other"))
+    others = AuthorTable([*AUTHORS.authors, Author("judge", action=False, trained=False)])
+    store.add_run(replace(run_record("run-0"), authors=others.to_json(), authors_hash=others.hash))
     store.add_policy(policy(0, run="run-0"))
     Born(1, run="run-0", source="earlier").append_to(store)
     everything = ("tokenizer", "template", "model_family", "vocab_size", "logprobs_mode", "top_p", "top_k")

@@ -65,7 +65,7 @@ def row(index: int) -> Any:
         num_tool_calls=index % 3,
         error_kind=other if index % 2 else None,
         mean_entropy=index / 10 if index % 4 else None,
-        source=other or "self",
+        source=("self", "teacher", "import")[index % 3],
     )
     calls = (ToolCall(other, {"name": odd, "list": [{"name": "nested"}, 1]}), ToolCall("lookup", {}))
     said = (
