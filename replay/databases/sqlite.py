@@ -171,12 +171,19 @@ class SqliteDatabase(Database):
         except exc.DatabaseError as error:
             if type(error) not in (exc.OperationalError, exc.DatabaseError):
                 raise
-            raise DatabaseFailed(
-                f"database must be intact and accessible, got {str(error.orig)!r} at {self.path}{_room(self.path)}. "
-                f"Nothing of the transaction was stored; what was stored before is safe. {_remedy(error.orig)}"
-            ) from error
+            raise self._failed(str(error.orig), _remedy(error.orig)) from error
+        except UnicodeDecodeError as error:
+            raise self._failed(_UNREADABLE, _REMEDIES[sqlite3.SQLITE_CORRUPT]) from error
+
+    def _failed(self, found: str, remedy: str) -> DatabaseFailed:
+        return DatabaseFailed(
+            f"database must be intact and accessible, got {found!r} at {self.path}{_room(self.path)}. "
+            f"Nothing of the transaction was stored; what was stored before is safe. {remedy}"
+        )
 
 
+_UNREADABLE = "malformed database schema"
+"""Of a message of SQLite's that repeats what stands in a damaged schema, and is no text."""
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "Make room on its disk and run this again; a run goes on with --resume.",
     sqlite3.SQLITE_IOERR: "Look for a failing disk, or a limit on the size of files (ulimit -f).",
@@ -415,6 +422,11 @@ def _check_revision(path: Path, *, migrates: bool, writes: bool) -> tuple[Mode, 
     except exc.DatabaseError as error:
         raise DatabaseRefused(
             f"database must be a readable SQLite file, got {str(error.orig)!r} at {path}. {_remedy(error.orig)}"
+        ) from error
+    except UnicodeDecodeError as error:
+        remedy = _REMEDIES[sqlite3.SQLITE_CORRUPT]
+        raise DatabaseRefused(
+            f"database must be a readable SQLite file, got {_UNREADABLE!r} at {path}. {remedy}"
         ) from error
     check_revision(revision, str(path), migrates=migrates)
     return mode, revision

@@ -269,9 +269,7 @@ class Asked:
                 ask("quarantine", lambda: store.quarantine(verified.corrupt))
                 # What verify names is no reason to stop any more.
                 rows += ask("draw again", lambda: _drawn(store)) or []
-            with suppress(ReplayError), store.reading() as connection:
-                query = sa.text("select id from trajectories where state = 'quarantined'")
-                quarantined += map(str, connection.scalars(query))
+            quarantined += ask("quarantined", lambda: _quarantined(store)) or []
         different = sorted({row.id for row in rows if not self._is_as_written(row)})
         found = verified is not None and bool(verified.corrupt or verified.damage or verified.dangling)
         return Outcome(raw, different, refused, quarantined, found)
@@ -282,6 +280,11 @@ class Asked:
         if written is None or replace(row.record, state="") != replace(written.record, state=""):
             return False
         return content_hash(row.segments) == content_hash(written.segments) and row.messages in ((), written.messages)
+
+
+def _quarantined(store: ReplayStore) -> list[str]:
+    with store.reading() as connection:
+        return list(map(str, connection.scalars(sa.text("select id from trajectories where state = 'quarantined'"))))
 
 
 def _drawn(store: ReplayStore) -> list[Trajectory]:
