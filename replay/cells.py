@@ -5,6 +5,7 @@ A server keeps its types and its NOT NULL itself; in a file, one bit makes a tex
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,14 +18,19 @@ _STORED = {ExactText: ("text",), Whole: ("integer",), Real: ("real",), Truth: ("
 
 def damaged_cells(connection: sa.Connection, table: sa.Table) -> list[str]:
     """A line for each column of the table with cells of another kind than the column's."""
-    columns = {column: _is_other(column, connection.dialect.name == "sqlite") for column in table.columns}
-    counts = [sa.func.count().filter(is_other) for is_other in columns.values()]
-    found = connection.execute(sa.select(*counts).select_from(table)).one()
+    found = connection.execute(_counts(table, connection.dialect.name == "sqlite")).one()
     return [
         f"{table.name}.{column.name}: {count} hold what nobody can have written there"
-        for column, count in zip(columns, found, strict=True)
+        for column, count in zip(table.columns, found, strict=True)
         if count
     ]
+
+
+@cache
+def _counts(table: sa.Table, is_file: bool) -> sa.Select[Any]:
+    return sa.select(*(sa.func.count().filter(_is_other(column, is_file)) for column in table.columns)).select_from(
+        table
+    )
 
 
 def _is_other(column: sa.Column[Any], is_file: bool) -> sa.ColumnElement[bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -185,17 +186,20 @@ def _look_at_scores(store: ReplayStore, wanted: _Rows, found: Verification) -> N
 
 def _dangling(connection: sa.Connection, table: sa.Table) -> dict[str, int]:
     """By each of the table's references; a server keeps most of them itself, a file may be written by anything."""
+    counts = {name: connection.scalar(query) for name, query in _references(table).items()}
+    return {name: int(count) for name, count in counts.items() if count}
+
+
+@cache
+def _references(table: sa.Table) -> dict[str, sa.Select[Any]]:
+    """How many rows of the table name one that is not there, by `table.column`."""
     found = {}
     for reference in table.foreign_keys:
         target = reference.column.table.alias()
         there = sa.exists().where(target.c[reference.column.key] == reference.parent).correlate(table)
-        missing = connection.scalar(
-            sa.select(sa.func.count()).select_from(table).where(reference.parent.is_not(None), ~there)
-        )
-        if missing:
-            found[f"{table.name}.{reference.parent.name}"] = int(missing)
+        missing = sa.select(sa.func.count()).select_from(table).where(reference.parent.is_not(None), ~there)
+        found[f"{table.name}.{reference.parent.name}"] = missing
     if table is draws:
         stored, gone = (sa.exists().where(each.c.id == draws.c.trajectory) for each in (trajectories, reclaimed))
-        missing = connection.scalar(sa.select(sa.func.count()).select_from(draws).where(~stored, ~gone))
-        found |= {"draws.trajectory": int(missing)} if missing else {}
+        found["draws.trajectory"] = sa.select(sa.func.count()).select_from(draws).where(~stored, ~gone)
     return found
