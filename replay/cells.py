@@ -27,7 +27,7 @@ def damaged_cells(connection: sa.Connection, table: sa.Table) -> list[str]:
 
 
 @cache
-def _counts(table: sa.Table, is_file: bool) -> sa.Select[Any]:
+def _counts(table: sa.Table, is_file: bool) -> sa.Executable:
     return sa.select(*(sa.func.count().filter(_is_other(column, is_file)) for column in table.columns)).select_from(
         table
     )
