@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,19 @@ def policy(version: int, *, run: str = RUN, tokenizer: str = "tok") -> PolicyRec
     return PolicyRecord(run, version, checkpoint=None, tokenizer_hash=tokenizer, template_hash="tpl")
 
 
+@cache
+def _empty_file() -> bytes:
+    """A database without a row: to migrate each one from nothing takes longer than most tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "empty.sqlite"
+        ReplayStore.create(path).close()
+        return path.read_bytes()
+
+
 def new_store(location: Location, run: str = RUN) -> ReplayStore:
+    if isinstance(location, Path) and not location.exists():
+        location.touch(mode=0o600)
+        location.write_bytes(_empty_file())
     store = ReplayStore.create(location)
     store.add_run(run_record(run))
     store.add_policy(policy(0, run=run))

@@ -100,8 +100,9 @@ def check_mix(url: str, run: str) -> None:
     assert committed(url, run) == ITERATIONS
     assert sql(url, "select count(*) from iterations where run = ?", run) == [(ITERATIONS,)]
     question = (
-        "select d.iteration, d.slot, d.stream, t.run from draws d join trajectories t on t.id = d.trajectory "
-        "where d.run = ? order by 1, 2"
+        "select d.iteration, d.slot, d.stream, coalesce(t.run, g.run) from draws d "
+        "left join trajectories t on t.id = d.trajectory left join reclaimed r on r.id = d.trajectory "
+        "left join groups g on g.id = r.group_id where d.run = ? order by 1, 2"
     )
     slots: dict[int, list[tuple[str, str]]] = {}
     for iteration, slot, stream, owner in sql(url, question, run):
