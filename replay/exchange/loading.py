@@ -13,7 +13,7 @@ from replay.exchange.meaning import Learner
 from replay.exchange.plain import BadRow, Bundle, author_table
 from replay.exchange.source import known_policies, known_runs, stored_sources
 from replay.exchange.strict_json import shortened
-from replay.records import ELIGIBLE, PolicyRecord, RunRecord
+from replay.records import ELIGIBLE, OWN_SOURCES, PolicyRecord, RunRecord
 from replay.store import ReplayStore
 from replay.validate import SOURCE_NAME, check_fields
 
@@ -25,7 +25,6 @@ _MOST_NAMED = 20
 _MOST_BAD = 1000
 """Rows; beyond these, and if they are most, the rest of the file is not read."""
 
-_OWN = ("self", "gateway")
 
 Placed = tuple[str, Bundle | BadRow]
 """`FILE:LINE` of a row, and the row or what is wrong with it."""
@@ -58,9 +57,10 @@ class ImportReport:
 
 def check_set_name(name: str) -> None:
     """A set is a source that mixing can name; it is no name for what a run collects itself."""
-    if not SOURCE_NAME.fullmatch(name) or name in _OWN:
+    if not SOURCE_NAME.fullmatch(name) or name in OWN_SOURCES:
         raise ExchangeError(
-            f"--name must match {SOURCE_NAME.pattern} and be none of {', '.join(_OWN)}, got {name!r}. Choose another."
+            f"--name must match {SOURCE_NAME.pattern} and be none of {', '.join(OWN_SOURCES)}, got {name!r}. "
+            "Choose another."
         )
 
 
