@@ -49,8 +49,9 @@ METRICS = 20
 SIZES = (1_000, 10_000)
 """Iterations; others are given on the command line, such as 10000 100000."""
 PARTS = ("append", "draw", "commit", "evict", "purge")
+# Names of groups and tasks in memory are renumbered when there are more than twice as many as rows.
 # Deeper trees cost a few instructions more; a part that read what went before would take ten times as many.
-GOALS = {**{f"work_growth_{part}": "<= 1.25" for part in PARTS}, "rows_growth": "<= 1.0", "index_growth": "<= 1.25"}
+GOALS = {**{f"work_growth_{part}": "<= 1.25" for part in PARTS}, "rows_growth": "<= 1.0", "index_names_a_row": "<= 5"}
 _BATCH, _PURGED_EVERY, _MEASURED = 100, 10, 500
 _STEP = 100
 """Instructions between two counts."""
@@ -218,7 +219,7 @@ def measure(folder: Path, sizes: tuple[int, ...], measured: int = _MEASURED) -> 
     small, large = sizes[0], sizes[-1]
     for part in PARTS:
         found[f"work_growth_{part}"] = found[f"{large}_{part}_instructions"] / found[f"{small}_{part}_instructions"]
-    found["index_growth"] = found[f"{large}_index_names"] / found[f"{small}_index_names"]
+    found["index_names_a_row"] = found[f"{large}_index_names"] / found[f"{large}_index_rows"]
     found["rows_growth"] = found[f"{large}_rows"] / found[f"{small}_rows"]
     for table in tables[0]:
         grown = (tables[-1][table][1] - tables[0][table][1]) / (large - small)
