@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from replay.schema import ExactText, Real, Truth, Whole
+from replay.column_types import ExactText, Real, Truth, Whole
 
 _STORED = {ExactText: ("text",), Whole: ("integer",), Real: ("real",), Truth: ("integer",)}
 """What SQLite calls them."""

@@ -1,7 +1,7 @@
 """What was said in a trajectory, at rest: all its messages as one JSON text with a checksum.
 
-A text no database can hold as it is (see `schema.to_storable`) stands in the JSON as it would in a column, so that
-every value in it can be searched by SQL.
+A text no database can hold as it is (see `column_types.to_storable`) stands in the JSON as it would in a column, so
+that every value in it can be searched by SQL.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from context.messages import Message, ToolCall
 from replay.blobs import BlobError, compress_text, decompress_text
-from replay.schema import from_storable, is_storable, to_storable
+from replay.column_types import from_storable, is_storable, to_storable
 
 Row = dict[str, Any]
 

@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
+from replay.column_types import ExactText, to_storable
 from replay.conversation import stored_texts
 from replay.databases.backup import COPY
 from replay.reclaimed import reclaim
 from replay.records import COMMITTED, FORGOTTEN
 from replay.rows import chunked
-from replay.schema import ExactText, draws, messages, metadata, segments, tasks, to_storable, trajectories
+from replay.schema import draws, messages, metadata, segments, tasks, trajectories
 
 _PIECE = 24
 """Bytes (of texts: characters) of a piece that is searched for."""

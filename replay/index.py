@@ -11,25 +11,14 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from replay.change import last_number
+from replay.column_types import Checked, ExactText, Real, Share, Size, Truth, Whole, restored_column
 from replay.comparable import run_mismatches, sampling_mismatch
 from replay.errors import DamagedCell
 from replay.growing import Growing
 from replay.reclaimed import reclaimed_between
 from replay.records import ELIGIBLE
 from replay.rows import named
-from replay.schema import (
-    IMPORTED,
-    Checked,
-    ExactText,
-    Real,
-    Share,
-    Size,
-    Truth,
-    Whole,
-    groups,
-    restored_column,
-    trajectories,
-)
+from replay.schema import IMPORTED, groups, trajectories
 
 Column = npt.NDArray[Any]
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from replay.column_types import ExactText
 from replay.reclaimed import BORN, with_born
 from replay.records import COMMITTED, FRESH, REPLAY
-from replay.schema import ExactText, draws, groups, iterations, policies, reclaimed, trajectories
+from replay.schema import draws, groups, iterations, policies, reclaimed, trajectories
 from replay.stats import Answer, find
 from replay.stats.iteration import committed, fed
 from replay.store import ReplayStore

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from replay.column_types import Checked, ExactText, Truth, restored_column, storable_column, to_storable
 from replay.errors import DamagedCell
 from replay.rows import chunked
-from replay.schema import Checked, ExactText, Truth, restored_column, storable_column, to_storable
 
 _Restore = Callable[[Sequence[Any]], Sequence[Any]]
 

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 from context.tokens import Segment
 from replay.blobs import FRAME_CHECKSUM_BYTES, decode_tokens, encode_tokens
+from replay.column_types import from_storable, is_storable, to_storable
 from replay.errors import DamagedCell
 from replay.records import GroupRecord, RunRecord, TrajectoryRecord
-from replay.schema import from_storable, groups, is_storable, runs, segments, to_storable, trajectories
+from replay.schema import groups, runs, segments, trajectories
 
 Row = dict[str, Any]
 Key = TypeVar("Key")

@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
+from replay.column_types import restored_column
 from replay.index import EligibleIndex
 from replay.prepared import execute
 from replay.records import REPLAY
 from replay.request import DrawRequest
 from replay.reservations import is_live
-from replay.schema import draws, restored_column
+from replay.schema import draws
 
 _TRAJECTORY = sa.type_coerce(draws.c.trajectory, sa.Text)
 _RESERVED = sa.select(_TRAJECTORY).where(is_live(), draws.c.stream == REPLAY)

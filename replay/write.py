@@ -17,6 +17,7 @@ from context.authors import AuthorTable
 from context.messages import Message, canonical_json
 from replay.blobs import encode_log_probs, token_hash
 from replay.change import next_number
+from replay.column_types import ExactText, storable_column
 from replay.conversation import conversation_row
 from replay.errors import InvalidRecord
 from replay.reclaimed import FACTS, left_of, remove_unused_tasks
@@ -48,7 +49,6 @@ from replay.rows import (
     segments_checksum,
 )
 from replay.schema import (
-    ExactText,
     groups,
     messages,
     metrics,
@@ -56,7 +56,6 @@ from replay.schema import (
     reclaimed,
     runs,
     segments,
-    storable_column,
     tasks,
     token_scores,
     trajectories,

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, fields
 
 import sqlalchemy as sa
 
+from replay.column_types import restored_column
 from replay.exchange.plain import Bundle
 from replay.read import load
 from replay.records import ELIGIBLE, EVICTED, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, Trajectory
 from replay.rows import GROUP_COLUMNS, RUN_COLUMNS, named, run_of
-from replay.schema import groups, policies, restored_column, runs, trajectories
+from replay.schema import groups, policies, runs, trajectories
 from replay.store import ReplayStore
 from replay.task_records import selected, task_records
 

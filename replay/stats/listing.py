@@ -17,9 +17,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay import schema
+from replay.column_types import Checked
 from replay.errors import ReplayError
 from replay.rows import chunked
-from replay.schema import Checked
 from replay.stats.rows import Answer, Question, Sort, newest_versions, staleness
 from replay.store import ReplayStore
 from replay.where import Parts, conditions

@@ -10,11 +10,12 @@ import sqlalchemy as sa
 
 from replay import schema
 from replay.blobs import BlobError
+from replay.column_types import ExactText
 from replay.conversation import messages_of
 from replay.errors import ReplayError
 from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REMOVED_TASK, REPLAY
 from replay.sampling.outcome import successes
-from replay.schema import ExactText, draws, groups, iterations, messages, tasks
+from replay.schema import draws, groups, iterations, messages, tasks
 from replay.stats.rows import Answer
 from replay.store import ReplayStore
 

@@ -15,13 +15,14 @@ from context.masks import loss_mask, response_mask
 from context.pieces import Decoder
 from context.tokens import Segment
 from replay import schema
+from replay.column_types import ExactText
 from replay.comparable import names_of, run_mismatches
 from replay.errors import ReplayError
 from replay.read import author_table, load
 from replay.reclaimed import FACTS
 from replay.records import COMMITTED, EVICTED, Trajectory
 from replay.rows import known, named
-from replay.schema import ExactText, draws, groups, iterations, policies, reclaimed, tasks, token_scores
+from replay.schema import draws, groups, iterations, policies, reclaimed, tasks, token_scores
 from replay.stats.rows import Answer
 from replay.stats.tokens import CodecOf, no_codec, replies, same_start, whole_segments
 from replay.store import ReplayStore

@@ -19,7 +19,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from replay.schema import ESCAPE, ExactText, groups, is_storable, messages, trajectories
+from replay.column_types import ESCAPE, ExactText, is_storable
+from replay.schema import groups, messages, trajectories
 from replay.where.fields import Kind
 from replay.where.grammar import All, Comparison, Node, Not, check_size, parsed
 

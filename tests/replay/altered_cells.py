@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message
 from context.tokens import Segment
 from replay import ReplayError, ReplayStore, stats
 from replay.blobs import content_hash
+from replay.column_types import ExactText, Real, Truth, Whole
 from replay.databases import Location, open_database
 from replay.exchange import export_file
 from replay.histograms import count
@@ -32,7 +33,7 @@ from replay.records import FRESH, REPLAY, Histogram, Trajectory
 from replay.request import Limits
 from replay.retention import Capacity
 from replay.sampling import make_sampler
-from replay.schema import ExactText, Real, Truth, Whole, metadata
+from replay.schema import metadata
 from replay.verify import verify
 from replay.write import Admission
 from tests.inspector.addresses import page_addresses, twin_of

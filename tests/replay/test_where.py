@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from context.messages import Message, ToolCall
 from context.tokens import Segment
 from replay import ReplayStore
-from replay.schema import is_storable, trajectories
+from replay.column_types import is_storable
+from replay.schema import trajectories
 from replay.where import FIELDS, WrongFilter, condition, conditions, parsed
 from replay.where.fields import Kind
 from replay.where.grammar import All, AnyOf, Comparison, Node, Not
