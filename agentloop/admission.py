@@ -9,8 +9,8 @@ from agentloop.class_file import load_function
 from agentloop.config import ReplaySection
 from agentloop.errors import UserError, one_line_with_place
 from context.messages import Message
-from replay.retention import Capacity
-from replay.write import Admission, Redactor
+from replay.storage.retention import Capacity
+from replay.storage.write import Admission, Redactor
 
 
 def make_admission(section: ReplaySection) -> Admission:

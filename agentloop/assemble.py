@@ -38,11 +38,11 @@ from agentloop.valuation import Valuation, asked_again
 from agentloop.warm_up import Demonstrator, demonstrations, warm_up
 from context import AuthorTable
 from context.verdict import check_template
-from replay.mixing import Mixer
-from replay.retention import Capacity
-from replay.sampling import Sampler
+from replay.mixing.mixer import Mixer
+from replay.sampling.samplers import Sampler
+from replay.storage.retention import Capacity
+from replay.storage.write import Admission
 from replay.store import ReplayStore
-from replay.write import Admission
 
 _CORPUS_CONVERSATIONS = 400
 _WARM_UP = "warm_up.json"

@@ -23,9 +23,10 @@ from agentloop.replay_cli import rescore, verify, whatif
 from context import PrefixError, RenderError
 from context.visible import visible_lines
 from replay.cli import app as replay_app
-from replay.cli.front import Run, RunId, asked_run, opened
+from replay.cli.common import Run, RunId, opened
+from replay.cli.inspect import inspect
 from replay.errors import ReplayError
-from replay.inspector.cli import inspect
+from replay.queries.open_buffer import asked_run
 
 if TYPE_CHECKING:
     from agentloop.training import TrainResult

@@ -12,10 +12,9 @@ from agentloop.estimator import BatchAdvantages, Valued, member_of
 from agentloop.learning.batch import BatchRow
 from agentloop.recollect import flat_groups
 from agentloop.valuation import Valuation
-from replay.completion import with_completions
-from replay.mixing import BatchPlan, Mixer
+from replay.mixing.mixer import BatchPlan, Mixer, with_completions
+from replay.mixing.request import Availability, DrawRequest, Pick
 from replay.records import FRESH, REPLAY, DrawRecord, Trajectory
-from replay.request import Availability, DrawRequest, Pick
 from replay.store import Drawn
 
 

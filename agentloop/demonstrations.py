@@ -19,7 +19,7 @@ from context.strategies import CONTEXT_FULL
 from replay.errors import ReplayError
 from replay.exchange.files import is_parquet, lines
 from replay.exchange.openai_chat import Conversation, read_line
-from replay.exchange.plain import BadRow
+from replay.exchange.row_format import BadRow
 
 
 @dataclass(frozen=True)

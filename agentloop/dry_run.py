@@ -16,10 +16,10 @@ from agentloop.errors import UserError
 from agentloop.plan_batch import draw_request, plan_iteration
 from agentloop.seeds import derive_seed
 from agentloop.task_line import TaskLine
-from replay.apportion import Remainders
-from replay.cli.front import place
-from replay.mixing import BatchPlan, Mixer
-from replay.request import Availability
+from replay.locate import place
+from replay.mixing.apportion import Remainders
+from replay.mixing.mixer import BatchPlan, Mixer
+from replay.mixing.request import Availability
 from replay.store import ReplayStore
 
 _SELF = "self"

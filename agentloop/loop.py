@@ -23,10 +23,10 @@ from agentloop.seeds import derive_seed
 from agentloop.signals import StopRequest
 from agentloop.task_line import TaskLine
 from agentloop.trace import describe_batch, describe_update
-from replay.mixing import ReplayStarved
+from replay.mixing.mixer import ReplayStarved
+from replay.mixing.request import Availability
 from replay.observe import as_observed
 from replay.records import DrawRecord, IterationRecord, Trajectory
-from replay.request import Availability
 from replay.store import AppendReport, Drawn
 
 _FEW_CORRUPT = 3

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.text import share, table
-from replay.mixing import BatchPlan, ReplayStarved
+from replay.cli.tables import share, table
+from replay.mixing.mixer import BatchPlan, ReplayStarved
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from agentloop.config import RunConfig
 from agentloop.config.mixing import limits
 from agentloop.task_line import TaskLine
-from replay.mixing import BatchPlan, Mixer
-from replay.request import Availability, DrawRequest
-from replay.schedules import progress_at
+from replay.mixing.mixer import BatchPlan, Mixer
+from replay.mixing.request import Availability, DrawRequest
+from replay.mixing.schedule import progress_at
 
 
 def draw_request(config: RunConfig, *, run: str, iteration: int, policy_version: int) -> DrawRequest:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay import verify as questions
-from replay.cli.front import AsJson, Opened, Run, Where, fail, opened, say
-from replay.cli.text import number, table
+from replay.cli.common import AsJson, Run, Where, fail, opened, say
+from replay.cli.tables import number, table
+from replay.queries import chosen
+from replay.queries.open_buffer import Opened
 from replay.report import REPORT_NAME
-from replay.verify import Verification
+from replay.storage.verify import Verification
 
 if TYPE_CHECKING:
     from agentloop.replay_models import Drifted, LogProbCheck
@@ -51,7 +52,7 @@ def verify(
     is further off than --tolerance.
     """
     with opened(run, read_only=not yes) as buffer:
-        found = questions.verify(buffer.store, buffer.run, where=where)
+        found = buffer.store.verify(chosen(buffer.run, where))
         if yes and found.corrupt:
             buffer.store.quarantine(found.corrupt)
         check = None

@@ -25,9 +25,9 @@ from agentloop.models.adapters import load_policy
 from agentloop.models.load import LoadedModel
 from agentloop.run_folder import RunFolder
 from context.authors import AuthorTable
+from replay.queries import chosen
 from replay.records import ELIGIBLE, ORPHANED, UNTRAINABLE, Trajectory
-from replay.schema import trajectories
-from replay.stats import chosen
+from replay.storage.format.schema import trajectories
 from replay.store import ReplayStore
 
 _BATCH = 32

@@ -18,7 +18,8 @@ from typing import IO, Any
 from agentloop.config import RunConfig
 from agentloop.config.file import load_plain, to_plain
 from agentloop.errors import UserError
-from replay.databases.open import DATABASE, LOCK, Location
+from replay.locate import DATABASE, LOCK
+from replay.storage.databases.open import Location
 
 _IDENTITY = "run.json"
 

@@ -34,11 +34,11 @@ from agentloop.signals import StopRequest, polite_stop
 from agentloop.valuation import Valuation
 from replay.errors import DatabaseRefused
 from replay.exchange.attach import check_attachable
+from replay.queries.filters import condition
 from replay.records import RunRecord
 from replay.report import REPORT_NAME
-from replay.retention import Capacity
+from replay.storage.retention import Capacity
 from replay.store import ReplayStore
-from replay.where import condition
 
 
 @dataclass(frozen=True)

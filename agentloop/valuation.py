@@ -14,8 +14,8 @@ from context.authors import DEMONSTRATION, LLM
 from context.messages import Message
 from replay.errors import CorruptTrajectory
 from replay.records import TaskRecord, Trajectory
+from replay.storage.read import task_records
 from replay.store import ReplayStore
-from replay.task_records import task_records
 
 
 @dataclass(frozen=True)

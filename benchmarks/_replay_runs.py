@@ -28,7 +28,7 @@ from agentloop.learning.update_stats import ESS_BY_AGE
 from agentloop.loop import Loop, LoopState
 from agentloop.run_folder import create_run_folder
 from benchmarks._replay_arms import BUDGET, COMMON, TARGET, TASKS, Settings
-from replay.databases.open import DATABASE
+from replay.locate import DATABASE
 from replay.records import RunRecord
 
 ROOT = Path(__file__).parents[1]

@@ -119,11 +119,11 @@ def make_group(iteration: int, size: int = ROWS) -> GroupRecord:
     return GroupRecord(f"group-{iteration}", RUN, TASK.hash, iteration, size, 0.5, 0.5, 0.5)
 
 
-def add_run(store: ReplayStore) -> ReplayStore:
+def add_run(store: ReplayStore, run: str = RUN) -> ReplayStore:
     """What rows refer to."""
     authors = default_authors()
-    store.add_run(RunRecord(RUN, RUN, {}, authors.to_json(), authors.hash, "0"))
-    store.add_policy(PolicyRecord(RUN, 0, None, "tokenizer", "template"))
+    store.add_run(RunRecord(run, run, {}, authors.to_json(), authors.hash, "0"))
+    store.add_policy(PolicyRecord(run, 0, None, "tokenizer", "template"))
     return store
 
 

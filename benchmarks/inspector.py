@@ -27,7 +27,7 @@ from benchmarks._buffer import LONG, TASKS, add_long, fill
 from benchmarks._goals import show
 from benchmarks._rows import RUN
 from replay import ReplayStore
-from replay.stats import Question, Sort, page
+from replay.queries import Question, Sort, page
 
 SIZE = 100_000
 GOALS = {

@@ -26,23 +26,13 @@ import sqlalchemy as sa
 from benchmarks._goals import show
 from benchmarks._rows import RUN, add_run, make_trajectory
 from context.authors import default_authors
-from replay import (
-    DrawRequest,
-    GroupRecord,
-    Pick,
-    ReplayStore,
-    TaskRecord,
-    Trajectory,
-    draws,
-    make_sampler,
-    retention,
-    write,
-)
-from replay.databases import create_database
-from replay.drawing import Drawing
-from replay.index import EligibleIndex
+from replay import DrawRequest, GroupRecord, Pick, ReplayStore, TaskRecord, Trajectory, make_sampler
 from replay.records import FRESH, REPLAY, DrawRecord, IterationRecord
-from replay.retention import Capacity
+from replay.sampling.draw import Drawing
+from replay.sampling.index import EligibleIndex
+from replay.storage import draws, retention, write
+from replay.storage.databases import create_database
+from replay.storage.retention import Capacity
 
 ROWS, DRAWN, TOKENS, CAPACITY = 8, 4, 32, 512
 METRICS = 20

@@ -1,7 +1,8 @@
 """How a draw of 64 rows grows with the buffer: from ten thousand rows of 64 tokens to a million.
 
 Draws from both buffers alternate within one run, so that whatever slows the machine slows both; ratios are what to
-read. Reading the buffer into memory at first, and following an append of 64 rows, are shown apart.
+read. Reading the buffer into memory at first, and following an append of 64 rows, are shown apart; so is the first draw
+from the smallest buffer when 50,000 rows of another run stand beside it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ TOKENS, MEMBERS = 64, 8
 SIZES = (10_000, 1_000_000)
 SAMPLERS = ("uniform", "recency", "success", "advantage", "freshness")
 # Weights stand in a tree of log2(rows) levels: log2(10^6) / log2(10^4) = 19.9 / 13.3 = 1.5.
-GOALS = {f"growth_{name}": "<= 1.5" for name in SAMPLERS}
+GOALS = {f"growth_{name}": "<= 1.5" for name in SAMPLERS} | {"first_draw_beside_foreign_rows": "<= 1.1"}
+FOREIGN = 50_000
 _FREE = 3 * 1024**3
 _SEED_ROWS = 1000
 
@@ -45,16 +47,17 @@ def _in_group(row: Trajectory) -> Trajectory:
     return Trajectory(replace(record, group=group, advantage=float(record.slot % 16) - 7.5), row.segments, ())
 
 
-def multiply(path: Path, size: int) -> None:
-    """Copies of the rows there are, in later iterations: a million of them one by one would take an hour."""
+def multiply(path: Path, size: int, *, run: str = RUN) -> None:
+    """Copies of the seed rows, in later iterations: a million of them one by one would take an hour."""
     engine = sa.create_engine(f"sqlite:///{path}")
     with engine.begin() as connection:
         for table, id in (("groups", "id"), ("trajectories", "id"), ("segments", "trajectory")):
             columns = [str(row[1]) for row in connection.exec_driver_sql(f"PRAGMA table_info({table})")]
             copied = {
-                id: f"{id} || '-' || n",
+                "run": f"'{run}'",
+                id: f"{id} || ' copy {run} ' || n",
                 "iteration": "iteration + n",
-                "group_id": "group_id || '-' || n",
+                "group_id": f"group_id || ' copy {run} ' || n",
                 "policy_version_min": "n / 10",
                 "policy_version_max": "n / 10",
                 # Of what was written; a copy is something else.
@@ -63,9 +66,33 @@ def multiply(path: Path, size: int) -> None:
             values = ", ".join(copied.get(name, name) for name in columns)
             connection.exec_driver_sql(
                 f"WITH RECURSIVE copies(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM copies WHERE n < {size // _SEED_ROWS - 1}) "  # noqa: S608, E501
-                f"INSERT INTO {table} SELECT {values} FROM copies, {table}"
+                f"INSERT INTO {table} SELECT {values} FROM copies, {table} WHERE {id} NOT LIKE '%copy%'"
             )
     engine.dispose()
+
+
+def first_draws(folder: Path, *, rows: int, foreign: int, rounds: int) -> list[float]:
+    """Each round's ratio: a process's first draw of 64 with the other run's rows beside its own, over that without."""
+    paths = {name: folder / f"{name}.sqlite" for name in ("alone", "beside")}
+    for name, path in paths.items():
+        store = add_run(ReplayStore.create(path))
+        fill(store, 1, _SEED_ROWS, np.random.default_rng(0))
+        if name == "beside":
+            add_run(store, "other")
+            multiply(path, foreign + _SEED_ROWS, run="other")
+        multiply(path, rows)
+        store.close()
+    return [_first_draw(paths["beside"], rows) / _first_draw(paths["alone"], rows) for _ in range(rounds)]
+
+
+def _first_draw(path: Path, rows: int) -> float:
+    store = ReplayStore.open(path)
+    newest = rows // _SEED_ROWS + 2
+    request = DrawRequest(RUN, newest, newest // 10, (Pick(ROWS),))
+    taken = milliseconds(lambda: store.draw(request, make_sampler("uniform", 0)))
+    store.resume(RUN, newest - 1)
+    store.close()
+    return taken
 
 
 def milliseconds(action: Callable[[], object]) -> float:
@@ -130,6 +157,8 @@ def main(rounds: int = 15, sizes: tuple[int, int] = SIZES) -> dict[str, float]:
         return {}
     with tempfile.TemporaryDirectory(dir=roomy[0]) as folder:
         found = figures(measure(Path(folder), sizes=sizes, rounds=rounds))
+        ratios = first_draws(Path(folder), rows=small, foreign=FOREIGN, rounds=rounds)
+        found["first_draw_beside_foreign_rows"] = statistics.median(ratios)
     show(found, GOALS)
     return found
 

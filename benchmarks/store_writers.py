@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from benchmarks._goals import show
 from benchmarks._rows import TASK, add_run, make_group, make_trajectory, row_id
 from replay import ReplayStore, Trajectory
-from replay.schema import segments, trajectories
+from replay.storage.format.schema import segments, trajectories
 
 WRITERS, COMMITS, ROWS = 32, 8, 4
 GOALS = {"lost": "<= 0", "errors": "<= 0", "torn": "<= 0"}

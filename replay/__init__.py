@@ -1,6 +1,7 @@
 """Experience at rest: what agents did, token by token, and which update learned from it."""
 
 from replay.errors import ConnectionLost, CorruptTrajectory, DatabaseRefused, InvalidRecord, ReplayError, RunReplaced
+from replay.mixing.request import Availability, DrawRequest, Limits, Pick
 from replay.records import (
     DrawRecord,
     GroupRecord,
@@ -11,8 +12,7 @@ from replay.records import (
     Trajectory,
     TrajectoryRecord,
 )
-from replay.request import Availability, DrawRequest, Limits, Pick
-from replay.sampling import Rows, Sampler, make_sampler
+from replay.sampling.samplers import Rows, Sampler, make_sampler
 from replay.store import AppendReport, Drawn, ReplayStore, ResumeReport
 
 __all__ = [

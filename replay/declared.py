@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from replay.controller import EssRule
-from replay.mix_rule import SAME_TASK, MixRule, StartRule
-from replay.request import Limits
-from replay.sampling import SAMPLERS, RankedSampler
-from replay.schedules import Schedule
+from replay.mixing.request import Limits
+from replay.mixing.rule import SAME_TASK, EssRule, MixRule, StartRule
+from replay.mixing.schedule import Schedule
+from replay.sampling.samplers import SAMPLERS, RankedSampler
 
 Config = Mapping[str, Any]
 """A run's configuration or the parts of it in DEFAULTS, as nested mappings."""

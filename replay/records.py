@@ -17,26 +17,32 @@ UNTRAINABLE = "untrainable"
 ORPHANED = "orphaned"
 QUARANTINED = "quarantined"
 EVICTED = "evicted"
-"""It is never drawn again, and its content is about to go; then a few of its numbers are left (`replay.reclaimed`)."""
+"""It is never drawn again, and its content is about to go; then `replay.storage.reclaimed` has what is left."""
 STATES = (ELIGIBLE, UNTRAINABLE, ORPHANED, QUARANTINED, EVICTED)
+
 
 DUPLICATE = "duplicate of "
 REDACTED = "redacted"
 """How the reasons of rows begin that were evicted on their way in."""
+
 
 FORGOTTEN = "forgotten"
 """Reason of rows whose content was removed for good."""
 REMOVED_TASK = '{"removed":true}'
 """Payload of a task of which no row is stored any more."""
 
+
 OWN_SOURCES = ("self", "gateway")
 """Sources of what a run collects itself; any other is the name of an import."""
+
 
 RESERVED = "reserved"
 COMMITTED = "committed"
 
+
 FRESH = "fresh"
 REPLAY = "replay"
+
 
 ANSWERED = "answered"
 """Stop reason of an episode that ended with an answer."""
@@ -183,7 +189,7 @@ class Histogram:
     age: str
     """The age bucket of replayed rows; empty for fresh ones, which have none."""
     counts: npt.NDArray[np.int64]
-    """[BINS] tokens: see `replay.histograms`."""
+    """[BINS] tokens: see `replay.storage.format.histograms`."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Histogram):
@@ -208,3 +214,13 @@ class IterationRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
     histograms: Sequence[Histogram] = ()
     """One per quantity, stream and age; what had no token to be measured on is absent."""
+
+
+def age_bucket(staleness: int | None) -> str:
+    """Buckets that double: 0, 1, 2-3, 4-7, 8-15, ...; `unknown` for rows of other runs."""
+    if staleness is None:
+        return "unknown"
+    if staleness < 2:
+        return str(staleness)
+    first = 1 << (staleness.bit_length() - 1)
+    return f"{first}-{2 * first - 1}"

@@ -13,12 +13,8 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from replay import draws, epochs, forget, read, retention, write
-from replay.databases import Answer, Database, Location, create_database, open_database, retried
-from replay.drawing import Candidates, Drawing, Drawn, Measure
-from replay.draws import ResumeReport
 from replay.errors import ReplayError
-from replay.forget import Proof, Traces
+from replay.mixing.request import Availability, DrawRequest, Limits, Pick
 from replay.records import (
     DrawRecord,
     GroupRecord,
@@ -28,13 +24,18 @@ from replay.records import (
     TaskRecord,
     Trajectory,
 )
-from replay.rehearsal import Rehearsal
-from replay.request import Availability, DrawRequest, Limits, Pick
-from replay.retention import Capacity, Evicted
-from replay.rows import RUN_COLUMNS, run_of
-from replay.sampling import RankedSampler, Sampler
-from replay.schema import runs
-from replay.write import OPEN, Admission, AppendReport
+from replay.sampling.draw import Candidates, Drawing, Drawn, Measure
+from replay.sampling.samplers import RankedSampler, Sampler
+from replay.sampling.trial_draw import Rehearsal
+from replay.storage import counters, draws, erase, read, retention, write
+from replay.storage.databases import Answer, Database, Location, create_database, open_database, retried
+from replay.storage.draws import ResumeReport
+from replay.storage.erase import Proof, Traces
+from replay.storage.format.rows import RUN_COLUMNS, run_of
+from replay.storage.format.schema import runs
+from replay.storage.retention import Capacity, Evicted
+from replay.storage.verify import Verification, verify
+from replay.storage.write import OPEN, Admission, AppendReport
 
 __all__ = [
     "Admission",
@@ -264,7 +265,7 @@ class ReplayStore:
             self._newest = None
 
         def work(connection: sa.Connection) -> tuple[int, ResumeReport]:
-            epoch = epochs.take_over(connection, run)
+            epoch = counters.take_over(connection, run)
             retention.restore(connection, run, iteration)
             return epoch, draws.resume(connection, run, iteration)
 
@@ -274,7 +275,7 @@ class ReplayStore:
     def refuse_replaced(self, run: str) -> None:
         """Raises RunReplaced where somebody else has resumed the run: for its files, which no transaction guards."""
         if run in self._epochs:
-            self._database.read(lambda connection: epochs.refuse_replaced(connection, run, self._epochs[run]))
+            self._database.read(lambda connection: counters.refuse_replaced(connection, run, self._epochs[run]))
 
     def evict(self, run: str, iteration: int, *, policy_version: int, capacity: Capacity) -> dict[str, float]:
         """What `run` has no room for after `iteration` is never drawn again; metrics of what is kept and what is not.
@@ -320,16 +321,16 @@ class ReplayStore:
 
     def forgettable(self, rows: sa.ColumnElement[bool]) -> Traces:
         """What `forget` would remove."""
-        return self._database.read(lambda connection: forget.count(connection, forget.marked(connection, rows)))
+        return self._database.read(lambda connection: erase.count(connection, erase.marked(connection, rows)))
 
     def forget(self, rows: sa.ColumnElement[bool]) -> tuple[Traces, Proof]:
         """Remove content for good, with the database written anew, and search its files for what was removed."""
-        traces = self._database.erase(lambda connection: forget.forget(connection, forget.marked(connection, rows)))
-        return traces, self._database.read(lambda connection: forget.proof(connection, traces, self.path))
+        traces = self._database.erase(lambda connection: erase.forget(connection, erase.marked(connection, rows)))
+        return traces, self._database.read(lambda connection: erase.proof(connection, traces, self.path))
 
-    def damage(self, connection: sa.Connection) -> list[str]:
-        """What the database itself finds wrong with its file; a server looks after its own."""
-        return self._database.damage(connection)
+    def verify(self, wanted: sa.ColumnElement[bool] | None = None) -> Verification:
+        """Read every row, or those of `wanted`: see `replay.storage.verify`."""
+        return verify(self._database, sa.true() if wanted is None else wanted)
 
     def quarantine(self, reasons: Mapping[str, str]) -> None:
         """Rows found to be corrupt, with the reason by id: never drawn again."""
@@ -346,7 +347,7 @@ class ReplayStore:
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """A consistent view for questions (`replay.stats`)."""
+        """A consistent view for questions (`replay.queries`)."""
         with self._database.reading() as connection:
             yield connection
 
@@ -362,7 +363,7 @@ class ReplayStore:
         with self._database.writing() as connection:
             for run in runs:
                 if run in self._epochs:
-                    epochs.refuse_replaced(connection, run, self._epochs[run])
+                    counters.refuse_replaced(connection, run, self._epochs[run])
             yield connection
 
     def _write(self, work: Callable[[sa.Connection], Answer], *runs: str) -> Answer:

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from agentloop.config.section import Fraction, NonNegative, Positive, Section
 from replay import declared
-from replay.mix_rule import MixRule
-from replay.request import Limits
+from replay.mixing.request import Limits
+from replay.mixing.rule import MixRule
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig

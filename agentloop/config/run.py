@@ -21,9 +21,9 @@ from agentloop.config.sampling import SamplingSection
 from agentloop.config.section import Fraction, NonNegative, Positive, PositiveFloat, Section
 from agentloop.config.sft import SftSection
 from agentloop.config.tasks import TasksSection, check_tasks
-from replay.mix_rule import MixRule
-from replay.schedules import progress_at
-from replay.validate import SOURCE_NAME
+from replay.mixing.rule import MixRule
+from replay.mixing.schedule import progress_at
+from replay.storage.validate import SOURCE_NAME
 
 
 class RunSection(Section):
@@ -133,8 +133,8 @@ class CapacitySection(Section):
 
 
 def _check_url(where: str, url: str) -> None:
-    from replay.databases.open import check_url  # here: SQLAlchemy is slow to start, and most runs name none
     from replay.errors import DatabaseRefused
+    from replay.storage.databases.open import check_url  # here: SQLAlchemy is slow to start, and most runs name none
 
     try:
         check_url(url)

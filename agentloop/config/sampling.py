@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from agentloop.class_file import load_class, suggest
 from agentloop.config.section import Fraction, Positive, Section
 from agentloop.errors import UserError, one_line_with_place
-from replay.comparable import MISMATCHES
-from replay.sampling import SAMPLERS, Sampler, make_sampler
+from replay.sampling.compatibility import MISMATCHES
+from replay.sampling.samplers import SAMPLERS, Sampler, make_sampler
 
 
 class SamplingSection(Section):

@@ -16,7 +16,7 @@ from agentloop.config.tasks import TasksSection
 from agentloop.errors import UserError, one_line, shortened
 from replay.errors import ReplayError
 from replay.exchange.files import is_parquet, lines
-from replay.exchange.plain import BadRow
+from replay.exchange.row_format import BadRow
 from replay.exchange.strict_json import NotStrict, loads
 
 Row = Mapping[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from replay.apportion import apportion
+from replay.mixing.apportion import apportion
 
 
 def plan_mini_batches(groups: Sequence[str | None], size: int, *, seed: Sequence[int]) -> list[list[int]]:

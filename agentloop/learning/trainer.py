@@ -37,8 +37,7 @@ from agentloop.models.critic import Critic
 from agentloop.ranks import ALONE, Ranks
 from agentloop.state_files import read_tensors, write_tensors
 from context.authors import AuthorTable
-from replay.ages import age_bucket
-from replay.records import REPLAY, Histogram, Trajectory
+from replay.records import REPLAY, Histogram, Trajectory, age_bucket
 
 
 @dataclass(frozen=True)

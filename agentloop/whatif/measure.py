@@ -25,7 +25,7 @@ from agentloop.whatif.rows import Asked, Row, advantages_in_words, buckets_of, c
 from agentloop.whatif.step import Ready, effects_of, part_data
 from agentloop.whatif.tokens import most_clipped
 from replay.records import FRESH, REPLAY
-from replay.sampling import Sampler
+from replay.sampling.samplers import Sampler
 from replay.store import ReplayStore
 
 Told = Callable[[str, int, int], None]

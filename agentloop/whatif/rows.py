@@ -13,13 +13,12 @@ from agentloop.config import RunConfig
 from agentloop.learning.batch import BatchRow
 from agentloop.run_folder import RunFolder
 from agentloop.whatif.answer import LeftOut
-from replay import stats
-from replay.ages import age_bucket
-from replay.comparable import bits, names_of, run_mismatches, sampling_mismatch
-from replay.read import load
-from replay.records import COMMITTED, ELIGIBLE, REPLAY, Trajectory
-from replay.schema import draws, trajectories
-from replay.stats import chosen
+from replay import queries
+from replay.queries import chosen
+from replay.records import COMMITTED, ELIGIBLE, REPLAY, Trajectory, age_bucket
+from replay.sampling.compatibility import bits, names_of, run_mismatches, sampling_mismatch
+from replay.storage.format.schema import draws, trajectories
+from replay.storage.read import load
 from replay.store import ReplayStore
 
 Stream = Literal["fresh", "replay"]
@@ -167,7 +166,7 @@ def _last_advantages(connection: sa.Connection, run: str) -> dict[str, float | N
 def _of_iteration(store: ReplayStore, folder: RunFolder, asked: Asked, taken: Chosen) -> list[_Candidate]:
     """In the order of their slots, which is that of the update."""
     assert asked.iteration is not None
-    fed = stats.iteration(store, folder.run_id, asked.iteration)["trajectories"]
+    fed = queries.iteration(store, folder.run_id, asked.iteration)["trajectories"]
     within = None
     if asked.where is not None:
         with store.reading() as connection:
@@ -189,5 +188,5 @@ def _of_iteration(store: ReplayStore, folder: RunFolder, asked: Asked, taken: Ch
 
 def policy_of_iteration(store: ReplayStore, folder: RunFolder, iteration: int) -> int:
     """The version that the iteration's update started from."""
-    version: int = stats.iteration(store, folder.run_id, iteration)["policy_version"]
+    version: int = queries.iteration(store, folder.run_id, iteration)["policy_version"]
     return version

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from agentloop.whatif.answer import ALL, Effect, PartData, WhatIf
-from replay.report.chart import Axis, Curve, number
 from replay.report.page import figure
 from replay.report.panels import Panel
+from replay.report.svg import Axis, Curve, number
 
 _COLOURS = 7
 _DATA = ("rows", "tokens", "drift", "ESS")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentloop.whatif.answer import ALL, Effect, WhatIf
-from replay.cli.text import number, table
+from replay.cli.tables import number, table
 
 _DATA = "bucket rows tokens unknown drift most ESS"
 _EFFECTS = "bucket objective trained clipped above below dual p01 p50 p99 loss gradient"

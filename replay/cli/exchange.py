@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from replay.cli.front import AsJson, Run, Where, app, fail, opened, say
-from replay.databases.open import run_identity
+from replay.cli.common import AsJson, Run, Where, app, fail, opened, say
 from replay.exchange import ExportReport, ImportReport, export_file, import_file
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
-from replay.where import condition
+from replay.locate import run_identity
+from replay.queries.filters import condition
 
 
 class Format(StrEnum):

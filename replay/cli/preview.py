@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from replay import stats as questions
-from replay.cli.front import AsJson, Run, RunId, app, asked_run, fail, opened, say
-from replay.cli.text import number, share, table
-from replay.databases.open import own_folder
-from replay.stats.settings import MODES, UNITS
+from replay import queries as questions
+from replay.cli.common import AsJson, Run, RunId, app, fail, opened, say
+from replay.cli.tables import number, share, table
+from replay.locate import own_folder
+from replay.queries.open_buffer import asked_run
+from replay.queries.preview.settings import MODES, UNITS
 
 _COLUMNS = ("id", "stale", "reward", "success", "share", "replayed", "task")
 _OWN = "; as the run when left out"

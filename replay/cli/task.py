@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from context.visible import visible
-from replay import stats as questions
-from replay.cli.front import AsJson, Run, app, opened, say
-from replay.cli.text import number, share, table
+from replay import queries as questions
+from replay.cli.common import AsJson, Run, app, opened, say
+from replay.cli.tables import number, share, table
 
 _LONGEST = 400
 """Characters of a message shown."""

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 
 from replay.exchange import jsonl, parquet
 from replay.exchange.files import ExchangeError, is_parquet, opened, replaced
-from replay.exchange.loading import ImportReport, Placed, Told, check_set_name, import_rows
+from replay.exchange.importing import ImportReport, Placed, Told, check_set_name, import_rows
 from replay.exchange.meaning import learner_of
-from replay.exchange.plain import BadRow, Bundle
-from replay.exchange.source import Left, bundles, exportable
+from replay.exchange.row_format import BadRow, Bundle
+from replay.exchange.stored_rows import Left, bundles, exportable
 from replay.store import ReplayStore
 
 __all__ = ["ExchangeError", "ExportReport", "ImportReport", "check_set_name", "export_file", "import_file"]

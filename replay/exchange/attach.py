@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from replay.databases.open import DATABASE, Location, run_identity
 from replay.exchange.files import ExchangeError
-from replay.exchange.loading import ImportReport, Placed, Told, import_rows
+from replay.exchange.importing import ImportReport, Placed, Told, import_rows
 from replay.exchange.meaning import Learner, Meaning
-from replay.exchange.source import Left, bundles, exportable, known_runs
+from replay.exchange.stored_rows import Left, bundles, exportable, known_runs
+from replay.locate import DATABASE, run_identity
 from replay.records import ELIGIBLE
-from replay.schema import trajectories
+from replay.storage.databases.open import Location
+from replay.storage.format.schema import trajectories
 from replay.store import ReplayStore
 
 

@@ -15,7 +15,7 @@ from typing import IO, Literal
 import zstandard
 
 from replay.errors import ReplayError
-from replay.exchange.plain import BadRow
+from replay.exchange.row_format import BadRow
 
 Packing = Literal["", "gz", "zst"]
 _PACKINGS: dict[str, Packing] = {".jsonl": "", ".jsonl.gz": "gz", ".jsonl.zst": "zst"}

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.exchange.files import MOST_LINE, ExchangeError, lines, packed
-from replay.exchange.plain import ARRAYS, BadRow, Bundle, PlainRow, from_plain, to_plain
+from replay.exchange.row_format import ARRAYS, BadRow, Bundle, PlainRow, from_plain, to_plain
 from replay.exchange.strict_json import NotStrict, loads
 
 

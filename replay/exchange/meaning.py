@@ -9,10 +9,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from replay.comparable import RUN_FIELDS
-from replay.exchange.plain import Bundle
-from replay.exchange.source import known_policies, known_runs
+from replay.exchange.row_format import Bundle
+from replay.exchange.stored_rows import known_policies, known_runs
 from replay.records import PolicyRecord, RunRecord, TrajectoryRecord
+from replay.sampling.compatibility import RUN_FIELDS
 from replay.store import ReplayStore
 
 
@@ -34,7 +34,7 @@ class Meaning:
         return cls.of(known_runs(connection)[run], known_policies(connection, run).values())
 
     def differs(self, other: Meaning, allowed: Sequence[str]) -> list[str]:
-        """What keeps one from learning from the other, as `replay.comparable` has it within one database."""
+        """What keeps one from learning from the other, as `replay.sampling.compatibility` has it in a database."""
         authors = [] if self.authors == other.authors else ["authors"]
         if self.fingerprint is None or other.fingerprint is None:
             names = [] if self.tokenizers == other.tokenizers else ["tokenizer"]

@@ -11,7 +11,7 @@ from typing import Any
 from context.conversation_file import read_message
 from context.messages import Message
 from context.template import RenderError
-from replay.exchange.plain import BadRow
+from replay.exchange.row_format import BadRow
 from replay.exchange.strict_json import NotStrict, free_form, loads, shortened
 
 _KNOWN = ("messages", "tools", "choices", "reward", "success")

@@ -16,10 +16,21 @@ from typing import IO, Any
 
 import numpy as np
 
-from replay.column_types import from_storable, to_storable
 from replay.exchange.files import ExchangeError, longest_line, opened
-from replay.exchange.plain import ARRAYS, COLUMNS, DTYPES, PARTS, BadRow, Bundle, Column, PlainRow, from_plain, to_plain
+from replay.exchange.row_format import (
+    ARRAYS,
+    COLUMNS,
+    DTYPES,
+    PARTS,
+    BadRow,
+    Bundle,
+    Column,
+    PlainRow,
+    from_plain,
+    to_plain,
+)
 from replay.exchange.strict_json import NotStrict, loads, shortened
+from replay.storage.format.column_types import from_storable, to_storable
 
 _GROUP_ROWS = 64
 _GROUP_BYTES = 8 << 20

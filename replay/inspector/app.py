@@ -14,11 +14,11 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from replay.inspector.guard import Guard, GuardedApp
-from replay.inspector.page import TWIN, Page, Pages, error_twin
 from replay.inspector.pages import buffer, compare, iteration, mixing, run, runs, task, trajectory
-from replay.inspector.source import Source
-from replay.inspector.view import environment, static_folder
+from replay.inspector.server.guard import Guard, GuardedApp
+from replay.inspector.server.page import TWIN, Page, Pages, error_twin
+from replay.inspector.server.templating import environment, static_folder
+from replay.queries.open_buffer import Source
 
 PAGES: tuple[Page, ...] = (
     runs.PAGE,

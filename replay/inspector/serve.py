@@ -15,8 +15,8 @@ from starlette.types import ASGIApp
 
 from replay.errors import ReplayError
 from replay.inspector.app import create_app
-from replay.inspector.guard import LOOPBACK, TOKEN, Guard
-from replay.inspector.source import Source
+from replay.inspector.server.guard import LOOPBACK, TOKEN, Guard
+from replay.queries.open_buffer import Source
 
 PORT = 7717
 _PORTS_TRIED = 20

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from replay.report.page import ReportData, render_report
-from replay.report.shown import shown_series
+from replay.report.series import shown_series
 from replay.store import ReplayStore
 
 REPORT_NAME = "report.html"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from replay.report.chart import Curve
 from replay.report.panels import Metrics, Panel, PanelGroup, panel_groups
+from replay.report.svg import Curve
 
 _MOST_CURVES = 2
 """Of one run's panel: more of them, twice, are not told apart."""

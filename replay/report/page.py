@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from html import escape
 
 from replay.declared import Config
-from replay.report.chart import Curve, bar_chart, line_chart, marker, number
+from replay.report.headline import setting
+from replay.report.panel_json import in_words, measured
 from replay.report.panels import Metrics, Panel, PanelGroup, panel_groups, why_absent
-from replay.report.plain import in_words, measured
-from replay.report.setting import setting
 from replay.report.style import STYLE
+from replay.report.svg import Curve, bar_chart, line_chart, marker, number
 from replay.report.tiles import Tile, Word, tiles
 
 # No script, no image, no font and no request, whatever a name or a config value may contain.

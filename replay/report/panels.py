@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from replay.declared import Config
+from replay.queries.runs import STOPS
 from replay.records import ANSWERED
-from replay.report.chart import Axis, Curve, Series, number
-from replay.report.setting import stored
-from replay.stats.series import STOPS
+from replay.report.headline import stored
+from replay.report.svg import Axis, Curve, Series, number
 
 Metrics = Mapping[str, Series]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from replay.declared import Config
-from replay.report.chart import Series
+from replay.report.headline import stored
 from replay.report.panels import Metrics, finite
-from replay.report.setting import stored
+from replay.report.svg import Series
 
 
 @dataclass(frozen=True)

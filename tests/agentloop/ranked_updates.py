@@ -19,7 +19,7 @@ from agentloop.models.sharding import gather, shard
 from agentloop.ranks import ALONE, Ranks, joined
 from tests.agentloop.training_examples import AUTHORS, LOSS, mixed_rows, run_config, tiny_actor
 
-UPDATES = 20
+UPDATES = 12
 FRUGAL = 3
 SPREAD = "histograms/"
 """Begins the names of histograms."""

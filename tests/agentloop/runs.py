@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from agentloop.config import RunConfig
-from replay.databases.open import Location, run_identity
+from replay.locate import run_identity
+from replay.storage.databases.open import Location
 from tests.context import fakes
 from tests.replay.fakes import sql
 

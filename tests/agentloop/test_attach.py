@@ -17,7 +17,7 @@ from agentloop.training import train
 from replay import ReplayError, ReplayStore
 from replay.exchange import ExchangeError, export_file, import_file
 from replay.exchange.teacher import import_chat, teaching_of
-from replay.where import condition
+from replay.queries.filters import condition
 from tests.agentloop.runs import SilentDisplay, rows, save_llama, save_qwen2, small_config
 
 DRAWN = (

@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 from agentloop.context_cli import app
 from context import RenderError
 from replay.cli import app as replay_app
-from replay.sampling import make_sampler
-from replay.stats import page
+from replay.queries import page
+from replay.sampling.samplers import make_sampler
 from tests.context.fakes import CHATML, family
 from tests.replay.fakes import iterate, new_store
 

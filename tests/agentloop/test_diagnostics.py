@@ -9,8 +9,8 @@ from agentloop.algorithms.diagnostics import Drift, EssWeights, effective_sample
 from agentloop.algorithms.log_probs import LOG_RATIO_BOUND
 from context.authors import LLM
 from context.tokens import Segment, TokenSequence
-from replay.blobs import encode_log_probs
-from replay.stats import ess
+from replay.queries.preview import expected_ess
+from replay.storage.format.encoding import encode_log_probs
 from tests.replay.fakes import AUTHORS
 
 
@@ -100,10 +100,10 @@ def test_what_a_stored_row_weighs_is_the_same_without_tensors() -> None:
     )
     codes = np.full(6, AUTHORS.code(LLM), np.uint8)
     tokens = TokenSequence(np.arange(6, dtype=np.int32), codes, behavior, np.zeros(6, np.int32))
-    weight = ess.row_weight([Segment(tokens)], [encode_log_probs(scores)])
+    weight = expected_ess.row_weight([Segment(tokens)], [encode_log_probs(scores)])
     assert weight == pytest.approx(float(drift.weight[0]), rel=1e-6)
-    assert ess.LOG_RATIO_BOUND == LOG_RATIO_BOUND
+    assert expected_ess.LOG_RATIO_BOUND == LOG_RATIO_BOUND
     weights = [0.3, 1.0, 2.5]
-    assert ess.effective_sample_size(np.array(weights)) == effective_sample_size(
+    assert expected_ess.effective_sample_size(np.array(weights)) == effective_sample_size(
         torch.tensor(weights, dtype=torch.float64)
     )

@@ -16,7 +16,7 @@ from agentloop.environments import load_environment
 from context import ChatTemplate, Renderer, default_authors, loss_mask
 from context.parse import HermesParser
 from replay.records import Trajectory
-from replay.validate import validate
+from replay.storage.validate import validate
 from tests.agentloop.scripted import CHATML, CUT, LOG_PROB, ScriptedGenerator, call
 
 HERE = Path(__file__).parent

@@ -87,6 +87,7 @@ def front_door(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str
 # kill -9
 
 
+@pytest.mark.soak
 def test_killed_run_ends_like_the_unbroken_one(tmp_path: Path, qwen2: Path, unbroken: Path) -> None:
     config = config_in(tmp_path / "runs", qwen2)
     moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)

@@ -25,7 +25,7 @@ from agentloop.models.actor import Actor
 from agentloop.run_folder import latest_run_folder, open_run_folder
 from agentloop.training import TrainResult, train
 from context import default_authors
-from replay.apportion import group_sizes
+from replay.mixing.apportion import group_sizes
 from replay.store import ReplayStore
 from tests.agentloop.runs import SilentDisplay, StopAfter, rows, save_llama, save_qwen2, small_config
 

@@ -319,6 +319,7 @@ def test_mistake_in_a_file_is_one_line(command: str, text: str, message: str, sh
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.soak
 def test_what_libraries_say_themselves_is_not_seen(standing: Path) -> None:
     """In a process of its own: transformers would print a report of the weights here."""
     done = subprocess.run(

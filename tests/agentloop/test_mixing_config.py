@@ -13,7 +13,7 @@ from agentloop.config import RunConfig
 from agentloop.config.file import load_config, to_plain
 from agentloop.config.mixing import limits
 from replay import declared
-from replay.stats.settings import choose
+from replay.queries.preview.settings import choose
 from tests.agentloop.runs import ROOT
 
 

@@ -14,9 +14,9 @@ from agentloop.config import RunConfig
 from agentloop.dry_run import DryRun
 from agentloop.errors import TrainingStopped
 from agentloop.training import TrainResult, train
-from replay import stats
+from replay import queries
+from replay.queries.filters import condition
 from replay.store import ReplayStore
-from replay.where import condition
 from tests.agentloop.runs import SilentDisplay, StopAfter, rows, save_qwen2, small_config
 
 # A row for each trajectory of each batch, with its stream.
@@ -267,9 +267,9 @@ def test_preview_tells_the_very_rows_that_the_run_then_draws(tmp_path: Path, qwe
     replay = {"fraction": 0.3, "sampler": "uniform", "successful_only": False}  # 4.8 of 16: remainders matter
     stopped = train(pooled(tmp_path, qwen2, replay, run={"iterations": 3}), display=StopAfter(2))
     with closing(ReplayStore.open(stopped.folder / "replay.sqlite", read_only=True)) as store:
-        answer = stats.preview(store, folder=stopped.folder)
-        unknown = stats.preview(store)
-        guessed = stats.preview(store, given={"unit": "trajectory"}, folder=stopped.folder)
+        answer = queries.preview(store, folder=stopped.folder)
+        unknown = queries.preview(store)
+        guessed = queries.preview(store, given={"unit": "trajectory"}, folder=stopped.folder)
     train(pooled(tmp_path, qwen2, replay, run={"iterations": 3}), resume=True, display=SilentDisplay())
     query = "select trajectory, probability from draws where iteration = 3 and stream = 'replay' order by slot"
     drawn = rows(stopped.folder / "replay.sqlite", query)

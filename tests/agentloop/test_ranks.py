@@ -82,7 +82,7 @@ def test_updates_on_two_ranks_are_those_on_one(runs: dict[str, Any], dtype: str)
     for ours, theirs in zip(found["two"], found["one"], strict=True):
         for name in LOSSES:
             assert abs(ours[name] - theirs[name]) <= WITHIN[dtype], name
-    # float32 rounds otherwise in another order of sums, and twenty AdamW updates carry it on.
+    # float32 rounds otherwise in another order of sums, and a dozen AdamW updates carry it on.
     assert_close(found["two"], found["one"], 1e-9 if dtype == "float64" else 1e-2)
     for name, weight in found["weights"]["two"].items():
         torch.testing.assert_close(

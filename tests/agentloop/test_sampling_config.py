@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.training import train
-from replay.sampling import SAMPLERS
+from replay.sampling.samplers import SAMPLERS
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2
 from tests.agentloop.test_mixing_runs import pooled
 from tests.agentloop.training_examples import row, run_config, segment, tiny_actor, trainer

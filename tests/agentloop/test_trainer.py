@@ -12,7 +12,7 @@ from agentloop.learning.batch import BatchRow
 from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import ESS_BY_AGE
 from agentloop.models.actor import Actor
-from replay.ages import age_bucket
+from replay.records import age_bucket
 from tests.agentloop.training_examples import (
     mixed_rows,
     row,

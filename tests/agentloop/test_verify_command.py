@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentloop.cli import app
-from replay.databases import Location
+from replay.storage.databases import Location
 from tests.replay.fakes import Born, new_store, sql
 
 QUARANTINED = "select count(*) from trajectories where state = 'quarantined'"

@@ -9,8 +9,7 @@ from benchmarks import inspector
 from benchmarks._buffer import LONG, add_long, fill
 from benchmarks._rows import RUN
 from replay import ReplayStore
-from replay.stats import Question, page, summary
-from replay.verify import verify
+from replay.queries import Question, page, summary
 
 
 @pytest.mark.soak
@@ -18,7 +17,7 @@ def test_buffer_of_the_benchmark_is_one_that_a_run_could_leave(tmp_path: Path) -
     store = ReplayStore.create(tmp_path / "replay.sqlite")
     fill(store, 2 * 64, np.random.default_rng(0))
     add_long(store, turns=5, turn_tokens=20)
-    assert not (found := verify(store)).corrupt and not found.dangling and not found.damage
+    assert not (found := store.verify()).corrupt and not found.dangling and not found.damage
     # At least as many as asked: iterations of 64 come sixteen at a time, and 128 / 5 of the other run are none.
     assert summary(store)["trajectories"] == 16 * 64 + 1
     long = page(store, Question(RUN, (f"id = '{LONG}'",)))["rows"][0]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from replay.inspector.app import create_app
-from replay.inspector.guard import Guard
-from replay.inspector.source import opened_source
+from replay.inspector.server.guard import Guard
+from replay.queries.open_buffer import opened_source
 from tests.inspector.conftest import hostile_store, inspector
 from tests.inspector.serving import Served, served
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from playwright.sync_api import Browser
 
-from replay import stats
+from replay import queries
 from replay.inspector.app import create_app
-from replay.inspector.guard import Guard
-from replay.inspector.query import address
-from replay.inspector.source import Source, opened_source
+from replay.inspector.server.guard import Guard
+from replay.inspector.server.query import address
+from replay.queries.open_buffer import Source, opened_source
 from tests.agentloop.runs import rows
 from tests.browser.chromium import launched
 from tests.browser.shoot import shoot
@@ -73,7 +73,7 @@ def shots(source: Source) -> list[Shot]:
 
 def _most_drifted(source: Source, id: str) -> int | None:
     """The token that the policy has moved furthest away from; None where nothing was scored."""
-    drift = stats.tokens(source.store, id, 0)["drift"] or []
+    drift = queries.tokens(source.store, id, 0)["drift"] or []
     known = {at: abs(math.log(value)) for at, value in enumerate(drift) if value}
     return max(known, key=known.__getitem__, default=None)
 

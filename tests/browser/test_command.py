@@ -13,8 +13,8 @@ from starlette.routing import Route
 
 from replay import ReplayStore
 from replay.inspector.app import create_app
-from replay.inspector.guard import Guard
-from replay.inspector.source import Source
+from replay.inspector.server.guard import Guard
+from replay.queries.open_buffer import Source
 from tests.agentloop.processes import AGENTLOOP
 from tests.inspector.conftest import TOKEN
 from tests.inspector.serving import served

@@ -12,9 +12,9 @@ import pytest
 
 from replay import ReplayStore
 from replay.inspector.app import create_app
-from replay.inspector.guard import Guard
-from replay.inspector.query import address
-from replay.inspector.source import opened_source
+from replay.inspector.server.guard import Guard
+from replay.inspector.server.query import address
+from replay.queries.open_buffer import opened_source
 from tests.agentloop.runs import rows
 from tests.browser.demonstration import ITERATIONS, NAME, OTHER, add_iteration
 from tests.inspector.serving import Served, served

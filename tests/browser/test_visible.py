@@ -15,11 +15,11 @@ from context.codec import TokenCodec
 from context.tokens import Segment
 from replay import ReplayStore
 from replay.inspector.app import create_app
-from replay.inspector.guard import Guard
-from replay.inspector.reading import spelled
-from replay.inspector.source import Source
-from replay.inspector.view import static_folder
-from replay.inspector.visible import visible, visible_text
+from replay.inspector.server.guard import Guard
+from replay.inspector.server.templating import static_folder
+from replay.inspector.text.reading import spelled
+from replay.inspector.text.visible import visible, visible_text
+from replay.queries.open_buffer import Source
 from tests.inspector.hostile import SPOKEN
 from tests.inspector.serving import Served, served
 from tests.replay.fakes import group, new_store, task, tokens, trajectory

@@ -9,8 +9,8 @@ import pytest
 
 from replay import ReplayStore
 from replay.inspector.app import create_app
-from replay.inspector.guard import Guard
-from replay.inspector.source import Source
+from replay.inspector.server.guard import Guard
+from replay.queries.open_buffer import Source
 from tests.inspector.hostile import hostile_buffer
 from tests.inspector.serving import Served, served
 

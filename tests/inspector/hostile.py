@@ -13,8 +13,8 @@ from typing import Any
 from context.messages import Message, ToolCall
 from context.tokens import Segment
 from replay import ReplayStore
-from replay.databases import Location
 from replay.records import FRESH, DrawRecord, IterationRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay.storage.databases import Location
 from tests.replay.fakes import SHORT, described, group, policy, run_record, trajectory
 
 MARK = "hostile-mark"

@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 from xml.etree import ElementTree
 
-from replay.inspector.bars import Bar, Height, Tick, bars
+from replay.inspector.drawings.bars import Bar, Height, Tick, bars
 
 _HEIGHT = 96 - 18 - 14
 """Pixels of a full bar: the picture without its labels and the line above the bars."""

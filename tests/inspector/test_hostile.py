@@ -15,9 +15,9 @@ import sqlalchemy as sa
 
 from replay import ReplayStore
 from replay.inspector import app
-from replay.inspector.guard import Guard
-from replay.inspector.query import Query, address
-from replay.inspector.source import Source
+from replay.inspector.server.guard import Guard
+from replay.inspector.server.query import Query, address
+from replay.queries.open_buffer import Source
 from tests.inspector.addresses import page_addresses, twin_of
 from tests.inspector.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, SUM, TASK, hostile_buffer
 from tests.inspector.serving import Response, Served, served
@@ -191,7 +191,7 @@ def test_errors_tell_no_traceback_and_no_password(hostile_store: ReplayStore, mo
 def test_a_password_of_the_database_is_on_no_page(
     postgres: Postgres, new_database: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replay.databases.postgres._WAITS", (0.01,))
+    monkeypatch.setattr("replay.storage.databases.postgres._WAITS", (0.01,))
     url = sa.make_url(new_database()).set(password="pass-word").render_as_string(hide_password=False)
     hostile_buffer(url).close()
     store = ReplayStore.open(url, read_only=True)

@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replay import ReplayStore, schema, stats
-from replay.histograms import count
+from replay import ReplayStore, queries
 from replay.inspector.app import create_app
-from replay.inspector.guard import Guard
-from replay.inspector.source import Source
-from replay.inspector.spread import spreads
+from replay.inspector.drawings.histograms import spreads
+from replay.inspector.server.guard import Guard
+from replay.queries.open_buffer import Source
 from replay.records import FRESH, REPLAY, Histogram
-from replay.sampling import make_sampler
+from replay.sampling.samplers import make_sampler
+from replay.storage.format import schema
+from replay.storage.format.histograms import count
 from tests.inspector.serving import Served, served
 from tests.replay.asking import ask
 from tests.replay.fakes import RUN, iterate, new_store, run_record, sql
@@ -69,7 +70,7 @@ def test_page_and_twin_answer_what_the_terminal_answers(inspector: Served, path:
     twin = json.loads(page(inspector, f"{HERE}/2.json"))
     with closing(ReplayStore.open(path, read_only=True)) as store:
         assert twin.pop("name") == store.run(RUN).name
-        assert twin == stats.iteration(store, RUN, 2)
+        assert twin == queries.iteration(store, RUN, 2)
     html = page(inspector, f"{HERE}/2")
     assert rows_of(html) == [row["slot"] for row in twin["trajectories"]] == list(range(13))
     assert 'href="/runs/run-1/iterations/1"' in html

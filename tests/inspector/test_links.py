@@ -13,9 +13,9 @@ import pytest
 
 from replay import ReplayStore
 from replay.inspector.app import create_app
-from replay.inspector.guard import Guard
-from replay.inspector.source import Source
-from replay.sampling import make_sampler
+from replay.inspector.server.guard import Guard
+from replay.queries.open_buffer import Source
+from replay.sampling.samplers import make_sampler
 from tests.inspector.serving import Served, served
 from tests.replay.fakes import RUN, group, iterate, new_store, run_record, task, trajectory
 

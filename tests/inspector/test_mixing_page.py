@@ -1,4 +1,4 @@
-"""The mixing page over HTTP: its address is its state, its answer is `stats.preview`, and it never breaks."""
+"""The mixing page over HTTP: its address is its state, its answer is `queries.preview`, and it never breaks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from agentloop.cli import app
-from replay import ReplayStore, stats
+from replay import ReplayStore, queries
 from replay.inspector.app import create_app
-from replay.inspector.guard import Guard
 from replay.inspector.pages import mixing
-from replay.inspector.source import Source, opened_source
-from replay.sampling import make_sampler
+from replay.inspector.server.guard import Guard
+from replay.queries.open_buffer import Source, opened_source
+from replay.sampling.samplers import make_sampler
 from tests.inspector.serving import Served, served
 from tests.replay.fakes import RUN, iterate, new_store, run_record, sql
 
@@ -52,12 +52,12 @@ def page(server: Served, **parameters: str) -> str:
 
 def test_twin_is_the_answer_to_the_same_address(server: Served, store: ReplayStore) -> None:
     answer = server.ask(f"/mixing.json?{urlencode(CHOSEN)}")
-    assert json.loads(answer.text) == stats.preview(store, RUN, CHOSEN)
+    assert json.loads(answer.text) == queries.preview(store, RUN, CHOSEN)
 
 
 def test_page_shows_the_batch_with_links_to_its_rows(server: Served, store: ReplayStore) -> None:
     text = page(server, **CHOSEN)
-    answer = stats.preview(store, RUN, CHOSEN)
+    answer = queries.preview(store, RUN, CHOSEN)
     # A sixteenth of 128 rows; the rest is fresh, in groups of 8.
     assert len(answer["batch"]["rows"]) == 8
     for row in answer["batch"]["rows"]:
@@ -85,7 +85,7 @@ def test_command_of_the_page_asks_the_same(server: Served) -> None:
 
 
 def test_rows_tell_how_often_they_were_replayed(store: ReplayStore) -> None:
-    rows = stats.preview(store, RUN, CHOSEN)["batch"]["rows"]
+    rows = queries.preview(store, RUN, CHOSEN)["batch"]["rows"]
     counted = "select count(*) from draws where trajectory = ? and stream = 'replay' and state = 'committed'"
     assert [row["replayed"] for row in rows] == [sql(store, counted, row["id"])[0][0] for row in rows]
     assert any(row["replayed"] for row in rows)
@@ -111,7 +111,7 @@ def test_commands_name_the_run_where_there_are_several(two_runs: Path, run: str)
     assert command in text
     answer = CliRunner().invoke(app, [*command.split()[1:], "--json"])
     with closing(ReplayStore.open(two_runs, read_only=True)) as reader:
-        assert json.loads(answer.stdout) == stats.preview(reader, run, {"fraction": "0.5"})
+        assert json.loads(answer.stdout) == queries.preview(reader, run, {"fraction": "0.5"})
     assert f"agentloop replay ls {two_runs} --sort iteration --where \"run = '{run}'\"" in listed
     assert f"agentloop replay ls {two_runs} --sort iteration</code>" in everything
 

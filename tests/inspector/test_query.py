@@ -5,7 +5,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
 
-from replay.inspector.query import BadQuery, Query, address
+from replay.inspector.server.query import BadQuery, Query, address
 
 
 class Colour(StrEnum):

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from replay import ReplayStore, stats
+from replay import ReplayStore, queries
 from replay.inspector.app import create_app
-from replay.inspector.guard import Guard
-from replay.inspector.source import Source, opened_source
+from replay.inspector.server.guard import Guard
+from replay.queries.open_buffer import Source, opened_source
 from tests.inspector.serving import Served, served
 from tests.replay.fakes import RUN, group, new_store, policy, run_record, sql, task, trajectory
 
@@ -189,7 +189,7 @@ def test_long_run_is_told_in_points_of_several_iterations(writer: ReplayStore, i
 
 
 def state_of(writer: ReplayStore, folder: Path) -> dict[str, Any]:
-    return stats.progress(writer, writer.run(RUN), folder)
+    return queries.progress(writer, writer.run(RUN), folder)
 
 
 def fall_silent(folder: Path, seconds: float) -> None:

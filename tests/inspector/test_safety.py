@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from replay import ReplayError, ReplayStore
-from replay.databases import Location
 from replay.inspector.app import create_app
-from replay.inspector.guard import Guard, _own_names
-from replay.inspector.source import Source
+from replay.inspector.server.guard import Guard, _own_names
+from replay.queries.open_buffer import Source
+from replay.storage.databases import Location
 from tests.inspector.addresses import missing_pages, page_addresses, twin_of
 from tests.inspector.conftest import TOKEN
 from tests.inspector.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, TASK, hostile_buffer

@@ -68,7 +68,7 @@ def test_without_the_extra_the_command_says_what_to_install() -> None:
 
 def test_the_inspector_starts_without_torch() -> None:
     script = (
-        "import sys; import replay.inspector.serve, replay.inspector.source\n"
+        "import sys; import replay.inspector.serve, replay.queries.open_buffer\n"
         "assert not {'torch', 'transformers', 'agentloop'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)

@@ -11,10 +11,10 @@ from urllib.parse import unquote
 
 import pytest
 
-from replay import ReplayStore, stats
+from replay import ReplayStore, queries
 from replay.inspector.app import create_app
-from replay.inspector.guard import Guard
-from replay.inspector.source import Source
+from replay.inspector.server.guard import Guard
+from replay.queries.open_buffer import Source
 from tests.inspector.serving import Served, served
 from tests.replay.fakes import RUN, Born, new_store, run_record, sql, task
 
@@ -62,7 +62,7 @@ def titles(html: str) -> list[str]:
 
 def test_twin_is_what_the_terminal_answers(inspector: Served, store: ReplayStore) -> None:
     for query, run in (("", None), ("?run=*", None), (f"?run={RUN}", RUN)):
-        assert json.loads(page(inspector, f"{HERE}.json{query}")) == stats.task(store, "task-1", run)
+        assert json.loads(page(inspector, f"{HERE}.json{query}")) == queries.task(store, "task-1", run)
 
 
 def test_page_shows_success_by_policy_of_each_run_and_every_bucket(inspector: Served) -> None:
@@ -94,7 +94,7 @@ def test_bars_of_buckets_lead_to_their_rows(inspector: Served, path: Path) -> No
     for link, solved in links:
         conditions = [unquote(part) for part in re.findall(r"where=([^&]+)", link)]
         with closing(ReplayStore.open(path, read_only=True)) as store:
-            ids = {row["id"] for row in stats.page(store, stats.Question(RUN, conditions), limit=500)["rows"]}
+            ids = {row["id"] for row in queries.page(store, queries.Question(RUN, conditions), limit=500)["rows"]}
         plain = """select t.id from trajectories t join groups g on g.id = t.group_id
                    where t.run = ? and round(g.success_rate * 4) = ?"""
         assert ids == {id for (id,) in sql(path, plain, RUN, int(solved))}

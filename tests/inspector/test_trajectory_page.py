@@ -17,13 +17,14 @@ from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
 from context.codec import TokenCodec
 from context.messages import Message, ToolCall
 from context.tokens import Segment
-from replay import ReplayStore, schema
+from replay import ReplayStore
 from replay.inspector.app import create_app
-from replay.inspector.guard import Guard
-from replay.inspector.query import address
-from replay.inspector.reading import codec_of, folded, indented, rescore_command, spelled, unread
-from replay.inspector.source import Source, opened_source
-from replay.sampling import make_sampler
+from replay.inspector.server.guard import Guard
+from replay.inspector.server.query import address
+from replay.inspector.text.reading import codec_of, folded, indented, rescore_command, spelled, unread
+from replay.queries.open_buffer import Source, opened_source
+from replay.sampling.samplers import make_sampler
+from replay.storage.format import schema
 from tests.inspector.serving import Served, served
 from tests.replay.fakes import RUN, group, iterate, new_store, policy, run_record, sql, task, tokens, trajectory
 

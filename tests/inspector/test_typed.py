@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from replay.inspector.typed import typed
+from replay.inspector.text.shell import typed
 
 
 @pytest.mark.parametrize(

@@ -20,22 +20,21 @@ import sqlalchemy as sa
 from starlette.types import ASGIApp, Message
 
 from context.tokens import Segment
-from replay import ReplayError, ReplayStore, stats
-from replay.blobs import content_hash
-from replay.column_types import ExactText, Real, Truth, Whole
-from replay.databases import Location, open_database
+from replay import ReplayError, ReplayStore, queries
 from replay.exchange import export_file
-from replay.histograms import count
 from replay.inspector.app import create_app
-from replay.inspector.guard import Guard
-from replay.inspector.source import Source
+from replay.inspector.server.guard import Guard
+from replay.mixing.request import Limits
+from replay.queries.open_buffer import Source
 from replay.records import FRESH, REPLAY, Histogram, Trajectory
-from replay.request import Limits
-from replay.retention import Capacity
-from replay.sampling import make_sampler
-from replay.schema import metadata
-from replay.verify import verify
-from replay.write import Admission
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location, open_database
+from replay.storage.format.column_types import ExactText, Real, Truth, Whole
+from replay.storage.format.encoding import content_hash
+from replay.storage.format.histograms import count
+from replay.storage.format.schema import metadata
+from replay.storage.retention import Capacity
+from replay.storage.write import Admission
 from tests.inspector.addresses import page_addresses, twin_of
 from tests.replay.fakes import (
     RUN,
@@ -265,7 +264,7 @@ class Asked:
             rows = ask("draw", lambda: _drawn(store)) or []
             for id in some(self.ids, 2):
                 rows += ask(f"read {id}", lambda: store.read([id])) or []  # noqa: B023
-            verified = ask("verify", lambda: verify(store))
+            verified = ask("verify", lambda: store.verify())
             if verified is not None:
                 ask("quarantine", lambda: store.quarantine(verified.corrupt))
                 # What verify names is no reason to stop any more.
@@ -295,17 +294,17 @@ def _drawn(store: ReplayStore) -> list[Trajectory]:
 
 
 _QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
-    "summary": lambda store: stats.summary(store, RUN),
-    "page": lambda store: stats.page(store),
-    "distributions": lambda store: stats.distributions(store, stats.Question()),
-    "iteration": lambda store: stats.iteration(store, RUN, 3),
-    "runs": lambda store: stats.runs(store),
-    "progress": lambda store: stats.progress(store, store.run(RUN)),
-    "series": lambda store: stats.metric_series(store, RUN),
-    "task": lambda store: stats.task(store, "task-1"),
-    "trajectory": lambda store: stats.trajectory(store, "long"),
-    "overview": lambda store: stats.overview(store, "long"),
-    "tokens": lambda store: stats.tokens(store, "long", 1),
+    "summary": lambda store: queries.summary(store, RUN),
+    "page": lambda store: queries.page(store),
+    "distributions": lambda store: queries.distributions(store, queries.Question()),
+    "iteration": lambda store: queries.iteration(store, RUN, 3),
+    "runs": lambda store: queries.runs(store),
+    "progress": lambda store: queries.progress(store, store.run(RUN)),
+    "series": lambda store: queries.metric_series(store, RUN),
+    "task": lambda store: queries.task(store, "task-1"),
+    "trajectory": lambda store: queries.trajectory(store, "long"),
+    "overview": lambda store: queries.overview(store, "long"),
+    "tokens": lambda store: queries.tokens(store, "long", 1),
 }
 
 

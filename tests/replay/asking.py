@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from click.testing import Result
 from typer.testing import CliRunner
 
-from replay import ReplayStore, stats
+from replay import ReplayStore, queries
 from replay.cli import app
-from replay.stats import Answer, Patience, Question, Sort
+from replay.queries import Answer, Patience, Question, Sort
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 
@@ -31,7 +31,7 @@ def listed(
     store: ReplayStore, run: str | None = None, *, where: str = "slot >= 0", sort: Sort = Sort.iteration
 ) -> list[Answer]:
     """All rows that the filter holds for."""
-    answer = stats.page(store, Question(run, (where,), sort), limit=10_000, patience=Patience(10_000, 60.0))
+    answer = queries.page(store, Question(run, (where,), sort), limit=10_000, patience=Patience(10_000, 60.0))
     assert answer["after"] is None
     rows: list[Answer] = answer["rows"]
     return rows

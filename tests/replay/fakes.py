@@ -18,7 +18,7 @@ from context.authors import ENV, LLM, TEMPLATE, USER, default_authors
 from context.messages import Message, ToolCall
 from context.tokens import Segment, TokenSequence
 from replay import ReplayStore
-from replay.databases import Location
+from replay.mixing.request import DrawRequest, Limits, Pick
 from replay.records import (
     FRESH,
     DrawRecord,
@@ -31,8 +31,8 @@ from replay.records import (
     Trajectory,
     TrajectoryRecord,
 )
-from replay.request import DrawRequest, Limits, Pick
-from replay.sampling import Sampler
+from replay.sampling.samplers import Sampler
+from replay.storage.databases import Location
 
 AUTHORS = default_authors()
 RUN = "run-1"

@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from replay.databases import Location
+from replay.storage.databases import Location
 from tests.replay.locations import Databases
 from tests.replay.postgres_servers import roomy_folder
 from tests.replay.small_processes import SMALL

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from replay.databases import Location
+from replay.storage.databases import Location
 from tests.replay.postgres_servers import QUICK, Binaries, LocalServer, Postgres, found_binaries
 
 SQLITE = "sqlite"

@@ -9,9 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from replay.blobs import decompress_text
-from replay.databases import Location
-from replay.databases.revision import migrate
+from replay.storage.databases import Location
+from replay.storage.databases.migrate import migrate
+from replay.storage.format.encoding import decompress_text
 from tests.replay.fakes import sql
 
 SCHEMAS = Path(__file__).with_name("schemas")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replay import ReplayStore
-from replay.databases import Location
+from replay.storage.databases import Location
 from tests.replay.fakes import group, policy, run_record, task, trajectory
 
 # Beside threads and a browser, a fork would be none.

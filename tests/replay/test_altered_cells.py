@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from replay.databases import Location
-from replay.schema import metadata
+from replay import ReplayStore, queries
+from replay.errors import DamagedCell
+from replay.storage.databases import Location
+from replay.storage.format.schema import metadata
 from tests.replay.altered_cells import Alteration, Asked, alter, alterations, fill
+from tests.replay.fakes import RUN
 from tests.replay.locations import Databases
 
 
@@ -80,6 +83,17 @@ def test_altered_cell_is_refused_quarantined_or_changes_nothing_that_is_trained_
     cells = chance.sample(alterations(sqlite=databases.is_sqlite), 20)
     kinds = check(databases, tmp_path, cells, chance)
     assert kinds["quarantined"] and kinds["refused"]
+
+
+def test_null_that_a_column_can_not_hold_is_refused_where_it_comes_by_way_of_another_table(
+    databases: Databases, tmp_path: Path
+) -> None:
+    location = databases.new(tmp_path / "replay.sqlite")
+    fill(location)
+    assert alter(location, Alteration("reclaimed", "reward", "null"))
+    message = r"^trajectories.reward must hold a finite number, got None"
+    with closing(ReplayStore.open(location, read_only=True)) as store, pytest.raises(DamagedCell, match=message):
+        queries.iteration(store, RUN, 1)
 
 
 @pytest.mark.soak

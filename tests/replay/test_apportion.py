@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.apportion import Remainders, apportion, group_sizes
+from replay.mixing.apportion import Remainders, apportion, group_sizes
 
 
 @pytest.mark.parametrize(

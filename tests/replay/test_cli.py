@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from context.tokens import Segment
 from replay.cli import newest_run_folder
-from replay.cli.front import place
-from replay.databases import Location
-from replay.sampling import make_sampler
+from replay.locate import place
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
 from tests.replay.asking import ask
 from tests.replay.fakes import RUN, Born, group, iterate, new_store, run_record, sql, task, tokens, trajectory
 from tests.replay.locations import Databases
@@ -229,7 +229,7 @@ def test_commands_need_no_torch(run: Path) -> None:
         "import sys; from replay.cli import app\n"
         "try: app(['stats', sys.argv[1]])\n"
         "except SystemExit: pass\n"
-        "assert 'summary' in sys.modules['replay.stats'].__dict__\n"
+        "assert 'summary' in sys.modules['replay.queries'].__dict__\n"
         "print([name for name in ('torch', 'transformers', 'alembic') if name in sys.modules])"
     )
     output = subprocess.check_output([sys.executable, "-c", program, str(run)], text=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replay import ReplayStore
-from replay.sampling import make_sampler
+from replay.sampling.samplers import make_sampler
 from tests.replay.asking import ask
 from tests.replay.fakes import iterate, new_store, policy, run_record, sql
 from tests.replay.test_teacher import save_model

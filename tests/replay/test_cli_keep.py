@@ -11,11 +11,11 @@ import pytest
 
 from context.messages import Message, ToolCall
 from context.tokens import Segment
-from replay import ReplayStore, stats
-from replay.databases import Location
+from replay import ReplayStore, queries
 from replay.records import TaskRecord
-from replay.sampling import make_sampler
-from replay.schema import REVISION
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format.schema import REVISION
 from tests.replay.asking import ask, listed
 from tests.replay.fakes import (
     LLM,
@@ -202,7 +202,7 @@ def test_forget_finds_in_an_older_copy_what_is_laid_out_otherwise_there(tmp_path
 def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "replay.sqlite"
     secretive(path).close()
-    monkeypatch.setattr("replay.databases.sqlite._BUSY_MILLISECONDS", 50)
+    monkeypatch.setattr("replay.storage.databases.sqlite._BUSY_MILLISECONDS", 50)
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("begin")
         reader.execute("select count(*) from trajectories").fetchone()
@@ -233,7 +233,7 @@ def test_task_of_a_row_that_stays_is_not_forgotten(location: Location) -> None:
 def test_show_tells_the_numbers_of_a_forgotten_row(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     store = filled(path)
-    id = listed(store, sort=stats.Sort.uses)[0]["id"]
+    id = listed(store, sort=queries.Sort.uses)[0]["id"]
     store.close()
     ask("forget", str(path), "--where", f"id = '{id}'", "--yes")
     output = ask("show", id, str(path)).output

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from context.tokens import Segment
-from replay import ReplayStore, stats
+from replay import ReplayStore, queries
 from replay.records import TaskRecord
-from replay.sampling import make_sampler
+from replay.sampling.samplers import make_sampler
 from tests.replay.asking import ask
 from tests.replay.fakes import SHORT, group, iterate, new_store, sql, trajectory
 
@@ -42,7 +42,7 @@ def test_ls_takes_a_filter_and_a_flag_together(database: Path) -> None:
 
 def test_summary_of_a_filter_counts_its_rows_groups_and_draws(database: Path) -> None:
     store = ReplayStore.open(database, read_only=True)
-    answer = stats.summary(store, where="iteration = 1 and success")
+    answer = queries.summary(store, where="iteration = 1 and success")
     assert (answer["trajectories"], answer["groups"], answer["successes"]) == (3, 2, 3)
     plain = (
         "select stream, count(*) from draws join trajectories on trajectories.id = trajectory "
@@ -55,7 +55,7 @@ def test_summary_of_a_filter_counts_its_rows_groups_and_draws(database: Path) ->
 
 def test_summary_of_a_filter_that_holds_for_all_is_the_whole_summary(database: Path) -> None:
     store = ReplayStore.open(database, read_only=True)
-    assert stats.summary(store, where="reward >= 0") == stats.summary(store)
+    assert queries.summary(store, where="reward >= 0") == queries.summary(store)
     store.close()
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from context.tokens import Segment
-from replay import lineage, stats
-from replay.databases import Location
+from replay import queries
+from replay.queries.iteration import lineage_up_to
+from replay.queries.trajectory import lineage_of
 from replay.records import FRESH, REPLAY
-from replay.sampling import make_sampler
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
 from replay.store import ReplayStore
 from tests.replay.asking import ask
 from tests.replay.fakes import (
@@ -45,7 +47,7 @@ def trained(location: Location) -> ReplayStore:
 def test_lineage_of_an_iteration_is_its_committed_draws(location: Location) -> None:
     store = trained(location)
     store.draw(request(4, 2), make_sampler("uniform", 1))
-    answer = stats.iteration(store, RUN, 3)
+    answer = queries.iteration(store, RUN, 3)
     plain = "select slot, stream, trajectory from draws where iteration = 3 and state = 'committed' order by 1"
     assert [(row["slot"], row["stream"], row["trajectory"]) for row in answer["trajectories"]] == sql(store, plain)
     assert (answer["fresh"], answer["replay"], answer["policy_version"], answer["makes_policy_version"]) == (8, 3, 2, 3)
@@ -60,7 +62,7 @@ def test_lineage_of_an_iteration_is_its_committed_draws(location: Location) -> N
 def test_lineage_of_a_trajectory_is_every_update_that_used_it(location: Location) -> None:
     store = trained(location)
     ((id, uses),) = sql(store, "select trajectory, count(*) from draws group by 1 order by 2 desc, 1 limit 1")
-    answer = lineage.of_trajectory(store, str(id)[:9])
+    answer = lineage_of(store, str(id)[:9])
     names = ("iteration", "slot", "stream", "staleness", "drift_mean", "ess_share", "clip_fraction")
     plain = f"select {', '.join(names)} from draws where trajectory = ? order by 1, 2"
     assert [tuple(use[name] for name in names) for use in answer["uses"]] == sql(store, plain, id)
@@ -73,18 +75,18 @@ def test_lineage_of_a_trajectory_is_every_update_that_used_it(location: Location
 def test_lineage_survives_forgetting(location: Location) -> None:
     store = trained(location)
     ((id,),) = sql(store, "select trajectory from draws where stream = 'replay' order by 1 limit 1")
-    before = lineage.of_trajectory(store, str(id))
+    before = lineage_of(store, str(id))
     store.close()
     ask("forget", str(location), "--where", f"id = '{id}'", "--yes")
     store = ReplayStore.open(location, read_only=True)
-    after = lineage.of_trajectory(store, str(id))
+    after = lineage_of(store, str(id))
     store.close()
     assert (after.pop("state"), after.pop("state_reason")) == ("evicted", "forgotten")
     assert {name: before[name] for name in after} == after
 
 
 def test_lineage_of_weights_is_all_they_have_learned_from(location: Location) -> None:
-    answer = lineage.up_to(trained(location), RUN, 2)
+    answer = lineage_up_to(trained(location), RUN, 2)
     assert ([row["iteration"] for row in answer["iterations"]], answer["fresh"], answer["replay"]) == ([1, 2], 16, 3)
     # What was drawn in iteration 2 had been fresh in iteration 1.
     assert (answer["different"], len(answer["trajectories"])) == (16, 19)

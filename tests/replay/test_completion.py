@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from replay.completion import with_completions
-from replay.databases import Location
-from replay.request import Limits, Pick
-from replay.sampling import make_sampler
+from replay.mixing.mixer import with_completions
+from replay.mixing.request import Limits, Pick
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
 from tests.replay.fakes import Born, new_store, request
 
 

@@ -17,15 +17,14 @@ from hypothesis import strategies as st
 
 from context.messages import Message
 from context.tokens import Segment
-from replay import CorruptTrajectory, ReplayError, ReplayStore, stats
-from replay.blobs import content_hash
-from replay.databases import Location
+from replay import CorruptTrajectory, ReplayError, ReplayStore, queries
+from replay.mixing.request import Limits
 from replay.records import Trajectory
-from replay.request import Limits
-from replay.retention import Capacity
-from replay.rows import CHECKED_COLUMNS, record_checksum
-from replay.sampling import make_sampler
-from replay.verify import verify
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format.encoding import content_hash
+from replay.storage.format.rows import CHECKED_COLUMNS, record_checksum
+from replay.storage.retention import Capacity
 from tests.replay.asking import listed
 from tests.replay.fakes import RUN, Born, group, new_store, request, sql, task, tokens, trajectory
 
@@ -61,7 +60,7 @@ def check_flipped(location: Location, count: int) -> None:
         # What zstd's frames may hold that nobody reads: unused bits of their descriptor.
         assert len(harmless) <= count / 20
         assert all(found.values())
-        counts = stats.summary(store)["states"]
+        counts = queries.summary(store)["states"]
         assert counts["quarantined"]["trajectories"] == len(found)
         assert store.evict(RUN, 2, policy_version=1, capacity=Capacity())["buffer/quarantined"] == len(found)
 
@@ -146,7 +145,7 @@ def look_at(stored: Stored, file: bytes, log: bytes | None, folder: Path) -> Ite
         with suppress(ReplayError), closing(ReplayStore.create(path)) as store:
             if way == "draw":
                 yield from (row.trajectory for row in store.draw(request(2, 40), make_sampler("uniform", 0)))
-                verify(store)
+                store.verify()
             for id in stored.rows if way == "read" else ():
                 with suppress(ReplayError):
                     yield from store.read([id])
@@ -218,7 +217,7 @@ def flipped_in(file: bytes, path: Path, *, table: bool) -> None:
 Act = Callable[[ReplayStore], object]
 ACTS: dict[str, Act] = {
     "draw": lambda store: store.draw(request(2, 4), make_sampler("uniform", 0)),
-    "verify": lambda store: store.quarantine(verify(store).corrupt),
+    "verify": lambda store: store.quarantine(store.verify().corrupt),
     "evict": lambda store: store.evict(RUN, 2, policy_version=1, capacity=Capacity(rows=1)),
     "resume": lambda store: store.resume(RUN, 0),
 }
@@ -231,7 +230,7 @@ def test_bit_of_a_row_in_the_file_damages_this_row_alone(odd: bytes, tmp_path: P
     flipped_in(odd, path, table=True)
     with closing(ReplayStore.open(path)) as store:
         ACTS[act](store)
-        found = verify(store)
+        found = store.verify()
         assert not found.damage
         states = dict(sql(store, "select id, state from trajectories"))
         if act in ("draw", "verify"):
@@ -245,10 +244,10 @@ def test_bit_of_an_index_damages_no_row_and_is_found(odd: bytes, tmp_path: Path,
     path = tmp_path / "replay.sqlite"
     flipped_in(odd, path, table=False)
     with closing(ReplayStore.open(path)) as store:
-        (damage,) = verify(store).damage
+        (damage,) = store.verify().damage
         assert "trajectories_by_run" in damage
         ACTS[act](store)
-        assert not verify(store).corrupt
+        assert not store.verify().corrupt
         if act == "draw":
             assert len(sql(store, "select 1 from draws where state = 'reserved'")) == 4
 
@@ -287,7 +286,7 @@ def test_values_no_writer_would_store_quarantine_their_row_alone(
         store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
         key = "id" if table == "trajectories" else "trajectory"
         sql(store, f"update {table} set {column} = ? where {key} = 'a'", value)
-        assert list(verify(store).corrupt) == ["a"]
+        assert list(store.verify().corrupt) == ["a"]
         assert next(row["id"] for row in listed(store, where="id = 'b' and text contains 'drawer'")) == "b"
         with pytest.raises(CorruptTrajectory, match="^trajectory a "):
             store.read(["b", "a"])

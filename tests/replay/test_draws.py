@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from replay import Drawn, InvalidRecord, Limits, Pick, ReplayStore
-from replay.databases import Location
 from replay.records import FRESH, DrawRecord
-from replay.sampling import make_sampler
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
 from tests.replay.fakes import (
     RUN,
     Born,

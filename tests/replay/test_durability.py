@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replay.databases import Location
+from replay.storage.databases import Location
 from tests.replay.fakes import sql
 from tests.replay.writers import Writer, begin, check_acknowledged, check_whole, kill_writers, stored_ids
 

@@ -20,13 +20,14 @@ from context.authors import ENV, LLM, TEMPLATE, USER
 from context.messages import Message, ToolCall
 from context.tokens import Segment, TokenSequence
 from replay import ReplayStore
-from replay.conversation import plain_text
-from replay.databases import Location
+from replay.errors import DamagedCell
 from replay.exchange import ExchangeError, export_file, import_file, jsonl, parquet
-from replay.exchange.plain import Bundle
+from replay.exchange.row_format import Bundle
+from replay.queries.filters import condition
 from replay.records import TrajectoryRecord
-from replay.sampling import make_sampler
-from replay.where import condition
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format.messages import plain_text
 from tests.replay.fakes import (
     AUTHORS,
     MESSAGES,
@@ -324,3 +325,12 @@ def test_parquet_says_what_it_needs(store: ReplayStore, tmp_path: Path, monkeypa
     with pytest.raises(ExchangeError, match=r"pip install 'agentloop\[parquet\]'"):
         export_file(store, tmp_path / "rows.parquet")
     assert list(tmp_path.glob("*rows*")) == []
+
+
+@pytest.mark.parametrize("name", ["id", "state"])
+def test_export_of_a_cell_that_nobody_wrote_is_refused_by_column(tmp_path: Path, name: str) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    Born(1).append_to(store)
+    sql(store, f"update trajectories set {name} = x'ff' where slot = 0")
+    with pytest.raises(DamagedCell, match=f"^trajectories.{name} must hold "):
+        export_file(store, tmp_path / "out.jsonl")

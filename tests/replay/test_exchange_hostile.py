@@ -25,7 +25,7 @@ import zstandard
 
 from replay import ReplayStore
 from replay.exchange import ExchangeError, export_file, files, import_file, jsonl, parquet
-from replay.exchange.plain import BadRow
+from replay.exchange.row_format import BadRow
 from replay.exchange.strict_json import NotStrict, loads
 from tests.replay.fakes import group, new_store, sql, task, trajectory
 

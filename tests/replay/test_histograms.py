@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from replay import InvalidRecord, ReplayStore
-from replay.blobs import BlobError
-from replay.databases import Location
-from replay.histograms import (
+from replay.records import Histogram
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format.encoding import BlobError
+from replay.storage.format.histograms import (
     BINS,
     EDGES,
     Scale,
@@ -26,8 +28,6 @@ from replay.histograms import (
     quantile_bounds,
     scale_for,
 )
-from replay.records import Histogram
-from replay.sampling import make_sampler
 from tests.replay.fakes import RUN, iterate, iteration_record, new_store, sql
 
 MIDDLE = 47

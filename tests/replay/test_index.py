@@ -12,9 +12,9 @@ import pytest
 import sqlalchemy as sa
 
 from replay import DrawRequest, Limits, Pick, ReplayError, ReplayStore, make_sampler
-from replay.databases import Location
-from replay.index import EligibleIndex
-from replay.retention import Capacity
+from replay.sampling.index import EligibleIndex
+from replay.storage.databases import Location
+from replay.storage.retention import Capacity
 from tests.replay.asking import rows_read
 from tests.replay.fakes import RUN, Born, iterate, iteration_record, new_store, policy, run_record, sql
 

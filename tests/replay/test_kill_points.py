@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from replay import ReplayStore
-from replay.databases import Location
 from replay.records import FRESH, DrawRecord
-from replay.sampling import make_sampler
-from replay.schema import REVISION, metadata
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format.schema import REVISION, metadata
 from tests.replay.fakes import RUN, Born, iterate, iteration_record, new_store, request, sql, task
 from tests.replay.kill_points import Copies, copies, killed_at
 from tests.replay.locations import SQLITE, Databases

@@ -14,8 +14,8 @@ import pytest
 
 from context.authors import Author, AuthorTable
 from replay import Drawn, DrawRequest, InvalidRecord, Limits, Pick, ReplayError, ReplayStore, make_sampler
-from replay.databases import Location
-from replay.reservations import LEASE_DRAWS
+from replay.storage.counters import LEASE_DRAWS
+from replay.storage.databases import Location
 from tests.replay.fakes import (
     AUTHORS,
     RUN,

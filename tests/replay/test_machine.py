@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 from context.messages import Message
 from replay import DatabaseRefused, ReplayError, ReplayStore
 from replay.cli import app
-from replay.databases import network
-from replay.sampling import make_sampler
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import network
 from tests.replay.fakes import group, iterate, new_store, sql, task, trajectory
 
 Answer = TypeVar("Answer")

@@ -17,9 +17,9 @@ import pytest
 import sqlalchemy as sa
 
 from replay import DatabaseRefused, ReplayError, ReplayStore
-from replay.databases import Location
-from replay.databases.backup import backup_path
-from replay.schema import REVISION
+from replay.storage.databases import Location
+from replay.storage.databases.backup import backup_path
+from replay.storage.format.schema import REVISION
 from tests.replay.fakes import run_record, sql
 from tests.replay.locations import SQLITE, Databases
 from tests.replay.old_databases import fill_old

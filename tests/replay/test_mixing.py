@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.controller import EssRule
 from replay.declared import completed, mix_rule
-from replay.mixing import BatchPlan, Mixer, MixRule, ReplayStarved, StartRule
-from replay.request import Availability, Pick
-from replay.schedules import Schedule, progress_at
+from replay.mixing.mixer import BatchPlan, Mixer, MixRule, ReplayStarved, StartRule
+from replay.mixing.request import Availability, Pick
+from replay.mixing.rule import EssRule
+from replay.mixing.schedule import Schedule, progress_at
 
 GROUP = 4
 BATCH = 24

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from replay import DatabaseRefused, InvalidRecord, ReplayError, ReplayStore, stats
-from replay.databases import open_database
-from replay.schema import REVISION, metadata
+from replay import DatabaseRefused, InvalidRecord, ReplayError, ReplayStore, queries
+from replay.storage.databases import open_database
+from replay.storage.format.schema import REVISION, metadata
 from tests.replay.asking import listed
 from tests.replay.fakes import Born, group, new_store, sql, task, trajectory
 from tests.replay.old_databases import REVISIONS, fill_old
@@ -122,7 +122,10 @@ def test_order_does_not_depend_on_the_collation_of_the_server(postgres: Postgres
 
 @pytest.mark.every_server
 def test_migrations_give_exactly_the_declared_tables(new_database: NewDatabase) -> None:
-    engine = sa.create_engine(new_database())
+    migrated = new_database(empty=True)
+    fill_old(migrated, REVISIONS[0])
+    ReplayStore.create(migrated).close()
+    engine = sa.create_engine(migrated)
     inspector = sa.inspect(engine)
     plain = sa.create_engine(new_database(empty=True))
     metadata.create_all(plain)
@@ -148,18 +151,12 @@ def test_eight_that_create_at_once_migrate_once(new_database: NewDatabase) -> No
     assert sql(url, "select name, value from buffer_state order by 1") == [("changed", 1), ("draws", 0)]
 
 
-def test_migration_that_fails_leaves_an_empty_database(
-    new_database: NewDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_creation_that_fails_leaves_an_empty_database(
+    new_database: NewDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = new_database(empty=True)
-    (tmp_path / "versions").mkdir()
-    (tmp_path / "env.py").write_text((Path(__file__).parents[2] / "replay/migrations/env.py").read_text())
-    (tmp_path / "versions" / "0001_first.py").write_text(
-        "import sqlalchemy as sa\nfrom alembic import op\nrevision, down_revision = '0001', None\n"
-        "def upgrade():\n    op.create_table('runs', sa.Column('id', sa.Text))\n    raise RuntimeError('killed')\n"
-    )
-    monkeypatch.setattr("replay.databases.revision._MIGRATIONS", tmp_path)
-    with pytest.raises(RuntimeError, match="killed"):
+    monkeypatch.setattr("replay.storage.databases.migrate.REVISION", None)
+    with pytest.raises(sa.exc.IntegrityError, match="not-null"):
         ReplayStore.create(url)
     assert everything(url) == {}
     monkeypatch.undo()
@@ -171,7 +168,7 @@ def test_password_is_in_no_text(new_database: NewDatabase) -> None:
     secret = [url.set(password="hunter2"), url.update_query_dict({"password": "hunter2"})]
     for given in (one.render_as_string(hide_password=False) for one in secret):
         with closing(new_store(given)) as store:
-            assert "hunter2" not in store.url + repr(stats.summary(store))
+            assert "hunter2" not in store.url + repr(queries.summary(store))
             with pytest.raises(ReplayError) as unknown:
                 store.run("another")
             assert "hunter2" not in str(unknown.value)
@@ -190,7 +187,7 @@ def test_reader_without_the_right_to_write_may_look(postgres: Postgres, new_data
         sql(url, "grant select on all tables in schema public to looks")
         looks = sa.make_url(url).set(username="looks").render_as_string()
         with closing(ReplayStore.open(looks, read_only=True)) as reader:
-            assert stats.summary(reader)["trajectories"] == 4
+            assert queries.summary(reader)["trajectories"] == 4
         with closing(ReplayStore.open(looks)) as writer, pytest.raises(ReplayError, match="got 'permission denied for"):
             writer.append([task()], [], [])
     finally:
@@ -204,7 +201,7 @@ def test_id_that_fits_no_index_is_refused_and_nothing_is_stored(new_database: Ne
     with closing(new_store(new_database())) as store:
         with pytest.raises(InvalidRecord, match="^ids must fit PostgreSQL's indexes, got one that does not"):
             store.append([task(), task(long)], [group()], [trajectory("a")])
-        assert stats.summary(store)["tasks"] == 0
+        assert queries.summary(store)["tasks"] == 0
         # One that compresses well does fit.
         store.append([task("x" * 10_000)], [], [])
 

@@ -15,14 +15,14 @@ import pytest
 
 from context.authors import LLM, TEMPLATE, USER
 from context.tokens import Segment
-from replay import ReplayError, ReplayStore, stats
-from replay.databases import Location
+from replay import ReplayError, ReplayStore, queries
 from replay.declared import completed
+from replay.mixing.request import DrawRequest, Limits, Pick
+from replay.queries.preview.expected_ess import Kind, Past, expected_ess, fitted_weights, past_weights, scored_weights
+from replay.queries.preview.settings import choose
 from replay.records import REPLAY, DrawRecord, Trajectory
-from replay.request import DrawRequest, Limits, Pick
-from replay.sampling import make_sampler
-from replay.stats.ess import Kind, Past, expected_ess, fitted_weights, past_weights, scored_weights
-from replay.stats.settings import choose
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
 from tests.replay.asking import ask
 from tests.replay.fakes import (
     RUN,
@@ -64,7 +64,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
 
 
 def before(store: ReplayStore, **given: str) -> dict[str, Any]:
-    return stats.preview(store, RUN, given)
+    return queries.preview(store, RUN, given)
 
 
 def configure(location: Location, config: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ def test_example_batch_is_what_the_next_draw_takes(location: Location, unit: str
     configure(location, {"batch": {"group_size": 4}})
     given = {"fraction": str(rows / 128), "successful_only": "false", "sampler": "uniform", "unit": unit}
     with closing(ReplayStore.open(location, read_only=True)) as reader:
-        answer = stats.preview(reader, RUN, given)
+        answer = queries.preview(reader, RUN, given)
     picks = tuple(Pick(**pick) for pick in answer["plan"]["picks"])
     with closing(ReplayStore.open(location)) as store:
         sampler = make_sampler("uniform", 0)
@@ -113,7 +113,7 @@ def test_rows_in_memory_are_those_of_the_run_that_was_asked_for_last(tmp_path: P
     store.add_run(run_record("run-2"))
     first = before(store, **THREE)
     assert store.has_read(RUN)
-    stats.preview(store, "run-2", THREE)
+    queries.preview(store, "run-2", THREE)
     assert (store.has_read(RUN), store.has_read("run-2")) == (False, True)
     assert before(store, **THREE) == first
     store.close()
@@ -303,7 +303,7 @@ def test_scores_of_the_newest_policy_give_the_weight_itself(location: Location) 
     sql(store, "update token_scores set log_probs = ? where trajectory = ?", bytes(12), ids[1])
     with store.reading() as connection:
         assert set(scored_weights(connection, ids, run=RUN, version=1)) == {ids[0]}
-    answer = stats.preview(store, RUN, {"fraction": str(2 / 128), "successful_only": "false", "sampler": "uniform"})
+    answer = queries.preview(store, RUN, {"fraction": str(2 / 128), "successful_only": "false", "sampler": "uniform"})
     store.close()
     assert answer["ess"]["scored"] == 0  # of iteration 1, which is still to come: nothing may be drawn
 
@@ -358,7 +358,7 @@ def test_expected_ess_is_near_what_a_recorded_run_then_had(tmp_path: Path) -> No
         inside += found.low <= logged[iteration] <= found.high
     assert np.mean(errors) < 0.04 and max(errors) < 0.1
     assert inside >= 14  # of 18; nine tenths would be 16
-    answer = stats.preview(store, RUN, {"fraction": "0.125", "successful_only": "false", "sampler": "uniform"})
+    answer = queries.preview(store, RUN, {"fraction": "0.125", "successful_only": "false", "sampler": "uniform"})
     assert answer["ess_logged"] == {"iteration": 24, "value": logged[24]}
     assert answer["ess"]["value"] == pytest.approx(logged[24], abs=0.1)
     store.close()

@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from replay import ReplayError, ReplayStore, lineage, schema, stats
-from replay.databases import Location
+from replay import ReplayError, ReplayStore, queries
 from replay.errors import ContentGone
 from replay.exchange import export_file
+from replay.queries.iteration import lineage_up_to
+from replay.queries.preview.expected_ess import past_weights
+from replay.queries.trajectory import lineage_of
 from replay.records import TaskRecord
-from replay.retention import Capacity
-from replay.sampling import make_sampler
-from replay.stats.ess import past_weights
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format import schema
+from replay.storage.retention import Capacity
 from replay.store import Admission
-from replay.verify import verify
 from tests.replay.asking import ask
 from tests.replay.fakes import RUN, Born, group, iterate, new_store, request, sql, task, trajectory
 from tests.replay.locations import Databases
@@ -130,9 +132,9 @@ def test_lineage_tells_of_a_reclaimed_row_what_it_told_before(location: Location
         "select trajectory from draws where stream = 'replay' and iteration = 2 and trajectory in "
         "(select id from trajectories where iteration = 1) order by 1 limit 1",
     )
-    before = lineage.of_trajectory(store, str(id)), stats.iteration(store, RUN, 2), lineage.up_to(store, RUN, 3)
+    before = lineage_of(store, str(id)), queries.iteration(store, RUN, 2), lineage_up_to(store, RUN, 3)
     reclaim(store, 3, age=1)
-    after = lineage.of_trajectory(store, str(id)[:9]), stats.iteration(store, RUN, 2), lineage.up_to(store, RUN, 3)
+    after = lineage_of(store, str(id)[:9]), queries.iteration(store, RUN, 2), lineage_up_to(store, RUN, 3)
     why = {"state": "evicted", "state_reason": "capacity.age at iteration 3, was eligible"}
     assert after[0] == {**before[0], **why}
     for earlier, later in zip(before[1:], after[1:], strict=True):
@@ -160,19 +162,19 @@ def test_questions_about_a_reclaimed_row_are_answered(location: Location) -> Non
     ((id,),) = sql(store, "select id from trajectories where iteration = 1 and slot = 5")
     reclaim(store, 3, age=1)
     reason = "capacity.age at iteration 3, was eligible"
-    found = stats.overview(store, str(id))
+    found = queries.overview(store, str(id))
     assert (found["problem"], found["record"]) == ({"kind": "reclaimed", "reason": reason}, None)
     assert [found["reclaimed"][name] for name in ("run", "iteration", "slot", "member")] == [RUN, 1, 5, 1]
-    shown = stats.trajectory(store, str(id))
+    shown = queries.trajectory(store, str(id))
     assert (shown["state"], shown["state_reason"], shown["task"]["hash"]) == ("evicted", reason, "task-1")
     assert shown["uses"] == found["uses"] != []
     with pytest.raises(ContentGone, match=r"got an evicted one \(capacity.age at iteration 3, was eligible\)"):
         store.read([str(id)])
     with pytest.raises(ContentGone):
-        stats.tokens(store, str(id))
-    summary = stats.summary(store)
+        queries.tokens(store, str(id))
+    summary = queries.summary(store)
     assert (summary["trajectories"], summary["reclaimed"], summary["groups"]) == (16, 8, 6)
-    about = stats.task(store, "task-1")
+    about = queries.task(store, "task-1")
     # Groups of 4 with rates 0.5 and 0.25 in each of three iterations.
     assert (about["attempts"], about["successes"], about["groups_in_all"], about["eligible"]) == (24, 9, 6, 16)
     assert [group["eligible"] for group in about["groups"]] == [4, 4, 4, 4, 0, 0]
@@ -187,12 +189,12 @@ def test_questions_about_a_reclaimed_row_are_answered(location: Location) -> Non
 def test_verify_and_export_know_reclaimed_rows(location: Location, tmp_path: Path) -> None:
     store = trained(location)
     reclaim(store, 3, age=1)
-    found = verify(store)
+    found = store.verify()
     assert (found.checked, found.dangling, found.corrupt, found.damage) == (16, {}, {}, [])
     assert export_file(store, tmp_path / "rows.jsonl").rows == 16
     sql(store, "delete from reclaimed where slot = 0")
     uses = counts(store, "draws where trajectory not in (select id from trajectories union select id from reclaimed)")
-    assert verify(store).dangling == {"draws.trajectory": uses[0]}
+    assert store.verify().dangling == {"draws.trajectory": uses[0]}
     assert uses[0] >= 1
 
 
@@ -204,7 +206,7 @@ def test_pruned_and_forgotten_rows_leave_the_same(location: Location) -> None:
     left = "select id, state_reason from reclaimed order by slot"
     assert sql(store, left) == [(ids[0], "pruned by where"), (ids[1], "forgotten")]
     assert counts(store, *TABLES) == [22, 22, 22, 0]
-    assert len(stats.overview(store, ids[1])["uses"]) >= 1
+    assert len(queries.overview(store, ids[1])["uses"]) >= 1
 
 
 def test_redacted_row_counts_as_kept_until_a_limit_evicts_it(location: Location) -> None:
@@ -275,6 +277,6 @@ def test_rows_evicted_under_an_earlier_schema_are_reclaimed(databases: Databases
     assert counts(store, "trajectories", "reclaimed") == [1, 4]
     assert sql(store, "select state_reason from reclaimed where id = ?", b) == [("evicted",)]
     assert sql(store, "select * from draws order by run, iteration, slot") == before
-    assert verify(store).dangling == {}
+    assert store.verify().dangling == {}
     assert store.read([a])[0].id == a
     store.close()

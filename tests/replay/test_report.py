@@ -13,10 +13,10 @@ from agentloop.config.file import to_plain
 from agentloop.report import report_run
 from context.authors import default_authors
 from replay.records import RunRecord
-from replay.report.chart import HEIGHT, WIDTH, Axis, Curve, bar_chart, line_chart, number
 from replay.report.page import ReportData, render_report
 from replay.report.panels import panel_groups
-from replay.report.shown import shown_series
+from replay.report.series import shown_series
+from replay.report.svg import HEIGHT, WIDTH, Axis, Curve, bar_chart, line_chart, number
 from replay.report.tiles import duration
 from replay.store import ReplayStore
 

@@ -11,12 +11,12 @@ import pytest
 from context.messages import Message
 from context.tokens import Segment
 from replay import ReplayError, ReplayStore
-from replay.conversation import plain_text
-from replay.databases import Location
 from replay.errors import ContentGone
-from replay.reservations import LEASE_DRAWS
-from replay.retention import Capacity
-from replay.sampling import make_sampler
+from replay.sampling.samplers import make_sampler
+from replay.storage.counters import LEASE_DRAWS
+from replay.storage.databases import Location
+from replay.storage.format.messages import plain_text
+from replay.storage.retention import Capacity
 from replay.store import Admission
 from tests.replay.fakes import (
     ENV,

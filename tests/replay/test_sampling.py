@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from replay import Rows, Sampler, Trajectory
-from replay.request import DrawRequest, Limits, Pick
-from replay.sampling import SAMPLERS, Moment, RankedSampler, make_sampler
-from replay.sum_tree import SumTree, draw_some
+from replay.mixing.request import DrawRequest, Limits, Pick
+from replay.sampling.samplers import SAMPLERS, Moment, RankedSampler, make_sampler
+from replay.sampling.sum_tree import SumTree, draw_some
 from tests.replay.fakes import RUN, Born, new_store, policy, run_record
 
 # Rows of a buffer made by hand: four of each of these groups of eight, by successes of the group.

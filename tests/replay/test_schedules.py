@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from replay.schedules import Schedule, progress_at
+from replay.mixing.schedule import Schedule, progress_at
 
 
 def course(schedule: Schedule, iterations: int) -> list[float]:

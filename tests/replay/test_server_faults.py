@@ -14,8 +14,9 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from replay import InvalidRecord, Limits, ReplayError, ReplayStore, make_sampler, schema
+from replay import InvalidRecord, Limits, ReplayError, ReplayStore, make_sampler
 from replay.errors import ConnectionLost
+from replay.storage.format import schema
 from tests.replay.fakes import RUN, Born, group, iterate, new_store, policy, sql, task, trajectory
 from tests.replay.postgres_servers import LocalServer, Postgres
 from tests.replay.server_faults import LosesReplies, end_connections, hurt_at, kill_backend
@@ -208,7 +209,7 @@ def test_reader_has_its_answer_when_its_server_goes_after_it(postgres: Postgres,
 def test_server_that_stays_away_is_an_error_within_bounds(
     own_server: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replay.databases.postgres._WAITS", (0.01, 0.02, 0.03))
+    monkeypatch.setattr("replay.storage.databases.postgres._WAITS", (0.01, 0.02, 0.03))
     url = own_server.url(own_server.new_database())
     with closing(new_store(url)) as store:
         own_server.crash()

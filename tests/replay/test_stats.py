@@ -12,12 +12,13 @@ import pytest
 
 from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
 from context.tokens import Segment
-from replay import CorruptTrajectory, ReplayError, ReplayStore, schema, stats
-from replay.databases import Location
-from replay.errors import ContentGone
+from replay import CorruptTrajectory, ReplayError, ReplayStore, queries
+from replay.errors import ContentGone, DamagedCell
+from replay.queries import Sort
 from replay.records import FRESH, DrawRecord
-from replay.sampling import make_sampler
-from replay.stats import Sort
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format import schema
 from tests.replay.asking import counted, listed
 from tests.replay.fakes import (
     RUN,
@@ -54,7 +55,7 @@ def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def test_summary_agrees_with_plain_sql(store: ReplayStore) -> None:
-    answer = stats.summary(store)
+    answer = queries.summary(store)
     plain = (
         "select count(*), sum(num_tokens), sum(num_action_tokens), sum(cast(success as integer)), avg(reward) "
         "from trajectories"
@@ -74,7 +75,7 @@ def test_summary_agrees_with_plain_sql(store: ReplayStore) -> None:
 
 
 def test_summary_by_hand(store: ReplayStore) -> None:
-    answer = stats.summary(store)
+    answer = queries.summary(store)
     # 5 x 8 rows of 6 tokens, 3 of them sampled; 2 + 1 successes of 8.
     assert (answer["trajectories"], answer["tokens"], answer["action_tokens"], answer["successes"]) == (
         40,
@@ -90,11 +91,22 @@ def test_summary_by_hand(store: ReplayStore) -> None:
     assert answer["draws"]["replay"] == 9
     assert answer["draws"]["reserved"] == 3
     assert answer["stop_reasons"] == {"final": 40}
-    assert stats.summary(store, "another run")["trajectories"] == 0
+    assert queries.summary(store, "another run")["trajectories"] == 0
+
+
+@pytest.mark.parametrize("number", [math.inf, 1e308])
+def test_mean_of_numbers_that_nobody_wrote_is_refused(location: Location, number: float) -> None:
+    """Infinity is no JSON, and the drift of an update that was taken is finite."""
+    store = new_store(location)
+    for iteration in (1, 2, 3):
+        iterate(store, iteration, make_sampler("uniform", 0), count=2)
+    sql(store, "update draws set drift_mean = ? where stream = 'replay'", number)
+    with pytest.raises(DamagedCell, match=r"^(draws.drift_mean|a column) must hold "):
+        queries.summary(store)
 
 
 def test_summary_of_an_empty_buffer_is_json_without_numbers_that_are_none(location: Location) -> None:
-    answer = stats.summary(new_store(location))
+    answer = queries.summary(new_store(location))
     json.dumps(answer, allow_nan=False)
     assert (answer["trajectories"], answer["tokens"], answer["reward_mean"], answer["states"]) == (
         0,
@@ -131,7 +143,7 @@ def test_listing_filters_and_limits(store: ReplayStore) -> None:
 
 def test_trajectory_tells_its_tokens_and_every_use(store: ReplayStore) -> None:
     most = listed(store, sort=Sort.uses)[0]
-    answer = stats.trajectory(store, most["id"])
+    answer = queries.trajectory(store, most["id"])
     json.dumps(answer, allow_nan=False)
     segment = answer["segments"][0]
     assert segment["token_ids"] == [5, 6, 7, 8, 9, 10]
@@ -161,8 +173,8 @@ def test_trajectory_tells_its_tokens_and_every_use(store: ReplayStore) -> None:
 def test_trajectory_is_found_by_the_beginning_of_its_id(location: Location) -> None:
     store = new_store(location)
     store.append([task()], [group()], [trajectory("abc1"), trajectory("abc2"), trajectory("%bc"), trajectory("abc2x")])
-    assert stats.find(store, "abc1") == "abc1"
-    assert stats.find(store, "%") == "%bc"
+    assert queries.find(store, "abc1") == "abc1"
+    assert queries.find(store, "%") == "%bc"
     for prefix, message in (
         ("zz", "got 'zz', which begins none"),
         ("abc", "got 'abc', which begins more than one: abc1, abc2, abc2x"),
@@ -174,13 +186,13 @@ def test_trajectory_is_found_by_the_beginning_of_its_id(location: Location) -> N
         ("\ud800", "begins none"),
     ):
         with pytest.raises(ReplayError, match=message):
-            stats.find(store, prefix)
+            queries.find(store, prefix)
 
 
 def test_whole_id_is_found_though_another_begins_with_it(location: Location) -> None:
     store = new_store(location)
     store.append([task()], [group()], [trajectory("abc"), trajectory("abcd")])
-    assert stats.find(store, "abc") == "abc"
+    assert queries.find(store, "abc") == "abc"
 
 
 def test_corrupt_trajectory_is_told_and_not_shown(location: Location) -> None:
@@ -188,18 +200,18 @@ def test_corrupt_trajectory_is_told_and_not_shown(location: Location) -> None:
     store.append([task()], [group()], [trajectory("a")])
     sql(store, "update segments set tokens = ?", bytes(40))
     with pytest.raises(CorruptTrajectory, match="trajectory a must read back as it was written"):
-        stats.trajectory(store, "a")
+        queries.trajectory(store, "a")
 
 
 def test_metrics_come_in_order(store: ReplayStore) -> None:
-    assert stats.metric_series(store, RUN) == {"actor/grad_norm": [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]}
+    assert queries.metric_series(store, RUN) == {"actor/grad_norm": [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]}
 
 
 def test_metrics_that_are_no_numbers_leave_a_gap(location: Location) -> None:
     store = new_store(location)
     for iteration, value in enumerate([1.0, float("nan"), float("inf"), 4.0]):
         store.add_metrics(RUN, iteration, {"loss": value})
-    assert stats.metric_series(store, RUN) == {"loss": [(0, 1.0), (3, 4.0)]}
+    assert queries.metric_series(store, RUN) == {"loss": [(0, 1.0), (3, 4.0)]}
 
 
 def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(location: Location) -> None:
@@ -212,19 +224,19 @@ def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(location
     # Cut short were episodes of iterations 2, 6 and 7, the last of which is the only one of its point so far.
     for iteration, share in ((2, 0.3), (6, 0.2), (7, 0.6)):
         store.add_metrics(RUN, iteration, {"rollout/stop/length": share})
-    assert stats.merged_series(store, RUN, 3) == {
+    assert queries.merged_series(store, RUN, 3) == {
         "loss": [(0, 8.0), (1, 1.5), (4, 5.0), (7, 9.0)],
         "ratio_max": [(1, 2.0), (4, 6.0), (7, 9.0)],
         "climax": [(1, pytest.approx(4 / 3)), (4, 0.0), (7, 0.0)],
         "eval/success": [(0, 0.25), (4, 0.5)],
         "rollout/stop/length": [(1, pytest.approx(0.1)), (4, pytest.approx(0.2 / 3)), (7, 0.6)],
     }
-    assert stats.merged_series(store, RUN, 1, names=["loss"]) == stats.metric_series(store, RUN, names=["loss"])
-    assert stats.metric_series(store, RUN, names=["loss"], within=range(6, 9)) == {"loss": [(6, 5.0), (7, 9.0)]}
+    assert queries.merged_series(store, RUN, 1, names=["loss"]) == queries.metric_series(store, RUN, names=["loss"])
+    assert queries.metric_series(store, RUN, names=["loss"], within=range(6, 9)) == {"loss": [(6, 5.0), (7, 9.0)]}
     # A point that stands half within is whole, and what is before training comes only where it is asked for.
-    loss = stats.merged_series(store, RUN, 3, names=["loss"], within=range(2, 5))
+    loss = queries.merged_series(store, RUN, 3, names=["loss"], within=range(2, 5))
     assert loss == {"loss": [(1, 1.5), (4, 5.0)]}
-    assert stats.merged_series(store, RUN, 3, names=["loss"], within=range(1)) == {"loss": [(0, 8.0)]}
+    assert queries.merged_series(store, RUN, 3, names=["loss"], within=range(1)) == {"loss": [(0, 8.0)]}
 
 
 @pytest.mark.parametrize(("last", "merged"), [((), 1), ((256,), 1), ((257,), 2), ((512, 3), 2), ((513,), 4)])
@@ -235,15 +247,15 @@ def test_so_many_iterations_make_a_point_that_curves_stay_short(
     store.add_run(run_record("run-2"))
     for run, iteration in zip((RUN, "run-2"), last, strict=False):
         store.add_metrics(run, iteration, {"loss": 1.0})
-    assert stats.merging(store, [RUN, "run-2"]) == merged
-    assert stats.merging(store, [RUN, "run-2"], range(100, 356)) == 1
-    assert stats.merging(store, [RUN, "run-2"], range(100)) == 1
+    assert queries.merging(store, [RUN, "run-2"]) == merged
+    assert queries.merging(store, [RUN, "run-2"], range(100, 356)) == 1
+    assert queries.merging(store, [RUN, "run-2"], range(100)) == 1
 
 
 def test_metrics_are_chosen_by_name_and_by_how_the_name_begins(location: Location) -> None:
     store = new_store(location)
     store.add_metrics(RUN, 1, {"loss": 1.0, "losses": 2.0, "ess/age_1": 3.0, "ess/age-1": 4.0, "stop/%": 5.0})
-    found = stats.metric_series(store, RUN, names=["loss", "nothing"], families=["ess/age_", "stop/"])
+    found = queries.metric_series(store, RUN, names=["loss", "nothing"], families=["ess/age_", "stop/"])
     assert found == {"loss": [(1, 1.0)], "ess/age_1": [(1, 3.0)], "stop/%": [(1, 5.0)]}
 
 
@@ -252,8 +264,8 @@ def test_questions_of_one_run_leave_others_out(location: Location) -> None:
     store.add_run(run_record("run-2"))
     Born(1).append_to(store)
     Born(1, run="run-2").append_to(store)
-    assert stats.summary(store)["trajectories"] == 8
-    assert stats.summary(store, "run-2")["trajectories"] == 4
+    assert queries.summary(store)["trajectories"] == 8
+    assert queries.summary(store, "run-2")["trajectories"] == 4
     assert {row["run"] for row in listed(store, "run-2")} == {"run-2"}
     # run-2 has no policy: how stale its rows are is unknown, not 0.
     assert {row["staleness"] for row in listed(store, "run-2")} == {None}
@@ -262,7 +274,7 @@ def test_questions_of_one_run_leave_others_out(location: Location) -> None:
 def test_stats_never_write(store: ReplayStore) -> None:
     tables = ("runs", "trajectories", "draws", "iterations", "metrics", "buffer_state")
     before = [sorted(sql(store, f"select * from {table}"), key=repr) for table in tables]
-    stats.summary(store)
+    queries.summary(store)
     listed(store)
     assert [sorted(sql(store, f"select * from {table}"), key=repr) for table in tables] == before
 
@@ -299,7 +311,7 @@ def split(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def test_overview_tells_why_segments_split_and_where_they_part(split: ReplayStore) -> None:
-    answer = stats.overview(split, "a", codec_of=in_bytes)
+    answer = queries.overview(split, "a", codec_of=in_bytes)
     json.dumps(answer, allow_nan=False)
     assert [(part["reason"], part["num_tokens"], part["turns"]) for part in answer["segments"]] == [
         ("clean", 7, [0, 1]),
@@ -317,42 +329,42 @@ def test_overview_tells_why_segments_split_and_where_they_part(split: ReplayStor
     assert answer["record"]["num_turns"] == 3
     assert [row["id"] for row in answer["members"]] == ["a", "b"]
     assert (answer["problem"], answer["scored"], answer["staleness"], answer["uses"]) == (None, None, 0, [])
-    assert stats.overview(split, "b")["scored"] == {"run": RUN, "policy_version": 4}
+    assert queries.overview(split, "b")["scored"] == {"run": RUN, "policy_version": 4}
 
 
 def test_tokens_know_the_turn_they_were_said_in(split: ReplayStore) -> None:
-    turns = [stats.tokens(split, "a", position)["turns"] for position in range(3)]
+    turns = [queries.tokens(split, "a", position)["turns"] for position in range(3)]
     assert turns == [[None, None, 0, 0, None, 1, 1], [None] * 4, [None, None, None, None, 2, 2]]
 
 
 def test_tokens_of_a_row_with_more_turns_than_replies_have_none(location: Location) -> None:
     store = new_store(location)
     store.append([task()], [group()], [trajectory("a", num_turns=3)])
-    assert stats.tokens(store, "a")["turns"] == [None] * 6
+    assert queries.tokens(store, "a")["turns"] == [None] * 6
 
 
 def test_tokens_of_a_range_are_those_of_the_whole(split: ReplayStore) -> None:
-    whole = stats.tokens(split, "a", 2, codec_of=in_bytes)
-    part = stats.tokens(split, "a", 2, first=2, count=3, codec_of=in_bytes)
+    whole = queries.tokens(split, "a", 2, codec_of=in_bytes)
+    part = queries.tokens(split, "a", 2, first=2, count=3, codec_of=in_bytes)
     assert (part["first"], part["total"]) == (2, 6)
     for name in ("token_ids", "texts", "loss_mask", "behavior_log_probs", "policy_versions", "advantages", "turns"):
         assert part[name] == whole[name][2:5]
     assert [part["author_names"][place] for place in part["authors"]] == ["history", "memory", "llm"]
     assert part["advantages"] == [None, None, 0.5]
     assert part["policy_versions"] == [None, None, 1]
-    assert stats.tokens(split, "a", 2, first=99)["token_ids"] == []
+    assert queries.tokens(split, "a", 2, first=99)["token_ids"] == []
     with pytest.raises(ReplayError, match="segment must be from 0 to 2, got 3"):
-        stats.tokens(split, "a", 3)
+        queries.tokens(split, "a", 3)
 
 
 def test_tokens_of_a_scored_row_have_current_log_probs_and_clamped_drift(split: ReplayStore) -> None:
-    answer = stats.tokens(split, "b")
+    answer = queries.tokens(split, "b")
     json.dumps(answer, allow_nan=False)
     # Behavior log-probs are -0.5, -1.0, -1.5: log drifts 0, -0.5 and 101.5, which is clamped to 20 nats.
     assert answer["current_log_probs"] == [None, None, -0.5, -1.5, None, 100.0]
     assert answer["drift"] == [None, None, 1.0, round(math.exp(-0.5), 6), None, round(math.exp(20.0), 6)]
     assert answer["scored_by"] == {"run": RUN, "policy_version": 4}
-    unscored = stats.tokens(split, "a")
+    unscored = queries.tokens(split, "a")
     assert (unscored["current_log_probs"], unscored["drift"], unscored["scored_by"]) == (None, None, None)
 
 
@@ -361,16 +373,17 @@ def test_character_of_several_tokens_stands_with_the_first_wherever_a_range_begi
     ids = list("aé€😀".encode() * 9)  # 1 + 2 + 3 + 4 tokens, nine times
     said = Segment(tokens(ids, [LLM] * len(ids)))
     store.append([task()], [group()], [trajectory("a", segments=(said,), num_turns=1)])
-    texts = stats.tokens(store, "a", codec_of=in_bytes)["texts"]
+    texts = queries.tokens(store, "a", codec_of=in_bytes)["texts"]
     assert texts == ["a", "é", None, "€", None, None, "😀", None, None, None] * 9
     for first in range(20, 40):
-        assert stats.tokens(store, "a", first=first, count=15, codec_of=in_bytes)["texts"] == texts[first : first + 15]
+        found = queries.tokens(store, "a", first=first, count=15, codec_of=in_bytes)
+        assert found["texts"] == texts[first : first + 15]
 
 
 def test_advantage_is_that_of_the_last_draw(store: ReplayStore) -> None:
     most = listed(store, sort=Sort.uses)[0]
-    last = stats.overview(store, most["id"])["uses"][-1]
-    answer = stats.tokens(store, most["id"])
+    last = queries.overview(store, most["id"])["uses"][-1]
+    answer = queries.tokens(store, most["id"])
     assert answer["advantage"] == {"value": 0.5, "run": RUN, "iteration": last["iteration"]}
     assert last["makes_policy_version"] == last["iteration"]
 
@@ -379,11 +392,11 @@ def test_overview_of_a_corrupt_row_tells_the_error_and_no_content(location: Loca
     store = new_store(location)
     store.append([task()], [group()], [trajectory("a")])
     sql(store, "update segments set tokens = ?", bytes(40))
-    answer = stats.overview(store, "a")
+    answer = queries.overview(store, "a")
     assert answer["problem"] == {"kind": "corrupt", "reason": "tokens with a wrong header"}
     assert (answer["record"], answer["segments"], answer["messages"]) == (None, [], [])
     with pytest.raises(CorruptTrajectory):
-        stats.tokens(store, "a")
+        queries.tokens(store, "a")
 
 
 def test_damaged_scores_are_told_and_not_shown(location: Location) -> None:
@@ -391,10 +404,10 @@ def test_damaged_scores_are_told_and_not_shown(location: Location) -> None:
     store.append([task()], [group()], [trajectory("a")])
     store.add_scores(RUN, 1, {("a", 0): np.zeros(6, np.float32)})
     sql(store, "update token_scores set log_probs = ?", bytes(40))
-    answer = stats.tokens(store, "a")
+    answer = queries.tokens(store, "a")
     assert (answer["score_problem"], answer["drift"]) == ("log_probs with a wrong header", None)
     assert answer["behavior_log_probs"] == [None, None, -0.5, -1.0, None, -1.5]
-    (segment,) = stats.trajectory(store, "a")["segments"]
+    (segment,) = queries.trajectory(store, "a")["segments"]
     assert (segment["score_problem"], segment["current_log_probs"]) == ("log_probs with a wrong header", None)
 
 
@@ -402,11 +415,11 @@ def test_overview_of_a_forgotten_row_keeps_its_numbers(location: Location) -> No
     store = new_store(location)
     store.append([task()], [group()], [trajectory("a")])
     store.forget(schema.trajectories.c.id == "a")
-    answer = stats.overview(store, "a")
+    answer = queries.overview(store, "a")
     assert answer["problem"] == {"kind": "reclaimed", "reason": "forgotten"}
     assert (answer["reclaimed"]["reward"], answer["segments"], answer["messages"]) == (1.0, [], [])
     with pytest.raises(ContentGone):
-        stats.tokens(store, "a")
+        queries.tokens(store, "a")
 
 
 def test_questions_about_a_trajectory_take_as_many_statements_whatever_its_size(location: Location) -> None:
@@ -419,8 +432,8 @@ def test_questions_about_a_trajectory_take_as_many_statements_whatever_its_size(
     counts = []
     for id in ("few", "many"):
         with counted() as statements:
-            stats.overview(store, id)
-            stats.tokens(store, id)
+            queries.overview(store, id)
+            queries.tokens(store, id)
         counts.append(len(statements))
     assert counts[0] == counts[1] <= 20
 
@@ -432,7 +445,7 @@ def test_runs_are_read_with_one_tokenizer_where_both_name_the_same(location: Loc
         store.add_policy(policy(0, run=run, tokenizer=tokenizer))
     store.add_run(run_record("untold"))
     others = (RUN, "run-2", "run-3", "untold", "none")
-    assert [stats.same_tokenizer(store, RUN, other) for other in others] == [True, True, False, False, False]
+    assert [queries.same_tokenizer(store, RUN, other) for other in others] == [True, True, False, False, False]
 
 
 def test_runs_tell_how_far_each_came(location: Location) -> None:
@@ -441,9 +454,9 @@ def test_runs_tell_how_far_each_came(location: Location) -> None:
     Born(1).append_to(store)
     for iteration, success in ((0, 0.25), (4, 0.5), (8, float("nan"))):
         store.add_metrics(RUN, iteration, {"eval/success": success, "rollout/success": 1.0})
-    found = {row["id"]: row for row in stats.runs(store)}
+    found = {row["id"]: row for row in queries.runs(store)}
     assert list(found) == ["run-2", RUN]  # by name
-    assert list(stats.run_names(store).items()) == [(id, row["name"]) for id, row in found.items()]
+    assert list(queries.run_names(store).items()) == [(id, row["name"]) for id, row in found.items()]
     assert (found[RUN]["success"], found[RUN]["trajectories"], found[RUN]["iterations"]) == (0.5, 4, 0)
     assert (found["run-2"]["success"], found["run-2"]["trajectories"]) == (None, 0)
 
@@ -451,7 +464,7 @@ def test_runs_tell_how_far_each_came(location: Location) -> None:
 def test_progress_of_a_run_without_a_folder_is_told_by_its_newest_policy(location: Location) -> None:
     store = new_store(location)
     run = replace(run_record(), config={"run": {"iterations": 4}})
-    assert stats.progress(store, run) | {"seconds_since": 0} == {
+    assert queries.progress(store, run) | {"seconds_since": 0} == {
         "state": "live",
         "iteration": 0,
         "iterations": 4,
@@ -460,6 +473,6 @@ def test_progress_of_a_run_without_a_folder_is_told_by_its_newest_policy(locatio
         "seconds_since": 0,
     }
     store.add_metrics(RUN, 4, {"time/iteration": 2.0, "loss": 1.0})
-    found = stats.progress(store, run)
+    found = queries.progress(store, run)
     assert (found["state"], found["iteration"], found["mark"]) == ("finished", 4, "4.2")
-    assert stats.progress(store, run_record("run-2"))["state"] == "imported"
+    assert queries.progress(store, run_record("run-2"))["state"] == "imported"

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replay import ReplayError, ReplayStore, stats
-from replay.databases import Location
-from replay.histograms import EDGES, count
+from replay import ReplayError, ReplayStore, queries
 from replay.records import EVICTED, FRESH, ORPHANED, REPLAY, DrawRecord, Histogram
-from replay.sampling import make_sampler
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format.histograms import EDGES, count
 from tests.replay.asking import ask, counted
 from tests.replay.fakes import RUN, Born, iterate, iteration_record, new_store, set_state, sql, task
 
@@ -36,7 +36,7 @@ def trained(location: Location, *, drawn: int = 3) -> ReplayStore:
 
 def test_iteration_has_its_neighbours_the_policy_it_made_and_its_metrics(location: Location) -> None:
     store = trained(location)
-    first, second, third = (stats.iteration(store, RUN, number) for number in (1, 2, 3))
+    first, second, third = (queries.iteration(store, RUN, number) for number in (1, 2, 3))
     assert [(a["previous"], a["next"], a["last"]) for a in (first, second, third)] == [
         (None, 2, 3),
         (1, 3, 3),
@@ -46,12 +46,12 @@ def test_iteration_has_its_neighbours_the_policy_it_made_and_its_metrics(locatio
     assert second["metrics"] == {"actor/grad_norm": 1.0}
     assert second["fraction"] == 0.2
     with pytest.raises(ReplayError, match="from 1 to 3, got 4"):
-        stats.iteration(store, RUN, 4)
+        queries.iteration(store, RUN, 4)
 
 
 def test_iteration_has_the_groups_of_its_rows_and_marks_those_that_teach_nothing(location: Location) -> None:
     store = trained(location)
-    answer = stats.iteration(store, RUN, 3)
+    answer = queries.iteration(store, RUN, 3)
     by_slot = {row["slot"]: row for row in answer["trajectories"]}
     assert sorted(slot for group in answer["groups"] for slot in group["slots"]) == sorted(by_slot)
     for group in answer["groups"]:
@@ -61,15 +61,15 @@ def test_iteration_has_the_groups_of_its_rows_and_marks_those_that_teach_nothing
     born = dict(sql(store, "select id, advantage from trajectories"))
     assert all(row["born_advantage"] == born[row["trajectory"]] for row in answer["trajectories"])
     sql(store, "update groups set reward_std = 0.0 where id = ?", answer["groups"][0]["id"])
-    again = stats.iteration(store, RUN, 3)["groups"]
+    again = queries.iteration(store, RUN, 3)["groups"]
     assert [(group["degenerate"], group["teaches"]) for group in again][:2] == [(True, True), (False, True)]
     sql(store, "update draws set advantage = 0.0 where iteration = 3 and slot < 4")
-    assert [group["teaches"] for group in stats.iteration(store, RUN, 3)["groups"]][:2] == [False, True]
+    assert [group["teaches"] for group in queries.iteration(store, RUN, 3)["groups"]][:2] == [False, True]
 
 
 def test_iteration_has_its_histograms_from_fresh_to_old_with_quantiles(location: Location) -> None:
     store = trained(location)
-    answer = stats.iteration(store, RUN, 2)
+    answer = queries.iteration(store, RUN, 2)
     assert answer["edges"] == list(EDGES)
     found = [(h["quantity"], h["stream"], h["age"], h["tokens"]) for h in answer["histograms"]]
     assert found == [
@@ -89,20 +89,20 @@ def test_damaged_and_missing_histograms_are_told_and_the_rest_is_answered(locati
     store = trained(location)
     sql(store, "update histograms set counts = ? where iteration = 2 and age = '2-3'", b"AL nothing")
     sql(store, "delete from histograms where iteration = 1")
-    answer = stats.iteration(store, RUN, 2)
+    answer = queries.iteration(store, RUN, 2)
     assert len(answer["histograms"]) == 3
     assert answer["damaged_histograms"] == ["ratio of replay rows of age 2-3: counts with a wrong header"]
-    first = stats.iteration(store, RUN, 1)
+    first = queries.iteration(store, RUN, 1)
     assert (first["histograms"], first["damaged_histograms"], len(first["trajectories"])) == ([], [], 8)
 
 
 def test_an_iteration_outlives_the_content_of_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     with closing(trained(path)) as store:
-        before = stats.iteration(store, RUN, 2)
+        before = queries.iteration(store, RUN, 2)
     assert ask("forget", str(path), "--where", "iteration < 3", "--yes").exit_code == 0
     with closing(ReplayStore.open(path, read_only=True)) as store:
-        after = stats.iteration(store, RUN, 2)
+        after = queries.iteration(store, RUN, 2)
     assert {row["state"] for row in after["trajectories"]} == {EVICTED}
     for row in (*before["trajectories"], *after["trajectories"]):
         del row["state"], row["state_reason"]
@@ -128,7 +128,7 @@ def tried(location: Location) -> ReplayStore:
 
 def test_task_has_its_attempts_by_group_by_policy_and_by_difficulty(location: Location) -> None:
     store = tried(location)
-    answer = stats.task(store, "task")
+    answer = queries.task(store, "task")
     assert (answer["hash"], answer["environment"], answer["payload"]["hops"]) == ("task-1", "lookup_chain", 2)
     assert (answer["attempts"], answer["successes"], answer["reward_mean"]) == (12, 7, pytest.approx(7 / 12))
     assert (answer["eligible"], answer["first_iteration"], answer["last_iteration"], answer["runs"]) == (9, 1, 3, 1)
@@ -157,16 +157,16 @@ def test_task_counts_what_updates_drew_of_it_and_not_what_a_resume_undid(locatio
     rows = [DrawRecord(RUN, 2, slot, str(id), REPLAY, probability=None, staleness=1) for slot in (0, 1)]
     store.reserve_fresh(rows)
     store.commit(iteration_record(2, replay=2), rows, sampler_state={})
-    answer = stats.task(store, "task-1", RUN)
+    answer = queries.task(store, "task-1", RUN)
     assert answer["replayed"] == 2
     assert [group["replayed"] for group in answer["groups"]] == [0, 0, 2]
     assert {row["id"]: row["uses"] for row in answer["trajectories"]}[id] == 2
     for (other,) in sql(store, "select id from trajectories where iteration = 3"):
         set_state(store, other, ORPHANED)
-    after = stats.task(store, "task-1", RUN)
+    after = queries.task(store, "task-1", RUN)
     assert (after["attempts"], after["orphaned"], after["last_iteration"]) == (8, 4, 2)
     assert len(after["trajectories"]) == 12
-    assert stats.task(store, "task-1", "other")["attempts"] == 0
+    assert queries.task(store, "task-1", "other")["attempts"] == 0
 
 
 def test_task_lists_its_trajectories_page_by_page(location: Location) -> None:
@@ -174,21 +174,21 @@ def test_task_lists_its_trajectories_page_by_page(location: Location) -> None:
     seen: list[tuple[int, int]] = []
     after = None
     for size in (5, 5, 2):
-        page = stats.task(store, "task-1", after=after, limit=5)
+        page = queries.task(store, "task-1", after=after, limit=5)
         after = page["next"]
         assert len(page["trajectories"]) == size
         seen += [(-row["iteration"], row["slot"]) for row in page["trajectories"]]
     assert after is None
     assert seen == sorted(seen) and len(set(seen)) == 12
     with pytest.raises(ReplayError, match="after must be the id of one of the task's trajectories, got 'nobody'"):
-        stats.task(store, "task-1", after="nobody")
+        queries.task(store, "task-1", after="nobody")
 
 
 def test_policies_of_a_long_run_are_told_together(location: Location) -> None:
     store = new_store(location)
     born = [Born(iteration, size=2) for iteration in range(1, 101)]
     store.append([task()], [g for each in born for g in each.groups], [t for each in born for t in each.trajectories])
-    versions = stats.task(store, "task-1")["versions"]
+    versions = queries.task(store, "task-1")["versions"]
     # 100 versions in steps of 99 // 40 + 1 = 3.
     assert len(versions) == 34
     assert [(v["first"], v["last"], v["attempts"]) for v in versions][-2:] == [(96, 98, 6), (99, 99, 2)]
@@ -199,22 +199,22 @@ def test_tasks_of_no_or_several_hashes_are_refused(location: Location) -> None:
     store.append([task("task-2")], [], [])
     for prefix, which in (("nope", "none"), ("", "none"), ("task-", "more than one: task-1, task-2")):
         with pytest.raises(ReplayError, match=f"HASH must be the beginning of one task's hash in .* begins {which}"):
-            stats.task(store, prefix)
+            queries.task(store, prefix)
 
 
 def test_answers_take_as_many_queries_for_much_as_for_little(location: Location) -> None:
     store = trained(location, drawn=1)
     with counted() as few:
-        stats.iteration(store, RUN, 3)
-        stats.task(store, "task-1")
+        queries.iteration(store, RUN, 3)
+        queries.task(store, "task-1")
     other = new_store(location, "run-2")
     for iteration in (1, 2):
         Born(iteration, rates=(0.5,) * 40, run="run-2").append_to(other)
     for iteration in (4, 5):
         iterate(store, iteration, make_sampler("uniform", 0), count=8)
     with counted() as many:
-        stats.iteration(store, RUN, 5)
-        stats.task(store, "task-1")
+        queries.iteration(store, RUN, 5)
+        queries.task(store, "task-1")
     assert len(few) == len(many) <= 20
 
 
@@ -233,10 +233,10 @@ def test_questions_find_their_rows_by_indexes(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     store = trained(path)
     with counted() as sent:
-        stats.iteration(store, RUN, 2)
-        page = stats.task(store, "task-1", RUN)
-        stats.task(store, "task-1", RUN, after=page["trajectories"][0]["id"])
-        stats.task(store, "task-1")
+        queries.iteration(store, RUN, 2)
+        page = queries.task(store, "task-1", RUN)
+        queries.task(store, "task-1", RUN, after=page["trajectories"][0]["id"])
+        queries.task(store, "task-1")
     store.close()
     with closing(sqlite3.connect(path)) as database:
         for statement in filter(lambda each: each.startswith("SELECT"), sent):

@@ -14,11 +14,11 @@ import sqlalchemy as sa
 
 from context.messages import Message
 from context.tokens import Segment
-from replay import ReplayError, ReplayStore, Trajectory, stats
-from replay.databases import Location
+from replay import ReplayError, ReplayStore, Trajectory, queries
+from replay.queries import Patience, Question, Sort
 from replay.records import REPLAY, DrawRecord
-from replay.sampling import make_sampler
-from replay.stats import Patience, Question, Sort
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
 from tests.replay.asking import ask
 from tests.replay.fakes import (
     LLM,
@@ -104,15 +104,15 @@ def in_order(store: ReplayStore, question: Question) -> list[str]:
 COUNTED = {"turns": "turns", "tools": "tool_calls", "tokens": "tokens"}
 
 
-def ids(answer: stats.Answer) -> list[str]:
+def ids(answer: queries.Answer) -> list[str]:
     return [each["id"] for each in answer["rows"]]
 
 
 def pages(store: ReplayStore, question: Question, limit: int, **options: Any) -> list[list[str]]:
-    answer = stats.page(store, question, limit=limit, **options)
+    answer = queries.page(store, question, limit=limit, **options)
     found = [ids(answer)]
     while answer["after"]:
-        answer = stats.page(store, question, limit=limit, after=answer["after"], **options)
+        answer = queries.page(store, question, limit=limit, after=answer["after"], **options)
         found.append(ids(answer))
     return found
 
@@ -138,14 +138,14 @@ def test_pages_joined_are_the_sorted_list_in_either_direction_with_ties_and_unkn
 @pytest.mark.parametrize("sort", [Sort.iteration, Sort.reward, Sort.staleness, Sort.stop_reason])
 def test_pages_are_the_same_ones_backwards(store: ReplayStore, sort: Sort) -> None:
     question = Question(None, (), sort)
-    answers = [stats.page(store, question, limit=8)]
+    answers = [queries.page(store, question, limit=8)]
     while answers[-1]["after"]:
-        answers.append(stats.page(store, question, limit=8, after=answers[-1]["after"]))
+        answers.append(queries.page(store, question, limit=8, after=answers[-1]["after"]))
     assert answers[0]["before"] is None
     for earlier, later in itertools.pairwise(answers):
-        back = stats.page(store, question, limit=8, before=later["before"])
+        back = queries.page(store, question, limit=8, before=later["before"])
         assert ids(back) == ids(earlier)
-        assert ids(stats.page(store, question, limit=8, after=back["after"])) == ids(later)
+        assert ids(queries.page(store, question, limit=8, after=back["after"])) == ids(later)
         assert (back["before"] is None) == (earlier is answers[0])
 
 
@@ -162,12 +162,12 @@ def check_appended_between_pages(location: Location, sort: Sort, ascending: bool
     append(store, run, range(0, SIZE, 2))
     there = {row(index, run).id for index in range(0, SIZE, 2)}
     question = Question(run, (), sort, ascending)
-    answer = stats.page(store, question, limit=4)
+    answer = queries.page(store, question, limit=4)
     seen = ids(answer)
     for new in range(1, SIZE, 2):
         append(store, run, range(new, new + 1))
         if answer["after"]:
-            answer = stats.page(store, question, limit=4, after=answer["after"])
+            answer = queries.page(store, question, limit=4, after=answer["after"])
             seen += ids(answer)
     assert answer["after"] is None
     assert len(seen) == len(set(seen))
@@ -188,13 +188,13 @@ def test_no_row_is_lost_or_seen_twice_while_policies_are_published(
     append(store, UNPUBLISHED, range(5))
     question = Question(run, (), Sort.staleness, ascending)
     wanted = in_order(store, question)
-    answer = stats.page(store, question, limit=8)
+    answer = queries.page(store, question, limit=8)
     seen = [ids(answer)]
     for version in range(NEWEST + 1, NEWEST + 10):
         if answer["after"]:
             store.add_policy(policy(version))
-            last, answer = answer, stats.page(store, question, limit=8, after=answer["after"])
-            assert ids(stats.page(store, question, limit=8, before=answer["before"])) == ids(last)
+            last, answer = answer, queries.page(store, question, limit=8, after=answer["after"])
+            assert ids(queries.page(store, question, limit=8, before=answer["before"])) == ids(last)
             seen.append(ids(answer))
     assert [id for page in seen for id in page] == wanted
     store.close()
@@ -207,7 +207,7 @@ def test_rows_newer_than_their_run_s_policy_come_before_those_of_unknown_stalene
     append(store, RUN, range(4))  # of policies 0 to 3, where 0 is the newest
     append(store, UNPUBLISHED, range(4))
     question = Question(None, (), Sort.staleness)
-    whole = stats.page(store, question)["rows"]
+    whole = queries.page(store, question)["rows"]
     assert [each["staleness"] for each in whole] == [0, -1, -2, -3, None, None, None, None]
     assert [id for page in pages(store, question, 3) for id in page] == [each["id"] for each in whole]
     store.close()
@@ -215,7 +215,7 @@ def test_rows_newer_than_their_run_s_policy_come_before_those_of_unknown_stalene
 
 def test_filters_all_hold(store: ReplayStore) -> None:
     where = ("reward > 0.2 or staleness = 3", "not success", "staleness is not null")
-    found = {each["id"]: each for each in stats.page(store, Question(None, where))["rows"]}
+    found = {each["id"]: each for each in queries.page(store, Question(None, where))["rows"]}
     wanted = {
         row(index, RUN).id for index in range(SIZE) if (index % 4 > 0 or NEWEST - index % 4 == 3) and index % 4 != 3
     }
@@ -224,7 +224,7 @@ def test_filters_all_hold(store: ReplayStore) -> None:
 
 
 def test_row_of_a_page_is_plain_and_tells_what_the_list_shows(store: ReplayStore) -> None:
-    answer = stats.page(store, Question(UNPUBLISHED, ("slot = 0 and iteration = 2",)))
+    answer = queries.page(store, Question(UNPUBLISHED, ("slot = 0 and iteration = 2",)))
     assert json.loads(json.dumps(answer)) == answer
     (found,) = answer["rows"]
     assert found == {
@@ -240,9 +240,9 @@ def test_row_of_a_page_is_plain_and_tells_what_the_list_shows(store: ReplayStore
 def test_search_for_a_text_goes_on_where_its_patience_ended(
     store: ReplayStore, sort: Sort, patience: Patience, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replay.rows._MOST_PARAMETERS", 4)
+    monkeypatch.setattr("replay.storage.format.rows._MOST_PARAMETERS", 4)
     question = Question(RUN, (f"text contains '{WORD}'", "reward >= 0"), sort)
-    first = stats.page(store, question, limit=5, patience=patience)
+    first = queries.page(store, question, limit=5, patience=patience)
     # No time: the first four rows are looked at. Time for all: so many are looked at as patience has rows.
     assert (first["searched"], first["complete"]) == (4, False)
     needles = {row(index, RUN).id for index in range(0, SIZE, 3)}
@@ -253,20 +253,20 @@ def test_search_for_a_text_goes_on_where_its_patience_ended(
 
 def test_search_that_has_time_fills_its_page(store: ReplayStore) -> None:
     question = Question(RUN, (f"text contains '{WORD}' and tokens > 0",))
-    answer = stats.page(store, question, limit=4, patience=Patience(seconds=60))
+    answer = queries.page(store, question, limit=4, patience=Patience(seconds=60))
     assert (len(answer["rows"]), answer["complete"], answer["searched"]) == (4, True, SIZE)
-    whole = stats.page(store, question, limit=50, patience=Patience(seconds=60))
+    whole = queries.page(store, question, limit=50, patience=Patience(seconds=60))
     assert (len(whole["rows"]), whole["after"], whole["complete"]) == (10, None, True)
-    assert stats.page(store, Question(RUN, ("turns = 1",)))["searched"] is None
+    assert queries.page(store, Question(RUN, ("turns = 1",)))["searched"] is None
 
 
 def test_cursor_of_another_question_is_refused(store: ReplayStore) -> None:
     question = Question(RUN, (), Sort.reward)
-    after = stats.page(store, question, limit=5)["after"]
+    after = queries.page(store, question, limit=5)["after"]
     others = [Question(None, (), Sort.reward), Question(RUN, (), Sort.tokens), Question(RUN, (), Sort.reward, True)]
     for other in others:
         with pytest.raises(ReplayError, match="after must be a cursor of this list, got '.*'. Begin at its first page"):
-            stats.page(store, other, after=after)
+            queries.page(store, other, after=after)
     begun = '["reward","False","run-1",'
     made = (
         f"{begun}{rest}]" for rest in ("1e999,1,0,'x'", '1e999,1,0,"x"', '0.5,1e30,0,"x"', '0.5,9e999,0,"x"', "0.5")
@@ -276,7 +276,7 @@ def test_cursor_of_another_question_is_refused(store: ReplayStore) -> None:
     cursors = [base64.urlsafe_b64encode(text.encode()).decode() for text in texts]
     for odd in ("", "x", "W10", "bm90anNvbg", after[:-3], after + "AAAA", "é", *cursors):
         with pytest.raises(ReplayError, match="before must be a cursor of this list"):
-            stats.page(store, question, before=odd)
+            queries.page(store, question, before=odd)
 
 
 def test_texts_no_database_can_hold_are_places_too(store: ReplayStore) -> None:
@@ -305,21 +305,21 @@ def test_page_takes_three_statements_however_long_it_is(store: ReplayStore) -> N
     for limit in (1, 50):
         for where in ((), ("group_success = 0.5 and staleness < 9",)):
             with statements(store) as asked:
-                stats.page(store, Question(RUN, where, Sort.uses), limit=limit)
+                queries.page(store, Question(RUN, where, Sort.uses), limit=limit)
             # The newest policy, the places of the page, its rows.
             assert len(asked) == 3
 
 
 def test_search_takes_a_statement_more_for_every_five_hundred_rows_it_looks_at(store: ReplayStore) -> None:
     with statements(store) as asked:
-        stats.page(store, Question(RUN, ("text contains 'nowhere'",)), patience=Patience(seconds=60))
+        queries.page(store, Question(RUN, ("text contains 'nowhere'",)), patience=Patience(seconds=60))
     assert len(asked) == 3
 
 
 def test_spreads_and_choices_take_four_statements_and_of_all_runs_five(store: ReplayStore) -> None:
     for run, count in ((RUN, 4), (None, 5)):
         with statements(store) as asked:
-            stats.distributions(store, Question(run, ("success",)))
+            queries.distributions(store, Question(run, ("success",)))
         # The newest policies, the numbers, the texts there are, their counts, the runs.
         assert len(asked) == count
 
@@ -343,10 +343,10 @@ def plans(store: ReplayStore, ask: Callable[[], object]) -> list[str]:
 @pytest.mark.parametrize("ascending", [False, True])
 def test_page_of_a_run_is_read_off_its_index_without_sorting(file: ReplayStore, ascending: bool) -> None:
     question = Question(RUN, (), ascending=ascending)
-    after = stats.page(file, question, limit=3)["after"]
-    first = plans(file, lambda: stats.page(file, question, limit=3))
+    after = queries.page(file, question, limit=3)["after"]
+    first = plans(file, lambda: queries.page(file, question, limit=3))
     assert first[1] == "SEARCH trajectories USING COVERING INDEX trajectories_by_run (run=?)"
-    next_one = plans(file, lambda: stats.page(file, question, limit=3, after=after))
+    next_one = plans(file, lambda: queries.page(file, question, limit=3, after=after))
     sign = ">" if ascending else "<"
     place = f"(run=? AND (iteration,slot,id){sign}(?,?,?))"
     assert next_one[1] == f"SEARCH trajectories USING COVERING INDEX trajectories_by_run {place}"
@@ -355,7 +355,7 @@ def test_page_of_a_run_is_read_off_its_index_without_sorting(file: ReplayStore, 
 
 def test_page_of_filtered_rows_is_read_off_the_run_s_index(file: ReplayStore) -> None:
     question = Question(RUN, ("success and reward > 0.1", "uses < 3", "staleness < 5", "text contains 'x'"))
-    found = plans(file, lambda: stats.page(file, question))
+    found = plans(file, lambda: queries.page(file, question))
     assert found[1].startswith("SEARCH trajectories USING COVERING INDEX trajectories_by_run (run=?)")
     assert "TEMP B-TREE" not in found[1]
 
@@ -363,7 +363,7 @@ def test_page_of_filtered_rows_is_read_off_the_run_s_index(file: ReplayStore) ->
 @pytest.mark.parametrize("sort", [sort for sort in Sort if sort is not Sort.iteration])
 def test_other_orders_are_found_in_one_look_at_a_run_s_rows(file: ReplayStore, sort: Sort) -> None:
     """The rows of a page are kept while all are looked at (a sort with a limit), not all of them sorted."""
-    found = plans(file, lambda: stats.page(file, Question(RUN, (), sort)))
+    found = plans(file, lambda: queries.page(file, Question(RUN, (), sort)))
     assert found[1].count("SEARCH") + found[1].count("SCAN") == 1
     assert "USING COVERING INDEX trajectories_by_run (run=?)" in found[1]
 
@@ -371,8 +371,8 @@ def test_other_orders_are_found_in_one_look_at_a_run_s_rows(file: ReplayStore, s
 @pytest.mark.parametrize(
     "ask",
     [
-        stats.distributions,
-        lambda store, question: stats.summary(store, question.run, where=" and ".join(question.where)),
+        queries.distributions,
+        lambda store, question: queries.summary(store, question.run, where=" and ".join(question.where)),
     ],
 )
 def test_what_is_counted_of_a_run_s_rows_is_read_off_its_index(

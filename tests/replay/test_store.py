@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from context.messages import ToolCall
 from context.tokens import Segment
 from replay import CorruptTrajectory, InvalidRecord, ReplayError, ReplayStore
-from replay.blobs import content_hash
-from replay.databases import Location
 from replay.records import Trajectory
-from replay.sampling import make_sampler
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format.encoding import content_hash
 from replay.store import AppendReport
 from tests.replay.fakes import (
     RUN,

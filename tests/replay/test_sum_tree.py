@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay.sum_tree import SumTree, draw_some
+from replay.sampling.sum_tree import SumTree, draw_some
 
 weights = st.one_of(st.just(0.0), st.floats(1e-300, 1e300), st.integers(1, 9).map(float))
 

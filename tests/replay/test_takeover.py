@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from replay import ReplayStore
-from replay.databases import Location
 from replay.errors import ReplayError, RunReplaced
 from replay.records import FRESH, DrawRecord
-from replay.sampling import make_sampler
-from replay.schema import metadata
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format.schema import metadata
 from replay.store import Capacity
 from tests.replay.fakes import RUN, Born, iterate, iteration_record, new_store, policy, request, run_record, sql
 

@@ -22,7 +22,7 @@ from replay import ReplayStore
 from replay.exchange import ExchangeError, export_file, import_file
 from replay.exchange.teacher import Teaching, group_advantages, import_chat, teaching_of
 from replay.records import Trajectory
-from replay.sampling import make_sampler
+from replay.sampling.samplers import make_sampler
 from tests.context import fakes
 from tests.replay.fakes import AUTHORS, RUN, new_store, request, sql
 

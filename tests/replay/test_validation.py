@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from context.tokens import Segment, TokenSequence
 from replay import InvalidRecord, ReplayStore
-from replay.validate import validate
+from replay.storage.validate import validate
 from tests.replay.fakes import AUTHORS, SHORT, group, new_store, task, trajectory
 from tests.replay.locations import Databases
 
@@ -207,7 +207,7 @@ sequences = st.integers(1, 12).flatmap(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(sequences, st.booleans())
 def test_what_passes_keeps_every_rule_and_what_breaks_one_does_not_pass(
     arrays: tuple[list[int], list[int], list[float], list[int]], repair: bool

@@ -11,14 +11,14 @@ import pytest
 import sqlalchemy as sa
 
 from replay import CorruptTrajectory, ReplayStore
-from replay.databases import Location
 from replay.errors import ContentGone, DamagedCell
-from replay.histograms import count
+from replay.queries import chosen
 from replay.records import FRESH, Histogram
-from replay.sampling import make_sampler
-from replay.schema import segments
-from replay.verify import verify
-from replay.write import Admission
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format.histograms import count
+from replay.storage.format.schema import segments
+from replay.storage.write import Admission
 from tests.replay.fakes import RUN, Born, group, iterate, new_store, policy, request, sql, task, trajectory
 
 
@@ -35,7 +35,7 @@ def lose_tokens(store: ReplayStore) -> None:
 
 
 def test_whole_buffer_is_found_whole(location: Location) -> None:
-    found = verify(filled(location))
+    found = filled(location).verify()
     assert (found.states, found.checked, found.corrupt, found.dangling, found.damage) == (
         {"eligible": 24},
         24,
@@ -48,10 +48,10 @@ def test_whole_buffer_is_found_whole(location: Location) -> None:
 def test_rows_that_a_resume_orphaned_are_whole(location: Location) -> None:
     store = filled(location)
     store.resume(RUN, 1)
-    found = verify(store)
+    found = store.verify()
     assert (found.states, found.checked, found.corrupt) == ({"eligible": 8, "orphaned": 16}, 24, {})
     sql(store, "update trajectories set record_checksum = null, num_tokens = 99 where iteration = 3 and slot = 0")
-    assert len(verify(store).corrupt) == 1
+    assert len(store.verify().corrupt) == 1
 
 
 def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
             bit = int(random.integers(len(blob) * 8))
             blob[bit // 8] ^= 1 << bit % 8
             connection.execute(segments.update().where(segments.c.trajectory == trajectory).values(tokens=bytes(blob)))
-    found = verify(store)
+    found = store.verify()
     assert found.checked == 1000
     assert found.corrupt_share > 0.99
     harmless = [id for (id,) in sql(store, "select id from trajectories") if id not in found.corrupt]
@@ -80,7 +80,7 @@ def test_numbers_that_are_not_those_of_the_tokens_are_named(location: Location) 
     changed = "update trajectories set record_checksum = null"
     sql(store, f"{changed}, num_action_tokens = 99 where iteration = 2 and slot = 3")
     sql(store, f"{changed}, mean_behavior_log_prob = -9 where iteration = 1 and slot = 0")
-    found = verify(store)
+    found = store.verify()
     places = {sql(store, "select iteration, slot from trajectories where id = ?", id)[0] for id in found.corrupt}
     assert places == {(1, 0), (2, 3)}
     assert any("num_action_tokens must" in reason for reason in found.corrupt.values())
@@ -93,7 +93,7 @@ def test_rows_without_content_are_counted_and_not_read(location: Location) -> No
     for table in ("messages", "segments"):
         sql(store, f"delete from {table} where trajectory in {evicted}")
     sql(store, "update trajectories set state = 'evicted' where iteration = 2 and slot = 0")
-    found = verify(store)
+    found = store.verify()
     assert (found.states, found.checked, found.corrupt) == ({"eligible": 21, "quarantined": 2, "evicted": 1}, 21, {})
 
 
@@ -102,14 +102,14 @@ def test_row_whose_tokens_are_gone_without_eviction_is_corrupt(location: Locatio
     sql(
         store, "delete from segments where trajectory in (select id from trajectories where iteration = 2 and slot = 0)"
     )
-    assert list(verify(store).corrupt.values()) == ["other segments than were written"]
+    assert list(store.verify().corrupt.values()) == ["other segments than were written"]
 
 
 def test_row_whose_messages_are_gone_without_eviction_is_corrupt(location: Location) -> None:
     store = filled(location)
     one = "select id from trajectories where iteration = 2 and slot = 0"
     sql(store, f"delete from messages where trajectory in ({one})")
-    assert verify(store).corrupt == {sql(store, one)[0][0]: "0 messages where 5 were written"}
+    assert store.verify().corrupt == {sql(store, one)[0][0]: "0 messages where 5 were written"}
 
 
 def test_redacted_row_whose_messages_are_gone_is_corrupt(location: Location) -> None:
@@ -136,7 +136,7 @@ def test_table_of_authors_that_is_not_the_one_its_hash_is_of_is_told(location: L
     for ask in asks:
         with closing(ReplayStore.open(location)) as opened, pytest.raises(DamagedCell, match=told):
             ask(opened)
-    found = verify(store)
+    found = store.verify()
     assert found.checked == 24 and found.corrupt == {}
     assert [line.partition(" must")[0] for line in found.damage] == ["runs.authors of run 'run-1'"]
 
@@ -145,7 +145,7 @@ def test_cells_that_hold_what_nobody_wrote_there_are_told_by_column(tmp_path: Pa
     store = filled(tmp_path / "replay.sqlite")
     sql(store, "update metrics set value = 'abc' where iteration > 1")
     sql(store, "update groups set size = x'00' where iteration = 1")
-    assert verify(store).damage == [
+    assert store.verify().damage == [
         "groups.size: 2 hold what nobody can have written there",
         "metrics.value: 2 hold what nobody can have written there",
     ]
@@ -164,7 +164,7 @@ def test_verify_holds_no_snapshot_while_others_write(tmp_path: Path) -> None:
 
     sa.event.listen(sa.Engine, "checkin", empty)
     try:
-        assert verify(store).checked == 160
+        assert store.verify().checked == 160
     finally:
         sa.event.remove(sa.Engine, "checkin", empty)
     # Three batches of rows, the end of them, and what else is looked at.
@@ -174,8 +174,8 @@ def test_verify_holds_no_snapshot_while_others_write(tmp_path: Path) -> None:
 def test_filter_narrows_what_is_read(location: Location) -> None:
     store = filled(location)
     sql(store, "update trajectories set num_tokens = 99 where iteration = 2")
-    assert verify(store, where="iteration = 1").corrupt == {}
-    assert len(verify(store, where="iteration = 2 and success").corrupt) == 3
+    assert store.verify(chosen(None, "iteration = 1")).corrupt == {}
+    assert len(store.verify(chosen(None, "iteration = 2 and success")).corrupt) == 3
 
 
 def test_names_of_missing_rows_are_counted(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_names_of_missing_rows_are_counted(tmp_path: Path) -> None:
     sql(store, "delete from trajectories where iteration = 1 and slot = 0")
     ((drawn,),) = sql(store, "select count(*) from draws where trajectory not in (select id from trajectories)")
     # Its messages and one segment; plain sqlite3 looks after no names.
-    assert verify(store).dangling == {"draws.trajectory": drawn, "messages.trajectory": 1, "segments.trajectory": 1}
+    assert store.verify().dangling == {"draws.trajectory": drawn, "messages.trajectory": 1, "segments.trajectory": 1}
 
 
 def test_damaged_file_says_so(tmp_path: Path) -> None:
@@ -195,14 +195,14 @@ def test_damaged_file_says_so(tmp_path: Path) -> None:
         file.seek((root - 1) * size + 3)
         file.write(b"\x00\x00")
     with_damage = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
-    assert verify(with_damage).damage
+    assert with_damage.verify().damage
     with_damage.close()
 
 
 def test_uses_that_are_not_those_of_the_draws_are_told(location: Location) -> None:
     store = filled(location)
     sql(store, "update trajectories set uses = uses + 1 where iteration = 2 and slot < 3")
-    assert verify(store).damage == ["trajectories.uses: 3 rows were used another number of times, by their draws"]
+    assert store.verify().damage == ["trajectories.uses: 3 rows were used another number of times, by their draws"]
 
 
 def test_scores_that_are_not_what_was_written_are_told(location: Location) -> None:
@@ -210,11 +210,11 @@ def test_scores_that_are_not_what_was_written_are_told(location: Location) -> No
     born = Born(1, rates=(0.5,), size=2).append_to(store)
     store.add_policy(policy(1))
     store.add_scores(RUN, 1, {(row.id, 0): np.zeros(6, np.float32) for row in born.trajectories})
-    assert verify(store).damage == []
+    assert store.verify().damage == []
     second = born.trajectories[1].id
     sql(store, "update token_scores set log_probs = ? where trajectory = ?", bytes(12), second)
     told = f"token_scores: 1 are not what was written, the first of segment 0 of trajectory {second}"
-    assert verify(store).damage == [told]
+    assert store.verify().damage == [told]
 
 
 def test_histogram_that_is_not_what_was_written_is_told(location: Location) -> None:
@@ -222,7 +222,17 @@ def test_histogram_that_is_not_what_was_written_is_told(location: Location) -> N
     spread = [Histogram(quantity, FRESH, "", count([0.0, 0.5])) for quantity in ("ratio", "drift")]
     for iteration in (1, 2, 3):
         iterate(store, iteration, make_sampler("uniform", 0), histograms=spread)
-    assert verify(store).damage == []
+    assert store.verify().damage == []
     sql(store, "update histograms set counts = ? where iteration > 1 and quantity = 'ratio'", bytes(12))
     told = f"histograms: 2 are not what was written, the first of iteration 2 of run {RUN}"
-    assert verify(store).damage == [told]
+    assert store.verify().damage == [told]
+
+
+@pytest.mark.parametrize("text", ["{", "1", '"plain"'])
+def test_mark_of_an_escape_before_what_is_none_is_told_by_column(location: Location, text: str) -> None:
+    """Read as another text it would not be found again: pages ended nowhere."""
+    store = new_store(location)
+    iterate(store, 1, make_sampler("uniform", 0), histograms=[Histogram("ratio", FRESH, "", count([0.5]))])
+    sql(store, "update histograms set quantity = ?", f"\ue000json:{text}")
+    (told,) = store.verify().damage
+    assert told.startswith("histograms.quantity must hold text, got ")

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from context.messages import Message, ToolCall
 from context.tokens import Segment
 from replay import ReplayStore
-from replay.column_types import is_storable
-from replay.schema import trajectories
-from replay.where import FIELDS, WrongFilter, condition, conditions, parsed
-from replay.where.fields import Kind
-from replay.where.grammar import All, AnyOf, Comparison, Node, Not
+from replay.queries.filters import FIELDS, WrongFilter, condition, conditions, parsed
+from replay.queries.filters.fields import Kind
+from replay.queries.filters.grammar import All, AnyOf, Comparison, Node, Not
+from replay.storage.format.column_types import is_storable
+from replay.storage.format.schema import trajectories
 from tests.replay.asking import listed
 from tests.replay.fakes import LLM, RUN, group, new_store, policy, run_record, task, tokens, trajectory
 from tests.replay.locations import Databases

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from replay import DatabaseRefused, InvalidRecord, ReplayStore, RunReplaced
-from replay.databases import Location
+from replay.mixing.request import DrawRequest, Limits, Pick
 from replay.records import FRESH, DrawRecord
-from replay.request import DrawRequest, Limits, Pick
-from replay.sampling import Sampler, make_sampler
+from replay.sampling.samplers import Sampler, make_sampler
+from replay.storage.databases import Location
 from replay.store import Capacity
 from tests.replay.fakes import Born, iteration_record, policy, run_record, sql, trajectory
 from tests.replay.small_processes import SMALL

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from replay import ReplayStore
-from replay.databases import Location
+from replay.storage.databases import Location
 from tests.replay.fakes import group, new_store, sql, task, trajectory
 from tests.replay.small_processes import SMALL
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from replay import ReplayStore
-from replay.sampling import make_sampler
+from replay.sampling.samplers import make_sampler
 from tests.replay.fakes import iterate, new_store, trajectory
 from tests.replay.writers import begin
 
@@ -35,7 +35,13 @@ def small_log(connection: sa.PoolProxiedConnection, record: object) -> None:
     connection.execute(f"pragma wal_autocheckpoint={PAGES}")
 
 
+def create(path: Path) -> None:
+    """The library's own writes make the file, not a copy's."""
+    ReplayStore.create(path).close()
+
+
 def append(path: Path) -> None:
+    create(path)
     begin(path)
     say("begun")
     with get_context("fork").Pool(WRITERS) as pool:
@@ -52,6 +58,7 @@ def append_some(path: Path, writer: int) -> None:
 
 
 def learn(path: Path) -> None:
+    create(path)
     with closing(new_store(path)) as store:
         say("begun")
         for iteration in range(1, ITERATIONS + 1):

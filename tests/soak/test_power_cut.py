@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from replay import ReplayStore
-from replay.databases.backup import backup_path
-from replay.sampling import make_sampler
-from replay.verify import verify
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases.backup import backup_path
 from tests.replay.fakes import RUN, iterate, policy, run_record, sql, trajectory
 from tests.replay.old_databases import fill_old
 from tests.replay.test_kill_points import Contents, columns_and_rows
@@ -46,7 +45,7 @@ def check_sound(path: Path) -> None:
     assert sql(path, "pragma integrity_check") == [("ok",)]
     assert sql(path, "pragma foreign_key_check") == []
     with closing(ReplayStore.open(path, read_only=True)) as store:
-        assert verify(store).corrupt == {}
+        assert store.verify().corrupt == {}
 
 
 def test_power_cut_loses_no_row_that_was_stored(disk: Path, tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from replay import stats
-from replay.inspector.bars import Bar, bars
-from replay.inspector.page import Elsewhere, Page, run_of
-from replay.inspector.query import Query, address
-from replay.inspector.source import Source
-from replay.inspector.typed import typed
-from replay.stats import Answer, Question, Sort
+from replay import queries
+from replay.inspector.drawings.bars import Bar, bars
+from replay.inspector.server.page import Elsewhere, Page, run_of
+from replay.inspector.server.query import Query, address
+from replay.inspector.text.shell import typed
+from replay.queries import Answer, Question, Sort
+from replay.queries.open_buffer import Source
 
 _ROWS = 50
 _KEPT = ("run", "sort", "order", "limit")
@@ -38,7 +38,7 @@ def answer(source: Source, query: Query) -> Answer:
     _settle(query)
     question = _question(source, query)
     limit = query.whole("limit", _ROWS, least=1, most=500)
-    found = stats.page(source.store, question, limit=limit, after=query.text("after"), before=query.text("before"))
+    found = queries.page(source.store, question, limit=limit, after=query.text("after"), before=query.text("before"))
     return {**_plain(question), **found}
 
 
@@ -66,7 +66,7 @@ def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
 def overview(source: Source, query: Query) -> Answer:
     """How the rows that the conditions hold for are spread."""
     question = _question(source, query)
-    return {**_plain(question), **stats.distributions(source.store, question)}
+    return {**_plain(question), **queries.distributions(source.store, question)}
 
 
 def overview_shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def _kept(query: Query) -> dict[str, str]:
 def _command(source: Source, found: Answer) -> str:
     """The same question in a terminal."""
     words, run, conditions = source.run_words, found["run"], list(found["where"])
-    if run != source.run and len(stats.run_names(source.store)) > 1:
+    if run != source.run and len(queries.run_names(source.store)) > 1:
         # A run's folder names its run alone; its database names all there are.
         words = words if source.run is None else [source.store.url]
         conditions += [] if run is None else [f"run = {_quoted(run)}"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from replay.inspector.page import Page
 from replay.inspector.pages import compare_runs, compare_trajectories
-from replay.inspector.query import Query
-from replay.inspector.source import Source
-from replay.stats import Answer
+from replay.inspector.server.page import Page
+from replay.inspector.server.query import Query
+from replay.queries import Answer
+from replay.queries.open_buffer import Source
 
 
 def answer(source: Source, query: Query) -> Answer:

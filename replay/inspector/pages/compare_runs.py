@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from replay import compare, stats
-from replay.inspector.query import BadQuery, Query, address
-from replay.inspector.source import Source
+from replay import queries
+from replay.inspector.server.query import BadQuery, Query, address
+from replay.queries import Answer, compare
+from replay.queries.open_buffer import Source
 from replay.report.overlay import overlaid
-from replay.report.plain import plain_panel
-from replay.report.shown import panel_series
-from replay.stats import Answer
+from replay.report.panel_json import plain_panel
+from replay.report.series import panel_series
 
 
 def asked_runs(source: Source, query: Query) -> tuple[str, str] | None:
@@ -35,7 +35,7 @@ def asked_runs(source: Source, query: Query) -> tuple[str, str] | None:
 
 def _ids(source: Source) -> Mapping[str, str]:
     """By id, and by name where only one run has it."""
-    names = stats.run_names(source.store)
+    names = queries.run_names(source.store)
     times = Counter(names.values())
     named = {name: id for id, name in names.items() if times[name] == 1}
     return {**named, **{id: id for id in names}}
@@ -44,7 +44,7 @@ def _ids(source: Source) -> Mapping[str, str]:
 def answer(source: Source, runs: tuple[str, str]) -> Answer:
     store = source.store
     records = [store.run(run) for run in runs]
-    merged = stats.merging(store, runs)
+    merged = queries.merging(store, runs)
     series = [panel_series(store, run, merged) for run in runs]
     groups = [
         {"title": group.title, "panels": [plain_panel(panel, merged=merged) for panel in group.panels]}

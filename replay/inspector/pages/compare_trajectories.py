@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import pairwise, zip_longest
 from typing import Any
 
-from replay import compare, stats
+from replay import queries
 from replay.errors import ReplayError
-from replay.inspector.conversation import Said, said
-from replay.inspector.query import BadQuery, Query, address
-from replay.inspector.reading import codec_of, spelled, unread, voice
-from replay.inspector.source import Source
-from replay.stats import Answer
+from replay.inspector.server.query import BadQuery, Query, address
+from replay.inspector.text.conversation import Said, said
+from replay.inspector.text.reading import codec_of, spelled, unread, voice
+from replay.queries import Answer, compare
+from replay.queries.open_buffer import Source
 
 _BEFORE, _AFTER = 48, 240
 """Tokens shown before the first one that differs, and from it on."""
@@ -41,7 +41,7 @@ def answer(source: Source, query: Query) -> Answer:
         **found,
         "segment": segment,
         "tokens": [
-            stats.tokens(source.store, id, segment, first=begin, count=end - begin, codec_of=codec_of(source))
+            queries.tokens(source.store, id, segment, first=begin, count=end - begin, codec_of=codec_of(source))
             if parts[segment]["tokens"][side]
             else None
             for side, id in enumerate(found["ids"])
@@ -108,7 +108,7 @@ def _token(tokens: Answer, t: int, difference: int | None) -> Answer:
 
 def _messages(source: Source, query: Query, found: Answer) -> Answer:
     """Pairs from the first that differs on; those before are the same on both sides."""
-    talks = [stats.overview(source.store, id)["messages"] for id in found["ids"]]
+    talks = [queries.overview(source.store, id)["messages"] for id in found["ids"]]
     first, longest = found["first_different_message"], max(map(len, talks))
     begin = query.whole("message", longest if first is None else first, most=longest)
     pairs: list[tuple[Said | None, Said | None, bool]] = [

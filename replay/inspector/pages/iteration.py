@@ -10,14 +10,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from replay import stats
-from replay.inspector.page import Page
-from replay.inspector.query import Query, address
-from replay.inspector.source import Source
-from replay.inspector.spread import spreads
-from replay.inspector.strips import Dot, strip
+from replay import queries
+from replay.inspector.drawings.dots import Dot, strip
+from replay.inspector.drawings.histograms import spreads
+from replay.inspector.server.page import Page
+from replay.inspector.server.query import Query, address
+from replay.queries import Answer
+from replay.queries.open_buffer import Source
 from replay.records import FRESH, REPLAY
-from replay.stats import Answer
 
 _ROWS = 100
 """Of the table at once."""
@@ -65,7 +65,7 @@ class GroupStrip:
 
 def answer(source: Source, query: Query) -> Answer:
     run = source.store.run(query.path("run"))
-    return {"name": run.name, **stats.iteration(source.store, run.id, query.path_whole("number", least=0))}
+    return {"name": run.name, **queries.iteration(source.store, run.id, query.path_whole("number", least=0))}
 
 
 def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:

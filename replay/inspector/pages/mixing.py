@@ -11,17 +11,17 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup
 
-from replay import stats
-from replay.databases.open import own_folder
-from replay.inspector.bars import Bar, Height, Tone, bars
-from replay.inspector.page import Page, run_of
-from replay.inspector.query import Query
-from replay.inspector.reading import rescore_run
-from replay.inspector.source import Source
-from replay.mix_rule import SAME_TASK
-from replay.sampling import SAMPLERS
-from replay.stats import Answer
-from replay.stats.settings import CONTROLS, options_of
+from replay import queries
+from replay.inspector.drawings.bars import Bar, Height, Tone, bars
+from replay.inspector.server.page import Page, run_of
+from replay.inspector.server.query import Query
+from replay.inspector.text.reading import rescore_run
+from replay.locate import own_folder
+from replay.mixing.rule import SAME_TASK
+from replay.queries import Answer
+from replay.queries.open_buffer import Source
+from replay.queries.preview.settings import CONTROLS, options_of
+from replay.sampling.samplers import SAMPLERS
 
 _MOST_SLOTS = 600
 _MANY = 20_000
@@ -58,9 +58,9 @@ def answer(source: Source, query: Query) -> Answer:
     """Without a run, where the database has several, only their list."""
     run = run_of(source, query)
     if run is None:
-        return {"run": None, "runs": stats.runs(source.store)}
+        return {"run": None, "runs": queries.runs(source.store)}
     given = {name: value for name, value in query.given().items() if value or name in _MAY_BE_EMPTY or "." in name}
-    return stats.preview(source.store, run, given, folder=own_folder(source.folder, run))
+    return queries.preview(source.store, run, given, folder=own_folder(source.folder, run))
 
 
 def at_once(source: Source, query: Query) -> Answer | None:
@@ -68,7 +68,7 @@ def at_once(source: Source, query: Query) -> Answer | None:
     run = run_of(source, query)
     if run is None or query.flag("read"):
         return None
-    rows = stats.rows_to_read(source.store, run)
+    rows = queries.rows_to_read(source.store, run)
     return {"run": run, "reading": rows} if rows > _MANY else None
 
 

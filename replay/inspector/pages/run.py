@@ -8,18 +8,18 @@ from typing import Any
 
 import yaml
 
-from replay import stats
-from replay.databases.open import own_folder
-from replay.inspector.page import Page
-from replay.inspector.query import Query, address
-from replay.inspector.source import Source
+from replay import queries
+from replay.inspector.server.page import Page
+from replay.inspector.server.query import Query, address
+from replay.locate import own_folder
+from replay.queries import Answer
+from replay.queries.open_buffer import Source
+from replay.queries.runs import ALL
+from replay.report.headline import setting
+from replay.report.panel_json import plain_panel
 from replay.report.panels import panel_groups
-from replay.report.plain import plain_panel
-from replay.report.setting import setting
-from replay.report.shown import panel_series, tile_series
+from replay.report.series import panel_series, tile_series
 from replay.report.tiles import tiles
-from replay.stats import Answer
-from replay.stats.series import ALL
 
 _RECENT = 12
 COLUMNS: Mapping[str, str] = {
@@ -46,12 +46,12 @@ def answer(source: Source, query: Query) -> Answer:
     run = source.store.run(query.path("run"))
     after = query.whole("after", -1, least=-1)
     since = None if query.text("after") is None else after
-    progress = stats.progress(source.store, run, own_folder(source.folder, run.id))
+    progress = queries.progress(source.store, run, own_folder(source.folder, run.id))
     found: Answer = {"run": run.id, "name": run.name, "code_version": run.code_version, "progress": progress}
     if since is not None and query.text("mark") == progress["mark"]:
         return {**found, "after": since, "merged": 1, "setting": "", "tiles": [], "groups": [], "iterations": []}
     within = range(query.whole("first", 0), query.whole("last", ALL.stop - 1) + 1)
-    merged = stats.merging(source.store, [run.id], within)
+    merged = queries.merging(source.store, [run.id], within)
     metrics = panel_series(source.store, run.id, merged, within)
     found |= {
         "after": since,
@@ -70,7 +70,7 @@ def answer(source: Source, query: Query) -> Answer:
 def _recent(source: Source, run: str, after: int) -> list[Answer]:
     """The newest iterations beyond `after`, newest first."""
     within = range(after + 1, ALL.stop)
-    metrics = stats.metric_series(source.store, run, names=tuple(COLUMNS.values()), within=within)
+    metrics = queries.metric_series(source.store, run, names=tuple(COLUMNS.values()), within=within)
     values = {column: dict(metrics.get(name, ())) for column, name in COLUMNS.items()}
     made = sorted(values["seconds"], reverse=True)
     return [
@@ -81,7 +81,7 @@ def _recent(source: Source, run: str, after: int) -> list[Answer]:
 
 def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
     run = found["run"]
-    others = [(id, name) for id, name in stats.run_names(source.store).items() if id != run]
+    others = [(id, name) for id, name in queries.run_names(source.store).items() if id != run]
     text = yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True) if found.get("config") else ""
     return {
         "charts": {panel["key"]: panel for group in found["groups"] for panel in group["panels"]},

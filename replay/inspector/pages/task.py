@@ -11,12 +11,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from replay import stats
-from replay.inspector.bars import Bar, Height, bars
-from replay.inspector.page import Page, run_of
-from replay.inspector.query import Query, address
-from replay.inspector.source import Source
-from replay.stats import Answer
+from replay import queries
+from replay.inspector.drawings.bars import Bar, Height, bars
+from replay.inspector.server.page import Page, run_of
+from replay.inspector.server.query import Query, address
+from replay.queries import Answer
+from replay.queries.open_buffer import Source
 
 _ROWS = 50
 _GROUPS = 40
@@ -33,7 +33,7 @@ class Versions:
 
 
 def answer(source: Source, query: Query) -> Answer:
-    return stats.task(
+    return queries.task(
         source.store,
         query.path("hash"),
         run_of(source, query),

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from replay import stats
+from replay import queries
 from replay.errors import ReplayError
-from replay.inspector.conversation import turns
-from replay.inspector.page import Elsewhere, Page
-from replay.inspector.query import Query, address
-from replay.inspector.reading import codec_of, has_run, rescore_command, unread, voice
-from replay.inspector.source import Source
+from replay.inspector.server.page import Elsewhere, Page
+from replay.inspector.server.query import Query, address
+from replay.inspector.text.conversation import turns
+from replay.inspector.text.reading import codec_of, has_run, rescore_command, unread, voice
+from replay.queries import Answer
+from replay.queries.open_buffer import Source
 from replay.records import ELIGIBLE, FRESH, ORPHANED, REPLAY, UNTRAINABLE
-from replay.report.chart import Axis, Curve
+from replay.report.panel_json import plain_panel
 from replay.report.panels import Panel
-from replay.report.plain import plain_panel
-from replay.stats import Answer
+from replay.report.svg import Axis, Curve
 
 _TURNS = 60
 """Of a conversation on one page."""
@@ -62,7 +62,7 @@ _REASONS = {
 
 
 def answer(source: Source, query: Query) -> Answer:
-    found = stats.overview(source.store, query.path("id"), codec_of=codec_of(source))
+    found = queries.overview(source.store, query.path("id"), codec_of=codec_of(source))
     record, members = found["record"], [row["id"] for row in found["members"]]
     place = members.index(found["id"]) if found["id"] in members else None
     return {
@@ -164,10 +164,10 @@ PAGE = Page("/trajectories/{id}", "trajectory.html", answer, tab="buffer", shows
 
 def tokens_answer(source: Source, query: Query) -> Answer:
     """A stretch of one segment's tokens, for the token view and for programs."""
-    id = stats.find(source.store, query.path("id"))
-    count = query.whole("count", stats.MOST_TOKENS, least=1, most=stats.MOST_TOKENS)
+    id = queries.find(source.store, query.path("id"))
+    count = query.whole("count", queries.MOST_TOKENS, least=1, most=queries.MOST_TOKENS)
     segment, first = query.whole("segment", 0), query.whole("first", 0)
-    return stats.tokens(source.store, id, segment, first=first, count=count, codec_of=codec_of(source))
+    return queries.tokens(source.store, id, segment, first=first, count=count, codec_of=codec_of(source))
 
 
 def _in_the_view(source: Source, query: Query, found: Answer) -> dict[str, Any]:
@@ -180,7 +180,7 @@ TOKENS = Page("/trajectories/{id}/tokens", "trajectory.html", tokens_answer, tab
 
 def message_answer(source: Source, query: Query) -> Answer:
     """One message to its last character, a million at a time."""
-    found = stats.overview(source.store, query.path("id"))
+    found = queries.overview(source.store, query.path("id"))
     if found["problem"] is not None:
         raise ReplayError(
             f"trajectory {found['id']} must have its messages, got one without: {found['problem']['reason']}."

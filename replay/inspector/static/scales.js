@@ -1,4 +1,4 @@
-// Numbers for people, and how a chart's values are laid out on its axes: the same rules as in replay/report/chart.py.
+// Numbers for people, and how a chart's values are laid out on its axes: the same rules as in replay/report/svg.py.
 
 export function told(value, percent = false) {
   if (value == null) return "\u2013";

@@ -1,5 +1,5 @@
 // Text as it is: characters that can't be seen, or that change how others are read, are written out. The table is the
-// one that replay/inspector/visible.py reads; text reaches the page through textContent only.
+// one that replay/inspector/text/visible.py reads; text reaches the page through textContent only.
 
 const table = await (await fetch(new URL("visible.json", import.meta.url))).json();
 const escaped = (code) => `\\u{${code.toString(16)}}`;

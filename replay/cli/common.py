@@ -1,0 +1,65 @@
+"""The `replay` commands' common ground: the app, the RUN argument, and a buffer that was opened."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, NoReturn
+
+import typer
+
+from context.visible import visible_lines
+from replay.errors import ReplayError
+from replay.locate import place
+from replay.queries.open_buffer import Opened
+from replay.store import ReplayStore
+
+app = typer.Typer(
+    help="Look into a replay buffer.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+Run = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN", help="Run folder, database file or postgresql:// URL; the newest under ./runs when left out."
+    ),
+]
+RunId = Annotated[
+    str | None, typer.Option("--run", metavar="ID", help="Id or name of the run, in a database that several share.")
+]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where", metavar="FILTER", help="Only these, for example \"reward>0.5 and staleness<8 and tool='lookup'\"."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@contextmanager
+def opened(run: str | None, *, read_only: bool = True) -> Iterator[Opened]:
+    """The buffer; what is wrong with it, or with what it is asked, is told in one line."""
+    try:
+        location, folder, id = place(run)
+        store = ReplayStore.open(location, read_only=read_only)
+        try:
+            yield Opened(store, folder, id)
+        finally:
+            store.close()
+    except ReplayError as error:
+        fail(str(error))
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """All that commands print of a buffer goes through here: nothing that was stored acts on the terminal."""
+    print(visible_lines(text), file=sys.stderr if error else sys.stdout)
+
+
+def fail(message: str) -> NoReturn:
+    say(f"agentloop: {message}", error=True)
+    raise typer.Exit(2)

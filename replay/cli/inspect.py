@@ -1,0 +1,36 @@
+"""`agentloop inspect`."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated
+
+import typer
+
+from replay.cli.common import Run, fail
+
+
+def inspect(
+    run: Run = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; one that others reach needs --token.")] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="0: any that is free; 7717 or the next free one when left out.")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="AGENTLOOP_INSPECT_TOKEN", help="What a browser must bring, 16 characters or more; auto makes one."
+        ),
+    ] = None,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
+) -> None:
+    """Show a buffer and its runs in a browser, live: read-only, on this machine, without a model."""
+    try:
+        from replay.inspector.serve import serve
+    except ModuleNotFoundError as error:
+        fail(f"inspect must have {error.name} installed, got none. pip install 'agentloop[inspect]'")
+    from replay.queries.open_buffer import opened_source
+
+    with opened_source(run) as source:
+        token = secrets.token_urlsafe(24) if token == "auto" else token
+        serve(source, host=host, port=port, token=token, browser=browser)

@@ -1,0 +1,133 @@
+"""`replay prune | forget | migrate`: what is kept, and in which schema. The first two change nothing without --yes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from replay.cli.common import AsJson, Run, Where, app, fail, opened, say
+from replay.errors import ReplayError
+from replay.locate import place, run_identity
+from replay.queries import chosen
+from replay.queries.filters import condition
+from replay.queries.open_buffer import Opened
+from replay.storage.databases.backup import backup_path
+from replay.storage.databases.open import create_database, parsed, schema_of
+from replay.storage.erase import Proof, Traces
+from replay.storage.format.schema import REVISION
+from replay.storage.retention import Capacity, Evicted
+
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only tell what would be done.")]
+
+
+_DRY = "nothing was changed; add --yes to do it"
+
+
+@app.command(epilog='Example: agentloop replay prune --where "success = false and staleness > 20"')
+def prune(
+    run: Run = None,
+    where: Where = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Most rows kept; the oldest go first.")] = None,
+    bytes: Annotated[int | None, typer.Option(min=1, help="Most bytes kept.")] = None,
+    age: Annotated[int | None, typer.Option(min=1, help="Most iterations since a row was collected.")] = None,
+    staleness: Annotated[int | None, typer.Option(min=1, help="Most publishes since it was sampled.")] = None,
+    per_task: Annotated[int | None, typer.Option(min=1, help="Most rows of one task.")] = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Evict rows for good: what stays of them is how they ended, and every update that used them."""
+    capacity = Capacity(rows, bytes, age, staleness, per_task)
+    if (where is None) == (not capacity):
+        given = "neither" if where is None else "both"
+        fail(f"prune must be given --where or limits, got {given}. For example: agentloop replay prune --age 20")
+    with opened(run, read_only=not yes) as buffer:
+        picked = None if where is None else condition(where)
+        run_id = buffer.run if where is not None else _own_run(buffer)
+        found = buffer.store.prune(run_id, rows=picked, capacity=capacity, dry_run=not yes)
+    say(json.dumps({**vars(found), "done": yes}) if as_json else _pruned_text(found, done=yes))
+
+
+def _own_run(buffer: Opened) -> str | None:
+    """Whose rows limits are about: the folder's run, and not what was imported into it; without one, each run's."""
+    return buffer.run or (run_identity(buffer.folder).id if buffer.folder else None)
+
+
+def _pruned_text(found: Evicted, *, done: bool) -> str:
+    by_rule = ", ".join(f"{rule} {count:,}" for rule, count in found.by_rule.items())
+    what = f"{found.rows:,} rows ({found.bytes / 1e6:.1f} MB)" + (f": {by_rule}" if by_rule else "")
+    return f"evicted {what}" if done else f"would evict {what}\n{_DRY}"
+
+
+@app.command(epilog="Example: agentloop replay forget --where \"text contains 'jane@example.org'\"")
+def forget(
+    where: Annotated[str, typer.Option("--where", metavar="FILTER", help="What to forget.")],
+    run: Run = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove content for good, and search the database's files for what was removed.
+
+    Ids and how they ended stay, so that lineage still tells which updates a forgotten trajectory fed. Exit code 1 if a
+    copy was found.
+    """
+    with opened(run, read_only=not yes) as buffer:
+        rows = chosen(buffer.run, where)
+        traces, proof = buffer.store.forget(rows) if yes else (buffer.store.forgettable(rows), None)
+    counts = {name: getattr(traces, name) for name in ("trajectories", "messages", "tasks", "updates")}
+    if as_json:
+        told: dict[str, Any] = {**counts, "done": yes, "search": None if proof is None else vars(proof)}
+        say(json.dumps(told))
+    else:
+        say(_forgotten_text(traces, proof))
+    raise typer.Exit(1 if proof is not None and proof.left else 0)
+
+
+def _forgotten_text(traces: Traces, proof: Proof | None) -> str:
+    what = f"the content of {traces.trajectories:,} trajectories, {traces.messages:,} messages, {traces.tasks:,} tasks"
+    weights = f"{traces.updates:,} updates used them: weights keep what they learned (agentloop replay lineage ID)"
+    if proof is None:
+        return f"would remove {what}\n{weights}\n{_DRY}"
+    lines = [f"removed {what}", weights]
+    if not proof.files:
+        lines.append(
+            "the tables were written anew; a server's files can't be searched from here: backups and archived "
+            "write-ahead logs keep what they hold"
+        )
+    else:
+        lines.append(
+            f"searched {len(proof.files)} files for {proof.searched:,} pieces of it: "
+            f"{'found in ' + ', '.join(proof.left) if proof.left else '0 found'}"
+        )
+    if proof.kept:
+        lines.append(f"{proof.kept:,} more pieces also stand in rows that were kept")
+    if not traces.complete:
+        lines.append("there was too much of it to search for all")
+    if proof.left:
+        lines.append("remove these files, or what uses the database, and run it again")
+    lines.append("copies elsewhere (exports, checkpoints, reports) are not touched")
+    return "\n".join(lines)
+
+
+@app.command(epilog="Example: agentloop replay migrate runs/quickstart-001")
+def migrate(run: Run = None, as_json: AsJson = False) -> None:
+    """Bring a database of an older agentloop to the newest schema; a SQLite file is copied first."""
+    location, _, _ = place(run)
+    try:
+        before = schema_of(location)
+        if not before:
+            fail(f"database must be one of agentloop's, got one without tables at {location}. Check the path.")
+        create_database(location).close()
+        target = parsed(location)
+    except ReplayError as error:
+        fail(str(error))
+    backup = str(backup_path(target, before)) if isinstance(target, Path) and before < REVISION else None
+    if as_json:
+        say(json.dumps({"before": before, "now": REVISION, "backup": backup}))
+    elif before == REVISION:
+        say(f"schema {REVISION} already; nothing was changed")
+    else:
+        kept = f"it is kept as it was in {backup}" if backup else "the server made no copy of it"
+        say(f"migrated from schema {before} to {REVISION}; {kept}")

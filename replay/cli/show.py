@@ -1,0 +1,229 @@
+"""`replay stats | ls | show`: what is there."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from context.authors import AuthorTable
+from context.view import token_view
+from context.visible import visible
+from replay import queries as questions
+from replay.cli.common import AsJson, Run, Where, app, opened, say
+from replay.cli.tables import number, share, table
+from replay.locate import tokenizer
+from replay.queries import Sort
+from replay.queries.open_buffer import Opened
+
+_ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
+"""Whoever asks in a terminal waits, and can stop waiting."""
+
+
+@app.command(epilog="Example: agentloop replay stats runs/quickstart-001")
+def stats(run: Run = None, where: Where = None, as_json: AsJson = False) -> None:
+    """What is in the buffer, and what was drawn from it."""
+    with opened(run) as buffer:
+        answer = questions.summary(buffer.store, buffer.run, where=where)
+    say(json.dumps(answer, indent=1) if as_json else _summary_text(answer))
+
+
+@app.command(epilog="Example: agentloop replay ls --where \"success and tool='lookup'\" --sort tokens")
+def ls(
+    run: Run = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where",
+            metavar="FILTER",
+            help="Only these, for example \"reward>0.5 and staleness<8 and tool='lookup'\"; all of several.",
+        ),
+    ] = None,
+    success: Annotated[bool | None, typer.Option("--success/--failed", help="Only these; both when left out.")] = None,
+    sort: Annotated[Sort, typer.Option(help="The greatest come first.")] = Sort.iteration,
+    ascending: Annotated[bool, typer.Option("--ascending", help="The least come first.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Most rows printed.")] = 20,
+    after: Annotated[
+        str | None, typer.Option(metavar="CURSOR", help="Go on behind an earlier page, which names its cursor.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List trajectories, one line each."""
+    chosen = [*(where or ()), *([] if success is None else [f"success = {str(success).lower()}"])]
+    with opened(run) as buffer:
+        asked = questions.Question(buffer.run, chosen, sort, ascending)
+        answer = questions.page(buffer.store, asked, limit=limit, after=after, patience=_ENDLESS)
+    say(json.dumps(answer["rows"], indent=1) if as_json else _listing_text(answer["rows"]))
+    if answer["after"]:
+        say(f"there are more: the same with --after {answer['after']}", error=True)
+
+
+@app.command(epilog="Example: agentloop replay show 3f9a21 runs/quickstart-001")
+def show(
+    id: Annotated[str, typer.Argument(metavar="ID", help="A trajectory's id, or the beginning of it.")],
+    run: Run = None,
+    as_json: AsJson = False,
+) -> None:
+    """One trajectory: every token with its author and mask, its log-probs, and every update that used it."""
+    with opened(run) as buffer:
+        answer = questions.trajectory(buffer.store, id)
+        if as_json:
+            say(json.dumps(answer, indent=1))
+        else:
+            _print_trajectory(buffer, answer)
+
+
+def _summary_text(answer: dict[str, Any]) -> str:
+    drawn = answer["draws"]
+    lines = [
+        f"{answer['database']}  ({answer['bytes'] / 1e6:.1f} MB)",
+        f"iterations    {answer['iterations']:,}, policies {answer['policies']:,}, runs {answer['runs']:,}",
+        f"trajectories  {answer['trajectories']:,} in {answer['groups']:,} groups of {answer['tasks']:,} tasks",
+        *(
+            f"  {state:<12}{row['trajectories']:,}, {share(row['successes'], row['trajectories'])} successful"
+            for state, row in answer["states"].items()
+        ),
+        *([f"  gone        {answer['reclaimed']:,}: evicted, with a few numbers left"] if answer["reclaimed"] else []),
+        f"tokens        {answer['tokens']:,}, of which sampled {answer['action_tokens']:,}",
+        f"success       {share(answer['successes'], answer['trajectories'])}"
+        f"   reward {number(answer['reward_mean'], 3)}   turns {number(answer['turns_mean'], 1)}",
+        "stopped by    " + ", ".join(f"{visible(why)} {count:,}" for why, count in answer["stop_reasons"].items()),
+        f"updates used  {drawn['fresh']:,} fresh, {drawn['replay']:,} replayed"
+        f" ({drawn['trajectories_replayed']:,} different), {drawn['reserved']:,} reserved",
+        f"  replayed    staleness {number(drawn['staleness_mean'], 1)} (most {number(drawn['staleness_max'], 0)}),"
+        f" drift {number(drawn['drift_mean'], 3)} (most {number(drawn['drift_max'], 3)})",
+    ]
+    return "\n".join(lines)
+
+
+_COLUMNS = "id iter task reward success turns tools tokens stop advantage uses stale state"
+
+
+def _listing_text(found: Sequence[dict[str, Any]]) -> str:
+    if not found:
+        return "no trajectories"
+    rows = [
+        [
+            row["id"][:12],
+            str(row["iteration"]),
+            row["task"][:8],
+            f"{row['reward']:g}",
+            "yes" if row["success"] else "no",
+            str(row["num_turns"]),
+            str(row["num_tool_calls"]),
+            str(row["num_tokens"]),
+            row["stop_reason"] + (f"/{row['error_kind']}" if row["error_kind"] else ""),
+            f"{row['advantage']:+.2f}",
+            str(row["uses"]),
+            number(row["staleness"], 0),
+            row["state"],
+        ]
+        for row in found
+    ]
+    return table(_COLUMNS.split(), rows)
+
+
+_USE_COLUMNS = "iter slot stream share stale advantage drift most ess kl clipped"
+
+
+def uses_text(uses: Sequence[dict[str, Any]]) -> str:
+    if not uses:
+        return "no update used it"
+    rows = [
+        [
+            str(use["iteration"]),
+            str(use["slot"]),
+            use["stream"],
+            number(use["probability"], 4),
+            number(use["staleness"], 0),
+            number(use["advantage"], 3),
+            number(use["drift_mean"], 4),
+            number(use["drift_max"], 3),
+            number(use["ess_share"], 4),
+            number(use["approx_kl"], 5),
+            number(use["clip_fraction"], 3),
+        ]
+        for use in uses
+    ]
+    return table(_USE_COLUMNS.split(), rows)
+
+
+def _print_trajectory(buffer: Opened, answer: dict[str, Any]) -> None:
+    say(_facts_text(answer) if "num_tokens" in answer else _left_text(answer))
+    if answer["segments"]:
+        _print_tokens(buffer, answer)
+    else:
+        say("its tokens are gone")
+    say("every update that used it:\n" + uses_text(answer["uses"]))
+
+
+def _print_tokens(buffer: Opened, answer: dict[str, Any]) -> None:
+    (trajectory,) = buffer.store.read([answer["id"]])
+    authors = AuthorTable.from_json(buffer.store.run(trajectory.record.run).authors)
+    decoder, console = tokenizer(buffer.folder), Console(highlight=False, soft_wrap=True)
+    if decoder is None:
+        say("token ids, for want of model/tokenizer.json in the run folder:")
+    for position, segment in enumerate(trajectory.segments):
+        say(f"\nsegment {position} ({visible(segment.reason)}), log-probs in nats after every sampled token\n")
+        console.print(token_view(segment.tokens, authors, decoder, log_probs=True))
+
+
+_Facts = tuple[str, ...]
+"""What they are about, and then facts."""
+
+
+def _facts_text(answer: dict[str, Any]) -> str:
+    lines = [
+        *_birth_facts(answer),
+        ("task", answer["task"]["hash"][:16], f"{answer['environment']} {answer['environment_version']}"),
+        _outcome(answer),
+        ("ended by", answer["stop_reason"], f"error: {answer['error_kind'] or 'none'}"),
+        ("length", f"{answer['num_turns']} turns", f"{answer['num_tool_calls']} tool calls"),
+        ("tokens", str(answer["num_tokens"]), f"{answer['num_action_tokens']} sampled"),
+        (
+            "sampling",
+            f"temperature {answer['temperature']:g}",
+            f"entropy {number(answer['mean_entropy'], 3)} nats",
+        ),
+        (
+            "log-probs",
+            f"mean {number(answer['mean_behavior_log_prob'], 3)}",
+            f"least {number(answer['min_behavior_log_prob'], 3)}",
+        ),
+    ]
+    return _lined(lines)
+
+
+def _left_text(answer: dict[str, Any]) -> str:
+    """Of an evicted row."""
+    task = ("task", answer["task"]["hash"][:16], answer["task"]["environment"])
+    return _lined([*_birth_facts(answer), task, _outcome(answer)])
+
+
+def _birth_facts(answer: dict[str, Any]) -> list[_Facts]:
+    group = answer["group"]
+    rate, mean = share(group["success_rate"], 1), f"reward {group['reward_mean']:g} on average"
+    place = (f"iteration {answer['iteration']}", f"slot {answer['slot']}", f"policy {answer['policy_version_min']}")
+    return [
+        ("trajectory", answer["id"], _state_text(answer), f"source {answer['source']}"),
+        ("born", *place),
+        ("group", f"{group['size']} members", f"{rate} successful", mean),
+    ]
+
+
+def _outcome(answer: dict[str, Any]) -> _Facts:
+    success = "success" if answer["success"] else "no success"
+    return ("outcome", f"reward {answer['reward']:g}", success, f"advantage {answer['advantage']:+.3f}")
+
+
+def _lined(lines: Sequence[_Facts]) -> str:
+    return "\n".join(f"{title:<12}" + ", ".join(map(visible, facts)) for title, *facts in lines)
+
+
+def _state_text(answer: dict[str, Any]) -> str:
+    reason = f" ({answer['state_reason']})" if answer["state_reason"] else ""
+    return f"{answer['state']}{reason}"

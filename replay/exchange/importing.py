@@ -1,0 +1,281 @@
+"""Rows of a file into the store: all of them are checked before any is stored, and one stored already stays one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal
+
+from replay.errors import InvalidRecord
+from replay.exchange.files import ExchangeError
+from replay.exchange.meaning import Learner
+from replay.exchange.row_format import BadRow, Bundle, author_table
+from replay.exchange.stored_rows import known_policies, known_runs, stored_sources
+from replay.exchange.strict_json import shortened
+from replay.records import ELIGIBLE, OWN_SOURCES, PolicyRecord, RunRecord
+from replay.storage.validate import SOURCE_NAME, check_fields
+from replay.store import ReplayStore
+
+_AT_ONCE = 64
+"""Rows of one transaction ..."""
+_TOKENS_AT_ONCE = 1 << 20
+"""... and tokens, or characters of messages, after which it takes no further row."""
+_MOST_NAMED = 20
+_MOST_BAD = 1000
+"""Rows; beyond these, and if they are most, the rest of the file is not read."""
+
+
+Placed = tuple[str, Bundle | BadRow]
+"""`FILE:LINE` of a row, and the row or what is wrong with it."""
+Told = Callable[[Literal["check", "store"], int], None]
+"""Called with rows done."""
+
+
+@dataclass
+class ImportReport:
+    rows: int = 0
+    """Good rows of the file."""
+    inserted: int = 0
+    duplicates: int = 0
+    """Rows that were stored already, with the same content, or stand in the file more than once."""
+    clipped: int = 0
+    """Log-probs of the inserted rows that rounding had put above 0, stored as 0."""
+    bad: int = 0
+    """Rows left out because something is wrong with them."""
+    problems: list[str] = field(default_factory=list)
+    """The first of them, `FILE:LINE: what is wrong`."""
+    runs: list[str] = field(default_factory=list)
+    """Ids of the runs the rows are from."""
+    learner: str | None = None
+    """The run they are for, where that is known ..."""
+    learnable: int = 0
+    """... and how many of the good rows it can draw, as far as tokens and log-probs go."""
+    differing: dict[str, int] = field(default_factory=dict)
+    """Rows that it can't learn from, by what is another in them."""
+
+
+def check_set_name(name: str) -> None:
+    """A set is a source that mixing can name; it is no name for what a run collects itself."""
+    if not SOURCE_NAME.fullmatch(name) or name in OWN_SOURCES:
+        raise ExchangeError(
+            f"--name must match {SOURCE_NAME.pattern} and be none of {', '.join(OWN_SOURCES)}, got {name!r}. "
+            "Choose another."
+        )
+
+
+def import_rows(
+    store: ReplayStore,
+    rows: Callable[[], Iterable[Placed]],
+    *,
+    source: str | None,
+    learner: Learner | None = None,
+    skip_bad: bool = False,
+    told: Told = lambda phase, done: None,
+) -> ImportReport:
+    """Store the rows that `rows` reads anew at each call, batch by batch, each whole or not at all; those of one
+    batch only once.
+
+    `source` is written into every new row; None: each keeps its own. A bad row raises ExchangeError, and then
+    nothing of the file has been stored; with `skip_bad` it is counted and left out. Rows that are all others than
+    those `learner` can learn from are refused too.
+    """
+    report = ImportReport(learner=None if learner is None else learner.run)
+    check = _Check(store, source)
+    bad: set[int] = set()
+    done = 0
+    only: list[list[_Numbered]] = []
+    for batch in _batches(enumerate(rows())):
+        only = [] if done else [batch]
+        for number, place, problem in check.problems(batch):
+            bad.add(number)
+            report.bad += 1
+            if len(report.problems) < _MOST_NAMED:
+                report.problems.append(f"{place}: {problem}")
+        if learner is not None:
+            _compare(learner, [row for number, (_, row) in batch if number not in bad], report)
+        done += len(batch)
+        told("check", done)
+        if report.bad > max(_MOST_BAD, done / 2):
+            raise ExchangeError(f"{report.problems[0]} Most rows are bad. Nothing was stored; is this the right file?")
+    if bad and not skip_bad:
+        more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
+        raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
+    if report.differing and not report.learnable:
+        raise ExchangeError(_incomparable(report))
+    report.runs = sorted(check.runs)
+    for batch in only or _batches(enumerate(rows())):
+        good = [bundle for number, (_, bundle) in batch if number not in bad and isinstance(bundle, Bundle)]
+        _store(store, check.sourced(good), report)
+        told("store", report.rows)
+    return report
+
+
+def _compare(learner: Learner, rows: Sequence[Bundle | BadRow], report: ImportReport) -> None:
+    for row in rows:
+        if isinstance(row, Bundle) and row.trajectory.record.state == ELIGIBLE:
+            names = learner.differs(row)
+            report.learnable += not names
+            for name in names:
+                report.differing[name] = report.differing.get(name, 0) + 1
+
+
+def _incomparable(report: ImportReport) -> str:
+    names = ", ".join(report.differing)
+    remedy = "" if "authors" in report.differing else f", or into one with replay.allow_mismatch: [{names}]"
+    return (
+        f"rows must be ones that run {report.learner} can learn from, got {max(report.differing.values()):,}, all of "
+        f"another {names}. Nothing was stored; import them into a run of their kind{remedy}."
+    )
+
+
+_Numbered = tuple[int, Placed]
+
+
+def _batches(rows: Iterable[_Numbered]) -> Iterator[list[_Numbered]]:
+    batch: list[_Numbered] = []
+    tokens = 0
+    for row in rows:
+        batch.append(row)
+        tokens += _size(row[1][1])
+        if len(batch) == _AT_ONCE or tokens >= _TOKENS_AT_ONCE:
+            yield batch
+            batch, tokens = [], 0
+    if batch:
+        yield batch
+
+
+def _size(bundle: Bundle | BadRow) -> int:
+    if isinstance(bundle, BadRow):
+        return 0
+    said = sum(len(message.content) + len(message.reasoning or "") for message in bundle.trajectory.messages)
+    return said + sum(len(part.tokens) for part in bundle.trajectory.segments)
+
+
+class _Check:
+    """What is wrong with rows: by themselves, with each other, and with what is stored."""
+
+    def __init__(self, store: ReplayStore, source: str | None) -> None:
+        self._store = store
+        self._source = source
+        self._digests: dict[tuple[str, str], bytes] = {}
+        """Of every task, group and trajectory seen."""
+        with store.reading() as connection:
+            self._runs = known_runs(connection)
+        self._policies: dict[str, dict[int, PolicyRecord]] = {}
+        self.runs: set[str] = set()
+
+    def sourced(self, bundles: Sequence[Bundle]) -> list[Bundle]:
+        """With the sources they are to have: a row that is stored already is the one it was."""
+        with self._store.reading() as connection:
+            stored = stored_sources(connection, [bundle.trajectory.id for bundle in bundles])
+        return [_with_source(bundle, stored.get(bundle.trajectory.id, self._source)) for bundle in bundles]
+
+    def problems(self, batch: Sequence[_Numbered]) -> Iterator[tuple[int, str, str]]:
+        """Number, place and problem of the bad rows."""
+        read = []
+        for number, (place, bundle) in batch:
+            if isinstance(bundle, BadRow):
+                yield number, place, str(bundle)
+            else:
+                read.append((number, place, bundle))
+        bundles = self.sourced([bundle for *_, bundle in read])
+        alone = []
+        for (number, place, _), bundle in zip(read, bundles, strict=True):
+            try:
+                self._check_references(bundle)
+                alone.append((number, place, bundle))
+            except (BadRow, InvalidRecord) as error:
+                yield number, place, _problem(error)
+        if not self._refused([bundle for *_, bundle in alone]):
+            return
+        for number, place, bundle in alone:
+            problem = self._refused([bundle])
+            if problem:
+                yield number, place, problem
+
+    def _refused(self, bundles: Sequence[Bundle]) -> str | None:
+        tables = {bundle.run.id: author_table(bundle.run.authors) for bundle in bundles}
+        try:
+            self._store.check(*_records(bundles), tables)
+        except InvalidRecord as error:
+            return _problem(error)
+        return None
+
+    def _check_references(self, bundle: Bundle) -> None:
+        self._check_run(bundle.run)
+        for policy in bundle.policies:
+            self._check_policy(policy)
+        record = bundle.trajectory.record
+        for kind, key, value in (
+            ("task", record.task, bundle.task),
+            ("group", record.group, bundle.group),
+            ("trajectory", record.id, record),
+        ):
+            digest = hashlib.blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            if self._digests.setdefault((kind, key), digest) != digest:
+                raise BadRow(f"{kind} must be the same in every row, got {shortened(key)} with two contents.")
+
+    def _check_run(self, run: RunRecord) -> None:
+        known = self._runs.get(run.id)
+        if known is None:
+            check_fields([run], "run", "id")
+            self._runs[run.id] = known = run
+        for part in fields(run):
+            mine, theirs = getattr(known, part.name), getattr(run, part.name)
+            if mine != theirs:
+                raise BadRow(
+                    f"run_{part.name} must be that of the known run {shortened(run.id)} ({shortened(mine)}), "
+                    f"got {shortened(theirs)}."
+                )
+        self.runs.add(run.id)
+
+    def _check_policy(self, policy: PolicyRecord) -> None:
+        if policy.run not in self._policies:
+            with self._store.reading() as connection:
+                self._policies[policy.run] = known_policies(connection, policy.run)
+        known = self._policies[policy.run].get(policy.version)
+        if known is None:
+            check_fields([policy], "policy", "version")
+            self._policies[policy.run][policy.version] = policy
+        elif (known.tokenizer_hash, known.template_hash) != (policy.tokenizer_hash, policy.template_hash):
+            raise BadRow(f"policies must be those of the known run {shortened(policy.run)}, got another tokenizer.")
+
+
+def _problem(error: Exception) -> str:
+    return str(error).removesuffix(" Nothing of this call was stored.")
+
+
+def _with_source(bundle: Bundle, source: str | None) -> Bundle:
+    if source is None:
+        return bundle
+    row = bundle.trajectory
+    return replace(bundle, trajectory=replace(row, record=replace(row.record, source=source)))
+
+
+def _records(bundles: Sequence[Bundle]) -> tuple[list, list, list]:  # type: ignore[type-arg]  # what append takes
+    return (
+        [bundle.task for bundle in bundles],
+        [bundle.group for bundle in bundles],
+        [bundle.trajectory for bundle in bundles],
+    )
+
+
+def _store(store: ReplayStore, bundles: Sequence[Bundle], report: ImportReport) -> None:
+    for run in {bundle.run.id: bundle.run for bundle in bundles}.values():
+        store.add_run(run)
+        with store.reading() as connection:
+            known = known_policies(connection, run.id)
+        wanted = {policy.version: policy for row in bundles if row.run.id == run.id for policy in row.policies}
+        for version in wanted.keys() - known.keys():
+            store.add_policy(wanted[version])
+    try:
+        appended = store.append(*_records(bundles))
+    except InvalidRecord as error:
+        raise ExchangeError(
+            f"{_problem(error)} {report.inserted} rows of the file had been stored before. Import it again to go on."
+        ) from error
+    report.rows += len(bundles)
+    report.inserted += appended.inserted
+    report.duplicates += appended.duplicates
+    report.clipped += appended.clipped

@@ -1,0 +1,150 @@
+"""What a page is: an address, the question it asks, and the template that shows the answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from replay import queries
+from replay.errors import DatabaseFailed, DatabaseRefused, ReplayError
+from replay.inspector.server.query import BadQuery, Query
+from replay.queries import Answer
+from replay.queries.filters import WrongFilter
+from replay.queries.open_buffer import Source
+
+TWIN = ".json"
+"""Ends the address of a page's answer as JSON."""
+
+
+_LONGEST_MESSAGE = 1000
+
+
+class Elsewhere(Exception):
+    """The page stands at another address."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.address = address
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page, or a part of one that is fetched by itself."""
+
+    path: str
+    """With parameters in braces."""
+    template: str
+    answer: Callable[[Source, Query], Answer]
+    """JSON-able: it is the twin, and all that the template knows."""
+    tab: str = ""
+    """Which link of the navigation is the current one."""
+    shows: Callable[[Source, Query, Answer], dict[str, Any]] = lambda *_: {}
+    """What only the template needs, made from the answer: scales, drawings, addresses."""
+    at_once: Callable[[Source, Query], Answer | None] = lambda *_: None
+    """What is shown instead where the answer would take long, and a page should not; None: it does not."""
+
+
+class Pages:
+    """Answers requests for one source."""
+
+    def __init__(self, source: Source, templates: Environment) -> None:
+        self._source = source
+        self._templates = templates
+
+    def page(self, page: Page) -> Callable[[Request], Response]:
+        def respond(request: Request) -> Response:
+            return self._guarded(request, lambda: self._html(request, page), self.error_page)
+
+        return respond
+
+    def twin(self, page: Page) -> Callable[[Request], Response]:
+        def respond(request: Request) -> Response:
+            def answer() -> Response:
+                try:
+                    return _json(page.answer(self._source, _query(request)))
+                except Elsewhere as other:
+                    path, mark, query = other.address.partition("?")
+                    raise Elsewhere(path + TWIN + mark + query) from other
+
+            return self._guarded(request, answer, error_twin)
+
+        return respond
+
+    def _html(self, request: Request, page: Page) -> Response:
+        query = _query(request)
+        answer = page.at_once(self._source, query) or page.answer(self._source, query)
+        shown = page.shows(self._source, query, answer)
+        return self._rendered(request, page.template, {**answer, **shown}, tab=page.tab)
+
+    def _rendered(
+        self, request: Request, template: str, values: dict[str, Any], *, tab: str, status: int = 200
+    ) -> Response:
+        # What is not there has no twin either, and its address may be anything.
+        twin = _twin_address(request) if status == 200 else None
+        common = {"tab": tab, "database": self._source.store.url, "twin": twin}
+        text = self._templates.get_template(template).render(**common, **values)
+        # A lone surrogate, which models do write, has no UTF-8.
+        return HTMLResponse(text.encode("utf-8", "replace"), status)
+
+    def error_page(self, request: Request, status: int, message: str) -> Response:
+        return self._rendered(
+            request, "error.html", {"status": status, "message": _cut(message), "run": None}, tab="", status=status
+        )
+
+    def _guarded(
+        self, request: Request, respond: Callable[[], Response], told: Callable[[Request, int, str], Response]
+    ) -> Response:
+        try:
+            return respond()
+        except Elsewhere as other:
+            return RedirectResponse(other.address, 303)
+        except (BadQuery, WrongFilter) as error:
+            return told(request, 400, str(error))
+        except (DatabaseFailed, DatabaseRefused) as error:
+            return told(request, 503, str(error))
+        except ReplayError as error:
+            return told(request, 404, str(error))
+
+
+def _twin_address(request: Request) -> str:
+    # As it stood in the address: the path of a request has been read once already.
+    path = "/index" if request.url.path == "/" else quote(request.url.path)
+    return path + TWIN + (f"?{request.url.query}" if request.url.query else "")
+
+
+def error_twin(request: Request, status: int, message: str) -> Response:
+    return _json({"error": _cut(message)}, status)
+
+
+def _cut(message: str) -> str:
+    """A message holds what was asked, which may be long."""
+    return message if len(message) <= _LONGEST_MESSAGE else message[:_LONGEST_MESSAGE] + " ..."
+
+
+def _json(answer: Answer, status: int = 200) -> Response:
+    # ASCII: a lone surrogate is written as it was stored.
+    text = json.dumps(answer, allow_nan=False)
+    return Response(text, status, media_type="application/json")
+
+
+def _query(request: Request) -> Query:
+    return Query(request.query_params.multi_items(), request.path_params)
+
+
+def run_of(source: Source, query: Query) -> str | None:
+    """The run a page is about: as asked, as opened, or the only one; None: all of the database's."""
+    given = query.text("run") or source.run
+    if given == "*":
+        return None
+    if given is not None:
+        source.store.run(given)
+        return given
+    known = list(queries.run_names(source.store))
+    return known[0] if len(known) == 1 else None

@@ -1,0 +1,79 @@
+"""A trajectory's messages by turns, as the page shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from replay.inspector.text.reading import Folded, Voice, folded, indented, voice
+from replay.queries import Answer
+
+
+@dataclass(frozen=True)
+class Text:
+    """One thing that was said."""
+
+    label: str
+    """Empty: the message itself."""
+    shown: Folded
+    exact: Folded | None = None
+    """Where what is shown is laid out anew: what was written."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """One message."""
+
+    position: int
+    author: str
+    voice: Voice
+    role: str
+    name: str | None
+    texts: tuple[Text, ...]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A reply with what came back; or what stands before the first one."""
+
+    number: int | None
+    said: tuple[Said, ...]
+
+
+def turns(
+    messages: Sequence[Answer], authors: Sequence[Mapping[str, Any]], num_turns: int, *, first: int, count: int
+) -> list[Turn]:
+    """`count` turns from `first` on, and before the very first one what opened the conversation.
+
+    The last `num_turns` messages of an action author are the turns; what was spoken before is the opening's.
+    """
+    action = {author["name"] for author in authors if author["action"]}
+    spoken = [place for place, message in enumerate(messages) if message["author"] in action]
+    starts = spoken[max(0, len(spoken) - num_turns) :]
+    spans: list[tuple[int | None, int, int]] = [(None, 0, starts[0] if starts else len(messages))] if first == 0 else []
+    ends = [*starts[1:], len(messages)]
+    spans += [(turn, starts[turn], ends[turn]) for turn in range(first, min(first + count, len(starts)))]
+    return [
+        Turn(number, tuple(said(messages[place], place) for place in range(start, end)))
+        for number, start, end in spans
+        if start < end
+    ]
+
+
+def said(message: Answer, position: int) -> Said:
+    texts = [Text("reasoning", folded(message["reasoning"]))] if message["reasoning"] else []
+    if message["content"] or not (message["tool_calls"] or message["reasoning"]):
+        texts.append(_laid_out(message["content"]))
+    if message["note"]:
+        texts.append(Text("note", folded(message["note"])))
+    for call in message["tool_calls"]:
+        given = json.dumps(call["arguments"], ensure_ascii=False)
+        texts.append(Text(f"calls {call['name']}", folded(indented(given) or given)))
+    return Said(position, message["author"], voice(message["author"]), message["role"], message["name"], tuple(texts))
+
+
+def _laid_out(text: str) -> Text:
+    pretty = indented(text)
+    return Text("", folded(text)) if pretty is None or pretty == text else Text("", folded(pretty), folded(text))

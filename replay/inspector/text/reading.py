@@ -1,0 +1,163 @@
+"""Tokens as text, and texts as people read them: whose tokenizer, who speaks, what is folded away."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from context.authors import DISCARD_SUFFIX
+from context.codec import TokenCodec
+from replay import queries
+from replay.inspector.text.visible import visible
+from replay.locate import run_identity
+from replay.queries import CodecOf
+from replay.queries.open_buffer import Source
+
+_FOLDED_FROM = 1_500
+_FOLDED_LINES = 20
+_HEAD = 800
+_HEAD_LINES = 12
+"""Of a text that is folded: what stays in sight."""
+MOST_SHOWN = 20_000
+"""Characters of one text on a page of many; the rest has an address of its own."""
+
+
+def codec_of(source: Source) -> CodecOf:
+    """The opened run's tokenizer, for rows that were written with it."""
+
+    def find(run: str) -> TokenCodec | None:
+        return source.tokenizer() if unread(source, run) is None else None
+
+    return find
+
+
+def unread(source: Source, run: str) -> str | None:
+    """Why a run's tokens are shown as ids; None: they are shown as text."""
+    if source.tokenizer() is None:
+        if source.folder is None:
+            return (
+                "A tokenizer stands in a run's folder, and a database was opened. Open the run's folder to read text."
+            )
+        return f"There is no model/tokenizer.json in {source.folder}."
+    mine = None if source.folder is None else run_identity(source.folder).id
+    if mine is None or queries.same_tokenizer(source.store, mine, run):
+        return None
+    return f"They are of run {run}, which is not known to have the tokenizer of the run that was opened."
+
+
+_UNSEEN_SPACE = re.compile(r"(\n|\t|^ +$| {2,})")
+
+
+def spelled(text: str | None) -> Markup:
+    """One token's text: ends of lines, tabs and spaces that would not be seen are marked, as tokens.js marks them."""
+    if text is None:
+        return Markup('<span class="space">\u2025</span>')
+    shown = Markup()
+    for part in _UNSEEN_SPACE.split(text):
+        if _UNSEEN_SPACE.fullmatch(part):
+            mark = {"\n": "\u21b5", "\t": "\u21e5"}.get(part, "\u2423" * len(part))
+            shown += Markup('<span class="space">{}</span>{}').format(mark, part.strip(" "))
+        else:
+            shown += visible(part)
+    return shown
+
+
+@dataclass(frozen=True)
+class Voice:
+    """How an author is told from others: by a shape, a colour, and always by its name."""
+
+    shape: str
+    kind: str
+
+
+_VOICES = {
+    "llm": Voice("◆", "llm"),
+    "llm(do_not_train)": Voice("◇", "llm"),
+    "user": Voice("●", "user"),
+    "env": Voice("▲", "env"),
+    "memory": Voice("■", "memory"),
+    "initialization": Voice("▼", "initialization"),
+    "template": Voice("∙", "template"),
+    "demonstration": Voice("★", "demonstration"),
+    "history": Voice("○", "history"),
+}
+_OTHER = Voice("▷", "other")
+
+
+def voice(author: str) -> Voice:
+    return _VOICES.get(author.removesuffix(DISCARD_SUFFIX), _OTHER)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A text of which the beginning is in sight. The parts follow each other without a gap."""
+
+    head: str
+    rest: str
+    characters: int
+    left: int
+    """Characters that are not on the page at all."""
+
+
+def folded(text: str) -> Folded:
+    if len(text) <= _FOLDED_FROM and text.count("\n") < _FOLDED_LINES:
+        return Folded(text, "", len(text), 0)
+    head = "\n".join(text[:_HEAD].split("\n", _HEAD_LINES)[:_HEAD_LINES])
+    shown = text[:MOST_SHOWN]
+    return Folded(head, shown[len(head) :], len(text), len(text) - len(shown))
+
+
+_ONE_LINE = 80
+_DEEPEST = 30
+_PIECES = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+
+
+def indented(text: str) -> str | None:
+    """JSON with a line per value, its numbers and escapes as they were written.
+
+    None for what is no object or list, and for what one line does for.
+    """
+    if not _ONE_LINE < len(text) <= MOST_SHOWN or not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    parts: list[str] = []
+    depth, opened = 0, False
+    for piece in _PIECES.findall(text):
+        if piece in "}]":
+            depth -= 1
+            parts.append("" if opened else "\n" + "  " * depth)
+        elif opened:
+            parts.append("\n" + "  " * depth)
+        opened = piece in "{["
+        depth += opened
+        if depth > _DEEPEST:
+            return None
+        parts.append(piece + {",": "\n" + "  " * depth, ":": " "}.get(piece, ""))
+    return "".join(parts)
+
+
+_PLAIN = re.compile(r"[\w.:@-]+")
+
+
+def rescore_run(source: Source) -> str:
+    """As it must be typed; RUN stands for a folder that is not known here."""
+    return shlex.quote(source.named or "") if has_run(source) else "RUN"
+
+
+def rescore_command(source: Source, id: str) -> str:
+    """As it must be typed to score one trajectory of this database."""
+    where = "id='{}'".format(id.replace("'", "''"))
+    quoted = f'"{where}"' if _PLAIN.fullmatch(id) else shlex.quote(where)
+    return f"agentloop replay rescore {rescore_run(source)} --where {quoted}"
+
+
+def has_run(source: Source) -> bool:
+    """Whether RUN named a run's folder or the file in it: there are its weights, and how to load them."""
+    return source.folder is not None and source.named is not None and run_identity(source.folder).id is not None

@@ -1,0 +1,86 @@
+"""From RUN, a folder, a file or a URL, to the database, the run and its tokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from context.codec import TokenCodec
+from replay.errors import ReplayError
+from replay.storage.databases.open import Location
+
+DATABASE = "replay.sqlite"
+"""The database's name in a run folder whose configuration names no other."""
+LOCK = "lock"
+"""The file in a run folder that its trainer holds a lock on."""
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a run folder says about its run."""
+
+    id: str | None
+    database: str | None
+    """The URL its configuration names; None: the file in the folder."""
+
+
+def run_identity(run_folder: Path) -> RunIdentity:
+    """From the folder's run.json; a folder without one has nothing but its file."""
+    try:
+        identity = json.loads((run_folder / "run.json").read_text(encoding="utf-8"))
+        return RunIdentity(identity["id"], identity["config"]["replay"].get("database"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return RunIdentity(None, None)
+
+
+def own_folder(run_folder: Path | None, run: str) -> Path | None:
+    """The folder, where it is this run's: other runs of its database have folders of their own."""
+    return run_folder if run_folder is not None and run_identity(run_folder).id == run else None
+
+
+def newest_run_folder(runs: Path = Path("runs")) -> Path:
+    """The folder whose buffer was last written to; of two written at once, the higher-numbered."""
+    written = [
+        (_last_written(folder), folder.name, folder)
+        for folder in (runs.iterdir() if runs.is_dir() else ())
+        if (folder / DATABASE).is_file() or run_identity(folder).database is not None
+    ]
+    if not written:
+        begun = max(runs.glob("*/run.json"), key=lambda file: file.stat().st_mtime_ns, default=None)
+        none = f"RUN must be given when there is no run under {runs.absolute()}, got none."
+        raise ReplayError(_has_none_yet(begun.parent) if begun else none)
+    return max(written)[2]
+
+
+def _has_none_yet(folder: Path) -> str:
+    return f"RUN must have a buffer, got {folder}: a run makes it once its model is ready. Then ask again."
+
+
+def _last_written(folder: Path) -> int:
+    """A run whose buffer is on a server writes its metrics here."""
+    files = [folder / DATABASE] if (folder / DATABASE).is_file() else [folder / "metrics.jsonl", folder / "run.json"]
+    return max(file.stat().st_mtime_ns for file in files if file.is_file())
+
+
+def place(run: str | None) -> tuple[Location, Path | None, str | None]:
+    """The database, the run folder, and the run where the database is not its own."""
+    if run is not None and "://" in run:
+        return run, None, None
+    path = newest_run_folder() if run is None else Path(run)
+    if not os.path.isdir(path):
+        return path, path.parent, None
+    identity = run_identity(path)
+    if identity.database is None:
+        if identity.id is not None and not (path / DATABASE).exists():
+            raise ReplayError(_has_none_yet(path))
+        return path / DATABASE, path, None
+    return identity.database, path, identity.id
+
+
+def tokenizer(folder: Path | None) -> TokenCodec | None:
+    """The run's own tokenizer, without which tokens are shown as ids."""
+    if folder is None or not (folder / "model" / "tokenizer.json").is_file():
+        return None
+    return TokenCodec((folder / "model" / "tokenizer.json").read_text(encoding="utf-8"))

@@ -1,0 +1,43 @@
+"""Read-only questions. Every answer is plain and JSON-able: what is unknown is None, and no number is NaN.
+
+The terminal (`agentloop replay ...`) and the inspector ask the same ones.
+"""
+
+from replay.queries.distributions import distributions
+from replay.queries.filters.question import Answer, Question, Sort, chosen
+from replay.queries.iteration import iteration
+from replay.queries.listing import Patience, page
+from replay.queries.preview.preview import preview, rows_to_read
+from replay.queries.runs import merged_series, merging, metric_series, progress, run_names, runs
+from replay.queries.summary import summary
+from replay.queries.task import task
+from replay.queries.tokens import MOST_TOKENS, CodecOf, tokens
+from replay.queries.trajectory import find, overview, same_tokenizer, trajectory
+
+__all__ = [
+    "MOST_TOKENS",
+    "Answer",
+    "CodecOf",
+    "Patience",
+    "Question",
+    "Sort",
+    "chosen",
+    "distributions",
+    "find",
+    "iteration",
+    "merged_series",
+    "merging",
+    "metric_series",
+    "overview",
+    "page",
+    "preview",
+    "progress",
+    "rows_to_read",
+    "run_names",
+    "runs",
+    "same_tokenizer",
+    "summary",
+    "task",
+    "tokens",
+    "trajectory",
+]

@@ -1,0 +1,177 @@
+"""One update: what it planned and got, every row that fed it, and what it did to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from replay.errors import ReplayError
+from replay.queries.filters.question import Answer
+from replay.records import COMMITTED, FRESH, REPLAY
+from replay.storage.format.encoding import BlobError
+from replay.storage.format.histograms import EDGES, decode, quantile
+from replay.storage.format.rows import chunked, named
+from replay.storage.format.schema import draws, groups, histograms, iterations, metrics, policies, trajectories
+from replay.storage.reclaimed import BORN, IS_KNOWN, with_born
+from replay.store import ReplayStore
+
+_QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
+
+
+def iteration(store: ReplayStore, run: str, number: int) -> Answer:
+    """What one update learned from, in the order of its slots, what came of it, and the policy it made.
+
+    `histograms` are those of `replay.storage.format.histograms`, whose inner edges are `edges`; quantiles are middles
+    of bins. There are none of updates of before they were kept. `groups`: of the rows that went in, with their slots.
+    """
+    with store.reading() as connection:
+        record = committed(connection, run, number)
+        rows = fed(connection, run, first=number, last=number)
+        spread, damaged = _histograms(connection, run, number)
+        return {
+            **record,
+            **_neighbours(connection, run, number),
+            "policy": _policy(connection, run, record["makes_policy_version"]),
+            "trajectories": rows,
+            "groups": _groups(connection, rows),
+            "edges": list(EDGES),
+            "histograms": spread,
+            "damaged_histograms": damaged,
+            "metrics": _metrics(connection, run, number),
+        }
+
+
+def committed(connection: sa.Connection, run: str, number: int) -> Answer:
+    """The record of an iteration; raises ReplayError for one that has not been committed."""
+    mine = iterations.c.run == run
+    query = sa.select(iterations).where(mine, iterations.c.iteration == number)
+    found = connection.execute(query).mappings().one_or_none()
+    if found is None:
+        last = connection.scalar(sa.select(sa.func.max(iterations.c.iteration)).where(mine)) or 0
+        raise ReplayError(f"iteration must be a committed one, from 1 to {last}, got {number}.")
+    return {**dict(found), "makes_policy_version": found["policy_version"] + 1}
+
+
+def fed(connection: sa.Connection, run: str, *, first: int, last: int) -> list[Answer]:
+    """Every draw that the updates from one iteration to another learned from, with what its row was born with."""
+    query = (
+        sa.select(draws, *BORN)
+        .select_from(with_born(draws, draws.c.trajectory))
+        .where(draws.c.run == run, draws.c.state == COMMITTED, draws.c.iteration.between(first, last), IS_KNOWN)
+        .order_by(draws.c.iteration, draws.c.slot)
+    )
+    # Both tables have a state; the row's is the one to know, all of these draws being committed.
+    names = [str(column.key) for column in (*draws.c, *BORN)]
+    return [dict(zip(names, row, strict=True)) for row in connection.execute(query)]
+
+
+def _neighbours(connection: sa.Connection, run: str, number: int) -> Answer:
+    """The committed iterations beside this one, and the last."""
+    column = iterations.c.iteration
+    query = sa.select(
+        sa.func.max(sa.case((column < number, column))).label("previous"),
+        sa.func.min(sa.case((column > number, column))).label("next"),
+        sa.func.max(column).label("last"),
+    )
+    return dict(connection.execute(query.where(iterations.c.run == run)).mappings().one())
+
+
+def _policy(connection: sa.Connection, run: str, version: int) -> Answer | None:
+    """What the update made; None for a policy that was never published."""
+    same = (policies.c.run == run) & (policies.c.version == version)
+    found = (
+        connection.execute(sa.select(policies.c.version, policies.c.checkpoint).where(same)).mappings().one_or_none()
+    )
+    return None if found is None else dict(found)
+
+
+def _groups(connection: sa.Connection, rows: Sequence[Answer]) -> list[Answer]:
+    """Of the rows, in the order of their first slots.
+
+    `degenerate`: at birth there was nothing to compare in it. `teaches`: a row of it had an advantage in the update,
+    which also one of a degenerate group can have, by another baseline or a stored member that completed it.
+    """
+    slots: dict[str, list[int]] = {}
+    for row in rows:
+        slots.setdefault(row["group"], []).append(row["slot"])
+    by_slot = {row["slot"]: row for row in rows}
+    found: dict[str, Answer] = {}
+    for chunk in chunked(list(slots)):
+        for group in connection.execute(sa.select(groups).where(groups.c.id.in_(chunk))).mappings():
+            found[group["id"]] = dict(group)
+    return [
+        {
+            **named(found, id, "trajectories.group_id"),
+            "stream": by_slot[members[0]]["stream"],
+            "slots": members,
+            "degenerate": found[id]["size"] < 2 or found[id]["reward_std"] == 0.0,
+            "teaches": any(by_slot[slot]["advantage"] for slot in members),
+        }
+        for id, members in slots.items()
+    ]
+
+
+def _histograms(connection: sa.Connection, run: str, number: int) -> tuple[list[Answer], list[str]]:
+    """Fresh ones first and ages ascending; and which of them are not what was written."""
+    table, damaged, found = histograms.c, [], []
+    query = sa.select(table.quantity, table.stream, table.age, table.counts)
+    for quantity, stream, age, blob in connection.execute(query.where(table.run == run, table.iteration == number)):
+        try:
+            counts = decode(blob)
+        except BlobError as error:
+            damaged.append(f"{quantity} of {stream}{' rows of age ' * bool(age)}{age}: {error}")
+            continue
+        quantiles = {name: _finite(quantile(counts, share)) for name, share in _QUANTILES.items()}
+        found.append(
+            {
+                "quantity": quantity,
+                "stream": stream,
+                "age": age,
+                "tokens": int(counts.sum()),
+                **quantiles,
+                "counts": counts.tolist(),
+            }
+        )
+    found.sort(key=lambda each: (each["quantity"], each["stream"] != FRESH, _age_order(each["age"])))
+    return found, sorted(damaged)
+
+
+def _age_order(age: str) -> tuple[bool, int]:
+    """0, 1, 2-3, 4-7, ..., unknown."""
+    first = age.partition("-")[0]
+    return not first.isdecimal(), int(first) if first.isdecimal() else 0
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None
+
+
+def _metrics(connection: sa.Connection, run: str, number: int) -> Answer:
+    """By name; None where a value was not known."""
+    here = (metrics.c.run == run) & (metrics.c.iteration == number)
+    query = sa.select(metrics.c.name, metrics.c.value).where(here).order_by(metrics.c.name)
+    return {name: value if value is None or math.isfinite(value) else None for name, value in connection.execute(query)}
+
+
+_rows = trajectories.c
+
+
+def lineage_up_to(store: ReplayStore, run: str, iteration: int) -> Answer:
+    """What the weights after `iteration` have learned from, one line per iteration, and every draw behind them."""
+    with store.reading() as connection:
+        last = committed(connection, run, iteration) if iteration else None
+        query = sa.select(iterations).where(iterations.c.run == run, iterations.c.iteration <= iteration)
+        found = connection.execute(query.order_by(iterations.c.iteration)).mappings()
+        used = fed(connection, run, first=1, last=iteration)
+        return {
+            "run": run,
+            "iteration": iteration,
+            "policy_version": last["makes_policy_version"] if last else 0,
+            "iterations": [dict(row) for row in found],
+            "different": len({row["trajectory"] for row in used}),
+            "fresh": sum(row["stream"] == FRESH for row in used),
+            "replay": sum(row["stream"] == REPLAY for row in used),
+            "trajectories": used,
+        }

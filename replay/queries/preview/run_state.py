@@ -1,0 +1,117 @@
+"""Where a run stands before its next iteration, as far as its database and its checkpoints tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from replay.mixing.mixer import Mixer
+from replay.mixing.rule import MixRule
+from replay.sampling.samplers import Sampler
+from replay.storage.format.schema import groups, iterations, metrics, policies, sampler_state
+
+ESS = "actor/replay/ess_mean"
+"""Of the weights that draws are stored with, whatever `replay.ess.weights` the controller goes by."""
+_ESS_BY_AGE = "actor/replay/ess/age_"
+_SUCCESS = "rollout/success"
+_FACTOR = "replay/controller_factor"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Between two iterations of a run."""
+
+    run: str
+    iteration: int
+    """The next one."""
+    policy_version: int
+    """The policy that is about to learn."""
+    metrics: Mapping[str, float]
+    """Of the newest iteration."""
+    sampler: Mapping[str, Any] | None
+    """State after the newest iteration."""
+    has_replayed: bool
+    best_success: float | None
+    """Of any iteration's fresh episodes."""
+    ess: tuple[int, float] | None
+    """The newest iteration that had an ESS of replayed rows, and it."""
+
+    def mixer(self, rule: MixRule, saved: Mapping[str, Any] | None) -> Mixer:
+        """As the run's own would stand, from its checkpoint, or without what earlier iterations rounded off."""
+        mixer = Mixer(rule)
+        if saved is not None:
+            mixer.load_state(saved)
+            return mixer
+        mixer.started = self.has_replayed
+        mixer.success_reached = (self.best_success or 0.0) >= (rule.start.success_rate or 0.0)
+        if rule.controller is not None:
+            ess = {name: value for name, value in self.metrics.items() if name.startswith(_ESS_BY_AGE)}
+            mixer.factor = rule.controller.next_factor(self.metrics.get(_FACTOR, 1.0), ess)
+        return mixer
+
+    def go_on(self, sampler: Sampler) -> bool:
+        """The run's own random state for a sampler of the same name; whether there was one."""
+        if self.sampler is None or self.sampler.get("name") != sampler.title:
+            return False
+        sampler.load_state(self.sampler)
+        return True
+
+
+def standing(connection: sa.Connection, run: str) -> Standing:
+    newest = connection.scalar(sa.select(sa.func.max(iterations.c.iteration)).where(iterations.c.run == run)) or 0
+    version = connection.scalar(sa.select(sa.func.max(policies.c.version)).where(policies.c.run == run)) or 0
+    of_newest = (metrics.c.run == run) & (metrics.c.iteration == newest)
+    found = connection.execute(sa.select(metrics.c.name, metrics.c.value).where(of_newest)).all()
+    state = connection.scalar(
+        sa.select(sampler_state.c.state).where(sampler_state.c.run == run, sampler_state.c.iteration == newest)
+    )
+    replayed = sa.exists().where(iterations.c.run == run, iterations.c.planned_replay > 0)
+    best = sa.select(sa.func.max(metrics.c.value)).where(metrics.c.run == run, metrics.c.name == _SUCCESS)
+    known = (metrics.c.run == run) & (metrics.c.name == ESS) & metrics.c.value.is_not(None)
+    ess = sa.select(metrics.c.iteration, metrics.c.value).where(known).order_by(metrics.c.iteration.desc()).limit(1)
+    last = connection.execute(ess).one_or_none()
+    return Standing(
+        run=run,
+        iteration=newest + 1,
+        policy_version=version,
+        metrics={name: value for name, value in found if value is not None},
+        sampler=None if state is None else json.loads(state),
+        has_replayed=bool(connection.scalar(sa.select(replayed))),
+        best_success=connection.scalar(best),
+        ess=None if last is None else (last.iteration, last.value),
+    )
+
+
+def saved_mixer(folder: Path | None, iteration: int, *, unit: str) -> Mapping[str, Any] | None:
+    """The mixer of that unit in a run folder's checkpoint after `iteration`; None: there is no such checkpoint, or none
+    whole, or what it rounded off was of another unit."""
+    if folder is None:
+        return None
+    try:
+        values = json.loads((folder / "checkpoints" / f"{iteration:06d}" / "state.json").read_text())
+        mixer = values["mixer"]
+    except (OSError, ValueError, KeyError, TypeError):
+        # A running trainer writes and removes checkpoints; without one the batch is planned without its remainders.
+        return None
+    return mixer if isinstance(mixer, dict) and mixer.get("unit") == unit else None
+
+
+def upcoming_tasks(connection: sa.Connection, run: str, count: int, pool: int | str) -> list[str]:
+    """Hashes of the `count` tasks that are taken to come next: those tried longest ago, as a pool is gone through.
+
+    "" stands for a task that was never tried, as long as the pool is known to have one. The order within a pass is the
+    run's own affair, and a curriculum's order is not known here.
+    """
+    if not count:
+        return []
+    newest = sa.func.max(groups.c.iteration)
+    query = sa.select(groups.c.task).where(groups.c.run == run).group_by(groups.c.task).order_by(newest, groups.c.task)
+    tried = [str(task) for task in connection.scalars(query)]
+    new = max(0, pool - len(tried)) if isinstance(pool, int) else 0
+    line = [""] * min(new, count) + tried
+    return [line[at % len(line)] if line else "" for at in range(count)]

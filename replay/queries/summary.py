@@ -1,0 +1,140 @@
+"""The buffer in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import sqlalchemy as sa
+
+from replay.queries.filters import condition
+from replay.queries.filters.question import Answer, chosen, of_run
+from replay.records import COMMITTED, REPLAY, RESERVED, STATES
+from replay.storage.format import schema
+from replay.storage.format.column_types import Real
+from replay.storage.format.schema import draws, groups, policies, reclaimed, runs
+from replay.store import ReplayStore
+
+_rows = schema.trajectories.c
+
+
+def _sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+    """PostgreSQL makes sums and means of whole numbers decimals, which are no JSON."""
+    return sa.cast(sa.func.coalesce(sa.func.sum(column), 0), sa.BigInteger)
+
+
+def _mean(column: sa.Column[Any]) -> sa.Function[float]:
+    """Raises DamagedCell where there is none, for a cell holds what is not finite."""
+    kind = Real()
+    kind.column = f"{column.table.name}.{column.name}"
+    return sa.func.avg(sa.cast(column, sa.Double), type_=kind)
+
+
+_SUMS = {
+    "trajectories": sa.func.count(),
+    "tokens": _sum(_rows.num_tokens),
+    "action_tokens": _sum(_rows.num_action_tokens),
+    "successes": _sum(sa.cast(_rows.success, sa.Integer)),
+    "reward": sa.func.sum(_rows.reward),
+    "turns": _sum(_rows.num_turns),
+}
+
+
+def summary(store: ReplayStore, run: str | None = None, *, where: str | None = None) -> Answer:
+    """The buffer in numbers, over every stored row; `states` tells the same apart. None: all runs of the database.
+
+    `where`: over the rows of that filter (`replay.queries.filters`), their groups, tasks and draws. Rows that were
+    `reclaimed`, of which a few numbers are left, are counted apart, whatever the filter.
+    """
+    rows = chosen(run, where)
+    with store.reading() as connection:
+        kinds = _kinds(connection, rows)
+        return {
+            "database": store.url,
+            "bytes": store.size(connection),
+            "runs": _count(connection, run, runs.c.id),
+            "iterations": _count(connection, run, schema.iterations.c.run),
+            "policies": _count(connection, run, policies.c.run),
+            **_groups(connection, run, where),
+            **_totals(kinds.values()),
+            "states": _states(kinds),
+            "reclaimed": _reclaimed(connection, run),
+            "stop_reasons": _stop_reasons(kinds),
+            "draws": _draws(connection, run, where),
+        }
+
+
+def _reclaimed(connection: sa.Connection, run: str | None) -> int:
+    """Rows that were evicted for good, and so are none of those that a filter asks."""
+    query = sa.select(sa.func.count()).select_from(reclaimed)
+    if run is not None:
+        query = query.join(groups, groups.c.id == reclaimed.c.group).where(groups.c.run == run)
+    return connection.scalar(query) or 0
+
+
+_GROUP_COUNTS = (sa.func.count(sa.distinct(groups.c.task)).label("tasks"), sa.func.count(groups.c.id).label("groups"))
+
+
+def _groups(connection: sa.Connection, run: str | None, where: str | None) -> Answer:
+    query = of_run(run, groups.c.run, *_GROUP_COUNTS)
+    if where is not None:
+        query = query.where(groups.c.id.in_(sa.select(_rows.group).where(chosen(run, where))))
+    return dict(connection.execute(query).mappings().one())
+
+
+_Kinds = dict[tuple[str, str], Answer]
+"""Sums by state and stop reason, from which follows all that is told of the rows: they are looked at once."""
+
+
+def _kinds(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> _Kinds:
+    sums = (value.label(name) for name, value in _SUMS.items())
+    # The more telling one first: rows are sorted for it by SQLite, which looks further where they are equal.
+    kind = (_rows.stop_reason, _rows.state)
+    query = sa.select(*kind, *sums).where(rows).group_by(*kind)
+    found = map(dict, connection.execute(query).mappings())
+    return {(row.pop("state"), row.pop("stop_reason")): row for row in found}
+
+
+def _totals(sums: Collection[Answer]) -> Answer:
+    total: Answer = {name: sum(each[name] for each in sums) for name in _SUMS}
+    reward, turns, count = total.pop("reward"), total.pop("turns"), total["trajectories"]
+    means = (reward / count, turns / count) if count else (None, None)
+    return {**total, "reward_mean": means[0], "turns_mean": means[1]}
+
+
+def _states(kinds: _Kinds) -> Answer:
+    there = [state for state in STATES if any(state == of for of, _ in kinds)]
+    return {state: _totals([sums for (of, _), sums in kinds.items() if of == state]) for state in there}
+
+
+def _stop_reasons(kinds: _Kinds) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for (_, reason), sums in sorted(kinds.items(), key=lambda item: item[0][1]):
+        counts[reason] = counts.get(reason, 0) + sums["trajectories"]
+    return counts
+
+
+def _draws(connection: sa.Connection, run: str | None, where: str | None) -> Answer:
+    """Rows that fed updates, by stream, and how old the replayed ones were."""
+    mine = sa.true() if run is None else draws.c.run == run
+    if where is not None:
+        mine = mine & draws.c.trajectory.in_(sa.select(_rows.id).where(condition(where)))
+    committed = draws.c.state == COMMITTED
+    # Most draws are fresh and committed: no sum looks at them, and an index alone counts all there are.
+    others = sa.select(
+        sa.func.count().label("others"),
+        sa.func.count().filter(committed).label("replay"),
+        sa.func.count().filter(draws.c.state == RESERVED).label("reserved"),
+        sa.func.count(sa.distinct(draws.c.trajectory)).filter(committed).label("trajectories_replayed"),
+        _mean(draws.c.staleness).filter(committed).label("staleness_mean"),
+        sa.func.max(draws.c.staleness).filter(committed).label("staleness_max"),
+        _mean(draws.c.drift_mean).filter(committed).label("drift_mean"),
+        sa.func.max(draws.c.drift_max).filter(committed).label("drift_max"),
+    ).where(mine, sa.or_(draws.c.stream == REPLAY, draws.c.state == RESERVED))
+    found = dict(connection.execute(others).mappings().one())
+    total = connection.scalar(sa.select(sa.func.count()).select_from(draws).where(mine)) or 0
+    return {"fresh": total - found.pop("others"), **found}
+
+
+def _count(connection: sa.Connection, run: str | None, owner: sa.Column[str]) -> int:
+    return connection.scalar(of_run(run, owner, sa.func.count(owner))) or 0

@@ -1,0 +1,307 @@
+"""One trajectory: what is known of it, where it stands among others, and every update that used it.
+
+Its tokens, which may be hundreds of thousands, are a question of their own: see `queries.tokens`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import sqlalchemy as sa
+
+from context.authors import AuthorTable
+from context.masks import loss_mask, response_mask
+from context.pieces import Decoder
+from context.tokens import Segment
+from replay.errors import ReplayError
+from replay.queries.filters.question import Answer
+from replay.queries.tokens import CodecOf, no_codec, replies, same_start, whole_segments
+from replay.records import COMMITTED, EVICTED, Trajectory
+from replay.sampling.compatibility import names_of, run_mismatches
+from replay.storage.format import schema
+from replay.storage.format.column_types import ExactText
+from replay.storage.format.rows import known, named
+from replay.storage.format.schema import (
+    draws,
+    groups,
+    iterations,
+    policies,
+    reclaimed,
+    tasks,
+    token_scores,
+)
+from replay.storage.read import author_table, load
+from replay.storage.reclaimed import BORN, FACTS, with_born
+from replay.store import ReplayStore
+
+_rows = schema.trajectories.c
+_MOST_MEMBERS = 256
+"""Of a group, told by name."""
+_SHOWN = 12
+"""Tokens shown where a segment parts from the one before."""
+
+
+def find(store: ReplayStore, id_prefix: str) -> str:
+    """The one trajectory whose id is this, or begins so."""
+    found: list[str] = []
+    with store.reading() as connection:
+        for id in (_rows.id, reclaimed.c.id):
+            if connection.scalar(sa.select(id).where(id == id_prefix)) is not None:
+                return id_prefix
+        for id in (_rows.id, reclaimed.c.id):
+            begins = sa.func.substr(id, 1, len(id_prefix), type_=ExactText) == id_prefix
+            found += connection.scalars(sa.select(id).where(begins).order_by(id).limit(3))
+    if id_prefix and len(found) == 1:
+        return str(found[0])
+    which = "none" if not found else "more than one: " + ", ".join(found)
+    raise ReplayError(
+        f"ID must be the beginning of one trajectory's id, got {id_prefix!r}, which begins {which}. "
+        "See: agentloop replay ls"
+    )
+
+
+def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec) -> Answer:
+    """All but the tokens, whatever state the row is in.
+
+    `problem` is None, or says why there are no tokens: of a corrupt row nothing is told that can't be trusted, and
+    `record`, `group` and `task` are None; of one that was stored without its tokens only these are missing. Of an
+    evicted one `record` is None and `reclaimed` tells what is left. `born_committed`: whether the iteration it was born
+    in is one that can be asked for; that of an import is not. Where there is a tokenizer, what was shown where a
+    segment parts from the one before is also told as text.
+    """
+    id = find(store, id_prefix)
+    with store.reading() as connection:
+        loaded = load(connection, [id])
+        uses = _uses(connection, id)
+        if id in loaded.reclaimed:
+            return _of_reclaimed(connection, id, uses)
+        state, reason = connection.execute(sa.select(_rows.state, _rows.state_reason).where(_rows.id == id)).one()
+        answer: Answer = {
+            "id": id,
+            "problem": None,
+            "state": state,
+            "state_reason": reason,
+            "uses": uses,
+            "reclaimed": None,
+        }
+        if id in loaded.corrupt:
+            return {**answer, **_NOTHING, "problem": {"kind": "corrupt", "reason": loaded.corrupt[id]}}
+        if id in loaded.gone:
+            answer["problem"] = {"kind": "gone", "reason": reason}
+        found = loaded.gone[id].trajectory if id in loaded.gone else loaded.whole[id]
+        authors = author_table(connection, found.record.run)
+        scores = _scores(connection, id)
+        answer |= _around(connection, found)
+    return {
+        **answer,
+        "record": record_of(found),
+        "authors": [vars(author) for author in authors.authors],
+        "segments": _parts(found, authors, scores, codec_of(found.record.run)),
+        "scored": _scored(scores),
+        "messages": [_message(found, position) for position in range(len(found.messages))],
+    }
+
+
+_NOTHING: Answer = {
+    **dict.fromkeys(("record", "reclaimed", "group", "task", "staleness", "scored", "born_committed")),
+    **{name: [] for name in ("authors", "members", "segments", "messages")},
+}
+
+
+def _of_reclaimed(connection: sa.Connection, id: str, uses: list[Answer]) -> Answer:
+    left = _left(connection, id)
+    around = _birth(connection, left["run"], left["iteration"], left["group"]["task"], left["policy_version_min"])
+    return {
+        **_NOTHING,
+        **around,
+        "id": id,
+        "problem": {"kind": "reclaimed", "reason": left["state_reason"]},
+        "state": EVICTED,
+        "state_reason": left["state_reason"],
+        "uses": uses,
+        "group": left["group"],
+        "reclaimed": left,
+    }
+
+
+def _left(connection: sa.Connection, id: str) -> Answer:
+    """What is left of an evicted row, with its group, whose run, iteration and task are its own."""
+    columns = (*(reclaimed.c[name] for name in FACTS), reclaimed.c.state_reason)
+    left = connection.execute(sa.select(*columns).where(reclaimed.c.id == id)).one()
+    facts = dict(zip((*FACTS, "state_reason"), left, strict=True))
+    group = _row_of(connection, groups.c.id, facts["group"])
+    return {**facts, "run": group["run"], "iteration": group["iteration"], "group": group}
+
+
+def trajectory(store: ReplayStore, id_prefix: str) -> Answer:
+    """One trajectory whole: its record, tokens, messages, and every update that used it.
+
+    Of an evicted one, `state` says so, `state_reason` when and why, and fewer facts are left. Raises CorruptTrajectory
+    where tokens are not what was written.
+    """
+    id = find(store, id_prefix)
+    with store.reading() as connection:
+        loaded = load(connection, [id])
+        if id in loaded.reclaimed:
+            left = _left(connection, id)
+            task = _row_of(connection, tasks.c.hash, left["group"]["task"])
+            rest = {"state": EVICTED, "task": task, "segments": [], "messages": [], "uses": _uses(connection, id)}
+            return {**left, **rest}
+        found = loaded.gone[id].trajectory if id in loaded.gone else loaded.in_order([id])[0]
+        return {
+            **record_of(found),
+            "state_reason": connection.scalar(sa.select(_rows.state_reason).where(_rows.id == id)),
+            "group": _row_of(connection, groups.c.id, found.record.group),
+            "task": _row_of(connection, tasks.c.hash, found.record.task),
+            "segments": whole_segments(connection, found, author_table(connection, found.record.run)),
+            "messages": [_message(found, position) for position in range(len(found.messages))],
+            "uses": _uses(connection, id),
+        }
+
+
+def same_tokenizer(store: ReplayStore, run: str, other: str) -> bool:
+    """Whether the tokens of two runs spell the same text; those of a run that does not say may be anything."""
+    if run == other:
+        return True
+    with store.reading() as connection:
+        found = run_mismatches(connection, run, [other])
+    return "tokenizer" not in names_of(found[other])
+
+
+def record_of(found: Trajectory) -> Answer:
+    return {name: known(value) if isinstance(value, float) else value for name, value in vars(found.record).items()}
+
+
+def _row_of(connection: sa.Connection, key: sa.Column[str], value: str) -> Answer:
+    found = {row[key.key]: row for row in connection.execute(sa.select(key.table).where(key == value)).mappings()}
+    return dict(named(found, value, f"what a row names in {key.table.name}"))
+
+
+def _uses(connection: sa.Connection, id: str) -> list[Answer]:
+    """Every draw that fed an update, with what the update did to it and the policy it made, in order."""
+    same = (iterations.c.run == draws.c.run) & (iterations.c.iteration == draws.c.iteration)
+    made = (iterations.c.policy_version + 1).label("makes_policy_version")
+    query = sa.select(draws, made).outerjoin(iterations, same)
+    query = query.where(draws.c.trajectory == id, draws.c.state == COMMITTED)
+    found = connection.execute(query.order_by(draws.c.run, draws.c.iteration, draws.c.slot)).mappings()
+    return [dict(row) for row in found]
+
+
+def _around(connection: sa.Connection, found: Trajectory) -> Answer:
+    """Where it stands: its group with the members of it that are stored, its task, how stale it is."""
+    record = found.record
+    columns = (_rows.id, _rows.member, _rows.attempt, _rows.reward, _rows.success, _rows.state)
+    members = sa.select(*columns).where(_rows.group == record.group).order_by(_rows.member, _rows.attempt, _rows.id)
+    return {
+        **_birth(connection, record.run, record.iteration, record.task, record.policy_version_min),
+        "group": _row_of(connection, groups.c.id, record.group),
+        "members": [dict(row) for row in connection.execute(members.limit(_MOST_MEMBERS)).mappings()],
+    }
+
+
+def _birth(connection: sa.Connection, run: str, iteration: int, task: str, policy_version: int) -> Answer:
+    newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == run)
+    born = sa.exists().where(iterations.c.run == run, iterations.c.iteration == iteration)
+    version, committed = connection.execute(sa.select(newest.scalar_subquery(), born)).one()
+    return {
+        "born_committed": bool(committed),
+        "task": _row_of(connection, tasks.c.hash, task),
+        "staleness": None if version is None else version - policy_version,
+    }
+
+
+_SCORE = (token_scores.c.position, token_scores.c.run, token_scores.c.policy_version)
+
+
+def _scores(connection: sa.Connection, id: str) -> dict[int, Answer]:
+    """Who scored which segment."""
+    found = connection.execute(sa.select(*_SCORE).where(token_scores.c.trajectory == id)).mappings()
+    return {row["position"]: {"run": row["run"], "policy_version": row["policy_version"]} for row in found}
+
+
+def _scored(scores: dict[int, Answer]) -> Answer | None:
+    """By the newest policy that scored any of it."""
+    return max(scores.values(), key=lambda score: int(score["policy_version"]), default=None)
+
+
+def _parts(found: Trajectory, authors: AuthorTable, scores: dict[int, Answer], codec: Decoder | None) -> list[Answer]:
+    """A line per segment: how long, why begun, and where it parts from what the policy had seen before."""
+    turns = replies(found, authors)
+    main: Segment | None = None
+    answers: list[Answer] = []
+    for position, (segment, turn) in enumerate(zip(found.segments, turns, strict=True)):
+        tokens = segment.tokens
+        spoken = turn[turn >= 0]
+        answers.append(
+            {
+                "position": position,
+                "reason": segment.reason,
+                "behavior_context": segment.behavior_context,
+                "num_tokens": len(tokens),
+                "num_action_tokens": int(response_mask(tokens, authors).sum()),
+                "num_trained_tokens": int(loss_mask(tokens, authors).sum()),
+                "turns": [int(spoken.min()), int(spoken.max())] if len(spoken) else None,
+                "parted": None if main is None else _parting(main, segment, codec),
+                "scored_by": scores.get(position),
+            }
+        )
+        if segment.reason != "fork":
+            main = segment
+    return answers
+
+
+def _parting(before: Segment, now: Segment, codec: Decoder | None) -> Answer:
+    """The first token that differs from the segment of the conversation before, and some tokens from there on."""
+    was, becomes = before.tokens.token_ids, now.tokens.token_ids
+    index = same_start(was, becomes)
+    ids = {
+        "same": was[max(0, index - _SHOWN) : index].tolist(),
+        "was": was[index : index + _SHOWN].tolist(),
+        "becomes": becomes[index : index + _SHOWN].tolist(),
+    }
+    texts = None if codec is None else {name: codec.decode(values) for name, values in ids.items()}
+    return {"index": index, "token_ids": ids, "texts": texts}
+
+
+def _message(found: Trajectory, position: int) -> Answer:
+    message = found.messages[position]
+    calls = [{**vars(call), "arguments": _plain(dict(call.arguments))} for call in message.tool_calls]
+    return {**vars(message), "tool_calls": calls}
+
+
+def _plain(value: Any) -> Any:
+    """Models write NaN and Infinity where numbers belong; JSON has neither."""
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def lineage_of(store: ReplayStore, id_prefix: str) -> Answer:
+    """Where a trajectory came from, every update that used it, how far it had drifted, and the policy that came of it.
+
+    It works for rows that were evicted, pruned or forgotten.
+    """
+    id = find(store, id_prefix)
+    with store.reading() as connection:
+        asked = sa.select(sa.literal(id, ExactText).label("id")).subquery()
+        parent = sa.func.coalesce(_rows.parent, reclaimed.c.parent).label("parent")
+        facts = sa.select(asked.c.id, *BORN, parent, groups.c.success_rate)
+        born = connection.execute(facts.select_from(with_born(asked, asked.c.id))).mappings()
+        used = (
+            sa.select(draws, (iterations.c.policy_version + 1).label("makes_policy_version"), policies.c.checkpoint)
+            .join(iterations, _same_iteration())
+            .outerjoin(
+                policies, (policies.c.run == draws.c.run) & (policies.c.version == iterations.c.policy_version + 1)
+            )
+            .where(draws.c.trajectory == id, draws.c.state == COMMITTED)
+            .order_by(draws.c.run, draws.c.iteration, draws.c.slot)
+        )
+        uses = [dict(row) for row in connection.execute(used).mappings()]
+        return {**dict(born.one()), "uses": uses}
+
+
+def _same_iteration() -> sa.ColumnElement[bool]:
+    return (iterations.c.run == draws.c.run) & (iterations.c.iteration == draws.c.iteration)

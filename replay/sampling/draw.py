@@ -1,0 +1,236 @@
+"""One run's draws: what is there, what is chosen, what is taken out and reserved."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from replay.errors import ReplayError
+from replay.mixing.request import Availability, DrawRequest, Limits, Pick
+from replay.records import REPLAY, DrawRecord, Trajectory
+from replay.sampling.availability import count_available
+from replay.sampling.samplers import Moment, RankedSampler, Sampler
+from replay.sampling.selection import Chosen, Selection
+from replay.sampling.trial_draw import Rehearsal
+from replay.sampling.weights import Buffer, Pool, refuse_incomparable
+from replay.storage.draws import release, reserve
+from replay.storage.format.schema import runs
+from replay.storage.read import load, quarantine
+from replay.storage.validate import check_fields
+
+_log = logging.getLogger(__name__)
+
+
+_MOST_POOLS = 8
+_RUN_ID = re.compile("[0-9a-f]{32}")
+
+
+Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
+"""Mean entropies of the policy that is about to learn, nats per action token, one per trajectory."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    draw: DrawRecord
+    trajectory: Trajectory
+    """Without its messages, which training does not read."""
+    weight: float = 1.0
+    """Of its loss: the sampler's correction for what it prefers, at most 1."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a ranked sampler chooses from once it is measured: ids and scores, pick by pick."""
+
+    ids: list[list[str]]
+    scores: Mapping[str, float]
+    corrupt: Mapping[str, str]
+
+
+class Drawing:
+    """What one run draws from, kept between its draws."""
+
+    def __init__(self, run: str, others: Collection[str] = ()) -> None:
+        """`others`: other runs that rows are asked of; names of sources do no harm."""
+        self.run = run
+        self.others = others
+        self._buffer = Buffer(run, others)
+        self._pools: dict[tuple[Sampler, Limits, str | None], Pool] = {}
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the first refresh, which reads every row, is still to come."""
+        return not self._buffer.index.is_filled
+
+    def refresh(self, connection: sa.Connection, request: DrawRequest) -> None:
+        """Everything that has changed in the database since."""
+        is_new = self.is_new
+        self._buffer.refresh(connection, request)
+        if is_new:
+            self._refuse_missing(connection)
+
+    def prepare(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> None:
+        """All that a draw does before it chooses, so that little is left for when writers have to wait for it."""
+        self.refresh(connection, request)
+        self._followed(request, sampler)
+
+    def available(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> Availability:
+        self.refresh(connection, request)
+        refuse_incomparable(self._buffer.index, request)
+        pool = self._followed(replace(request, picks=()), sampler)[None]
+        return count_available(pool, request.limits)
+
+    def rehearsal(
+        self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, sources: Sequence[str]
+    ) -> Rehearsal:
+        """The moment before a draw of `request`, whose picks may name these sources; they play no part yet."""
+        self.refresh(connection, request)
+        # Its sampler is asked once: nothing is kept of it.
+        limits = replace(request.limits, per_task=None, per_group=None)
+        pools = {source: Pool(self._buffer, sampler, limits, source) for source in (None, *sources)}
+        for pool in pools.values():
+            pool.follow(_moment(request))
+        return Rehearsal(self._buffer, request, sampler, pools)
+
+    def draw(
+        self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
+    ) -> list[Drawn]:
+        """In place of what was reserved for the request's slots before."""
+        check_fields([request], "draw of iteration", "iteration")
+        slots = range(request.first_slot, request.first_slot + request.count)
+        release(connection, request.run, request.iteration, slots, stream=REPLAY)
+        self.refresh(connection, request)
+        _quarantined(connection, self._buffer.index.damaged)
+        self._buffer.index.damaged.clear()
+        selection = self._selection(request, sampler)
+        if candidates is not None:
+            _quarantined(connection, candidates.corrupt)
+        drawn: list[tuple[Chosen, Trajectory]] = []
+        chosen = [
+            self._best(selection, pick, candidates, at) if candidates else selection.choose(pick)
+            for at, pick in enumerate(request.picks)
+        ]
+        loaded = self._load(connection, [row for rows in chosen for row in rows])
+        for pick, rows in zip(request.picks, chosen, strict=True):
+            drawn += self._replaced(connection, selection, pick, rows, loaded)
+        largest = max((row.correction for row, _ in drawn), default=1.0)
+        found = [
+            Drawn(self._record(request, slot, row, trajectory), trajectory, row.correction / largest)
+            for slot, (row, trajectory) in enumerate(drawn, start=request.first_slot)
+        ]
+        reserve(connection, [row.draw for row in found])
+        return found
+
+    def measured(
+        self, connection: sa.Connection, request: DrawRequest, sampler: RankedSampler
+    ) -> tuple[list[list[str]], dict[str, Trajectory], dict[str, str]]:
+        """The candidates of each pick by id, those that could be read, and why others could not."""
+        self.refresh(connection, request)
+        selection = self._selection(request, sampler)
+        ids = [
+            [self._buffer.index.ids[position] for position in selection.candidates(pick, sampler.pool).tolist()]
+            for pick in request.picks
+        ]
+        together = list(dict.fromkeys(id for each in ids for id in each))
+        loaded = load(connection, together, with_messages=False, by_hash=False)
+        return ids, loaded.whole, loaded.corrupt
+
+    def _selection(self, request: DrawRequest, sampler: Sampler) -> Selection:
+        pools = self._followed(request, sampler)
+        refuse_incomparable(self._buffer.index, request)
+        return Selection(pools, sampler, request.limits, _moment(request))
+
+    def _followed(self, request: DrawRequest, sampler: Sampler) -> dict[str | None, Pool]:
+        """By the source that a pick asks for."""
+        # Caps hold within one draw; they change no row's weight.
+        limits = replace(request.limits, per_task=None, per_group=None)
+        pools: dict[str | None, Pool] = {}
+        for source in dict.fromkeys([pick.source for pick in request.picks] or [None]):
+            key = (sampler, limits, source)
+            # The one that was used last stands last.
+            pool = self._pools.pop(key, None) or Pool(self._buffer, sampler, limits, source)
+            pool.follow(_moment(request))
+            pools[source] = self._pools[key] = pool
+        for key in list(self._pools)[: -max(_MOST_POOLS, len(pools))]:
+            del self._pools[key]
+        return pools
+
+    def _refuse_missing(self, connection: sa.Connection) -> None:
+        """A run that is asked for must be there. What has no rows yet may be a source that is still to be imported."""
+        sources = self._buffer.index.codes["source"]
+        names = [name for name in sorted(self.others) if sources.get(name) < 0]
+        query = sa.select(runs.c.id, runs.c.name).where(runs.c.id.in_(names) | runs.c.name.in_(names))
+        found = {row.id: row.name for row in connection.execute(query)}
+        for name in names:
+            same = sorted(id for id, title in found.items() if title == name)
+            if name not in found and (same or _RUN_ID.fullmatch(name)):
+                known = f"{name} is the name of {' and '.join(same)}" if same else "Leave it out, or import its rows"
+                raise ReplayError(
+                    f"replay.sources must name other runs by the id they have in this database, got {name!r}. {known}."
+                )
+
+    def _best(self, selection: Selection, pick: Pick, candidates: Candidates, at: int) -> list[Chosen]:
+        """Of candidates measured before: some may have gone since."""
+        found = [(self._buffer.index.position(id), candidates.scores.get(id, np.nan)) for id in candidates.ids[at]]
+        there = [(position, score) for position, score in found if position is not None]
+        positions: npt.NDArray[np.intp] = np.array([position for position, _ in there], np.intp)
+        return selection.best(positions, np.array([score for _, score in there]), pick)
+
+    def _load(self, connection: sa.Connection, rows: Sequence[Chosen]) -> dict[int, Trajectory]:
+        """Those that can be read, by position. Corrupt ones are quarantined."""
+        ids = {self._buffer.index.ids[row.position]: row.position for row in rows}
+        loaded = load(connection, list(ids), with_messages=False, by_hash=False)
+        _quarantined(connection, loaded.corrupt)
+        return {ids[id]: trajectory for id, trajectory in loaded.whole.items()}
+
+    def _replaced(
+        self,
+        connection: sa.Connection,
+        selection: Selection,
+        pick: Pick,
+        rows: list[Chosen],
+        loaded: dict[int, Trajectory],
+    ) -> list[tuple[Chosen, Trajectory]]:
+        """The rows of a pick with others in place of those that can't be read; a group that lacks one goes whole."""
+        kept: list[tuple[Chosen, Trajectory]] = []
+        while rows:
+            good = [row for row in rows if row.position in loaded]
+            if pick.unit == "group" and len(good) < len(rows):
+                groups = self._buffer.index.columns["group"]
+                broken = {int(groups[row.position]) for row in rows if row.position not in loaded}
+                good = [row for row in good if int(groups[row.position]) not in broken]
+            kept += [(row, loaded[row.position]) for row in good]
+            if len(good) == len(rows):
+                break
+            selection.release({row.position for row in rows} - {row.position for row in good})
+            rows = selection.choose(replace(pick, count=pick.count - len(kept)))
+            loaded = self._load(connection, rows)
+        return kept
+
+    def _record(self, request: DrawRequest, slot: int, row: Chosen, trajectory: Trajectory) -> DrawRecord:
+        own = trajectory.record.run == request.run
+        return DrawRecord(
+            run=request.run,
+            iteration=request.iteration,
+            slot=slot,
+            trajectory=trajectory.id,
+            stream=REPLAY,
+            probability=row.probability,
+            staleness=request.policy_version - trajectory.record.policy_version_min if own else None,
+        )
+
+
+def _moment(request: DrawRequest) -> Moment:
+    return Moment(request.iteration, request.policy_version)
+
+
+def _quarantined(connection: sa.Connection, corrupt: Mapping[str, str]) -> None:
+    quarantine(connection, corrupt)
+    for id, reason in corrupt.items():
+        _log.warning("trajectory %s quarantined: %s", id, reason)

@@ -1,0 +1,59 @@
+"""Rows chosen by how sure the policy was of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from replay.sampling.samplers.base import Floats, RankedSampler, Rows
+from replay.sampling.samplers.options import require
+
+
+class EntropySampler(RankedSampler):
+    """Of `pool` random candidates per row asked for, those of the lowest mean entropy (ExGRPO, arXiv:2510.02245,
+    which takes the surest of a task's solutions), or of the highest.
+
+    policy: stored is the entropy when the row was sampled, and unknown where no generator told it; current is
+    measured by the policy that is about to learn, for every candidate. mode random: every row of known entropy alike.
+    Equal entropies are uniform. A row taken by rank has no probability.
+    """
+
+    name = "entropy"
+    row_wise = True
+
+    @dataclass(frozen=True)
+    class Options:
+        mode: Literal["argmin", "argmax", "random"] = "argmin"
+        policy: Literal["stored", "current"] = "stored"
+        pool: int | None = 4
+        """null: all rows there are."""
+
+        def __post_init__(self) -> None:
+            require(self.pool is None or self.pool >= 1, "pool", "be >= 1 or null", self.pool)
+            measured = self.policy == "current" and self.mode != "random"
+            require(not measured or self.pool is not None, "pool", "be a number when policy is current", self.pool)
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on the options
+        return () if self.measured else ("mean_entropy",)
+
+    @property
+    def pool(self) -> int | None:
+        pool: int | None = 0 if self.options.mode == "random" else self.options.pool
+        return pool
+
+    @property
+    def measured(self) -> bool:
+        return bool(self.options.policy == "current" and self.options.mode != "random")
+
+    @property
+    def sign(self) -> float:
+        return -1.0 if self.options.mode == "argmax" else 1.0
+
+    def weights(self, rows: Rows) -> Floats:
+        return np.ones(len(rows))
+
+    def scores(self, rows: Rows) -> Floats:
+        return self.sign * rows.mean_entropy

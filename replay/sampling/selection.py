@@ -1,0 +1,203 @@
+"""Which rows one draw takes: pick by pick, no row twice, within the caps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.mixing.request import Limits, Pick
+from replay.sampling.groups import WholeGroups, whole_groups
+from replay.sampling.samplers import Moment, RankedSampler, Rows, Sampler
+from replay.sampling.sum_tree import SumTree, draw_some
+from replay.sampling.weights import Pool
+
+Positions = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One row of the index that is to be drawn."""
+
+    position: int
+    probability: float | None
+    """Its share of the weight that was left when its pick began, or its group's share; None: chosen by rank."""
+    correction: float = 1.0
+    """Of its loss, up to a factor common to the draw."""
+
+
+class Selection:
+    """Chooses for the picks of one draw, one after another."""
+
+    def __init__(self, pools: Mapping[str | None, Pool], sampler: Sampler, limits: Limits, now: Moment) -> None:
+        self._pools = pools
+        self._sampler = sampler
+        self._random = sampler.random
+        self._limits = limits
+        self._now = now
+        self._index = next(iter(pools.values())).index
+        self._columns = self._index.columns
+        self._taken: list[int] = []
+        self._per_task: Counter[int] = Counter()
+        self._per_group: Counter[int] = Counter()
+        self._whole: dict[Pick, tuple[WholeGroups, npt.NDArray[np.float64]]] = {}
+
+    def begin_again(self) -> None:
+        """As if nothing had been chosen; random numbers go on, and what was found out about groups is kept."""
+        self._taken, self._per_task, self._per_group = [], Counter(), Counter()
+
+    def choose(self, pick: Pick) -> list[Chosen]:
+        """At most `pick.count` rows of those the pick asks for; whole groups of them for unit group."""
+        if pick.unit == "group":
+            return self._groups(pick)
+        whole = self._pools[pick.source].tree
+        with whole.restored():
+            whole.put(np.unique(np.array(self._taken, np.intp)), 0.0)
+            there = self._there(pick)
+            tree = whole if there is None else SumTree(whole.weights[there])
+            if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
+                candidates = _through(there, self._candidates(tree, pick.count, self._sampler.pool))
+                return self.best(candidates, self._sampler.scores(Rows(self._columns, candidates, self._now)), pick)
+            return self._rows(tree, pick.count, there)
+
+    def candidates(self, pick: Pick, pool: int | None) -> Positions:
+        """What a ranked sampler may choose from."""
+        there = self._there(pick)
+        whole = self._pools[pick.source].tree
+        with whole.restored():
+            tree = whole if there is None else SumTree(whole.weights[there])
+            return _through(there, self._candidates(tree, pick.count, pool))
+
+    def best(self, candidates: Positions, scores: npt.NDArray[np.float64], pick: Pick) -> list[Chosen]:
+        """The candidates of the lowest scores that may be drawn; one whose score is NaN never is."""
+        allowed = self._pools[pick.source].mask
+        chosen: list[Chosen] = []
+        for at in np.argsort(scores, kind="stable").tolist():
+            position = int(candidates[at])
+            known = allowed[position] and not np.isnan(scores[at])
+            if len(chosen) < pick.count and known and position not in self._taken and self._take([position]):
+                chosen.append(Chosen(position, probability=None))
+        return chosen
+
+    def release(self, positions: Iterable[int]) -> None:
+        """Rows that could not be drawn after all: they fill no cap, and are not chosen again."""
+        for position in positions:
+            self._per_task[int(self._columns["task"][position])] -= 1
+            self._per_group[int(self._columns["group"][position])] -= 1
+
+    def _asked(self, pick: Pick) -> npt.NDArray[np.bool_] | None:
+        """Rows of the pick's task, group size and reward; None: all of them."""
+        conditions = []
+        if pick.task is not None:
+            conditions.append(self._columns["task"] == self._index.codes["task"].get(pick.task))
+        if pick.size is not None:
+            conditions.append(self._columns["group_size"] == pick.size)
+        if pick.reward_other_than is not None:
+            conditions.append(self._columns["reward"] != pick.reward_other_than)
+        return np.logical_and.reduce(conditions) if conditions else None
+
+    def _there(self, pick: Pick) -> Positions | None:
+        asked = self._asked(pick)
+        return None if asked is None else np.flatnonzero(asked)
+
+    def _rows(self, tree: SumTree, count: int, there: Positions | None) -> list[Chosen]:
+        total, rows = tree.total, self._number(tree.weights)
+        chosen: list[Chosen] = []
+        while len(chosen) < count and tree.total > 0.0:
+            found, weights = draw_some(tree, count - len(chosen), self._random)
+            refused = False
+            for position, weight in zip(_through(there, found).tolist(), weights.tolist(), strict=True):
+                if self._take([position]):
+                    chosen.append(Chosen(position, weight / total, self._correction(weight / total, rows)))
+                else:
+                    refused = True
+            if refused:
+                self._drop_full(tree, there)
+        return chosen
+
+    def _drop_full(self, tree: SumTree, there: Positions | None) -> None:
+        """Rows of tasks and groups that have reached their cap."""
+        for name, counts, cap in self._caps():
+            full = [code for code, count in counts.items() if cap is not None and count >= cap]
+            codes = self._columns[name] if there is None else self._columns[name][there]
+            tree.put(np.flatnonzero(np.isin(codes, full) & (tree.weights > 0.0)), 0.0)
+
+    def _candidates(self, tree: SumTree, count: int, pool: int | None) -> Positions:
+        if pool is None:
+            return self._random.permutation(np.flatnonzero(tree.weights > 0.0))
+        parts = [np.zeros(0, np.intp)]
+        wanted = min(count * pool, int(np.count_nonzero(tree.weights > 0.0)))
+        while wanted > 0 and tree.total > 0.0:
+            parts.append(draw_some(tree, wanted, self._random)[0])
+            wanted -= len(parts[-1])
+        return np.concatenate(parts)
+
+    def _groups(self, pick: Pick) -> list[Chosen]:
+        """A group can be drawn if every member may be, and weighs the mean of its members."""
+        if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
+            raise ValueError(
+                f"replay.sampler must weigh rows to draw whole groups, got {self._sampler.title}, which ranks them. "
+                "Use another one, or draw single rows."
+            )
+        groups, weights = self._complete_groups(pick)
+        tree, left = SumTree(weights), pick.count
+        total, number = tree.total, self._number(weights)
+        chosen: list[Chosen] = []
+        while tree.total > 0.0:
+            tree.put(np.flatnonzero((groups.sizes > left) & (tree.weights > 0.0)), 0.0)
+            if tree.total == 0.0:
+                break
+            (at,), (weight,) = (drawn.tolist() for drawn in draw_some(tree, 1, self._random))
+            rows = groups.members(at).tolist()
+            if self._take(rows):
+                correction = self._correction(weight / total, number)
+                chosen += [Chosen(position, weight / total, correction) for position in rows]
+                left -= len(rows)
+        return chosen
+
+    def _complete_groups(self, pick: Pick) -> tuple[WholeGroups, npt.NDArray[np.float64]]:
+        """Those that are left for the pick, and the weight of each: the mean of its members'."""
+        pool, kind = self._pools[pick.source], replace(pick, count=0)
+        if kind not in self._whole:
+            asked = self._asked(pick)
+            there = whole_groups(np.flatnonzero(pool.mask if asked is None else pool.mask & asked), self._columns)
+            self._whole[kind] = there, there.means(pool.tree.weights)
+        groups, weights = self._whole[kind]
+        if not self._taken:
+            return groups, weights
+        codes = self._columns["group"]
+        left = ~np.isin(codes[groups.first], codes[self._taken])
+        return groups.only(left), weights[left]
+
+    def _take(self, positions: list[int]) -> bool:
+        """All of them or none, if the caps allow it."""
+        capped = self._limits.per_task is not None or self._limits.per_group is not None
+        if capped:
+            for name, counts, cap in self._caps():
+                codes = Counter(self._columns[name][positions].tolist())
+                if cap is not None and any(counts[code] + more > cap for code, more in codes.items()):
+                    return False
+            for name, counts, _ in self._caps():
+                counts.update(self._columns[name][positions].tolist())
+        self._taken += positions
+        return True
+
+    def _caps(self) -> tuple[tuple[str, Counter[int], int | None], ...]:
+        return (
+            ("task", self._per_task, self._limits.per_task),
+            ("group", self._per_group, self._limits.per_group),
+        )
+
+    def _number(self, weights: npt.NDArray[np.float64]) -> int:
+        """Of rows that could be drawn; counted for samplers that ask for it."""
+        return int(np.count_nonzero(weights)) if type(self._sampler).correction is not Sampler.correction else 0
+
+    def _correction(self, probability: float, rows: int) -> float:
+        return self._sampler.correction(probability, rows)
+
+
+def _through(there: Positions | None, positions: Positions) -> Positions:
+    return positions if there is None else there[positions]

@@ -1,0 +1,81 @@
+"""A run's next draw, tried out: what it could take, what its limits leave out, and rows it might take.
+
+Nothing is reserved and nothing is written, so a database that is open to be read only will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.mixing.request import Availability, DrawRequest, Pick
+from replay.sampling.availability import count_available
+from replay.sampling.index import EligibleIndex
+from replay.sampling.samplers import Moment, RankedSampler, Sampler
+from replay.sampling.selection import Chosen, Selection
+from replay.sampling.weights import Buffer, Pool, refuse_incomparable, rules
+
+
+@dataclass(frozen=True)
+class Left:
+    """How many rows are left once a rule has left some out."""
+
+    rule: str
+    """Key of the configuration's part `replay`; iteration: rows of later ones; sampler: those it gives no weight."""
+    rows: int
+
+
+class Rehearsal:
+    """What can be asked of the moment before a draw. It is good until the buffer is refreshed."""
+
+    def __init__(
+        self, buffer: Buffer, request: DrawRequest, sampler: Sampler, pools: Mapping[str | None, Pool]
+    ) -> None:
+        self._buffer = buffer
+        self._request = request
+        self._sampler = sampler
+        self._pools = pools
+        self._now = Moment(request.iteration, request.policy_version)
+
+    @property
+    def index(self) -> EligibleIndex:
+        return self._buffer.index
+
+    @property
+    def drawable(self) -> npt.NDArray[np.bool_]:
+        """[N]: rows that the limits allow and the sampler gives a weight."""
+        return self._pools[None].tree.weights > 0.0
+
+    def available(self) -> Availability:
+        """Raises ReplayError for a source that is asked for by name and can't be compared with the run's own rows."""
+        refuse_incomparable(self.index, self._request)
+        return count_available(self._pools[None], self._request.limits)
+
+    def left(self) -> list[Left]:
+        """Rule after rule, in the order they are asked; the first is every eligible row."""
+        kept = np.ones(len(self.index), np.bool_)
+        found = [Left("eligible", len(kept))]
+        for name, allowed in rules(self._buffer, self._request.limits, self._now, slice(None)):
+            kept &= allowed
+            found.append(Left(name, int(np.count_nonzero(kept))))
+        return [*found, Left("sampler", int(np.count_nonzero(self.drawable)))]
+
+    def draws(self, picks: Sequence[Pick], times: int) -> list[list[Chosen]]:
+        """What so many draws would take, each as if it were the next; the sampler's random numbers go on between them.
+
+        Raises ValueError for a sampler that asks the current policy: there is none here.
+        """
+        if isinstance(self._sampler, RankedSampler) and self._sampler.measured:
+            raise ValueError(
+                "replay.sampler_options.policy must be stored where no policy is loaded, got current. "
+                "Only a run can tell what it would draw."
+            )
+        selection = Selection(self._pools, self._sampler, self._request.limits, self._now)
+        found = []
+        for _ in range(times):
+            selection.begin_again()
+            found.append([row for pick in picks for row in selection.choose(pick)])
+        return found

@@ -1,0 +1,84 @@
+"""Counters of the database, which order what happened: no clock is asked, and none could be trusted.
+
+A transaction that raises a counter ends before the next one begins. So a number that can be read has no smaller one
+still in flight, and "everything after the last number seen" misses nothing. A run's epoch tells which process writes
+it: whoever resumes it takes it over, and the one before can write nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import sqlalchemy as sa
+
+from replay.errors import DamagedCell, ReplayError, RunReplaced
+from replay.records import RESERVED
+from replay.storage.format.rows import chunked
+from replay.storage.format.schema import buffer_state, draws, runs, trajectories
+from replay.storage.statements import execute
+
+Counter = Literal["changed", "draws"]
+
+_COUNTER = buffer_state.c.name == sa.bindparam("counter")
+_LAST = sa.select(buffer_state.c.value).where(_COUNTER)
+_SET = buffer_state.update().where(_COUNTER).values(value=sa.bindparam("number"))
+
+
+def next_number(connection: sa.Connection, counter: Counter) -> int:
+    """One more than ever before. Write transactions come one after another: nobody else raises it meanwhile."""
+    number = last_number(connection, counter) + 1
+    execute(connection, _SET, counter=counter, number=number)
+    return number
+
+
+def last_number(connection: sa.Connection, counter: Counter) -> int:
+    """Raises DamagedCell for a counter that is gone, or is no number."""
+    value = execute(connection, _LAST, counter=counter).scalar_one_or_none()
+    if type(value) is not int or not 0 <= value <= 2**62:
+        raise DamagedCell(f"buffer_state.value of {counter!r}", "be a whole number", repr(value))
+    return value
+
+
+def set_state(connection: sa.Connection, ids: Sequence[str], state: str, reason: str | None = None) -> None:
+    """The rows' new state, for every reader's next refresh to see."""
+    if not ids:
+        return
+    values = {"state": state, "state_reason": reason, "changed": next_number(connection, "changed")}
+    for chunk in chunked(ids):
+        connection.execute(trajectories.update().where(trajectories.c.id.in_(chunk)).values(values))
+
+
+_RUN = runs.c.id == sa.bindparam("run")
+_EPOCH = sa.select(runs.c.epoch).where(_RUN)
+_NEXT = runs.update().where(_RUN).values(epoch=runs.c.epoch + 1).returning(runs.c.epoch)
+
+
+def take_over(connection: sa.Connection, run: str) -> int:
+    """The run's next epoch; from now on nobody writes it who began an earlier one."""
+    epoch = execute(connection, _NEXT, run=run).scalar_one_or_none()
+    if epoch is None:
+        raise ReplayError(f"run must be one that the database knows, got {run!r}. Add it first.")
+    return int(epoch)
+
+
+def refuse_replaced(connection: sa.Connection, run: str, epoch: int) -> None:
+    """Raises RunReplaced where another process has taken the run over since `epoch` began."""
+    newest = execute(connection, _EPOCH, run=run).scalar()
+    if newest != epoch:
+        raise RunReplaced(
+            f"run must be written by one process at a time, got epoch {newest} where this process began epoch {epoch}: "
+            f"{run} was resumed by another one. Nothing of this call was stored; let the other one go on."
+        )
+
+
+LEASE_DRAWS = 10_000
+"""A reservation counts until so many reservations have been made after it: its trainer has died. A trainer makes two
+in an iteration. No clock is asked, and a resume of the trainer's run releases its reservations at once."""
+
+
+def is_live() -> sa.ColumnElement[bool]:
+    """Whether a row of `draws` is a reservation that still counts, and that a commit may still use."""
+    newest = sa.select(buffer_state.c.value).where(buffer_state.c.name == "draws").scalar_subquery()
+    # Its text stands in the statement, for the index of reservations to be found by it.
+    return sa.and_(draws.c.state == sa.literal_column(f"'{RESERVED}'"), draws.c.sequence >= newest - LEASE_DRAWS)

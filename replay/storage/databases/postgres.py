@@ -1,0 +1,288 @@
+"""A buffer on a server: every PostgreSQL particular of the project stands here.
+
+A write transaction begins with the buffer's lock, so that writers come one after another as they do in SQLite, and each
+sees what those before it committed (READ COMMITTED takes a snapshot per statement). Text is compared by its bytes,
+whatever the collation of the server, as SQLite and Python do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from replay.errors import ConnectionLost, DamagedCell, DatabaseFailed, DatabaseRefused, InvalidRecord
+from replay.storage.databases.base import Answer, Database
+from replay.storage.databases.migrate import check_revision, migrate, stored_revision
+from replay.storage.format.schema import REVISION, metadata
+
+DRIVERS = ("postgresql", "postgresql+psycopg")
+
+
+_LOCK = 0x61676E746C6F6F70
+"""Advisory locks are numbers of a database: the bytes of "agntloop", and the schema the buffer stands in. Held by every
+write transaction and every migration."""
+_WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0)
+"""Seconds between tries to connect again: a server that is back within nine is not noticed by a caller."""
+_SETTINGS = {
+    "connect_timeout": "5",
+    "client_encoding": "utf8",
+    "application_name": "agentloop",
+    # A dead network is found in about a minute, not in the two hours of most systems.
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+}
+# A writer waits as long as SQLite's busy timeout; one whose machine vanished with the lock loses it.
+_SESSION = "set lock_timeout = '120s'; set idle_in_transaction_session_timeout = '300s'"
+_BEGIN = sa.text(
+    f"select pg_advisory_xact_lock({_LOCK} + oid::bigint) from pg_namespace where nspname = current_schema()"  # noqa: S608
+)
+_FACTS = "select current_setting('server_encoding'), current_schema(), current_setting('search_path')"
+_GONE = ("08", "57P01", "57P02", "57P03", "53300")
+"""SQLSTATEs of a server that is going, not yet there or full: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
+_NOTHING = "Nothing of the transaction was stored; what was stored before is safe."
+_UNKNOWN = "Whether the transaction was stored is not known; what was stored before is safe."
+_FORBIDDEN = "42501"
+_TOO_LARGE = "54000"
+SECRETS = frozenset({"password", "sslpassword"})
+
+
+class PostgresDatabase(Database):
+    """A database of a server, or one schema of it (`?options=-csearch_path=NAME`)."""
+
+    path = None
+    compresses_text = False
+    groups_by_sorting = False
+
+    def __init__(self, url: sa.URL, *, read_only: bool) -> None:
+        self.url = shown(url)
+        self.read_only = read_only
+        self._engine = _engine(url)
+        self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        self._writers = self._snapshots if read_only else self._engine
+
+    @contextmanager
+    def writing(self) -> Iterator[sa.Connection]:
+        with self._begun(self._writers, _BEGIN) as connection:
+            with self._explained(_NOTHING):
+                yield connection
+            with self._explained(_NOTHING, if_lost=_UNKNOWN):
+                connection.commit()
+
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        with self._begun(self._snapshots, None) as connection, self._explained("What was stored is safe."):
+            yield connection
+
+    def erase(self, work: Callable[[sa.Connection], Answer]) -> Answer:
+        answer = self.write(work)
+        engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        with self._explained("What was deleted is gone for every reader."), engine.connect() as connection:
+            # Constant text: the tables are this project's own.
+            connection.execute(sa.text("vacuum (full) segments, messages, token_scores, tasks, trajectories"))
+        return answer
+
+    def size(self, connection: sa.Connection) -> int:
+        return int(connection.scalar(sa.select(sa.func.pg_database_size(sa.func.current_database()))) or 0)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def check(self, *, migrates: bool) -> str | None:
+        """Refuse what is not ours, or can't be reached: at once, for a server that was never there won't come back."""
+        try:
+            with self._snapshots.connect() as connection:
+                encoding, schema, path = connection.execute(sa.text(_FACTS)).one()
+                revision = stored_revision(connection) if schema is not None else None
+        except exc.DBAPIError as error:
+            raise DatabaseRefused(
+                f"database must be a PostgreSQL database that can be reached, got {_told(error)!r} at {self.url}. "
+                "Start the server, make the database with createdb, and keep its password in PGPASSFILE."
+            ) from error
+        if schema is None:
+            raise DatabaseRefused(
+                f"database must have a schema to stand in, got none of search_path {path} at {self.url}. "
+                "Make it with create schema."
+            )
+        if encoding != "UTF8":
+            raise DatabaseRefused(
+                f"database must have encoding UTF8, got {encoding} at {self.url}. Make one with createdb -E UTF8."
+            )
+        check_revision(revision, self.url, migrates=migrates)
+        return revision
+
+    @contextmanager
+    def _begun(self, engine: sa.Engine, opening: sa.TextClause | None) -> Iterator[sa.Connection]:
+        """A connection in a transaction; rolled back unless committed. Waits for a server that is being restarted."""
+        with self._explained("Nothing was begun; what was stored before is safe.", final=True):
+            connection = self._connected(engine, opening)
+        try:
+            yield connection
+        finally:
+            # A server that has gone rolls back by itself: what was read, committed or raised before counts.
+            with suppress(exc.DBAPIError):
+                connection.close()
+
+    def _connected(self, engine: sa.Engine, opening: sa.TextClause | None) -> sa.Connection:
+        for wait in _WAITS:
+            try:
+                return _opened(engine, opening)
+            except exc.DBAPIError as error:
+                if not _is_lost(error):
+                    raise
+                time.sleep(wait)
+        return _opened(engine, opening)
+
+    @contextmanager
+    def _explained(self, outcome: str, *, if_lost: str = "", final: bool = False) -> Iterator[None]:
+        """The machine's failures in one line; statements that are wrong in themselves stay what they are.
+
+        `if_lost`: the outcome where the connection was lost. Final: nobody tries again.
+        """
+        try:
+            yield
+        except exc.DBAPIError as error:
+            if _sqlstate(error) == _TOO_LARGE:
+                raise InvalidRecord(
+                    f"ids must fit PostgreSQL's indexes, got one that does not ({_told(error)}) at {self.url}. "
+                    "Use shorter ids. Nothing of this call was stored."
+                ) from error
+            if isinstance(error, exc.DataError):
+                # Parameters were checked: only what is stored can be out of range.
+                raise DamagedCell("a column", "hold numbers that sums are made of", _told(error)) from error
+            lost = _is_lost(error)
+            if not (lost or isinstance(error, (exc.OperationalError, exc.InternalError)) or _is_forbidden(error)):
+                raise
+            kind = ConnectionLost if lost and not final else DatabaseFailed
+            raise kind(
+                f"database must be intact and accessible, got {_told(error)!r} at {self.url}. "
+                f"{(lost and if_lost) or outcome}"
+            ) from error
+
+
+def create(url: sa.URL) -> PostgresDatabase:
+    database = PostgresDatabase(url, read_only=False)
+    try:
+        database.check(migrates=True)
+        with database.writing() as connection:
+            if stored_revision(connection) != REVISION:
+                migrate(connection)
+                _settle_columns(connection)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def schema_of(url: sa.URL) -> str:
+    """Of a database that is there; an empty one has none."""
+    database = PostgresDatabase(url, read_only=True)
+    try:
+        return database.check(migrates=True) or ""
+    finally:
+        database.close()
+
+
+def open_existing(url: sa.URL, *, read_only: bool) -> PostgresDatabase:
+    database = PostgresDatabase(url, read_only=read_only)
+    try:
+        database.check(migrates=False)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def shown(url: sa.URL) -> str:
+    """The URL without its password, wherever it stands."""
+    masked = {key: "***" for key in SECRETS if key in url.query}
+    return url.update_query_dict(masked).render_as_string(hide_password=True)
+
+
+def _engine(url: sa.URL) -> sa.Engine:
+    try:
+        engine = sa.create_engine(
+            url,
+            isolation_level="READ COMMITTED",
+            pool_pre_ping=True,
+            max_overflow=-1,  # the server says where there are too many
+            hide_parameters=True,
+            connect_args={name: value for name, value in _SETTINGS.items() if name not in url.query},
+        )
+    except ImportError as error:
+        raise DatabaseRefused(
+            f"database must have its driver installed, got no psycopg for {shown(url)}. "
+            "pip install 'agentloop[postgres]'"
+        ) from error
+
+    @sa.event.listens_for(engine, "connect")
+    def _settle(connection: Any, record: Any) -> None:
+        connection.autocommit = True
+        connection.execute(_SESSION)
+        connection.autocommit = False
+
+    return engine
+
+
+def _opened(engine: sa.Engine, opening: sa.TextClause | None) -> sa.Connection:
+    connection = engine.connect()
+    try:
+        connection.begin()
+        if opening is not None:
+            connection.execute(opening)
+    except BaseException:
+        with suppress(exc.DBAPIError):
+            connection.close()
+        raise
+    return connection
+
+
+def _is_lost(error: exc.DBAPIError) -> bool:
+    """Whether the connection is gone, or could not be made by a server that let us in before."""
+    state = _sqlstate(error)
+    # What the driver says by itself, without the server, has no state.
+    return (
+        error.connection_invalidated
+        or state.startswith(_GONE)
+        or (isinstance(error, exc.OperationalError) and not state)
+    )
+
+
+def _is_forbidden(error: exc.DBAPIError) -> bool:
+    return _sqlstate(error) == _FORBIDDEN
+
+
+def _sqlstate(error: exc.DBAPIError) -> str:
+    return getattr(error.orig, "sqlstate", None) or ""
+
+
+def _told(error: exc.DBAPIError) -> str:
+    """The first line of what the server or the driver says; neither repeats a password."""
+    return next(iter(str(error.orig).splitlines()), type(error.orig).__name__)
+
+
+def _settle_columns(connection: sa.Connection) -> None:
+    """What migrations leave to the server's defaults: text in byte order, blobs as they are.
+
+    Blobs are compressed already; trying again would cost three times the insert.
+    """
+    text = sa.text(
+        "select c.relname, a.attname, a.atttypid::regtype::text, l.collname, a.attstorage "
+        "from pg_attribute a join pg_class c on c.oid = a.attrelid join pg_namespace n on n.oid = c.relnamespace "
+        "left join pg_collation l on l.oid = a.attcollation where n.nspname = current_schema() and c.relkind = 'r' "
+        "and a.attnum > 0 and not a.attisdropped order by 1, a.attnum"
+    )
+    quoted = connection.dialect.identifier_preparer.quote
+    for table, column, kind, collation, storage in connection.execute(text).all():
+        if table not in metadata.tables:
+            continue
+        place = f"alter table {quoted(table)} alter column {quoted(column)}"
+        if kind == "text" and collation != "C":
+            connection.exec_driver_sql(f'{place} type text collate "C"')
+        if kind == "bytea" and storage not in ("e", b"e"):
+            connection.exec_driver_sql(f"{place} set storage external")

@@ -1,0 +1,225 @@
+"""Which experience fed which update: reserved by the draw, committed with the update, rolled back by a resume."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import sqlalchemy as sa
+
+from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REPLAY, RESERVED, UNTRAINABLE, DrawRecord, IterationRecord
+from replay.storage.counters import LEASE_DRAWS, is_live, next_number
+from replay.storage.format.histograms import COUNTS_RULE, encode, is_counts
+from replay.storage.format.rows import Row, chunked, known
+from replay.storage.format.schema import (
+    draws,
+    groups,
+    histograms,
+    iterations,
+    metrics,
+    policies,
+    reclaimed,
+    sampler_state,
+    trajectories,
+)
+from replay.storage.statements import execute, insert, insert_columns
+from replay.storage.validate import check_fields, refused
+from replay.storage.write import add_metrics
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ResumeReport:
+    released: int
+    """Reservations of updates that never happened."""
+    rolled_back: int
+    """Committed draws newer than the checkpoint."""
+    orphaned: int
+    """Trajectories newer than the checkpoint: kept, never drawn."""
+    next_attempt: int
+    """For the ids of what is collected from now on; 0 for a run that has collected nothing."""
+    sampler_state: dict[str, Any] | None
+    """As committed with the iteration resumed from; None before the first."""
+
+
+_COLUMNS = [field.name for field in fields(DrawRecord) if field.name != "state"]
+_REALS = [field.name for field in fields(DrawRecord) if str(field.type).startswith("float")]
+
+
+_SLOTS = sa.select(draws.c.slot).where(
+    draws.c.run == sa.bindparam("run"), draws.c.iteration == sa.bindparam("iteration")
+)
+_RESERVED = _SLOTS.where(draws.c.state == RESERVED, draws.c.stream == sa.bindparam("stream"))
+
+
+def reserve_given(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
+    """Records that somebody else made, in place of those reserved for their slots before."""
+    check_fields(records, "iteration", "iteration")
+    if records:
+        slots = [record.slot for record in records]
+        release(connection, records[0].run, records[0].iteration, slots, stream=records[0].stream)
+    reserve(connection, records)
+
+
+def release(connection: sa.Connection, run: str, iteration: int, slots: Sequence[int], *, stream: str) -> None:
+    """What was reserved for these slots is free again, as if they had never been asked for.
+
+    So what is done again, because nobody knows whether the first time was stored, comes out the same.
+    """
+    reserved = execute(connection, _RESERVED, run=run, iteration=iteration, stream=stream).scalars()
+    again = sorted(set(reserved).intersection(slots))
+    here = (draws.c.run == run) & (draws.c.iteration == iteration)
+    for chunk in chunked(again):
+        connection.execute(draws.delete().where(here, draws.c.slot.in_(chunk)))
+
+
+def reserve(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
+    if not records:
+        return
+    taken = set(execute(connection, _SLOTS, run=records[0].run, iteration=records[0].iteration).scalars())
+    for record in records:
+        if record.slot in taken:
+            where = f"iteration {record.iteration}"
+            raise refused("slot", "be reserved once; resume the run to release it", record.slot, where)
+        taken.add(record.slot)
+    _insert(connection, records, state=RESERVED, sequence=next_number(connection, "draws"))
+
+
+def _of(run: str, iteration: int, *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    return sa.select(*columns).where(draws.c.run == run, draws.c.iteration == iteration)
+
+
+def _insert(connection: sa.Connection, records: Sequence[DrawRecord], *, state: str, sequence: int) -> None:
+    columns: dict[str, Sequence[Any]] = {name: [getattr(record, name) for record in records] for name in _COLUMNS}
+    columns |= {name: list(map(known, columns[name])) for name in _REALS}
+    number = len(records)
+    insert_columns(connection, draws, {**columns, "state": [state] * number, "sequence": [sequence] * number})
+
+
+def commit(
+    connection: sa.Connection,
+    iteration: IterationRecord,
+    records: Sequence[DrawRecord],
+    *,
+    sampler_state: Mapping[str, Any],
+) -> None:
+    """Committed again, the same iteration with the same draws counts as done."""
+    where = f"iteration {iteration.iteration}"
+    check_fields([iteration], "iteration", "iteration")
+    for position, histogram in enumerate(iteration.histograms):
+        if not is_counts(histogram.counts):
+            raise refused(f"histograms[{position}].counts", COUNTS_RULE, histogram.counts, where)
+    row = {name: value for name, value in vars(iteration).items() if name not in ("metrics", "histograms")}
+    stored = _stored_iteration(connection, iteration)
+    _check_drawn(connection, iteration, records, state=RESERVED if stored is None else COMMITTED)
+    if stored is not None:
+        if stored != row:
+            raise refused("iteration", f"be the committed {stored}", row, where)
+        return
+    connection.execute(draws.delete().where(draws.c.run == iteration.run, draws.c.iteration == iteration.iteration))
+    if records:
+        _insert(connection, records, state=COMMITTED, sequence=0)
+        _count_uses(connection, [record.trajectory for record in records if record.stream == REPLAY])
+    connection.execute(iterations.insert().values(row))
+    add_metrics(connection, iteration.run, iteration.iteration, iteration.metrics)
+    insert(connection, histograms, _histogram_rows(iteration))
+    _save_sampler(connection, iteration, sampler_state)
+
+
+def _stored_iteration(connection: sa.Connection, iteration: IterationRecord) -> Row | None:
+    here = (iterations.c.run == iteration.run) & (iterations.c.iteration == iteration.iteration)
+    found = connection.execute(iterations.select().where(here)).mappings().one_or_none()
+    return None if found is None else dict(found)
+
+
+def _check_drawn(
+    connection: sa.Connection, iteration: IterationRecord, records: Sequence[DrawRecord], *, state: str
+) -> None:
+    """Raises unless `records` are the iteration's draws in that state, and none has expired."""
+    where = f"iteration {iteration.iteration}"
+    live = sa.case((is_live(), 1), else_=0).label("live")
+    query = _of(iteration.run, iteration.iteration, draws.c.slot, draws.c.trajectory, live)
+    found = connection.execute(query.where(draws.c.state == state).order_by(draws.c.slot)).all()
+    given = {record.slot: record.trajectory for record in records}
+    there = {row.slot: row.trajectory for row in found}
+    if given != there:
+        odd = min(slot for slot in {*given, *there} if given.get(slot) != there.get(slot))
+        raise refused(f"draws[{odd}].trajectory", f"be the {state} {there.get(odd)!r}", given.get(odd), where)
+    expired = [row.slot for row in found if state == RESERVED and not row.live]
+    if expired:
+        rule = f"be committed before {LEASE_DRAWS:,} others are reserved (go on with --resume)"
+        raise refused(f"draws[{expired[0]}]", rule, "an expired reservation", where)
+
+
+def _histogram_rows(iteration: IterationRecord) -> list[Row]:
+    place = {"run": iteration.run, "iteration": iteration.iteration}
+    return [
+        {**place, "quantity": found.quantity, "stream": found.stream, "age": found.age, "counts": encode(found.counts)}
+        for found in iteration.histograms
+    ]
+
+
+USES = (
+    sa.select(sa.func.count())
+    .where(draws.c.trajectory == trajectories.c.id, draws.c.state == COMMITTED, draws.c.stream == REPLAY)
+    .correlate(trajectories)
+    .scalar_subquery()
+)
+"""Of a row of `trajectories`, counted: what its column `uses` must say."""
+
+
+def _count_uses(connection: sa.Connection, ids: Sequence[str]) -> None:
+    """What the rows' draws say now, for every reader's next refresh to see."""
+    if not ids:
+        return
+    values = {"uses": USES, "changed": next_number(connection, "changed")}
+    for chunk in chunked(list(dict.fromkeys(ids))):
+        connection.execute(trajectories.update().where(trajectories.c.id.in_(chunk)).values(values))
+
+
+def _save_sampler(connection: sa.Connection, iteration: IterationRecord, state: Mapping[str, Any]) -> None:
+    row = {"run": iteration.run, "iteration": iteration.iteration, "state": json.dumps(dict(state))}
+    connection.execute(sampler_state.insert().values(row))
+
+
+def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
+    mine = draws.c.run == run
+    replayed = (draws.c.stream == REPLAY) & (draws.c.state == COMMITTED)
+    later_draws = sa.select(draws.c.trajectory).where(mine, draws.c.iteration > iteration, replayed)
+    used_later = connection.scalars(later_draws).all()
+    released = connection.execute(draws.delete().where(mine, draws.c.state == RESERVED)).rowcount
+    rolled_back = connection.execute(draws.delete().where(mine, draws.c.iteration > iteration)).rowcount
+    _count_uses(connection, used_later)
+    for table in (iterations, metrics, histograms, sampler_state):
+        connection.execute(table.delete().where(table.c.run == run, table.c.iteration > iteration))
+    # An iteration ends with one publish: what came after the last one kept is gone.
+    last = connection.scalar(sa.select(sa.func.max(iterations.c.policy_version)).where(iterations.c.run == run))
+    newest = 0 if last is None else last + 1
+    connection.execute(policies.delete().where(policies.c.run == run, policies.c.version > newest))
+    later = trajectories.update().where(
+        trajectories.c.run == run,
+        trajectories.c.iteration > iteration,
+        trajectories.c.state.in_([ELIGIBLE, UNTRAINABLE]),
+    )
+    stamp = {"state": ORPHANED, "changed": next_number(connection, "changed")}
+    orphaned = connection.execute(later.values(stamp)).rowcount
+    query = sa.select(sampler_state.c.state).where(sampler_state.c.run == run, sampler_state.c.iteration == iteration)
+    stored = connection.scalar(query)
+    return ResumeReport(
+        released,
+        rolled_back,
+        orphaned,
+        _next_attempt(connection, run),
+        json.loads(stored) if stored is not None else None,
+    )
+
+
+def _next_attempt(connection: sa.Connection, run: str) -> int:
+    stored = sa.select(sa.func.max(trajectories.c.attempt)).where(trajectories.c.run == run)
+    gone = sa.select(sa.func.max(reclaimed.c.attempt)).join(groups, groups.c.id == reclaimed.c.group)
+    found = [connection.scalar(query) for query in (stored, gone.where(groups.c.run == run))]
+    return max((int(highest) + 1 for highest in found if highest is not None), default=0)

@@ -1,0 +1,148 @@
+"""Records as table rows, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Any, TypeVar
+
+from context.tokens import Segment
+from replay.errors import DamagedCell
+from replay.records import GroupRecord, RunRecord, TrajectoryRecord
+from replay.storage.format.column_types import from_storable, is_storable, to_storable
+from replay.storage.format.encoding import FRAME_CHECKSUM_BYTES, decode_tokens, encode_tokens
+from replay.storage.format.schema import groups, runs, segments, trajectories
+
+Row = dict[str, Any]
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+_MOST_PARAMETERS = 500
+_LOG_PROB_FIELDS = ("mean_behavior_log_prob", "min_behavior_log_prob")
+
+
+_RECORD_FIELDS = [field.name for field in fields(TrajectoryRecord)]
+_LOG_PROB_POSITIONS = [_RECORD_FIELDS.index(name) for name in _LOG_PROB_FIELDS]
+RECORD_COLUMNS = [trajectories.c[name] for name in _RECORD_FIELDS]
+_REAL_FIELDS = {field.name for field in fields(TrajectoryRecord) if str(field.type).startswith("float")}
+_reals_of = itemgetter(*(at for at, name in enumerate(_RECORD_FIELDS) if name in _REAL_FIELDS))
+FACT_COLUMNS = [trajectories.c[name] for name in ("token_hash", "num_bytes", "num_messages", "segments_checksum")]
+"""What a row says of its content besides its record; None of rows from before it was written, or that gives it away."""
+CHECKED_COLUMNS = [*RECORD_COLUMNS, *FACT_COLUMNS]
+"""What stands under a row's checksum, but for the state."""
+_CHECKED = [column.key for column in CHECKED_COLUMNS]
+_others_of = itemgetter(*(at for at, name in enumerate(_CHECKED) if name not in {*_REAL_FIELDS, "state"}))
+_REALS = struct.Struct(f"<{len(_REAL_FIELDS)}d")
+_BETWEEN = "\x1f"
+RUN_COLUMNS = [runs.c[field.name] for field in fields(RunRecord)]
+GROUP_COLUMNS = [groups.c[field.name] for field in fields(GroupRecord)]
+SEGMENT_COLUMNS = [segments.c[name] for name in ("reason", "behavior_context", "num_tokens", "tokens")]
+
+
+def now() -> str:
+    """For people. Nothing is ordered by it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def chunked(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
+    """Databases limit the parameters of one statement."""
+    for start in range(0, len(keys), _MOST_PARAMETERS):
+        yield keys[start : start + _MOST_PARAMETERS]
+
+
+def known(value: float | None) -> float | None:
+    """NaN is no number a column should hold: unknown is NULL."""
+    return None if value is None or math.isnan(value) else value
+
+
+def run_of(row: Sequence[Any]) -> RunRecord:
+    """From the values of RUN_COLUMNS. Raises DamagedCell where the authors are not those that were written."""
+    values: dict[str, Any] = dict(zip((column.key for column in RUN_COLUMNS), row, strict=True))
+    check_authors(values["id"], values["authors"], values["authors_hash"])
+    made = values["fingerprint"]
+    values |= {"config": json.loads(values["config"]), "fingerprint": None if made is None else json.loads(made)}
+    return RunRecord(**values)
+
+
+def check_authors(run: str, authors: str, authors_hash: str) -> None:
+    """Raises DamagedCell for a table of authors that is not the one its hash is of: every mask follows from it."""
+    if hashlib.sha256(authors.encode("utf-8", "surrogatepass")).hexdigest() != authors_hash:
+        raise DamagedCell(f"runs.authors of run {run!r}", "be the table that runs.authors_hash is of", "another one")
+
+
+def named(found: Mapping[Key, Value], name: Key, by: str) -> Value:
+    """What a column names; raises DamagedCell where nothing of that name is stored."""
+    if name not in found:
+        raise DamagedCell(by, "name a stored row", repr(name))
+    return found[name]
+
+
+def record_row(record: TrajectoryRecord) -> Row:
+    return {**vars(record), **{name: known(getattr(record, name)) for name in _LOG_PROB_FIELDS}}
+
+
+def record_of(row: Sequence[Any]) -> TrajectoryRecord:
+    """From the values of RECORD_COLUMNS, whatever follows them."""
+    values = list(row[: len(RECORD_COLUMNS)])
+    for position in _LOG_PROB_POSITIONS:
+        if values[position] is None:
+            values[position] = math.nan
+    return TrajectoryRecord(*values)
+
+
+def record_checksum(values: Sequence[Any]) -> int:
+    """CRC-32 of the values of CHECKED_COLUMNS as they are read, all but the state, which changes in a row's life.
+
+    Databases don't keep the sign of a zero, nor whether a real number was given as a whole one.
+    """
+    reals = [math.nan if value is None else value + 0.0 for value in _reals_of(values)]
+    others = _BETWEEN.join(map(str, _others_of(values)))
+    return zlib.crc32(others.encode("utf-8", "surrogatepass"), zlib.crc32(_REALS.pack(*reals)))
+
+
+def segments_checksum(rows: Iterable[Sequence[Any]]) -> int:
+    """CRC-32 of the values of SEGMENT_COLUMNS of all of a trajectory's segments, in order.
+
+    Of the tokens only the end is looked at: it is the frame's own checksum, which whoever opens the frame compares.
+    """
+    found = 0
+    for reason, behavior_context, num_tokens, tokens in rows:
+        text = _BETWEEN.join((reason, behavior_context, str(num_tokens)))
+        found = zlib.crc32(text.encode("utf-8", "surrogatepass") + tokens[-FRAME_CHECKSUM_BYTES:], found)
+    return found
+
+
+def as_read(values: Iterable[Any]) -> list[Any]:
+    """What a database gives back of them: texts of other classes are plain ones, and of two halves of a character one
+    whole is made."""
+    given = list(values)
+    texts = [value for value in given if isinstance(value, str)]
+    if all(type(text) is str for text in texts) and is_storable("".join(texts)):
+        return given
+    return [from_storable(to_storable(str.__str__(value))) if isinstance(value, str) else value for value in given]
+
+
+def segment_rows(trajectory: str, parts: Sequence[Segment]) -> Iterator[Row]:
+    for position, segment in enumerate(parts):
+        yield {
+            "trajectory": trajectory,
+            "position": position,
+            "reason": segment.reason,
+            "behavior_context": segment.behavior_context,
+            "num_tokens": len(segment.tokens),
+            "tokens": encode_tokens(segment.tokens),
+        }
+
+
+def segment_of(row: Sequence[Any]) -> Segment:
+    """From the values of SEGMENT_COLUMNS. Raises BlobError where a blob is not what was written."""
+    reason, behavior_context, count, blob = row
+    return Segment(decode_tokens(blob, count), reason, behavior_context)

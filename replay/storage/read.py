@@ -1,0 +1,188 @@
+"""Taking whole trajectories out, or finding out that they are no longer whole."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from context.authors import AuthorTable
+from context.messages import Message
+from replay.errors import ContentGone, CorruptTrajectory, DamagedCell, ReplayError
+from replay.records import EVICTED, QUARANTINED, TaskRecord, Trajectory
+from replay.storage.counters import set_state
+from replay.storage.format.encoding import BlobError, content_hash
+from replay.storage.format.messages import messages_of
+from replay.storage.format.rows import (
+    CHECKED_COLUMNS,
+    SEGMENT_COLUMNS,
+    check_authors,
+    chunked,
+    record_checksum,
+    record_of,
+    segment_of,
+    segments_checksum,
+)
+from replay.storage.format.schema import messages, runs, segments, tasks, trajectories
+from replay.storage.reclaimed import reasons
+from replay.storage.statements import rows_by_key
+
+_RECORDS = (*CHECKED_COLUMNS, trajectories.c.record_checksum, trajectories.c.state_reason)
+_SEGMENTS = (segments.c.trajectory, *SEGMENT_COLUMNS)
+_SEGMENT_ORDER = (segments.c.trajectory, segments.c.position)
+_NUM_MESSAGES, _SEGMENTS_CHECKSUM = (
+    CHECKED_COLUMNS.index(trajectories.c[name]) for name in ("num_messages", "segments_checksum")
+)
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A row that was stored without its tokens, for its messages were changed."""
+
+    trajectory: Trajectory
+    reason: str | None
+
+
+@dataclass
+class Loaded:
+    """What was found under some ids."""
+
+    whole: dict[str, Trajectory] = field(default_factory=dict)
+    corrupt: dict[str, str] = field(default_factory=dict)
+    """Reason by id."""
+    gone: dict[str, Gone] = field(default_factory=dict)
+    reclaimed: dict[str, str] = field(default_factory=dict)
+    """Why it was evicted, by id, of rows of which only a few numbers are left."""
+
+    def in_order(self, ids: Sequence[str]) -> list[Trajectory]:
+        """All of them; raises for the first that is corrupt, evicted or unknown."""
+        for id in ids:
+            if id in self.gone:
+                raise ContentGone(id, self.gone[id].reason)
+            if id in self.reclaimed:
+                raise ContentGone(id, self.reclaimed[id])
+            if id in self.corrupt:
+                raise CorruptTrajectory(id, self.corrupt[id])
+            if id not in self.whole:
+                raise ReplayError(f"trajectory id must be a stored one, got {id!r}. See: agentloop replay ls")
+        return [self.whole[id] for id in ids]
+
+
+def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool = True, by_hash: bool = True) -> Loaded:
+    """Read and verify; corrupt rows are named, not returned. Messages are for people: training reads none.
+
+    by_hash: the sha256 over all tokens must be that of the record. Without it they are compared by the checksums of
+    their frames, which the row's own checksum is over, and which no single change gets past.
+    """
+    loaded = Loaded()
+    for chunk in chunked(list(dict.fromkeys(ids))):
+        _load_chunk(connection, chunk, loaded, with_messages=with_messages, by_hash=by_hash)
+    found = {*loaded.whole, *loaded.corrupt, *loaded.gone}
+    loaded.reclaimed = reasons(connection, [id for id in ids if id not in found])
+    return loaded
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Some trajectories as they stand in the database."""
+
+    records: list[tuple[Any, ...]]
+    segments: dict[str, list[tuple[Any, ...]]]
+    messages: dict[str, tuple[Any, ...]] | None
+    """None: they were not asked for."""
+
+
+def _stored(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool) -> _Stored:
+    """Raises DamagedCell."""
+    parts: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    for id, *part in rows_by_key(connection, _SEGMENTS, ids, key=segments.c.trajectory, order_by=_SEGMENT_ORDER):
+        parts[id].append(tuple(part))
+    said = None
+    if with_messages:
+        found = rows_by_key(connection, tuple(messages.c), ids, key=messages.c.trajectory)
+        said = {id: tuple(conversation) for id, *conversation in found}
+    return _Stored(list(rows_by_key(connection, _RECORDS, ids, key=trajectories.c.id)), parts, said)
+
+
+def _load_chunk(
+    connection: sa.Connection, ids: Sequence[str], loaded: Loaded, *, with_messages: bool, by_hash: bool
+) -> None:
+    try:
+        stored = _stored(connection, ids, with_messages=with_messages)
+    except DamagedCell as error:
+        if len(ids) == 1:
+            loaded.corrupt[ids[0]] = error.reason
+        else:
+            # One of them: the others can be read without it.
+            for id in ids:
+                _load_chunk(connection, [id], loaded, with_messages=with_messages, by_hash=by_hash)
+        return
+    for row in stored.records:
+        try:
+            found = _whole(row, stored, by_hash=by_hash)
+        except BlobError as error:
+            loaded.corrupt[row[0]] = str(error)
+        else:
+            if isinstance(found, Gone):
+                loaded.gone[row[0]] = found
+            else:
+                loaded.whole[row[0]] = found
+
+
+def _whole(row: Sequence[Any], stored: _Stored, *, by_hash: bool) -> Trajectory | Gone:
+    """Raises BlobError where it is not what was written."""
+    *values, checksum, reason = row
+    record = record_of(values)
+    # Rows from before there were checksums, rows changed on purpose, and rows without content any more have none.
+    is_checked = checksum is not None
+    if is_checked and record_checksum(values) != checksum:
+        raise BlobError("a record of another checksum: it was changed since it was written")
+    said: tuple[Message, ...] = ()
+    if stored.messages is not None:
+        conversation = stored.messages.get(record.id)
+        said = () if conversation is None else messages_of(*conversation)
+    blobs = stored.segments.get(record.id, ())
+    is_gone = record.state == EVICTED and not blobs
+    if is_checked and stored.messages is not None and len(said) != (values[_NUM_MESSAGES] or 0):
+        raise BlobError(f"{len(said)} messages where {values[_NUM_MESSAGES]} were written")
+    if is_gone:
+        return Gone(Trajectory(record, (), said), reason)
+    parts = tuple(map(segment_of, blobs))
+    expected = values[_SEGMENTS_CHECKSUM] if is_checked else None
+    if expected is not None and segments_checksum(blobs) != expected:
+        raise BlobError("other segments than were written")
+    if (by_hash or expected is None) and content_hash(parts) != record.content_hash:
+        raise BlobError("tokens of another content hash")
+    return Trajectory(record, parts, said)
+
+
+def quarantine(connection: sa.Connection, reasons: Mapping[str, str]) -> None:
+    """Never drawn again, and shown apart with the reason."""
+    for id, reason in reasons.items():
+        set_state(connection, [id], QUARANTINED, reason)
+
+
+def author_table(connection: sa.Connection, run: str) -> AuthorTable:
+    """The authors of a run's tokens; raises ReplayError where they are not those that were written."""
+    row = connection.execute(sa.select(runs.c.authors, runs.c.authors_hash).where(runs.c.id == run)).one_or_none()
+    if row is None:
+        raise ReplayError(f"run must be a stored one, got {run!r}. See what names it: agentloop replay verify")
+    check_authors(run, *row)
+    return AuthorTable.from_json(row.authors)
+
+
+def task_records(connection: sa.Connection, hashes: Sequence[str]) -> dict[str, TaskRecord]:
+    columns = [tasks.c.hash, tasks.c.environment, tasks.c.payload]
+    found = selected(connection, columns, tasks.c.hash, hashes)
+    return {row.hash: TaskRecord(row.hash, row.environment, json.loads(row.payload)) for row in found}
+
+
+def selected(
+    connection: sa.Connection, columns: Sequence[sa.ColumnElement[Any]], key: sa.ColumnElement[str], keys: Sequence[str]
+) -> Iterator[sa.Row[Any]]:
+    for chunk in chunked(list(dict.fromkeys(keys))):
+        yield from connection.execute(sa.select(*columns).where(key.in_(chunk)))

@@ -1,0 +1,108 @@
+"""What is left of a row once it is evicted for good: who it was, how it ended, and why it went.
+
+Draws name it for ever, so that lineage still tells which updates it fed. Everything else of it is deleted, and the
+payload of a task goes with the last row of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from replay.records import EVICTED, REMOVED_TASK
+from replay.storage.counters import next_number
+from replay.storage.format.column_types import required
+from replay.storage.format.rows import Row, chunked
+from replay.storage.format.schema import groups, messages, reclaimed, segments, tasks, token_scores, trajectories
+
+_rows, _left = trajectories.c, reclaimed.c
+
+
+FACTS = (
+    *("id", "group", "slot", "member", "attempt", "source", "reward", "success", "advantage", "num_action_tokens"),
+    *("policy_version_min", "parent"),
+)
+"""Columns that a row and what is left of it have in common, and that never change."""
+
+
+def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = None) -> None:
+    """Delete rows but for what is left of them. Their state's reason becomes `reason`, or stays what it is."""
+    if not ids:
+        return
+    number = next_number(connection, "changed")
+    why = _rows.state_reason if reason is None else sa.literal(reason)
+    columns = [*(_rows[name] for name in FACTS), sa.func.coalesce(why, EVICTED), sa.literal(number, sa.BigInteger)]
+    for chunk in chunked(ids):
+        mine = _rows.id.in_(chunk)
+        named = connection.scalars(sa.select(_rows.task).where(mine).distinct()).all()
+        left = reclaimed.insert().from_select([*FACTS, "state_reason", "changed"], sa.select(*columns).where(mine))
+        connection.execute(left)
+        for table in (segments, messages, token_scores):
+            connection.execute(table.delete().where(table.c.trajectory.in_(chunk)))
+        connection.execute(trajectories.delete().where(mine))
+        remove_unused_tasks(connection, named)
+
+
+def remove_unused_tasks(connection: sa.Connection, hashes: Sequence[str]) -> None:
+    """The payloads of those tasks of which no row is stored. One that comes again is known again."""
+    used = sa.exists().where(_rows.task == tasks.c.hash)
+    for chunk in chunked(hashes):
+        unused = sa.and_(tasks.c.hash.in_(chunk), ~used)
+        if connection.dialect.name == "sqlite":
+            # A row that shrinks keeps its place in a file, and the page around it is never filled again.
+            values = sa.select(tasks.c.hash, tasks.c.environment, sa.literal(REMOVED_TASK)).where(unused)
+            replaced = tasks.insert().prefix_with("OR REPLACE").from_select([*tasks.c], values)
+            connection.execute(replaced)
+        else:
+            connection.execute(tasks.update().where(unused).values(payload=REMOVED_TASK))
+
+
+def left_of(row: Mapping[str, Any]) -> Row:
+    """What would be left of a row of `trajectories`."""
+    return {**{name: row[name] for name in FACTS}, "state_reason": row["state_reason"], "changed": row["changed"]}
+
+
+def reasons(connection: sa.Connection, ids: Sequence[str]) -> dict[str, str]:
+    """Why they went, by id, of those that did."""
+    found: dict[str, str] = {}
+    for chunk in chunked(ids):
+        rows = connection.execute(sa.select(_left.id, _left.state_reason).where(_left.id.in_(chunk)))
+        found.update((row[0], row[1]) for row in rows)
+    return found
+
+
+def reclaimed_between(connection: sa.Connection, since: int, newest: int) -> list[str]:
+    """Rows that went after change `since`, up to change `newest`."""
+    return list(connection.scalars(sa.select(_left.id).where(_left.changed > since, _left.changed <= newest)))
+
+
+def _either(name: str) -> sa.ColumnElement[Any]:
+    return required(sa.func.coalesce(_rows[name], _left[name]), _rows[name])
+
+
+BORN = (
+    sa.func.coalesce(_rows.run, groups.c.run).label("born_run"),
+    sa.func.coalesce(_rows.iteration, groups.c.iteration).label("born_iteration"),
+    _either("source").label("source"),
+    sa.func.coalesce(_rows.task, groups.c.task).label("task"),
+    _either("group").label("group"),
+    _either("reward").label("reward"),
+    _either("success").label("success"),
+    _either("advantage").label("born_advantage"),
+    _either("num_action_tokens").label("num_action_tokens"),
+    _either("policy_version_min").label("policy_version_min"),
+    sa.func.coalesce(_rows.state, EVICTED).label("state"),
+    _either("state_reason").label("state_reason"),
+)
+"""What a row was born with, by the names that questions of lineage give it, whether it is stored or reclaimed."""
+
+
+IS_KNOWN = sa.func.coalesce(_rows.id, _left.id).is_not(None)
+
+
+def with_born(named: sa.FromClause, id: sa.ColumnElement[str]) -> sa.Join:
+    """`named` with what BORN and FACTS are read from, for the rows whose ids it has."""
+    joined = named.outerjoin(trajectories, _rows.id == id).outerjoin(reclaimed, _left.id == id)
+    return joined.outerjoin(groups, groups.c.id == _either("group"))

@@ -1,0 +1,261 @@
+"""What is kept: rows over the buffer's limits go, but for a few numbers (`replay.storage.reclaimed`).
+
+A row is evicted in two steps. At the end of an iteration its state becomes `evicted`: no later draw takes it. The row
+goes once every checkpoint that a resume could start from is newer: until then a resume gives it back its state, so that
+a resumed run draws what the uninterrupted one did. No clock is asked, and no row order of the database: the oldest go
+first, by (iteration, slot).
+
+So `trajectories` holds what is kept and what was evicted since that checkpoint, and all that is asked here of a run
+looks at these rows alone, however many went before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import sqlalchemy as sa
+
+from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED, REDACTED
+from replay.storage.counters import is_live, set_state
+from replay.storage.format.rows import chunked
+from replay.storage.format.schema import draws, policies, runs, trajectories
+from replay.storage.reclaimed import reclaim
+
+_EVICTED_AT = re.compile(r"at iteration ([0-9]+), was ([a-z]+)$")
+
+
+_PAGE = 1000
+
+
+_rows = trajectories.c
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Limits of what one run keeps of its own rows; None: no limit. Rows of other runs and imported ones stay."""
+
+    rows: int | None = None
+    bytes: int | None = None
+    """Of their content in the database, compressed."""
+    age: int | None = None
+    """Iterations since the one that collected the row."""
+    staleness: int | None = None
+    """Publishes since its oldest sampled token."""
+    per_task: int | None = None
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, field.name) is not None for field in fields(self))
+
+
+@dataclass(frozen=True)
+class Evicted:
+    rows: int
+    bytes: int
+    by_rule: dict[str, int]
+    """Rows by the limit they were over."""
+
+
+@dataclass(frozen=True)
+class StoredRow:
+    id: str
+    task: str
+    state: str
+    """What a resume gives it back; of a redacted row, which was never anything but evicted, `redacted`."""
+    bytes: int
+
+
+def over_capacity(
+    connection: sa.Connection, run: str, iteration: int, *, policy_version: int, capacity: Capacity
+) -> dict[str, list[StoredRow]]:
+    """Rows to evict after `iteration`, by rule. Reserved rows and those of the iteration itself are never among them.
+
+    Orphaned rows go first and count for nothing: no uninterrupted run has any. Of the others those that can't be drawn
+    go before those that can, and the oldest first.
+    """
+    if not capacity:
+        return {}
+    may_go = sa.and_(_kept(run), _rows.iteration < iteration, ~_is_reserved())
+    found: dict[str, list[StoredRow]] = {"orphaned": _listed(connection, _kept(run, orphaned=True), ~_is_reserved())}
+    gone: set[str] = set()
+
+    def add(rule: str, rows: Iterable[StoredRow]) -> None:
+        found[rule] = [row for row in rows if row.id not in gone]
+        gone.update(row.id for row in found[rule])
+
+    if capacity.age is not None:
+        add("age", _listed(connection, may_go, _rows.iteration < iteration - capacity.age))
+    if capacity.staleness is not None:
+        add("staleness", _listed(connection, may_go, _rows.policy_version_min < policy_version - capacity.staleness))
+    if capacity.per_task is not None:
+        add("per_task", _over_per_task(connection, run, may_go, capacity.per_task, gone))
+    if capacity.rows is not None:
+        count = connection.scalar(sa.select(sa.func.count()).where(_kept(run))) or 0
+        add("rows", _oldest(connection, may_go, gone, rows=count - len(gone) - capacity.rows))
+    if capacity.bytes is not None:
+        freed = sum(row.bytes for rows in found.values() for row in rows) - sum(row.bytes for row in found["orphaned"])
+        total = connection.scalar(sa.select(sa.func.sum(_size())).where(_kept(run))) or 0
+        add("bytes", _oldest(connection, may_go, gone, bytes=int(total) - freed - capacity.bytes))
+    return {rule: rows for rule, rows in found.items() if rows}
+
+
+def evict(connection: sa.Connection, over: Mapping[str, Sequence[StoredRow]], *, iteration: int) -> Evicted:
+    """The first step: state and reason. The row stays until `purge`."""
+    for rule, rows in over.items():
+        for state in dict.fromkeys(row.state for row in rows):
+            reason = f"capacity.{rule} at iteration {iteration}, was {state}"
+            set_state(connection, [row.id for row in rows if row.state == state], EVICTED, reason)
+    return summed(over)
+
+
+def evicted_through(connection: sa.Connection, run: str, iteration: int) -> list[str]:
+    """Rows for the second step, `purge`: those evicted up to `iteration`."""
+    return [id for id, at, _ in _evicted(connection, run) if at <= iteration]
+
+
+def purge(connection: sa.Connection, ids: Sequence[str]) -> int:
+    """The second step: of rows that are evicted, a few numbers are left. How many rows that were."""
+    still: list[str] = []
+    for chunk in chunked(ids):
+        still += connection.scalars(sa.select(_rows.id).where(_rows.id.in_(chunk), _rows.state == EVICTED))
+    reclaim(connection, still)
+    return len(still)
+
+
+def restore(connection: sa.Connection, run: str, iteration: int) -> int:
+    """Rows evicted after `iteration` get their state back; what is collected after it is the resume's to orphan."""
+    back = [(id, state) for id, at, state in _evicted(connection, run) if at > iteration]
+    for state in dict.fromkeys(state for _, state in back):
+        given = (EVICTED, REDACTED) if state == REDACTED else (state, None)
+        set_state(connection, [id for id, was in back if was == state], *given)
+    return len(back)
+
+
+def by_hand(
+    connection: sa.Connection, run: str | None, rows: sa.ColumnElement[bool] | None, capacity: Capacity
+) -> dict[str, list[StoredRow]]:
+    """What a person wants gone of `run`, or of every run: `rows`, or what is over a capacity after its last iteration.
+
+    Reserved rows are never among them.
+    """
+    mine = sa.true() if run is None else _rows.run == run
+    if rows is not None:
+        found = _listed(connection, mine, _HAS_CONTENT, ~_is_reserved(), rows)
+        return {"where": found} if found else {}
+    over: dict[str, list[StoredRow]] = {}
+    known = sa.select(runs.c.id).order_by(runs.c.id)
+    for id in connection.scalars(known if run is None else known.where(runs.c.id == run)).all():
+        last = connection.scalar(sa.select(sa.func.max(_rows.iteration)).where(_kept(id)))
+        newest = connection.scalar(sa.select(sa.func.max(policies.c.version)).where(policies.c.run == id))
+        found_here = over_capacity(connection, id, last or 0, policy_version=newest or 0, capacity=capacity)
+        for rule, listed in found_here.items():
+            over.setdefault(rule, []).extend(listed)
+    return over
+
+
+def prune(connection: sa.Connection, over: Mapping[str, Sequence[StoredRow]]) -> None:
+    """Both steps of an eviction at once: no resume takes these rows back."""
+    for rule, rows in over.items():
+        reclaim(connection, [row.id for row in rows], f"pruned by {rule}")
+
+
+def summed(over: Mapping[str, Sequence[StoredRow]]) -> Evicted:
+    sizes = [row.bytes for rows in over.values() for row in rows]
+    return Evicted(len(sizes), sum(sizes), {rule: len(rows) for rule, rows in over.items()})
+
+
+def buffer_metrics(connection: sa.Connection, run: str) -> dict[str, float]:
+    """What one run keeps of its own rows."""
+    drawable, corrupt = (sa.func.count().filter(_rows.state == state) for state in (ELIGIBLE, QUARANTINED))
+    query = sa.select(sa.func.count(), drawable, corrupt, sa.func.coalesce(sa.func.sum(_size()), 0)).where(_kept(run))
+    names = ("buffer/rows", "buffer/eligible", "buffer/quarantined", "buffer/bytes")
+    return {name: float(value) for name, value in zip(names, connection.execute(query).one(), strict=True)}
+
+
+def eviction_metrics(evicted: Evicted) -> dict[str, float]:
+    metrics = {"buffer/evicted": float(evicted.rows), "buffer/evicted_bytes": float(evicted.bytes)}
+    return metrics | {f"buffer/evicted_by_{rule}": float(count) for rule, count in evicted.by_rule.items()}
+
+
+_HAS_CONTENT = sa.or_(_rows.state != EVICTED, _rows.state_reason == REDACTED)
+"""And no rule has evicted it yet."""
+
+
+def _kept(run: str, *, orphaned: bool = False) -> sa.ColumnElement[bool]:
+    state = _rows.state == ORPHANED if orphaned else sa.and_(_rows.state != ORPHANED, _HAS_CONTENT)
+    return sa.and_(_rows.run == run, state)
+
+
+def _is_reserved() -> sa.ColumnElement[bool]:
+    return sa.exists().where(draws.c.trajectory == _rows.id, is_live()).correlate(trajectories)
+
+
+def _size() -> sa.ColumnElement[Any]:
+    return sa.func.coalesce(_rows.num_bytes, 0)
+
+
+_ORDER = (_rows.iteration, _rows.slot, _rows.id)
+
+
+def _listed(
+    connection: sa.Connection,
+    *conditions: sa.ColumnElement[bool],
+    page: tuple[int, int | None] = (0, None),
+    drawable_last: bool = False,
+) -> list[StoredRow]:
+    """`page`: how many rows to pass over, and how many to list."""
+    state = sa.case((_rows.state == EVICTED, REDACTED), else_=_rows.state)
+    query = sa.select(_rows.id, _rows.task, state, _size()).where(*conditions)
+    order = [sa.case((_rows.state == ELIGIBLE, 1), else_=0)] if drawable_last else []
+    query = query.order_by(*order, *_ORDER).offset(page[0]).limit(page[1])
+    return [StoredRow(*row) for row in connection.execute(query)]
+
+
+def _over_per_task(
+    connection: sa.Connection, run: str, may_go: sa.ColumnElement[bool], limit: int, gone: set[str]
+) -> list[StoredRow]:
+    counted = sa.select(_rows.task, sa.func.count()).where(_kept(run)).group_by(_rows.task)
+    counts = {row[0]: row[1] for row in connection.execute(counted.having(sa.func.count() > limit))}
+    if not counts:
+        return []
+    crowded = sa.select(_rows.task).where(_kept(run)).group_by(_rows.task).having(sa.func.count() > limit)
+    rows = _listed(connection, may_go, _rows.task.in_(crowded), drawable_last=True)
+    left = Counter(counts) - Counter(row.task for row in rows if row.id in gone)
+    over = []
+    for row in rows:
+        if row.id not in gone and left[row.task] > limit:
+            left[row.task] -= 1
+            over.append(row)
+    return over
+
+
+def _oldest(
+    connection: sa.Connection, may_go: sa.ColumnElement[bool], gone: set[str], *, rows: int = 0, bytes: int = 0
+) -> list[StoredRow]:
+    """The first rows, until at least so many rows and so many bytes are freed."""
+    taken: list[StoredRow] = []
+    freed = seen = 0
+    while len(taken) < rows or freed < bytes:
+        page = _listed(connection, may_go, page=(seen, rows + len(gone) + _PAGE), drawable_last=True)
+        for row in page:
+            if row.id not in gone and (len(taken) < rows or freed < bytes):
+                taken.append(row)
+                freed += row.bytes
+        if not page:
+            break
+        seen += len(page)
+    return taken
+
+
+def _evicted(connection: sa.Connection, run: str) -> list[tuple[str, int, str]]:
+    """(id, iteration of its eviction, state before)"""
+    query = sa.select(_rows.id, _rows.state_reason).where(_rows.run == run, _rows.state == EVICTED)
+    found = []
+    for id, reason in connection.execute(query.order_by(*_ORDER)):
+        match = _EVICTED_AT.search(reason or "")
+        if match:
+            found.append((id, int(match[1]), match[2]))
+    return found

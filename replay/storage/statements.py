@@ -1,0 +1,123 @@
+"""Statements compiled once: SQLAlchemy takes longer to build one than the database to answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.sql.compiler import SQLCompiler
+
+from replay.errors import DamagedCell
+from replay.storage.format.column_types import ExactText, restored_column, storable_column, to_storable
+from replay.storage.format.rows import Row, chunked
+
+_Convert = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def rows_by_key(
+    connection: sa.Connection,
+    columns: tuple[sa.Column[Any], ...],
+    keys: Sequence[str],
+    *,
+    key: sa.Column[str],
+    order_by: tuple[sa.Column[Any], ...] = (),
+) -> Iterator[tuple[Any, ...]]:
+    """Values of `columns` for the rows whose `key` is one of `keys`, each given once.
+
+    Raises DamagedCell for a value that nobody wrote there.
+    """
+    for chunk in chunked(keys):
+        # Few statements do for any number of keys: the last key fills up to a power of two.
+        size = 1 << (len(chunk) - 1).bit_length()
+        statement, names = _compiled(columns, key, order_by, size, connection.dialect)
+        values = [*storable_column(chunk), *[storable_column(chunk[-1:])[0]] * (size - len(chunk))]
+        parameters = tuple(values) if names is None else dict(zip(names, values, strict=True))
+        found = _rows(connection, statement, parameters)
+        if found:
+            yield from zip(*map(restored_column, columns, zip(*found, strict=True)), strict=True)
+
+
+def _rows(connection: sa.Connection, statement: str, parameters: Any) -> Sequence[Sequence[Any]]:
+    try:
+        return connection.exec_driver_sql(statement, parameters).fetchall()
+    except exc.OperationalError as error:
+        # A file's texts are decoded as they are fetched.
+        if "Could not decode to UTF-8" not in str(error.orig):
+            raise
+        raise DamagedCell("every text", "be UTF-8", str(error.orig).partition(" with text")[0]) from error
+
+
+def execute(connection: sa.Connection, statement: sa.Executable, **values: Any) -> sa.CursorResult[Any]:
+    """A statement that is kept somewhere, with its parameters by name. Texts among the results are as stored."""
+    text, names, fixed = _text(statement, connection.dialect)
+    given = {
+        **fixed,
+        **{name: to_storable(value) if isinstance(value, str) else value for name, value in values.items()},
+    }
+    parameters: Any = given if names is None else tuple(given[name] for name in names)
+    return connection.exec_driver_sql(text, parameters)
+
+
+def insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> None:
+    if rows:
+        insert_columns(connection, table, {name: [row[name] for row in rows] for name in rows[0]})
+
+
+def insert_columns(connection: sa.Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Columns by name, of at least one row.
+
+    SQLAlchemy would look up every column of every row anew, which takes longer than the database does.
+    """
+    statement, positions, bind = _compiled_insert(table, tuple(columns), connection.dialect)
+    names = positions or list(bind)
+    values = zip(*(bind[name](columns[name]) for name in names), strict=True)
+    rows = list(values) if positions else [dict(zip(names, row, strict=True)) for row in values]
+    connection.exec_driver_sql(statement, rows)
+
+
+@lru_cache(maxsize=64)
+def _compiled_insert(
+    table: sa.Table, names: tuple[str, ...], dialect: sa.Dialect
+) -> tuple[str, list[str] | None, dict[str, _Convert]]:
+    """The statement, the order of its parameters (None: by name), and what makes a column of them the driver's."""
+    compiled = table.insert().compile(dialect=dialect, column_keys=names)
+    return compiled.string, compiled.positiontup, {name: _bind_column(table.c[name].type, dialect) for name in names}
+
+
+def _bind_column(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert:
+    if isinstance(kind, ExactText):
+        return storable_column
+    to_driver = kind.dialect_impl(dialect).bind_processor(dialect)
+    return (lambda values: [to_driver(value) for value in values]) if to_driver else _as_they_are
+
+
+@lru_cache(maxsize=64)
+def _text(statement: sa.Executable, dialect: sa.Dialect) -> tuple[str, list[str] | None, dict[str, Any]]:
+    """The statement's text, the order of its parameters (None: by name), and those it brings itself."""
+    assert isinstance(statement, sa.ClauseElement)
+    compiled = statement.compile(dialect=dialect)
+    assert isinstance(compiled, SQLCompiler)
+    order = compiled.positiontup if compiled.positional else None
+    return str(compiled), order, {name: value for name, value in compiled.params.items() if value is not None}
+
+
+@lru_cache(maxsize=128)
+def _compiled(
+    columns: tuple[sa.Column[Any], ...],
+    key: sa.Column[str],
+    order_by: tuple[sa.Column[Any], ...],
+    size: int,
+    dialect: sa.Dialect,
+) -> tuple[str, list[str] | None]:
+    """The statement, and the names of its parameters (None: by position)."""
+    names = [f"key_{number}" for number in range(size)]
+    query = sa.select(*columns).where(key.in_([sa.bindparam(name, type_=key.type) for name in names]))
+    compiled = query.order_by(*order_by).compile(dialect=dialect)
+    return compiled.string, None if compiled.positional else names
+
+
+def _as_they_are(values: Sequence[Any]) -> Sequence[Any]:
+    return values
