@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from agentloop.assemble import Parts, assemble
-from agentloop.collect import Collected
-from agentloop.composing import Planned
-from agentloop.console import open_display
-from agentloop.loop import Loop, LoopState
 from agentloop.models.actor import Actor
-from agentloop.run_folder import create_run_folder
-from agentloop.training import _begin
+from agentloop.rollouts.collect import Collected
+from agentloop.runs.display import open_display
+from agentloop.runs.run_folder import create_run_folder
+from agentloop.training.components import Parts, assemble
+from agentloop.training.loop import Loop, LoopState
+from agentloop.training.mixed_batch import Planned
+from agentloop.training.train import _begin
 from benchmarks._peer import MOST_ITERATIONS, Phases, Talk, order, run_config
 
 

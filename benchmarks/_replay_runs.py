@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from agentloop import __version__
-from agentloop.assemble import Parts, assemble, starting_model
 from agentloop.config import RunConfig
-from agentloop.config.file import load_config, to_plain
+from agentloop.config.config_file import load_config, to_plain
 from agentloop.environments import load_environment
-from agentloop.evaluate import evaluate
-from agentloop.learners import settle_process
 from agentloop.learning.update_stats import ESS_BY_AGE
-from agentloop.loop import Loop, LoopState
-from agentloop.run_folder import create_run_folder
+from agentloop.rollouts.evaluation import evaluate
+from agentloop.runs.process import settle_process
+from agentloop.runs.run_folder import create_run_folder
+from agentloop.training.components import Parts, assemble, starting_model
+from agentloop.training.loop import Loop, LoopState
 from benchmarks._replay_arms import BUDGET, COMMON, TARGET, TASKS, Settings
 from replay.locate import DATABASE
 from replay.records import RunRecord

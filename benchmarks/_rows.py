@@ -17,15 +17,7 @@ from agentloop.models.tiny import train_tokenizer
 from context.authors import ENV, LLM, TEMPLATE, default_authors
 from context.messages import Message
 from context.tokens import Segment, TokenSequence
-from replay import (
-    GroupRecord,
-    PolicyRecord,
-    ReplayStore,
-    RunRecord,
-    TaskRecord,
-    Trajectory,
-    TrajectoryRecord,
-)
+from replay import GroupRecord, PolicyRecord, ReplayStore, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
 
 RUN = "benchmark"
 TASK = TaskRecord("task", "benchmark", {})

@@ -49,7 +49,7 @@ _FILTERS = (
 )
 _SEARCHES = ("text contains 'import'", "text contains 'nowhere at all'", "tool = 'search'")
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_SERVE = "from agentloop.cli import main; main()"
+_SERVE = "from agentloop.cli.main import main; main()"
 
 
 def lists(store: ReplayStore) -> Iterator[str]:

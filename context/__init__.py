@@ -6,15 +6,7 @@ from context.control import TrainingControl
 from context.manager import ContextManager, PrefixError
 from context.masks import loss_mask, response_mask
 from context.messages import Message, ToolCall
-from context.parse import (
-    HermesParser,
-    Llama3JsonParser,
-    PythonicParser,
-    ReactParser,
-    Reply,
-    ReplyParser,
-    choose_parser,
-)
+from context.parse import HermesParser, Llama3JsonParser, PythonicParser, ReactParser, Reply, ReplyParser, choose_parser
 from context.render import Renderer
 from context.template import ChatTemplate, RenderError
 from context.tokens import NOT_SAMPLED, Segment, TokenSequence

@@ -13,8 +13,8 @@ import numpy as np
 
 from context.authors import DEMONSTRATION, HISTORY, LLM
 from context.control import TrainingControl, withhold
+from context.message_checks import admitted, visible
 from context.messages import Message
-from context.outside import admitted, visible
 from context.parse import Reply, ReplyParser
 from context.render import Renderer
 from context.segments import OpenSegment

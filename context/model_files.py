@@ -12,8 +12,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from context.codec import TokenCodec
-from context.probe import conversation, mark
 from context.template import ChatTemplate, RenderError
+from context.template_probe import conversation, mark
 
 _SPELLED = re.compile(
     r"</?[|｜]?[^\W\d][\w▁.-]*[|｜]?>"  # <s>, </think>, <|turn>, <turn|>

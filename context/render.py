@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from context.authors import TEMPLATE, AuthorTable
 from context.codec import TokenCodec
+from context.demonstrated_turns import Around, cut_pieces, turn_span
 from context.messages import Message, to_template
-from context.probe import Event, Thinking, changes, mark, rewrites_history
-from context.slots import REPLY, Piece, Row, Slots, openings, outline, read_along
-from context.spoken import Around, cut_pieces, turn_span
+from context.placeholders import REPLY, Piece, Row, Slots, openings, outline, read_along
 from context.template import ChatTemplate, RenderError
+from context.template_probe import Event, Thinking, changes, mark, rewrites_history
 from context.tokens import NOT_SAMPLED, TokenSequence
 
 __all__ = ["ChatTemplate", "RenderError", "Renderer", "TokenCodec"]

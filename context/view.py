@@ -9,7 +9,7 @@ from rich.text import Text
 
 from context.authors import DISCARD_SUFFIX, AuthorTable
 from context.masks import loss_mask, response_mask
-from context.pieces import Decoder, pieces
+from context.token_text import Decoder, pieces
 from context.tokens import TokenSequence
 from context.visible import visible
 

@@ -15,15 +15,7 @@ import sqlalchemy as sa
 from context.authors import AuthorTable
 from replay.errors import ReplayError
 from replay.mixing.request import Availability, DrawRequest, Limits, Pick
-from replay.records import (
-    DrawRecord,
-    GroupRecord,
-    IterationRecord,
-    PolicyRecord,
-    RunRecord,
-    TaskRecord,
-    Trajectory,
-)
+from replay.records import DrawRecord, GroupRecord, IterationRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory
 from replay.sampling.draw import Candidates, Drawing, Drawn, Measure
 from replay.sampling.samplers import RankedSampler, Sampler
 from replay.sampling.trial_draw import Rehearsal

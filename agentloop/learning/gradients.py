@@ -13,13 +13,12 @@ from agentloop.algorithms.heterogeneous import HeterogeneousLoss, anchor_log_pro
 from agentloop.algorithms.kl import kl_estimate, kl_loss
 from agentloop.algorithms.objectives import ObjectiveInput
 from agentloop.config import RunConfig
-from agentloop.learning.batch import Batch
-from agentloop.learning.mini_batches import cut_micro_batches, cut_whole_trajectories
+from agentloop.distributed.ranks import ALONE, Ranks
+from agentloop.learning.batch import Batch, cut_micro_batches, cut_whole_trajectories
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.stream_losses import StreamLosses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
-from agentloop.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from agentloop.algorithms.diagnostics import Drift, trajectory_drift
 from agentloop.algorithms.log_probs import log_ratios
-from agentloop.learning.batch import Batch, BatchRow
-from agentloop.learning.mini_batches import cut_micro_batches
+from agentloop.distributed.ranks import ALONE, Ranks
+from agentloop.learning.batch import Batch, cut_micro_batches
 from agentloop.models.actor import Actor
-from agentloop.ranks import ALONE, Ranks
+from agentloop.records import BatchRow
 
 
 @dataclass(frozen=True, eq=False)

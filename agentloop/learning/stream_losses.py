@@ -14,13 +14,14 @@ from torch import Tensor
 from agentloop.algorithms.corrections import Correction, correct
 from agentloop.algorithms.heterogeneous import StreamLoss
 from agentloop.algorithms.objectives import OBJECTIVES, Objective, ObjectiveInput, PolicyLoss
-from agentloop.algorithms.objectives.base import unclipped
-from agentloop.class_file import load_function
+from agentloop.algorithms.objectives.objective import unclipped
 from agentloop.config import RunConfig
-from agentloop.config.loss import LossSection, StreamLossSection
+from agentloop.config.sections.loss import LossSection, StreamLossSection
 from agentloop.errors import TruncatedSampling, UnknownAnchor, UserError, one_line
-from agentloop.learning.batch import Batch, BatchRow
+from agentloop.learning.batch import Batch
 from agentloop.learning.scoring import ScoredBatch
+from agentloop.records import BatchRow
+from agentloop.user_code import load_function
 from replay.records import FRESH, REPLAY
 
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from agentloop.algorithms.diagnostics import Drift, sum_by_trajectory
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
+from agentloop.distributed.ranks import ALONE, Ranks
+from agentloop.distributed.tensor_files import read_tensors, write_tensors
 from agentloop.errors import TrainingStopped
-from agentloop.learning.batch import Batch, BatchRow, build_batch
-from agentloop.learning.critic_pass import mean_reward_kl, valued
-from agentloop.learning.critic_update import CriticLearner, CriticLog, value_metrics
+from agentloop.learning.batch import Batch, build_batch, plan_mini_batches
+from agentloop.learning.critic_update import CriticLearner, CriticLog, mean_reward_kl, value_metrics, valued
 from agentloop.learning.gradients import accumulate_gradients
-from agentloop.learning.mini_batches import plan_mini_batches
 from agentloop.learning.optimizer import WeightOptimizer, learning_rate
 from agentloop.learning.scoring import ScoredBatch, fresh_entropy, score, scored_rows
 from agentloop.learning.stream_losses import check_behavior, corrected, stream_losses
@@ -34,8 +34,7 @@ from agentloop.learning.update_stats import (
 )
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
-from agentloop.ranks import ALONE, Ranks
-from agentloop.state_files import read_tensors, write_tensors
+from agentloop.records import BatchRow
 from context.authors import AuthorTable
 from replay.records import REPLAY, Histogram, Trajectory, age_bucket
 

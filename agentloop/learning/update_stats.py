@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agentloop.algorithms.diagnostics import Drift, EssWeights, sum_by_trajectory
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
-from agentloop.ranks import Ranks
+from agentloop.distributed.ranks import Ranks
 from replay.records import FRESH, REPLAY, Histogram
 from replay.storage.format.histograms import BINS, EDGES
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from agentloop.config import RunConfig
+from agentloop.config.seeds import derive_seed
 from agentloop.errors import UserError, one_line
-from agentloop.models.load import LoadedModel, has_adapters, load_model, quiet
-from agentloop.seeds import derive_seed
+from agentloop.models.loading import LoadedModel, has_adapters, load_model, quiet
 
 
 def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = None) -> LoadedModel:

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from agentloop.config import ModelSection
-from agentloop.config.reward import RewardModelSection
+from agentloop.config.sections.reward import RewardModelSection
 from agentloop.errors import UserError, one_line
-from agentloop.models.load import choose_device, quiet
+from agentloop.models.loading import choose_device, quiet
 from context.messages import Message, below, to_template
 
 

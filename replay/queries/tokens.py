@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from context.masks import loss_mask, response_mask
-from context.pieces import MOST_TOKENS_OF_A_CHARACTER, Decoder, pieces
+from context.token_text import MOST_TOKENS_OF_A_CHARACTER, Decoder, pieces
 from context.tokens import NOT_SAMPLED
 from replay.errors import ReplayError
 from replay.queries.filters.question import Answer

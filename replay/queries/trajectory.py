@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from context.masks import loss_mask, response_mask
-from context.pieces import Decoder
+from context.token_text import Decoder
 from context.tokens import Segment
 from replay.errors import ReplayError
 from replay.queries.filters.question import Answer
@@ -22,15 +22,7 @@ from replay.sampling.compatibility import names_of, run_mismatches
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.rows import known, named
-from replay.storage.format.schema import (
-    draws,
-    groups,
-    iterations,
-    policies,
-    reclaimed,
-    tasks,
-    token_scores,
-)
+from replay.storage.format.schema import draws, groups, iterations, policies, reclaimed, tasks, token_scores
 from replay.storage.read import author_table, load
 from replay.storage.reclaimed import BORN, FACTS, with_born
 from replay.store import ReplayStore

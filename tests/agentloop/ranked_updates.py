@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agentloop.config import RunConfig
-from agentloop.config.compute import ComputeSection
-from agentloop.learning.batch import BatchRow
+from agentloop.config.sections.model import ComputeSection
+from agentloop.distributed.ranks import ALONE, Ranks, joined
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.sharding import gather, shard
-from agentloop.ranks import ALONE, Ranks, joined
+from agentloop.records import BatchRow
 from tests.agentloop.training_examples import AUTHORS, LOSS, mixed_rows, run_config, tiny_actor
 
 UPDATES = 12

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from agentloop.algorithms.advantages import Member
-from agentloop.rewards import EndedEpisode
+from agentloop.rollouts.rewards import EndedEpisode
 
 running = 0
 

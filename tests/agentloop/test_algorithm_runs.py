@@ -12,7 +12,7 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.training import TrainResult, train
+from agentloop.training.train import TrainResult, train
 from tests.agentloop.processes import assert_same_bits
 from tests.agentloop.runs import PARITY, SilentDisplay, StopAfter, rows, save_qwen2, small_config
 

@@ -13,7 +13,7 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.training import train
+from agentloop.training.train import train
 from replay import ReplayError, ReplayStore
 from replay.exchange import ExchangeError, export_file, import_file
 from replay.exchange.teacher import import_chat, teaching_of

@@ -14,12 +14,12 @@ from torch import Tensor
 from agentloop.algorithms.gae import at_last_action_token, gae
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
-from agentloop.learning.batch import BatchRow, build_batch
-from agentloop.learning.critic_pass import valued
-from agentloop.learning.critic_update import CriticLearner, CriticLog
+from agentloop.learning.batch import build_batch
+from agentloop.learning.critic_update import CriticLearner, CriticLog, valued
 from agentloop.learning.scoring import ScoredBatch, score
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
+from agentloop.records import BatchRow
 from context.tokens import Segment
 from tests.agentloop.training_examples import (
     AUTHORS,

@@ -11,18 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.assemble import assemble
-from agentloop.collect import Actors, Birth, Collected, collect, run_episodes
 from agentloop.config import RunConfig
-from agentloop.console import describe_iteration
 from agentloop.environments import EnvironmentFactory, load_environment
 from agentloop.errors import UserError
-from agentloop.evaluate import evaluate
 from agentloop.generation import Completion, GenerationFailed, GenerationRequest, Generator
-from agentloop.loop import Loop, LoopState
-from agentloop.rollout import Episode
-from agentloop.run_folder import create_run_folder
-from agentloop.training import _begin
+from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.collect import Collected, collect, run_episodes
+from agentloop.rollouts.episode import Episode
+from agentloop.rollouts.evaluation import evaluate
+from agentloop.rollouts.trajectories import Birth
+from agentloop.runs.display import describe_iteration
+from agentloop.runs.run_folder import create_run_folder
+from agentloop.training.components import assemble
+from agentloop.training.loop import Loop, LoopState
+from agentloop.training.train import _begin
 from context import HermesParser, default_authors, loss_mask
 from replay.records import PolicyRecord, RunRecord
 from replay.store import ReplayStore

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.environments.source import source_digest
+from agentloop.analysis.stored_policies import evaluate_run
+from agentloop.environments.source_digest import source_digest
 from agentloop.errors import UserError
-from agentloop.evaluate_run import evaluate_run
-from agentloop.run_folder import open_run_folder
-from agentloop.training import train
+from agentloop.runs.run_folder import open_run_folder
+from agentloop.training.train import train
 from tests.agentloop.runs import PARITY, SilentDisplay, StopAfter, rows, save_qwen2, small_config
 
 

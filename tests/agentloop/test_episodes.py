@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.collect import Actors, Birth, collect
 from agentloop.config import RunConfig
 from agentloop.environments import load_environment
+from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.collect import collect
+from agentloop.rollouts.trajectories import Birth
 from context import ChatTemplate, Renderer, default_authors, loss_mask
 from context.parse import HermesParser
 from replay.records import Trajectory

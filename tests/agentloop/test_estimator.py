@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentloop.algorithms.advantages import RULES
-from agentloop.algorithms.baselines import ReplayBaseline
+from agentloop.algorithms.advantages import RULES, ReplayBaseline
 from agentloop.config import RunConfig
-from agentloop.config.file import load_plain, to_plain
+from agentloop.config.config_file import load_plain, to_plain
 from agentloop.errors import UserError
-from agentloop.estimator import Estimator, Valued
 from agentloop.learning.batch import build_batch
+from agentloop.rollouts.advantage_estimator import Estimator, Valued
 from replay.records import Trajectory
 from tests.agentloop import reward_functions
 from tests.agentloop.training_examples import AUTHORS, row, segment

@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.learning.batch import build_batch
 from agentloop.learning.trainer import UpdateResult
 from agentloop.learning.update_stats import binned, histograms
+from agentloop.records import BatchRow
 from replay.storage.format.histograms import BINS, Counts, bounds, count, merged, quantile_bounds
 from tests.agentloop.training_examples import AUTHORS, LOSS, mixed_rows, row, run_config, segment, tiny_actor, trainer
 

@@ -16,14 +16,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentloop.config import RunConfig
-from agentloop.console import PlainDisplay
 from agentloop.errors import TrainingStopped, UserError
-from agentloop.generation.base import Completion, GenerationRequest
+from agentloop.generation.generator import Completion, GenerationRequest
 from agentloop.generation.local import LocalGenerator
-from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.learning.batch import build_batch
 from agentloop.models.actor import Actor
-from agentloop.run_folder import latest_run_folder, open_run_folder
-from agentloop.training import TrainResult, train
+from agentloop.records import BatchRow
+from agentloop.runs.display import PlainDisplay
+from agentloop.runs.run_folder import latest_run_folder, open_run_folder
+from agentloop.training.train import TrainResult, train
 from context import default_authors
 from replay.mixing.apportion import group_sizes
 from replay.store import ReplayStore

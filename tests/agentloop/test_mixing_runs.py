@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.dry_run import DryRun
 from agentloop.errors import TrainingStopped
-from agentloop.training import TrainResult, train
+from agentloop.training.dry_run import DryRun
+from agentloop.training.train import TrainResult, train
 from replay import queries
 from replay.queries.filters import condition
 from replay.store import ReplayStore

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import yaml
 
-from agentloop.cli import main
-from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.cli.main import main
+from agentloop.learning.batch import build_batch
+from agentloop.records import BatchRow
 from context import AuthorTable, loss_mask, response_mask
 from replay import ReplayStore
 from replay.records import Trajectory

@@ -10,17 +10,20 @@ import pytest
 import torch
 
 from agentloop.algorithms.kl import KlCoefficient
-from agentloop.collect import Actors, Birth, Collected, collect
 from agentloop.config import RunConfig
 from agentloop.environments import load_environment
-from agentloop.estimator import Estimator, Valued
-from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.learning.batch import build_batch
+from agentloop.learning.kl_penalty import reward_penalty
 from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
-from agentloop.penalty import Charge, Penalty, kl_metrics, reward_penalty
-from agentloop.rewards import RewardScorer
-from agentloop.training import train
-from agentloop.valuation import Valuation
+from agentloop.records import BatchRow, Charge, Penalty, kl_metrics
+from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.advantage_estimator import Estimator, Valued
+from agentloop.rollouts.collect import Collected, collect
+from agentloop.rollouts.rewards import RewardScorer
+from agentloop.rollouts.trajectories import Birth
+from agentloop.rollouts.turn_rewards import Valuation
+from agentloop.training.train import train
 from context import HermesParser, default_authors
 from tests.agentloop.runs import SilentDisplay, save_qwen2, small_config
 from tests.agentloop.scripted import CHATML, LOG_PROB, ScriptedGenerator

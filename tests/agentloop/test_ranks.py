@@ -18,15 +18,15 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.api import CheckpointException
 from typer.testing import CliRunner
 
-from agentloop import state_files
-from agentloop.checkpoint import complete_checkpoints, write_directory
-from agentloop.cli import app
+from agentloop.cli.main import app
 from agentloop.config import RunConfig
+from agentloop.distributed import tensor_files
+from agentloop.distributed.ranks import Ranks, joined
+from agentloop.distributed.tensor_files import read_tensors, write_tensors
 from agentloop.errors import UserError
-from agentloop.learners import check_ranks
-from agentloop.ranks import Ranks, joined
-from agentloop.state_files import read_tensors, write_tensors
-from agentloop.training import train
+from agentloop.learning.lead import check_ranks
+from agentloop.runs.checkpoint import complete_checkpoints, write_directory
+from agentloop.training.train import train
 from tests.agentloop import ranked_updates
 from tests.agentloop.launching import places, start_ranks
 from tests.agentloop.processes import Training, write_config
@@ -163,7 +163,7 @@ FAILS_ALONE = """
 import atexit
 import torch
 import torch.distributed
-from agentloop.ranks import joined, lost_ranks_told
+from agentloop.distributed.ranks import joined, lost_ranks_told
 atexit.register(lambda: print("groups left:", torch.distributed.is_initialized()))
 with joined(timeout_s=600.0) as ranks:
     if ranks.index == 0:
@@ -224,6 +224,6 @@ def test_full_disk_of_any_rank_is_told_as_one(
     def fails(*_: Any, **__: Any) -> None:
         raise CheckpointException("write", {1: (cause, StackSummary())})
 
-    monkeypatch.setattr(state_files, "save", fails)
+    monkeypatch.setattr(tensor_files, "save", fails)
     with pytest.raises(UserError, match=raised):
         write_directory(tmp_path / "x", lambda target: write_tensors(target, {"a": torch.ones(2)}, Ranks(0, 2)))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.collect import Collected
-from agentloop.composing import completed_advantages
 from agentloop.config import RunConfig
-from agentloop.penalty import Charge
-from agentloop.recollect import flat_groups, recollect
-from agentloop.valuation import Valuation
+from agentloop.records import Charge
+from agentloop.rollouts.collect import Collected
+from agentloop.rollouts.dynamic_sampling import flat_groups, recollect
+from agentloop.rollouts.turn_rewards import Valuation
+from agentloop.training.mixed_batch import completed_advantages
 from replay.records import DrawRecord, GroupRecord, Trajectory
 from replay.store import Drawn
 from tests.agentloop.training_examples import row, segment

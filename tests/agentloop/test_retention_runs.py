@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from agentloop.cli import main
+from agentloop.cli.main import main
 from agentloop.errors import UserError
-from agentloop.training import TrainResult, train
+from agentloop.training.train import TrainResult, train
 from replay.storage.format.column_types import ESCAPE
 from replay.storage.format.messages import plain_text
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from agentloop.collect import Actors, Birth, Collected, collect
 from agentloop.config import RunConfig
-from agentloop.context_parts import make_strategy
+from agentloop.config.sections.context import make_strategy
 from agentloop.environments import EnvironmentFactory, Task, load_environment
-from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.learning.batch import build_batch
+from agentloop.records import BatchRow
+from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.collect import Collected, collect
+from agentloop.rollouts.trajectories import Birth
 from context import HermesParser, loss_mask
 from replay.records import PolicyRecord, RunRecord, Trajectory
 from replay.store import ReplayStore

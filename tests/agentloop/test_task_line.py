@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.task_line import TaskLine
+from agentloop.training.plan import TaskLine
 
 
 def test_tasks_come_one_after_another() -> None:

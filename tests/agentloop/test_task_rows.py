@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
-from agentloop.config.tasks import TasksSection
+from agentloop.config.sections.dataset import TasksSection
 from agentloop.environments import ToolLimits, call_tool, open_tasks
-from agentloop.environments.rows import load_rows
+from agentloop.environments.datasets import load_rows
 from agentloop.errors import UserError
-from agentloop.evaluate_run import evaluate_run
-from agentloop.training import TrainResult, train
+from agentloop.training.train import TrainResult, train
 from context.messages import Message, ToolCall
 from tests.agentloop.processes import assert_same_run
 from tests.agentloop.runs import ROOT, SilentDisplay, StopAfter, rows, save_qwen2, small_config

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from agentloop.learning.scoring import ScoredBatch
-from agentloop.trace import describe_batch
-from agentloop.training import train
+from agentloop.training.trace import describe_batch
+from agentloop.training.train import train
 from tests.agentloop.runs import SilentDisplay, save_qwen2, small_config
 from tests.agentloop.training_examples import row, run_config, segment, tiny_actor, trainer
 

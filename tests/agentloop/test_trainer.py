@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from agentloop.errors import TrainingStopped, TruncatedSampling, UnknownAnchor, UserError
-from agentloop.learning.batch import BatchRow
 from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import ESS_BY_AGE
 from agentloop.models.actor import Actor
+from agentloop.records import BatchRow
 from replay.records import age_bucket
 from tests.agentloop.training_examples import (
     mixed_rows,

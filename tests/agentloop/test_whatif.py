@@ -14,15 +14,15 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
-from agentloop.cli import app
+from agentloop.analysis.stored_log_probs import named_weights
+from agentloop.analysis.whatif.compared_rows import Asked
+from agentloop.analysis.whatif.losses import asked_losses
+from agentloop.analysis.whatif.measure import what_if
+from agentloop.analysis.whatif.result import WhatIf
+from agentloop.cli.main import app
 from agentloop.errors import UserError
-from agentloop.replay_models import named_weights
-from agentloop.run_folder import open_run_folder
-from agentloop.training import train
-from agentloop.whatif.answer import WhatIf
-from agentloop.whatif.losses import asked_losses
-from agentloop.whatif.measure import what_if
-from agentloop.whatif.rows import Asked
+from agentloop.runs.run_folder import open_run_folder
+from agentloop.training.train import train
 from replay.store import ReplayStore
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
 from tests.replay.fakes import sql

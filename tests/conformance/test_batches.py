@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.aggregation import token_weights
-from agentloop.estimator import Estimator
-from agentloop.learning.batch import BatchRow
+from agentloop.records import BatchRow
+from agentloop.rollouts.advantage_estimator import Estimator
 from tests.agentloop.training_examples import (
     mixed_rows,
     row,

@@ -9,8 +9,8 @@ import pytest
 
 from context import ChatTemplate, RenderError, TokenSequence
 from context.model_files import load_model_files
-from context.probe import Event, Thinking, changes, conversation, rewrites_history
-from context.verdict import Verdict, border_differences, check_template
+from context.template_probe import Event, Thinking, changes, conversation, rewrites_history
+from context.template_report import Verdict, border_differences, check_template
 from tests.context.fakes import CHATML, LLAMA3, family
 from tests.context.trl_templates import model, originals
 

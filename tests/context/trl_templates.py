@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from context import Author, AuthorTable, Renderer, default_authors
 from context.model_files import ModelFiles, from_template
-from context.verdict import check_template
+from context.template_report import check_template
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 MAIN = [

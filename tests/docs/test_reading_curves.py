@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from agentloop.estimator import Estimator
-from agentloop.training import train
+from agentloop.rollouts.advantage_estimator import Estimator
+from agentloop.training.train import train
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
 from tests.agentloop.training_examples import row, run_config, segment, tiny_actor, trainer
 from tests.docs.blocks import ROOT

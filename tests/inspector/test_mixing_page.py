@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import pytest
 from typer.testing import CliRunner
 
-from agentloop.cli import app
+from agentloop.cli.main import app
 from replay import ReplayStore, queries
 from replay.inspector.app import create_app
 from replay.inspector.pages import mixing

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from agentloop.algorithms.kl import Estimator, KlGradient
 from agentloop.config import RunConfig
-from agentloop.config.loss import OBJECTIVE_NAMES
-from agentloop.learning.batch import Batch, BatchRow
+from agentloop.config.sections.loss import OBJECTIVE_NAMES
+from agentloop.learning.batch import Batch
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.stream_losses import corrected
 from agentloop.models.actor import Actor
+from agentloop.records import BatchRow
 from context.tokens import Segment, TokenSequence
 from tests.agentloop.training_examples import (
     AUTHORS,

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.learning.batch import build_batch
 from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
+from agentloop.records import BatchRow
 from context import default_authors
 from replay.store import ReplayStore
 from tests.agentloop.runs import ROOT, rows

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentloop.algorithms.objectives.base import Objective, ObjectiveInput, PolicyLoss
+from agentloop.algorithms.objectives.objective import Objective, ObjectiveInput, PolicyLoss
 from agentloop.algorithms.objectives.ratio import cispo, dppo_kl, dppo_tv, ppo_clip, surrogate
 from agentloop.algorithms.objectives.score import bc, gpg, reinforce, topr
 from agentloop.algorithms.objectives.sequence import gmpo, gspo
