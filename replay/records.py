@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from context.messages import Message
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 
 ELIGIBLE = "eligible"
 UNTRAINABLE = "untrainable"

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from context.authors import default_authors
 from context.conversation_file import read_conversation
-from context.model_files import ModelFiles, load_model_files
-from context.render import Renderer
-from context.template import RenderError
-from context.template_report import Verdict, check_template, in_words
+from context.templates.chat_template import RenderError
+from context.templates.model_files import ModelFiles, load_model_files
+from context.templates.render import Renderer
+from context.templates.template_report import Verdict, check_template, in_words
 from context.view import token_view
 from replay.cli import newest_run_folder
 from replay.cli import show as show_trajectory

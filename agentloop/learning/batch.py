@@ -14,7 +14,7 @@ from torch import Tensor
 
 from agentloop.records import BatchRow
 from context.authors import AuthorTable
-from context.masks import loss_mask, response_mask
+from context.tokens.masks import loss_mask, response_mask
 from replay.mixing.apportion import apportion
 from replay.records import REPLAY
 

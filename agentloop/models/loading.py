@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from agentloop.config import ModelSection
 from agentloop.errors import UserError
 from context import AuthorTable, ChatTemplate, Renderer, TokenCodec
-from context.model_files import ModelFiles, template_stops
+from context.templates.model_files import ModelFiles, template_stops
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from agentloop.generation import Generator
 from agentloop.models.loading import LoadedModel
 from agentloop.user_code import load_class
 from context import AuthorTable, Message, ReactParser, Renderer, ReplyParser, ToolCall, choose_parser
-from context.control import TrainingControl
 from context.strategies import Linear, Strategy
+from context.tokens.control import TrainingControl
 
 
 def make_actors(config: RunConfig, factory: EnvironmentFactory, loaded: LoadedModel, generator: Generator) -> Actors:

@@ -25,7 +25,7 @@ from agentloop.errors import UserError, one_line
 from agentloop.records import BatchRow
 from agentloop.user_code import load_function
 from context.authors import AuthorTable
-from context.masks import response_mask
+from context.tokens.masks import response_mask
 from replay.records import REPLAY, Trajectory
 
 TurnRewards = Callable[[Sequence[Trajectory]], Sequence[tuple[float, ...] | None]]

@@ -41,7 +41,7 @@ from agentloop.training.startup_checks import check_scoring
 from agentloop.user_code import load_function, load_sampler
 from context import AuthorTable
 from context.messages import Message
-from context.template_report import check_template
+from context.templates.template_report import check_template
 from replay.mixing.mixer import Mixer
 from replay.sampling.samplers import Sampler
 from replay.storage.retention import Capacity

@@ -19,14 +19,14 @@ from typing import IO, Any
 import numpy as np
 
 from context.authors import AuthorTable
-from context.control import TrainingControl
 from context.manager import ContextManager
 from context.messages import Message, content_hash
-from context.model_files import ModelFiles, load_model_files
 from context.parse import KnownReply
-from context.render import Renderer
-from context.template import RenderError
-from context.tokens import Segment, TokenSequence
+from context.templates.chat_template import RenderError
+from context.templates.model_files import ModelFiles, load_model_files
+from context.templates.render import Renderer
+from context.tokens.control import TrainingControl
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
 from replay.exchange.importing import ImportReport, Placed, Told, check_set_name, import_rows

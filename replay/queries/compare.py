@@ -11,7 +11,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from context.tokens import TokenSequence
+from context.tokens.token_sequence import TokenSequence
 from replay.queries import Answer, find, summary
 from replay.queries.trajectory import record_of
 from replay.storage.format.rows import known

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from context.masks import loss_mask, response_mask
-from context.token_text import MOST_TOKENS_OF_A_CHARACTER, Decoder, pieces
-from context.tokens import NOT_SAMPLED
+from context.tokens.masks import loss_mask, response_mask
+from context.tokens.token_sequence import NOT_SAMPLED
+from context.tokens.token_text import MOST_TOKENS_OF_A_CHARACTER, Decoder, pieces
 from replay.errors import ReplayError
 from replay.queries.filters.question import Answer
 from replay.queries.preview.expected_ess import LOG_RATIO_BOUND

@@ -11,9 +11,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from context.masks import loss_mask, response_mask
-from context.token_text import Decoder
-from context.tokens import Segment
+from context.tokens.masks import loss_mask, response_mask
+from context.tokens.token_sequence import Segment
+from context.tokens.token_text import Decoder
 from replay.errors import ReplayError
 from replay.queries.filters.question import Answer
 from replay.queries.tokens import CodecOf, no_codec, replies, same_start, whole_segments

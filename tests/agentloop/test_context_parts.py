@@ -16,8 +16,8 @@ from agentloop.environments import load_environment
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import make_parser
 from context import Author, HermesParser
-from context.control import TrainingControl
 from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
+from context.tokens.control import TrainingControl
 from tests.agentloop.runs import ROOT
 from tests.soak.test_strategies import CASES
 

@@ -20,7 +20,7 @@ from agentloop.learning.scoring import ScoredBatch, score
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.records import BatchRow
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from tests.agentloop.training_examples import (
     AUTHORS,
     mixed_rows,

@@ -23,7 +23,7 @@ from agentloop.supervised.demonstrations import DemonstrationReader
 from agentloop.supervised.sft import SftResult, sft
 from agentloop.supervised.supervised_update import learn, measure
 from context import loss_mask
-from context.tokens import TokenSequence
+from context.tokens.token_sequence import TokenSequence
 from tests.agentloop.processes import assert_same_bits, write_config
 from tests.agentloop.runs import ROOT, SilentDisplay, save_qwen2, small_config
 from tests.agentloop.training_examples import AUTHORS, segment, tiny_actor

@@ -27,7 +27,7 @@ from agentloop.models.loading import LoadedModel, load_model
 from agentloop.rollouts.actors import check_tools
 from agentloop.training.startup_checks import check_scoring
 from context import ChatTemplate, HermesParser, Llama3JsonParser
-from context.model_files import load_model_files, train_tokenizer
+from context.templates.model_files import load_model_files, train_tokenizer
 from tests.agentloop.runs import save_llama, save_qwen2
 from tests.context.trl_templates import model
 

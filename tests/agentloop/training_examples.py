@@ -22,7 +22,7 @@ from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
 from agentloop.records import BatchRow
 from context.authors import default_authors
-from context.tokens import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay.records import Trajectory, TrajectoryRecord
 
 AUTHORS = default_authors()

@@ -14,9 +14,9 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
-from context.codec import TokenCodec
 from context.messages import Message, ToolCall
-from context.tokens import Segment
+from context.tokens.codec import TokenCodec
+from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard

@@ -19,7 +19,7 @@ from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.stream_losses import corrected
 from agentloop.models.actor import Actor
 from agentloop.records import BatchRow
-from context.tokens import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence
 from tests.agentloop.training_examples import (
     AUTHORS,
     aggregated_by,

@@ -19,7 +19,7 @@ import psycopg
 import sqlalchemy as sa
 from starlette.types import ASGIApp, Message
 
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import ReplayError, ReplayStore, queries
 from replay.exchange import export_file
 from replay.inspector.app import create_app

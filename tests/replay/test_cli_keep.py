@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from context.messages import Message, ToolCall
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import ReplayStore, queries
 from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import ReplayStore, queries
 from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import queries
 from replay.queries.iteration import lineage_up_to
 from replay.queries.trajectory import lineage_of

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from context.messages import Message
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import CorruptTrajectory, ReplayError, ReplayStore, queries
 from replay.mixing.request import Limits
 from replay.records import Trajectory

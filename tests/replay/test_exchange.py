@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from context.authors import ENV, LLM, TEMPLATE, USER
 from context.messages import Message, ToolCall
-from context.tokens import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
 from replay.errors import DamagedCell
 from replay.exchange import ExchangeError, export_file, import_file, jsonl, parquet

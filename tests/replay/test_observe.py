@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 
 from context.authors import Author, AuthorTable
-from context.masks import loss_mask, response_mask
-from context.tokens import Segment, TokenSequence
+from context.tokens.masks import loss_mask, response_mask
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay.observe import as_observed
 from tests.replay.fakes import AUTHORS, SHORT, tokens, trajectory
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import CorruptTrajectory, ReplayError, ReplayStore, queries
 from replay.errors import ContentGone, DamagedCell
 from replay.queries import Sort

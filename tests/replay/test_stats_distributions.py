@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import ReplayStore, queries
 from replay.queries import Question
 from replay.queries.distributions import Bar, _answer, _in_bars, bars_of

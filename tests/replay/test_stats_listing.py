@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from context.messages import Message
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import ReplayError, ReplayStore, Trajectory, queries
 from replay.queries import Patience, Question, Sort
 from replay.records import REPLAY, DrawRecord

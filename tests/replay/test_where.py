@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from context.messages import Message, ToolCall
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.queries.filters import FIELDS, WrongFilter, condition, conditions, parsed
 from replay.queries.filters.fields import Kind

@@ -13,7 +13,7 @@ from agentloop.analysis.whatif.result import ClippedToken, ClippedTrajectory
 from agentloop.analysis.whatif.step import Ready
 from agentloop.config.strict_yaml import shown
 from agentloop.learning.gradients import losses_at_first
-from context.codec import TokenCodec
+from context.tokens.codec import TokenCodec
 
 _BEFORE = 12
 """Tokens of text shown before a clipped one,"""

@@ -12,9 +12,9 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from agentloop.config.section import Positive, Section
 from context import Author, AuthorTable, default_authors
 from context.authors import DEMONSTRATION
-from context.control import TrainingControl
 from context.parse import PARSERS
 from context.strategies import STRATEGIES, Strategy
+from context.tokens.control import TrainingControl
 from context.wording import suggest
 
 

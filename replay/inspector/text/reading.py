@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from context.authors import DISCARD_SUFFIX
-from context.codec import TokenCodec
+from context.tokens.codec import TokenCodec
 from replay import queries
 from replay.inspector.text.visible import visible
 from replay.locate import run_identity

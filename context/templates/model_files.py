@@ -11,9 +11,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from context.codec import TokenCodec
-from context.template import ChatTemplate, RenderError
-from context.template_probe import conversation, mark
+from context.templates.chat_template import ChatTemplate, RenderError
+from context.templates.template_probe import conversation, mark
+from context.tokens.codec import TokenCodec
 
 _SPELLED = re.compile(
     r"</?[|｜]?[^\W\d][\w▁.-]*[|｜]?>"  # <s>, </think>, <|turn>, <turn|>

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from context.authors import LLM_DO_NOT_TRAIN, AuthorTable, discarded
-from context.codec import TokenCodec
-from context.tokens import TokenSequence
+from context.tokens.codec import TokenCodec
+from context.tokens.token_sequence import TokenSequence
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from context.authors import AuthorTable
-from context.tokens import TokenSequence
+from context.tokens.token_sequence import TokenSequence
 
 
 def response_mask(tokens: TokenSequence, table: AuthorTable) -> npt.NDArray[np.bool_]:

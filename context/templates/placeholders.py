@@ -15,7 +15,7 @@ from typing import Any
 from context.authors import HISTORY, MEMORY, TEMPLATE
 from context.messages import Message, ToolCall, below
 from context.parse import NAME
-from context.template import RenderError
+from context.templates.chat_template import RenderError
 
 _BEGIN, _END = "\uf8e0", "\uf8e1"
 REPLY = _BEGIN + "reply" + _END

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import takewhile
 
-from context.codec import TokenCodec
-from context.placeholders import Piece, last_marker, next_marker, outline
-from context.template import RenderError
+from context.templates.chat_template import RenderError
+from context.templates.placeholders import Piece, last_marker, next_marker, outline
+from context.tokens.codec import TokenCodec
 
 
 @dataclass(frozen=True)

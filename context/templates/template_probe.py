@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Literal
 
-from context.template import ChatTemplate, RenderError
+from context.templates.chat_template import ChatTemplate, RenderError
 
 Event = Literal["tool_results", "user"]
 Thinking = Literal["none", "empty", "some"]

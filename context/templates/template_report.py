@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from context.authors import default_authors
 from context.messages import Message, ToolCall
-from context.model_files import ModelFiles
-from context.render import Renderer
-from context.template import RenderError
-from context.template_probe import LOOKUP, Thinking, changes, conversation
-from context.tokens import TokenSequence
+from context.templates.chat_template import RenderError
+from context.templates.model_files import ModelFiles
+from context.templates.render import Renderer
+from context.templates.template_probe import LOOKUP, Thinking, changes, conversation
+from context.tokens.token_sequence import TokenSequence
 
 State = Literal["append_only", "rewrites_history", "unsupported"]
 

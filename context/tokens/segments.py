@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from context.authors import HISTORY, AuthorTable
-from context.control import TrainingControl, withhold
-from context.masks import response_mask
-from context.tokens import BehaviorContext, Segment, SegmentReason, TokenSequence, TokenView
+from context.tokens.control import TrainingControl, withhold
+from context.tokens.masks import response_mask
+from context.tokens.token_sequence import BehaviorContext, Segment, SegmentReason, TokenSequence, TokenView
 
 
 class OpenSegment:

@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 NOT_SAMPLED = -1
 """`policy_versions` of a token that no policy of the run sampled."""
-
-
 SegmentReason = Literal["clean", "template_rewrite", "strategy_rewrite", "fork"]
 BehaviorContext = Literal["plain", "hinted"]
 

@@ -10,16 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from context.authors import TEMPLATE, AuthorTable
-from context.codec import TokenCodec
-from context.demonstrated_turns import Around, cut_pieces, turn_span
 from context.messages import Message, to_template
-from context.placeholders import REPLY, Piece, Row, Slots, openings, outline, read_along
-from context.template import ChatTemplate, RenderError
-from context.template_probe import Event, Thinking, changes, mark, rewrites_history
-from context.tokens import NOT_SAMPLED, TokenSequence
+from context.templates.chat_template import ChatTemplate, RenderError
+from context.templates.demonstrated_turns import Around, cut_pieces, turn_span
+from context.templates.placeholders import REPLY, Piece, Row, Slots, openings, outline, read_along
+from context.templates.template_probe import Event, Thinking, changes, mark, rewrites_history
+from context.tokens.codec import TokenCodec
+from context.tokens.token_sequence import NOT_SAMPLED, TokenSequence
 
 __all__ = ["ChatTemplate", "RenderError", "Renderer", "TokenCodec"]
-
 _MAX_CACHED = 1024
 _MAX_CACHED_CHARS = 8_000_000
 """Of contents: a conversation that is shown anew is not tokenised anew."""
