@@ -1,62 +1,46 @@
-"""What acting and learning share: rows of a batch, penalties, the reasons an episode ends for."""
+"""What acting and learning share, so that neither needs to know the other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from context.strategies import CONTEXT_FULL, SUMMARY_TOO_LONG
 from replay.records import Trajectory
 
-TRUNCATED = "truncated"
-MAX_TURNS = "max_turns"
-ENGINE_FAILURE = "engine_failure"
-CALLED_LAST = "tool_calls"
-"""Of an imported conversation whose last reply calls a tool."""
-CUT_OFF = frozenset({TRUNCATED, MAX_TURNS, CONTEXT_FULL, SUMMARY_TOO_LONG, CALLED_LAST})
-"""Limits on tokens and turns, and records that stop short: from the state they leave, an episode could have gone on.
-Whatever is not named here is an end of the task itself, imported reasons too."""
+TurnRewards = Callable[[Sequence[Trajectory]], Sequence[tuple[float, ...] | None]]
+"""What each reply of some trajectories earned by itself; None for one whose turns are unknown."""
 
 
 @dataclass(frozen=True)
-class BatchRow:
-    """A trajectory in its role within one iteration."""
+class KlPenalty:
+    """What one trajectory pays for its distance from the reference policy."""
 
-    trajectory: Trajectory
-    stream: Literal["fresh", "replay"]
-    advantage: float
-    """Of the whole trajectory; reward units."""
-    staleness: int | None = None
-    """Of a replayed row, in publishes; None: unknown."""
-    weight: float = 1.0
-    """Of the row's loss: what its sampler corrects for."""
-    token_advantages: tuple[npt.NDArray[np.float32], ...] | None = None
-    """One array per segment, one number per token; None: `advantage` on every trained token."""
-    scored: bool = False
-    """Sampled by the weights as they are, in sight of just these tokens: its behavior log-probs are its old ones."""
-
-
-@dataclass(frozen=True)
-class Charge:
-    """Of one trajectory."""
-
-    penalty: float = 0.0
+    amount: float = 0.0
     """What is taken off its reward; reward units."""
     kl: float = 0.0
-    """What it is charged for: nats, summed over `tokens`."""
+    """What it pays for: nats, summed over `tokens`."""
     tokens: int = 0
     """Action tokens whose behavior log-prob is known."""
 
 
-Penalty = Callable[[Sequence[Trajectory]], list[Charge]]
+Penalty = Callable[[Sequence[Trajectory]], Sequence[KlPenalty]]
+"""Today's penalty of each of some trajectories, fresh or stored."""
 
 
-def kl_metrics(charges: Iterable[Charge]) -> dict[str, float]:
-    """What fresh rewards were charged for, in nats per action token; nothing where no token was."""
-    found = list(charges)
-    tokens = sum(charge.tokens for charge in found)
-    return {"actor/reward_kl": sum(charge.kl for charge in found) / tokens} if tokens else {}
+def kl_penalties(penalty: Penalty | None, trajectories: Sequence[Trajectory]) -> Sequence[KlPenalty]:
+    """The penalty of each trajectory: nothing for any where the run has no KL in its rewards."""
+    if penalty is None or not trajectories:
+        return [KlPenalty()] * len(trajectories)
+    return penalty(trajectories)
+
+
+def penalised_rewards(trajectories: Sequence[Trajectory], penalties: Sequence[KlPenalty]) -> list[float]:
+    """The stored reward of each trajectory less its penalty."""
+    return [row.record.reward - penalty.amount for row, penalty in zip(trajectories, penalties, strict=True)]
+
+
+def kl_metrics(penalties: Iterable[KlPenalty]) -> dict[str, float]:
+    """`actor/reward_kl`: nats per action token that fresh rewards were charged for; nothing where no token was."""
+    found = list(penalties)
+    tokens = sum(penalty.tokens for penalty in found)
+    return {"actor/reward_kl": sum(penalty.kl for penalty in found) / tokens} if tokens else {}

@@ -22,12 +22,11 @@ from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel
-from agentloop.records import BatchRow
 from agentloop.runs.checkpoint import COMPLETE, complete_checkpoints
 from agentloop.runs.run_folder import RunFolder
 from context.authors import AuthorTable
 from replay.queries import chosen
-from replay.records import ELIGIBLE, ORPHANED, UNTRAINABLE, Trajectory
+from replay.records import ELIGIBLE, ORPHANED, UNTRAINABLE, BatchRow, Trajectory
 from replay.storage.format.schema import trajectories
 from replay.store import ReplayStore
 
@@ -218,7 +217,7 @@ def _scored(
         for run, group in groupby(read, key=lambda row: row.record.run):
             rows = list(group)
             authors = AuthorTable.from_json(store.run(run).authors)
-            batch = build_batch([BatchRow(row, "fresh", 0.0) for row in rows], authors)
+            batch = build_batch([BatchRow(row) for row in rows], authors)
             there = batch.to(actor.device)
             log_probs, _ = score(actor, there, max_tokens=folder.config.batch.micro_batch_tokens)
             yield rows, batch, log_probs.cpu()

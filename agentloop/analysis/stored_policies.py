@@ -16,7 +16,7 @@ from agentloop.rollouts.actors import make_actors
 from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
 from agentloop.runs.checkpoint import COMPLETE, complete_checkpoints
 from agentloop.runs.display import open_display
-from agentloop.runs.process import settle_process
+from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import RunFolder, open_run_folder
 from replay.cli import newest_run_folder
 
@@ -43,7 +43,7 @@ def evaluate_run(
     """
     folder = open_run_folder(run)
     config = _asked(folder.config, tasks=tasks, samples=samples)
-    settle_process(config)
+    seed_process(config)
     factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     weights = _weights(folder, policy)
     loaded = load_policy(config, config.model.path or folder.model, saved=weights)

@@ -106,12 +106,12 @@ def train(
     """Train an agent: act, remember, mix, learn."""
     from agentloop.config.config_file import load_config
     from agentloop.runs.display import open_display
-    from agentloop.training.train import follow_training
     from agentloop.training.train import train as run_training
+    from agentloop.training.train import train_worker
 
     settings = load_config(config, overrides or [])
     if own_rank():
-        follow_training(settings)
+        train_worker(settings)
         return
     with closing(open_display(stderr=as_json)) as display:
         result = run_training(

@@ -26,6 +26,9 @@ from agentloop.errors import UserError
 __all__ = ["describe_config", "load_config", "load_over", "load_plain", "read_keys", "to_plain"]
 _TO_BE_GIVEN = "???"
 """What a file says where only the command line can, as in Hydra."""
+_RENAMED = {("rollout", "recollect_rounds"): "dynamic_sampling_rounds"}
+"""Keys as runs of earlier versions have stored them."""
+
 KeyPath = tuple[str, ...]
 Place = Callable[[KeyPath], str]
 """Where a key was written, as the start of an error: `FILE:LINE` or the override."""
@@ -86,14 +89,22 @@ def to_plain(config: RunConfig) -> dict[str, Any]:
 
 
 def load_plain(values: Mapping[str, Any], *, source: str = "stored configuration") -> RunConfig:
-    """What `to_plain` gave, back again; keys it does not mention have their defaults."""
+    """What `to_plain` gave, back again, also of an earlier version; keys it does not mention have their defaults."""
 
     def place(_: KeyPath) -> str:
         return source
 
     model = values.get("model")
     has_model = isinstance(model, Mapping) and model.get("path") is not None
-    return _validated(_laid_over_defaults(dict(values), place, has_model=has_model), place)
+    renamed = {name: _renamed(name, section) for name, section in values.items()}
+    return _validated(_laid_over_defaults(renamed, place, has_model=has_model), place)
+
+
+def _renamed(name: str, section: Any) -> Any:
+    """A section of a stored configuration, with the keys that have another name now."""
+    if not isinstance(section, Mapping):
+        return section
+    return {_RENAMED.get((name, key), key): value for key, value in section.items()}
 
 
 def _text_of(path: Path) -> str:

@@ -34,7 +34,7 @@ class Ranks:
 
     index: int = 0
     count: int = 1
-    orders: Any = None
+    control_group: Any = None
     """The process group that rank 0 speaks through."""
     others_listen: bool = True
     """Rank 0: they wait for an order, and are not in the middle of one."""
@@ -68,15 +68,15 @@ class Ranks:
         dist.all_gather(places, torch.cat([values, values.new_zeros(longest - len(values))]))
         return torch.cat([place[: int(length)] for place, length in zip(places, lengths, strict=True)])
 
-    def tell(self, order: object) -> None:
-        """Rank 0: every other rank hears it."""
-        dist.broadcast_object_list([order], src=0, group=self.orders)
+    def broadcast(self, call: object) -> None:
+        """Rank 0: every other rank receives it."""
+        dist.broadcast_object_list([call], src=0, group=self.control_group)
 
     @contextmanager
-    def told(self, order: object) -> Iterator[None]:
-        """Rank 0: every other rank hears it, and does it while this one does it within."""
+    def broadcasting(self, call: object) -> Iterator[None]:
+        """Rank 0: every other rank receives the call, and makes it while this one makes it within."""
         self.others_listen = False
-        self.tell(order)
+        self.broadcast(call)
         try:
             yield
         except TrainingStopped:
@@ -84,18 +84,18 @@ class Ranks:
             raise
         self.others_listen = True
 
-    def hear(self) -> Any:
-        """The other ranks: the next order of rank 0, however long it takes."""
-        heard = [None]
-        dist.broadcast_object_list(heard, src=0, group=self.orders)
-        return heard[0]
+    def receive(self) -> Any:
+        """The other ranks: the next call of rank 0, however long it takes."""
+        received = [None]
+        dist.broadcast_object_list(received, src=0, group=self.control_group)
+        return received[0]
 
 
 ALONE = Ranks()
 
 
 @contextmanager
-def joined(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
+def process_group(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
     """This process among those torchrun has started; alone without torchrun. `device` is `model.device`.
 
     At the end rank 0 sends the others home. A rank that is lost meanwhile is a RankLost. Raises UserError for more
@@ -114,7 +114,7 @@ def joined(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
     if gpus:
         _take_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     timeout = timedelta(seconds=timeout_s)
-    with lost_ranks_told():
+    with rank_failures():
         dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timeout)
         ranks = Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=_PATIENCE))
     try:
@@ -136,8 +136,8 @@ def _leave(ranks: Ranks) -> None:
     """
     with _nobody_left_is_fine():
         if ranks.index == 0 and ranks.others_listen:
-            ranks.tell(None)
-    ranks.orders = None  # the last that holds on to that group
+            ranks.broadcast(None)
+    ranks.control_group = None  # the last that holds on to that group
     dist.destroy_process_group()
 
 
@@ -151,7 +151,7 @@ def _take_gpu(place: int) -> None:
 
 
 @contextmanager
-def lost_ranks_told() -> Iterator[None]:
+def rank_failures() -> Iterator[None]:
     """A collective that fails is a rank that is gone or says nothing: said so, instead of a backend's stack."""
     try:
         yield

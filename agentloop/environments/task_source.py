@@ -95,7 +95,7 @@ class TaskSource:
         random.Random(f"{self._seed}/held-out").shuffle(order)
         return [self._of_row(self._rows.held_out, number) for number in order[:count]]
 
-    def observe(self, done: Sequence[int], groups: Sequence[Tried]) -> None:
+    def record_success(self, done: Sequence[int], groups: Sequence[Tried]) -> None:
         """The tasks at the indices `done` have been in a batch; `groups` are those that the policy tried in it.
 
         A task's groups are counted together and once, at however many of the indices it stands.
@@ -111,7 +111,7 @@ class TaskSource:
             number = self._order.at(index)
             attempts, successes = counts.get(self._factory.task_hash(self.train(index)), (0, 0.0))
             again = number in counted
-            self._order.observe(index, attempts=0 if again else attempts, successes=0.0 if again else successes)
+            self._order.record_success(index, attempts=0 if again else attempts, successes=0.0 if again else successes)
             counted.add(number)
 
     def metrics(self) -> dict[str, float]:

@@ -12,11 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agentloop.records import BatchRow
 from context.authors import AuthorTable
 from context.tokens.masks import loss_mask, response_mask
 from replay.mixing.apportion import apportion
-from replay.records import REPLAY
+from replay.records import REPLAY, BatchRow
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +41,23 @@ class Batch:
     temperature: Tensor
     """[B] float32: what the row was sampled at."""
     trajectory: Tensor
-    """[B] int64: index into `trajectory_ids`."""
-    trajectory_ids: tuple[str, ...]
+    """[B] int64: index into `members`."""
+    members: tuple[BatchRow, ...]
+    """The trajectories, each once."""
 
     def __post_init__(self) -> None:
         if bool((self.loss_mask & ~self.response_mask).any()):
             raise ValueError("loss_mask must be within response_mask, got a trained token that is no action token.")
         if bool((self.response_mask & ~self.attention_mask).any()):
             raise ValueError("response_mask must be within attention_mask, got an action token in the padding.")
+
+    @property
+    def num_trajectories(self) -> int:
+        return len(self.members)
+
+    @property
+    def trajectory_ids(self) -> tuple[str, ...]:
+        return tuple(member.trajectory.id for member in self.members)
 
     @property
     def lengths(self) -> list[int]:
@@ -60,10 +68,10 @@ class Batch:
     @property
     def replayed(self) -> Tensor:
         """[N] bool, one per trajectory."""
-        flags = torch.zeros(len(self.trajectory_ids), dtype=torch.bool, device=self.replay_mask.device)
+        flags = torch.zeros(self.num_trajectories, dtype=torch.bool, device=self.replay_mask.device)
         return flags.index_put((self.trajectory,), self.replay_mask)
 
-    def rows(self, positions: Tensor) -> Batch:
+    def select(self, positions: Tensor) -> Batch:
         """Some of the rows, cut to the longest of them. They keep their trajectories' indices."""
         width = int(self.attention_mask[positions].any(dim=0).sum())
         return self._map(lambda t: t[positions, :width] if t.ndim == 2 else t[positions])
@@ -72,7 +80,7 @@ class Batch:
         return self._map(lambda t: t.to(device))
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "trajectory_ids"}
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "members"}
         changed: dict[str, Any] = {name: change(array) for name, array in arrays.items()}
         return replace(self, **changed)
 
@@ -106,7 +114,7 @@ def build_batch(rows: Sequence[BatchRow], authors: AuthorTable) -> Batch:
         loss_weights=torch.tensor([row.weight for row in owners], dtype=torch.float32),
         temperature=torch.tensor([row.trajectory.record.temperature for row in owners], dtype=torch.float32),
         trajectory=torch.tensor([index for index, _, _ in segments]),
-        trajectory_ids=tuple(row.trajectory.id for row in rows),
+        members=tuple(rows),
         **padded,
     )
 
@@ -147,6 +155,20 @@ def _padded(arrays: Sequence[npt.NDArray[np.generic]], fill: float, dtype: type[
     for row, array in zip(table, arrays, strict=True):
         row[: len(array)] = array
     return torch.from_numpy(table)
+
+
+def bound_negative(row: BatchRow, share: float) -> BatchRow:
+    """A bound on what a replayed row can push away: its weight is at most 1, and multiplied by another such one.
+
+    `share` is `replay.negative_weight`. Where tokens have advantages of their own, the negative ones are multiplied
+    instead, whatever the row's is.
+    """
+    if row.stream != REPLAY or share == 1.0:
+        return row
+    if row.token_advantages is not None:
+        bounded = tuple(np.where(values < 0, np.float32(share) * values, values) for values in row.token_advantages)
+        return replace(row, token_advantages=bounded)
+    return replace(row, weight=share * row.weight) if row.advantage < 0 else row
 
 
 def plan_mini_batches(groups: Sequence[str | None], size: int, *, seed: Sequence[int]) -> list[list[int]]:
@@ -191,7 +213,7 @@ def cut_micro_batches(lengths: Sequence[int], max_tokens: int, *, packs: bool = 
 def cut_whole_trajectories(
     lengths: Sequence[int], trajectories: Sequence[int], max_tokens: int, *, packs: bool = False
 ) -> list[list[int]]:
-    """Likewise, with all rows of a trajectory in one pass: at least one trajectory, however long it is."""
+    """Positions of the rows of each pass, all rows of a trajectory in the same one, however long it is."""
     rows: dict[int, list[int]] = {}
     for position, trajectory in enumerate(trajectories):
         rows.setdefault(trajectory, []).append(position)

@@ -11,9 +11,9 @@ from agentloop.config import RunConfig
 from agentloop.learning.batch import build_batch
 from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
-from agentloop.records import BatchRow, Charge, Penalty
+from agentloop.records import KlPenalty, Penalty
 from context.authors import AuthorTable
-from replay.records import Trajectory
+from replay.records import BatchRow, Trajectory
 
 
 def reward_penalty(
@@ -26,14 +26,14 @@ def reward_penalty(
     if reference is None or config.kl.reward_coef == 0.0 or config.algorithm == "ppo":
         return None
 
-    def penalty(trajectories: Sequence[Trajectory]) -> list[Charge]:
-        batch = build_batch([BatchRow(t, "fresh", 0.0) for t in trajectories], authors).to(reference.device)
+    def penalty(trajectories: Sequence[Trajectory]) -> list[KlPenalty]:
+        batch = build_batch([BatchRow(t) for t in trajectories], authors).to(reference.device)
         ref, _ = score(reference, batch, max_tokens=config.batch.micro_batch_tokens)
         known = batch.response_mask & batch.behavior_log_probs.isfinite()
         kl = kl_estimate(batch.behavior_log_probs.to(ref.dtype), ref, known, config.kl.reward_estimator)
         rewards = kl_penalised_rewards(torch.zeros_like(ref), kl, coefficient.value)
-        sums = torch.zeros((3, len(batch.trajectory_ids)), dtype=torch.float64, device=ref.device)
+        sums = torch.zeros((3, batch.num_trajectories), dtype=torch.float64, device=ref.device)
         sums.index_add_(1, batch.trajectory, torch.stack([part.double().sum(dim=1) for part in (-rewards, kl, known)]))
-        return [Charge(taken, nats, int(tokens)) for taken, nats, tokens in sums.T.tolist()]
+        return [KlPenalty(taken, nats, int(tokens)) for taken, nats, tokens in sums.T.tolist()]
 
     return penalty

@@ -13,17 +13,16 @@ from torch import nn
 
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
-from agentloop.distributed.ranks import Ranks, lost_ranks_told
+from agentloop.distributed.ranks import Ranks, rank_failures
 from agentloop.errors import RankLost, TrainingStopped, UserError
-from agentloop.learning.trainer import Told, Trainer, UpdateResult
+from agentloop.learning.trainer import ShowBatch, Trainer, UpdateResult
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.reference import WithoutAdapters, reference_policy
 from agentloop.models.sharding import gather, shard
-from agentloop.records import BatchRow
-from agentloop.runs.process import settle_process
+from agentloop.runs.process import seed_process
 from context.authors import AuthorTable
-from replay.records import Trajectory
+from replay.records import BatchRow, Trajectory
 
 _GATHER = "gather"
 
@@ -34,9 +33,11 @@ class Learner(Protocol):
     @property
     def kl_coef(self) -> KlCoefficient: ...
 
-    def update(self, rows: Sequence[BatchRow], *, iteration: int, told: Told | None = None) -> UpdateResult: ...
+    def update(
+        self, rows: Sequence[BatchRow], *, iteration: int, before_steps: ShowBatch | None = None
+    ) -> UpdateResult: ...
 
-    def observe(self, rows: Sequence[BatchRow]) -> UpdateResult: ...
+    def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult: ...
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]: ...
 
@@ -48,8 +49,8 @@ class Learner(Protocol):
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """What every rank builds its trainer from; the first thing they are told."""
+class TrainerSpec:
+    """What every rank builds its trainer from; the first thing they receive."""
 
     config: RunConfig
     first: Path | str
@@ -73,78 +74,80 @@ def check_ranks(config: RunConfig, ranks: Ranks) -> None:
         raise UserError(str(error)) from None
 
 
-class Leader:
+class LeadTrainer:
     """Rank 0's: tells the others what it does before it does it, so that all do the same.
 
     The policy that samples is a whole copy on this rank alone; `publish` brings the sharded weights into it.
     """
 
-    def __init__(self, beginning: Beginning, ranks: Ranks, *, copy: nn.Module, reference: Actor | None) -> None:
+    def __init__(self, spec: TrainerSpec, ranks: Ranks, *, copy: nn.Module, reference: Actor | None) -> None:
         self._ranks = ranks
         self._copy = copy
-        with lost_ranks_told(), ranks.told(beginning):
-            self._model, self._trainer = _sharded(beginning, ranks, reference)
+        with rank_failures(), ranks.broadcasting(spec):
+            self._model, self._trainer = _sharded(spec, ranks, reference)
 
     @property
     def kl_coef(self) -> KlCoefficient:
         return self._trainer.kl_coef
 
-    def update(self, rows: Sequence[BatchRow], *, iteration: int, told: Told | None = None) -> UpdateResult:
-        with self._all("update", rows, iteration=iteration):
-            return self._trainer.update(rows, iteration=iteration, told=told)
+    def update(
+        self, rows: Sequence[BatchRow], *, iteration: int, before_steps: ShowBatch | None = None
+    ) -> UpdateResult:
+        with self._on_all_ranks("update", rows, iteration=iteration):
+            return self._trainer.update(rows, iteration=iteration, before_steps=before_steps)
 
-    def observe(self, rows: Sequence[BatchRow]) -> UpdateResult:
-        with self._all("observe", rows):
-            return self._trainer.observe(rows)
+    def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult:
+        with self._on_all_ranks("score_only", rows):
+            return self._trainer.score_only(rows)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        with self._all("mean_entropies", trajectories):
+        with self._on_all_ranks("mean_entropies", trajectories):
             return self._trainer.mean_entropies(trajectories)
 
     def values(self) -> dict[str, Any]:
         return self._trainer.values()
 
     def save(self, folder: Path) -> None:
-        with self._all("save", folder):
+        with self._on_all_ranks("save", folder):
             self._trainer.save(folder)
 
     def load(self, folder: Path, values: dict[str, Any]) -> None:
-        with self._all("load", folder, values):
+        with self._on_all_ranks("load", folder, values):
             self._trainer.load(folder, values)
 
     def publish(self) -> None:
         """The weights as they are become those of the policy that samples."""
-        with self._all(_GATHER):
+        with self._on_all_ranks(_GATHER):
             gather(self._model, self._copy)
 
     @contextmanager
-    def _all(self, name: str, *arguments: Any, **named: Any) -> Iterator[None]:
-        with lost_ranks_told(), self._ranks.told((name, arguments, named)):
+    def _on_all_ranks(self, name: str, *arguments: Any, **named: Any) -> Iterator[None]:
+        with rank_failures(), self._ranks.broadcasting((name, arguments, named)):
             yield
 
 
-def follow(ranks: Ranks) -> None:
+def serve_rank(ranks: Ranks) -> None:
     """Any other rank's: do what rank 0 does until it says that all is done.
 
     Signals are rank 0's to answer; when it is gone, this ends with a TrainingStopped.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    with lost_ranks_told():
-        beginning = ranks.hear()
-    if beginning is None:
+    with rank_failures():
+        spec = ranks.receive()
+    if spec is None:
         return
-    with lost_ranks_told():
-        settle_process(beginning.config)
-        model, trainer = _sharded(beginning, ranks, None)
+    with rank_failures():
+        seed_process(spec.config)
+        model, trainer = _sharded(spec, ranks, None)
     while True:
-        with lost_ranks_told():
-            order = ranks.hear()
-        if order is None:
+        with rank_failures():
+            call = ranks.receive()
+        if call is None:
             return
-        name, arguments, named = order
+        name, arguments, named = call
         try:
-            with lost_ranks_told():
+            with rank_failures():
                 gather(model, None) if name == _GATHER else getattr(trainer, name)(*arguments, **named)
         except RankLost:
             raise  # and leave: those who wait for this one notice
@@ -152,13 +155,13 @@ def follow(ranks: Ranks) -> None:
             continue  # rank 0 has met the same, and says what follows
 
 
-def _sharded(beginning: Beginning, ranks: Ranks, reference: Actor | None) -> tuple[nn.Module, Trainer]:
+def _sharded(spec: TrainerSpec, ranks: Ranks, reference: Actor | None) -> tuple[nn.Module, Trainer]:
     """This rank's part of the policy. A reference that is no adapter switch is whole, and made unless given."""
-    config = beginning.config
-    model = load_policy(config, beginning.first, saved=beginning.saved).model
+    config = spec.config
+    model = load_policy(config, spec.first, saved=spec.saved).model
     shard(model)
     actor = Actor(model, packs=config.batch.layout == "packed", compute=config.compute)
     actor.probe()
     if reference is None or isinstance(reference, WithoutAdapters):
-        reference = reference_policy(config, beginning.first, actor)
-    return model, Trainer(actor, config, authors=beginning.authors, reference=reference, ranks=ranks)
+        reference = reference_policy(config, spec.first, actor)
+    return model, Trainer(actor, config, authors=spec.authors, reference=reference, ranks=ranks)

@@ -108,7 +108,7 @@ class UpdateTotals:
         for replayed, steps in step.steps.items():
             self.steps[replayed] += steps
 
-    def observe(self, drift: Drift) -> None:
+    def add_drift(self, drift: Drift) -> None:
         """Without an update there is only the drift: it gives approx_kl, over action tokens."""
         self.scored, self.approx_kl = drift.tokens, drift.kl_sum
 

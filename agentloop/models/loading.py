@@ -56,7 +56,7 @@ def load_model(section: ModelSection, path: str | Path) -> LoadedModel:
     """
     _check_adapters(path)
     origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
-    with _one_line_errors(path), quiet():
+    with _one_line_errors(path), muted_libraries():
         tokenizer = AutoTokenizer.from_pretrained(str(path), **origin)
         load: Any = AutoModelForCausalLM.from_pretrained
         model, found = load(
@@ -113,7 +113,7 @@ def choose_device(section: ModelSection) -> torch.device:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def muted_libraries() -> Iterator[None]:
     """Without transformers' progress bars, which would tear the console's own display, and its reports."""
     logging = transformers.utils.logging
     shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()

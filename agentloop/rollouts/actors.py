@@ -5,18 +5,56 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
 from agentloop.environments import EnvironmentFactory
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.generation import Generator
-from agentloop.models.loading import LoadedModel
 from agentloop.user_code import load_class
 from context import AuthorTable, Message, ReactParser, Renderer, ReplyParser, ToolCall, choose_parser
 from context.strategies import Linear, Strategy
 from context.tokens.control import TrainingControl
+
+if TYPE_CHECKING:
+    from agentloop.models.loading import LoadedModel
+
+_log = logging.getLogger(__name__)
+_MOST_WARNINGS = 20
+
+
+class Warnings:
+    """Logs each reason for which an episode ended oddly once; of ever new ones, the first few."""
+
+    def __init__(self) -> None:
+        self._reasons: set[str] = set()
+
+    def warn(self, text: str, *, reason: str | None = None) -> None:
+        """`reason`: what makes it the same as another one; the text itself when left out."""
+        reason = reason or text
+        if reason in self._reasons or len(self._reasons) == _MOST_WARNINGS:
+            return
+        self._reasons.add(reason)
+        _log.warning("%s", text)
+        if len(self._reasons) == _MOST_WARNINGS:
+            _log.warning("further reasons are counted, and not shown")
+
+
+@dataclass(frozen=True)
+class Actors:
+    """What an episode is run with; the same for training and for evaluation."""
+
+    factory: EnvironmentFactory
+    generator: Generator
+    renderer: Renderer
+    parser: ReplyParser
+    authors: AuthorTable
+    vocab_size: int
+    """Of the policy: no token it samples has this number or a higher one."""
+    strategy: Strategy = field(default_factory=Linear)
+    control: TrainingControl = field(default_factory=TrainingControl)
+    warnings: Warnings = field(default_factory=Warnings)
 
 
 def make_actors(config: RunConfig, factory: EnvironmentFactory, loaded: LoadedModel, generator: Generator) -> Actors:
@@ -35,43 +73,6 @@ def make_actors(config: RunConfig, factory: EnvironmentFactory, loaded: LoadedMo
         make_strategy(section.strategy, section.options),
         section.training_control(),
     )
-
-
-_log = logging.getLogger(__name__)
-_MOST_TOLD = 20
-
-
-class Problems:
-    """Tells each reason for which an episode ended oddly once; of ever new ones, the first few."""
-
-    def __init__(self) -> None:
-        self._told: set[str] = set()
-
-    def tell(self, text: str, *, reason: str | None = None) -> None:
-        """`reason`: what makes it the same as another one; the text itself when left out."""
-        reason = reason or text
-        if reason in self._told or len(self._told) == _MOST_TOLD:
-            return
-        self._told.add(reason)
-        _log.warning("%s", text)
-        if len(self._told) == _MOST_TOLD:
-            _log.warning("further reasons are counted, and not told")
-
-
-@dataclass(frozen=True)
-class Actors:
-    """What an episode is run with; the same for training and for evaluation."""
-
-    factory: EnvironmentFactory
-    generator: Generator
-    renderer: Renderer
-    parser: ReplyParser
-    authors: AuthorTable
-    vocab_size: int
-    """Of the policy: no token it samples has this number or a higher one."""
-    strategy: Strategy = field(default_factory=Linear)
-    control: TrainingControl = field(default_factory=TrainingControl)
-    problems: Problems = field(default_factory=Problems)
 
 
 def make_parser(name: str, template_source: str) -> ReplyParser:

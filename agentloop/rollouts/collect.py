@@ -1,77 +1,40 @@
-"""Many episodes at once, scored against their group and written down as trajectories."""
+"""Many episodes at once, rewarded, compared with their group and written down as trajectories."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from typing import Protocol
 
 from agentloop.config import RunConfig
 from agentloop.environments import Task, ToolLimits
 from agentloop.errors import UserError
 from agentloop.generation import Completion, GenerationFailed, GenerationRequest, replies
-from agentloop.records import Charge, kl_metrics
-from agentloop.rollouts.actors import Actors, Problems
+from agentloop.records import Penalty, kl_penalties, penalised_rewards
+from agentloop.rollouts.actors import Actors, Warnings
 from agentloop.rollouts.episode import Ask, Episode, EpisodeLimits, rollout
-from agentloop.rollouts.trajectories import Birth, _group, _Place, _Places, _trajectory
-from agentloop.rollouts.turn_rewards import Valuation, net
+from agentloop.rollouts.rewards import RewardScorer
+from agentloop.rollouts.trajectories import (
+    Collected,
+    CollectedBy,
+    MemberPlace,
+    PlaceCounter,
+    group_record,
+    trajectory_of,
+)
 from context import ContextManager
-from replay.records import GroupRecord, TaskRecord, Trajectory
+from replay.records import TaskRecord, Trajectory
 
 Progress = Callable[[int, int], None]
 """Called with episodes ended and episodes in all."""
 _MANY_FAILED_CALLS = 0.2
 """Share of an iteration's tool calls from which on a warning says that the tools fail."""
-
-
-@dataclass
-class Collected:
-    """The rows of one iteration, ready to append: groups whole, advantages set."""
-
-    tasks: list[TaskRecord] = field(default_factory=list)
-    groups: list[GroupRecord] = field(default_factory=list)
-    trajectories: list[Trajectory] = field(default_factory=list)
-    rewrites: Counter[str] = field(default_factory=Counter)
-    """Episodes in which what was shown had been rewritten, by kind."""
-    engine_failures: int = 0
-    """Episodes that are in no group, as their engine failed."""
-    worth: dict[str, float] = field(default_factory=dict)
-    """Reward less penalty, by id."""
-    charges: dict[str, Charge] = field(default_factory=dict)
-    """What each was charged for its distance from the reference, by id."""
-    told: dict[str, float] = field(default_factory=dict)
-    """Metrics of what came before the groups: parts of rewards, greedy episodes, rounds."""
-    spare_groups: list[GroupRecord] = field(default_factory=list)
-    spare: list[Trajectory] = field(default_factory=list)
-    """Rows of groups that were replaced, or not needed: stored, and in no batch."""
-    further_tasks: tuple[int, ...] = ()
-    """Indices of the training tasks that were taken beyond the planned ones."""
-
-    def metrics(self) -> dict[str, float]:
-        """Means over the collected trajectories; shares of every stop reason and of every kind of rewrite."""
-        rows = [*self.trajectories, *self.spare]
-        records = [trajectory.record for trajectory in rows]
-        if not records:
-            return {}
-        stops = Counter(record.stop_reason for record in records)
-        return {
-            "rollout/success": statistics.fmean(record.success for record in records),
-            "rollout/reward": statistics.fmean(record.reward for record in records),
-            "rollout/turns": statistics.fmean(record.num_turns for record in records),
-            "rollout/tokens": statistics.fmean(record.num_tokens for record in records),
-            "rollout/engine_failures": self.engine_failures,
-            "rollout/tool_errors": statistics.fmean(record.error_kind is not None for record in records),
-            "context/segments": statistics.fmean(len(trajectory.segments) for trajectory in rows),
-            **{f"context/rewrites/{kind}": count / len(records) for kind, count in sorted(self.rewrites.items())},
-            **{f"rollout/stop/{reason}": count / len(records) for reason, count in sorted(stops.items())},
-            **kl_metrics(self.charges.values()),
-            **self.told,
-        }
 
 
 def run_episodes(
@@ -80,16 +43,16 @@ def run_episodes(
     """Run one episode per task, `rollout.parallel` at a time, turn by turn together; yields them in order."""
     for start in range(0, len(tasks), config.rollout.parallel):
         chunk = tasks[start : start + config.rollout.parallel]
-        yield from _run_together(actors, chunk, config, partial(_tell, progress, start, len(tasks)))
+        yield from _run_together(actors, chunk, config, partial(_report, progress, start, len(tasks)))
 
 
-def _tell(progress: Progress | None, before: int, total: int, ended: int) -> None:
+def _report(progress: Progress | None, before: int, total: int, ended: int) -> None:
     if progress is not None:
         progress(before + ended, total)
 
 
 def _run_together(
-    actors: Actors, tasks: Sequence[Task], config: RunConfig, tell: Callable[[int], None]
+    actors: Actors, tasks: Sequence[Task], config: RunConfig, ended_now: Callable[[int], None]
 ) -> list[Episode]:
     running: dict[int, Coroutine[Ask, Completion | GenerationFailed, Episode]] = {}
     asks: dict[int, Ask] = {}
@@ -101,7 +64,7 @@ def _run_together(
         except StopIteration as stop:
             ended[key] = stop.value
             if ended[key].problem is not None:
-                actors.problems.tell(f"episode ended with {ended[key].stop_reason}: {ended[key].problem}")
+                actors.warnings.warn(f"episode ended with {ended[key].stop_reason}: {ended[key].problem}")
             del running[key]
             asks.pop(key, None)
 
@@ -114,7 +77,7 @@ def _run_together(
         given = replies(actors.generator, requests, vocab_size=actors.vocab_size)
         for key, reply in zip(keys, given, strict=True):
             advance(key, reply)
-        tell(len(ended))
+        ended_now(len(ended))
     return [ended[key] for key in range(len(tasks))]
 
 
@@ -142,80 +105,142 @@ def _episode(actors: Actors, task: Task, config: RunConfig) -> Coroutine[Ask, Co
     )
 
 
-def collect(
-    actors: Actors,
-    groups: Sequence[tuple[Task, int]],
-    birth: Birth,
-    config: RunConfig,
-    *,
-    valuation: Valuation | None = None,
-    before: Sequence[Collected] = (),
-    progress: Progress | None = None,
-) -> Collected:
-    """Run `size` episodes of each task and score each group; `groups` holds (task, size).
+class AdvantagesOfGroups(Protocol):
+    """What collecting asks of the run's advantage estimator."""
 
-    The stored reward is the weighted sum of all rewards; advantages are of it less the penalty. An episode that the
-    engine or a reward function failed is left out of its group as if it had not been run, and so is a group that lost
-    all of them. `before` are the earlier rounds of the same iteration, whose ids must not come again.
+    @property
+    def needs_greedy(self) -> bool:
+        """True: a task's members are compared with one greedy episode."""
 
-    Raises UserError if nothing at all is left.
-    """
-    valuation = valuation or Valuation.of(config)
-    tasks = [task for task, size in groups for _ in range(size)]
-    everything = list(run_episodes(actors, tasks, config, progress=progress))
-    scores = valuation.scorer.score(everything)
-    # Of a further round, everything may fail: the first one's groups are there.
-    episodes = [episode for episode in everything if not episode.failed] if before else whole(everything)
-    collected = Collected(
-        rewrites=Counter(kind for episode in episodes for kind in episode.rewrites),
-        engine_failures=len(everything) - len(episodes),
-        told=scores.metrics(),
-    )
-    collected.told |= _failed_calls(actors.problems, episodes)
-    if valuation.scorer.can_fail:
-        unknown = sum(math.isnan(total) for total in scores.totals)
-        collected.told["rollout/reward_failures"] = unknown - collected.engine_failures
-    places = _Places(birth, before)
-    ends = accumulate(size for _, size in groups)
-    for (task, size), end in zip(groups, ends, strict=True):
-        span = range(end - size, end)
-        members = [(everything[i], scores.totals[i]) for i in span if not math.isnan(scores.totals[i])]
-        if not members:
-            continue
-        task_hash = actors.factory.task_hash(task)
-        group = _group(places.next_group(), birth, task_hash, members, config)
-        collected.tasks.append(TaskRecord(task_hash, actors.factory.name, task.payload))
-        collected.groups.append(group)
-        for episode, total in members:
-            place = places.next_member(group.id, task_hash)
-            collected.trajectories.append(_trajectory(actors, episode, total, birth, place, config))
-    if episodes and not collected.trajectories and not before:
-        raise UserError(
-            f"reward.functions must give a reward to at least one of {len(episodes)} episodes, got none. "
-            "Mend them and --resume: this iteration is collected again."
+    def of_groups(
+        self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
+    ) -> list[float]:
+        """Advantages of whole groups of one iteration; `greedy` is the reward of a greedy episode, by task."""
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Plays the groups of an iteration, and makes records of them with their rewards and advantages."""
+
+    actors: Actors
+    config: RunConfig
+    scorer: RewardScorer
+    estimator: AdvantagesOfGroups
+    penalty: Penalty | None = None
+    """Today's KL penalty; None: rewards are not charged for it."""
+
+    def collect(
+        self,
+        groups: Sequence[tuple[Task, int]],
+        collected_by: CollectedBy,
+        *,
+        earlier: Sequence[Collected] = (),
+        progress: Progress | None = None,
+    ) -> Collected:
+        """Run `size` episodes of each task and compare each group; `groups` holds (task, size).
+
+        The stored reward is the weighted sum of all rewards; advantages are of it less the penalty. An episode that the
+        engine or a reward function failed is left out of its group as if it had not been run, and so is a group that
+        lost all of them. `earlier` are the earlier rounds of the same iteration, whose ids must not come again.
+
+        Raises UserError if nothing at all is left.
+        """
+        tasks = [task for task, size in groups for _ in range(size)]
+        everything = list(run_episodes(self.actors, tasks, self.config, progress=progress))
+        scores = self.scorer.score(everything)
+        # Of a further round, everything may fail: the first one's groups are there.
+        kept = [episode for episode in everything if not episode.failed]
+        episodes = kept if earlier else without_engine_failures(everything)
+        collected = Collected(
+            rewrites=Counter(kind for episode in episodes for kind in episode.rewrites),
+            engine_failures=len(everything) - len(episodes),
+            extra_metrics=scores.metrics() | _failed_calls(self.actors.warnings, episodes),
         )
-    greedy = _greedy_worth(actors, [task for task, _ in groups], birth, config, valuation, collected)
-    charges = valuation.charges(collected.trajectories)
-    worth = net(collected.trajectories, charges)
-    collected.charges = {row.id: charge for row, charge in zip(collected.trajectories, charges, strict=True)}
-    advantages = valuation.estimator.at_birth(collected.trajectories, worth, greedy)
-    collected.worth = {row.id: value for row, value in zip(collected.trajectories, worth, strict=True)}
-    collected.trajectories = [
-        replace(row, record=replace(row.record, advantage=advantage))
-        for row, advantage in zip(collected.trajectories, advantages, strict=True)
-    ]
-    return collected
+        if self.scorer.can_fail:
+            unknown = sum(math.isnan(total) for total in scores.totals)
+            collected.extra_metrics["rollout/reward_failures"] = unknown - collected.engine_failures
+        self._add_groups(collected, groups, everything, scores.totals, collected_by, earlier)
+        if episodes and not collected.trajectories and not earlier:
+            raise UserError(
+                f"reward.functions must give a reward to at least one of {len(episodes)} episodes, got none. "
+                "Mend them and --resume: this iteration is collected again."
+            )
+        self._add_advantages(collected, self._greedy_rewards([task for task, _ in groups], collected_by, collected))
+        return collected
+
+    def _add_groups(
+        self,
+        collected: Collected,
+        groups: Sequence[tuple[Task, int]],
+        episodes: Sequence[Episode],
+        rewards: Sequence[float],
+        collected_by: CollectedBy,
+        earlier: Sequence[Collected],
+    ) -> None:
+        """A record for every episode with a reward, and for every group that has one."""
+        factory, places = self.actors.factory, PlaceCounter(collected_by, earlier)
+        ends = accumulate(size for _, size in groups)
+        for (task, size), end in zip(groups, ends, strict=True):
+            span = range(end - size, end)
+            members = [(episodes[i], rewards[i]) for i in span if not math.isnan(rewards[i])]
+            if not members:
+                continue
+            task_hash = factory.task_hash(task)
+            group = group_record(places.next_group(), collected_by, task_hash, members, self.config)
+            collected.tasks.append(TaskRecord(task_hash, factory.name, task.payload))
+            collected.groups.append(group)
+            for episode, reward in members:
+                place = places.next_member(group.id, task_hash)
+                trajectory = trajectory_of(self.actors, episode, reward, collected_by, place, self.config)
+                collected.trajectories.append(trajectory)
+
+    def _add_advantages(self, collected: Collected, greedy: Mapping[str, float]) -> None:
+        rows = collected.trajectories
+        penalties = kl_penalties(self.penalty, rows)
+        rewards = penalised_rewards(rows, penalties)
+        advantages = self.estimator.of_groups(rows, rewards, greedy)
+        collected.kl_penalties = {row.id: penalty for row, penalty in zip(rows, penalties, strict=True)}
+        collected.rewards = {row.id: reward for row, reward in zip(rows, rewards, strict=True)}
+        collected.trajectories = [
+            replace(row, record=replace(row.record, advantage=advantage))
+            for row, advantage in zip(rows, advantages, strict=True)
+        ]
+
+    def _greedy_rewards(
+        self, tasks: Sequence[Task], collected_by: CollectedBy, collected: Collected
+    ) -> dict[str, float]:
+        """The reward of one greedy episode per task, by the task's hash, less the penalty the sampled ones pay too.
+
+        Nothing else is kept of it. Its log-probs are those of temperature 1.
+        """
+        if not (self.estimator.needs_greedy and tasks):
+            return {}
+        by_hash = {self.actors.factory.task_hash(task): task for task in tasks}
+        self.actors.generator.begin(seed=0, temperature=0.0)
+        episodes = list(run_episodes(self.actors, list(by_hash.values()), self.config))
+        totals = self.scorer.score(episodes).totals
+        rows = []
+        for task, episode, total in zip(by_hash, episodes, totals, strict=True):
+            if not math.isnan(total):
+                place = MemberPlace("", task, slot=0, member=0)
+                row = trajectory_of(self.actors, episode, total, collected_by, place, self.config)
+                rows.append(replace(row, record=replace(row.record, temperature=1.0)))
+        collected.extra_metrics["rollout/greedy_failures"] = len(totals) - len(rows)
+        if rows:
+            collected.extra_metrics["rollout/greedy_reward"] = statistics.fmean(row.record.reward for row in rows)
+        rewards = penalised_rewards(rows, kl_penalties(self.penalty, rows))
+        return {row.record.task: reward for row, reward in zip(rows, rewards, strict=True)}
 
 
-def _failed_calls(problems: Problems, episodes: Sequence[Episode]) -> dict[str, float]:
-    """The share of tool calls in which the tool failed; nothing where none was made. A high one is told once a run."""
+def _failed_calls(warnings: Warnings, episodes: Sequence[Episode]) -> dict[str, float]:
+    """The share of tool calls in which the tool failed; nothing where none was made. A high one is warned of once."""
     made = sum(episode.num_tool_calls for episode in episodes)
     failed = sum(episode.num_failed_calls for episode in episodes)
     if not made:
         return {}
     if failed > _MANY_FAILED_CALLS * made:
         example = next(episode.tool_problem for episode in reversed(episodes) if episode.tool_problem is not None)
-        problems.tell(
+        warnings.warn(
             f"tools must seldom fail, got {failed} failed of {made} calls in one iteration (told once, above "
             f"{_MANY_FAILED_CALLS:.0%}), the last with {example}. The policy was shown each error; mend the tool.",
             reason="failed tool calls",
@@ -223,38 +248,8 @@ def _failed_calls(problems: Problems, episodes: Sequence[Episode]) -> dict[str, 
     return {"rollout/failed_calls": failed / made}
 
 
-def _greedy_worth(
-    actors: Actors,
-    tasks: Sequence[Task],
-    birth: Birth,
-    config: RunConfig,
-    valuation: Valuation,
-    collected: Collected,
-) -> dict[str, float]:
-    """What one greedy episode per task is worth, by its hash: its reward less the penalty the sampled ones pay too.
-
-    Nothing else is kept of it. Its log-probs are those of temperature 1.
-    """
-    if not (valuation.estimator.asks_greedy and tasks):
-        return {}
-    by_hash = {actors.factory.task_hash(task): task for task in tasks}
-    actors.generator.begin(seed=0, temperature=0.0)
-    episodes = list(run_episodes(actors, list(by_hash.values()), config))
-    totals = valuation.scorer.score(episodes).totals
-    rows = [
-        _trajectory(actors, episode, total, birth, _Place("", task, slot=0, member=0), config)
-        for task, episode, total in zip(by_hash, episodes, totals, strict=True)
-        if not math.isnan(total)
-    ]
-    collected.told["rollout/greedy_failures"] = len(totals) - len(rows)
-    if rows:
-        collected.told["rollout/greedy_reward"] = statistics.fmean(row.record.reward for row in rows)
-    rows = [replace(row, record=replace(row.record, temperature=1.0)) for row in rows]
-    return {row.record.task: value for row, value in zip(rows, valuation.worth(rows), strict=True)}
-
-
-def whole(episodes: Sequence[Episode]) -> list[Episode]:
-    """Those that the engine did not fail. Raises UserError if it failed them all."""
+def without_engine_failures(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes that the engine did not fail. Raises UserError if it failed them all."""
     kept = [episode for episode in episodes if not episode.failed]
     if episodes and not kept:
         raise UserError(

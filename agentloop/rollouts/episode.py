@@ -12,10 +12,9 @@ from agentloop.environments import POLICY_ERRORS, Environment, Task, ToolLimits,
 from agentloop.environments.environment import in_words
 from agentloop.errors import UserError, one_line_with_place, shortened
 from agentloop.generation import Completion, GenerationFailed
-from agentloop.records import ENGINE_FAILURE, MAX_TURNS, TRUNCATED
 from context import ContextManager, Message, RenderError, Reply, Segment
 from context.strategies import CONTEXT_FULL
-from replay.records import ANSWERED
+from replay.records import StopReason
 
 MALFORMED = "malformed"
 UNKNOWN_TOOL = "unknown_tool"
@@ -38,13 +37,13 @@ class Ask:
 
 @dataclass(frozen=True)
 class Episode:
-    """One finished run of an environment."""
+    """One finished run of an environment: what reward functions are given."""
 
     task: Task
     segments: tuple[Segment, ...]
     messages: tuple[Message, ...]
-    reward: float
-    """NaN where the engine failed: what the policy would have earned is unknown."""
+    environment_reward: float
+    """0 unless the policy ended it with an answer; NaN where the engine failed: what it would have been is unknown."""
     stop_reason: str
     problem: str | None
     """What was wrong, in words, where the stop reason alone does not say."""
@@ -63,8 +62,13 @@ class Episode:
 
     @property
     def failed(self) -> bool:
-        """By the engine: it says nothing about the policy."""
-        return self.stop_reason == ENGINE_FAILURE
+        """True: the engine failed it, so it says nothing about the policy."""
+        return self.stop_reason == StopReason.ENGINE_FAILURE
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of its longest training sequence, prompt and replies."""
+        return max(len(segment.tokens) for segment in self.segments)
 
 
 def rollout(
@@ -96,7 +100,7 @@ def rollout(
             break
         completion = yield Ask(context.prompt_ids, budget)
         if isinstance(completion, GenerationFailed):
-            stop_reason, problem = ENGINE_FAILURE, shortened(str(completion))
+            stop_reason, problem = StopReason.ENGINE_FAILURE, shortened(str(completion))
             break
         entropies.extend(completion.entropies)
         reply = context.record_reply(completion.token_ids, completion.log_probs, policy_version=policy_version)
@@ -107,7 +111,7 @@ def rollout(
         stop_reason = _ended(reply)
         if stop_reason is None:
             results = _answer(environment, reply, limits.tools, calls)
-            stop_reason = context.observe(results) or (MAX_TURNS if num_turns == limits.max_turns else None)
+            stop_reason = context.observe(results) or (StopReason.MAX_TURNS if num_turns == limits.max_turns else None)
     if context.problem is not None:
         problem = shortened(context.problem)
     return Episode(
@@ -154,9 +158,9 @@ def _start(environment: Environment, task: Task) -> None:
 
 def _ended(reply: Reply) -> str | None:
     if reply.outcome == "final":
-        return ANSWERED
+        return StopReason.ANSWERED
     if reply.outcome == "truncated":
-        return TRUNCATED
+        return StopReason.TRUNCATED
     return None
 
 
@@ -192,9 +196,9 @@ def _answer(environment: Environment, reply: Reply, limits: ToolLimits, calls: _
 
 
 def _reward(environment: Environment, task: Task, messages: Sequence[Message], stop_reason: str) -> float:
-    if stop_reason == ENGINE_FAILURE:
+    if stop_reason == StopReason.ENGINE_FAILURE:
         return math.nan
-    return _score(environment, task, messages) if stop_reason == ANSWERED else 0.0
+    return _score(environment, task, messages) if stop_reason == StopReason.ANSWERED else 0.0
 
 
 def _score(environment: Environment, task: Task, messages: Sequence[Message]) -> float:

@@ -12,7 +12,7 @@ from agentloop.config.seeds import derive_seed
 from agentloop.environments import TaskSource
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors
-from agentloop.rollouts.collect import Progress, run_episodes, whole
+from agentloop.rollouts.collect import Progress, run_episodes, without_engine_failures
 from agentloop.rollouts.intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, proportion
 from agentloop.rollouts.trajectories import succeeded
 from agentloop.runs.display import percent
@@ -121,7 +121,7 @@ def evaluate(actors: Actors, source: TaskSource, config: RunConfig, *, progress:
     actors.generator.begin(seed=derive_seed(config.run.seed, "evaluate"), temperature=section.temperature)
     each = [task for task in tasks for _ in range(section.samples)]
     everything = list(run_episodes(actors, each, config, progress=progress))
-    lost = len(everything) - len(whole(everything))
+    lost = len(everything) - len(without_engine_failures(everything))
     attempts = []
     for start in range(0, len(everything), section.samples):
         episodes = [episode for episode in everything[start : start + section.samples] if not episode.failed]
@@ -130,7 +130,7 @@ def evaluate(actors: Actors, source: TaskSource, config: RunConfig, *, progress:
                 Attempts(
                     samples=len(episodes),
                     successes=sum(succeeded(episode, config) for episode in episodes),
-                    reward=sum(episode.reward for episode in episodes) / len(episodes),
+                    reward=sum(episode.environment_reward for episode in episodes) / len(episodes),
                     turns=sum(episode.num_turns for episode in episodes) / len(episodes),
                     stops=Counter(episode.stop_reason for episode in episodes),
                 )

@@ -1,4 +1,4 @@
-"""What an ended episode is worth: the environment's score, functions of one's own, a reward model, its length."""
+"""The rewards of ended episodes: the environment's score, functions of one's own, a reward model, its length."""
 
 from __future__ import annotations
 
@@ -12,34 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentloop.config.sections.reward import OverlongSection, RewardFunctionSection, RewardSection
-from agentloop.environments import Task
 from agentloop.environments.environment import in_words
 from agentloop.environments.tools.deadline import run_with_deadline
 from agentloop.environments.tools.results import ToolTimeout
 from agentloop.errors import UserError, one_line, one_line_with_place
-from agentloop.records import TRUNCATED
 from agentloop.rollouts.episode import Episode
 from agentloop.user_code import load_function
 from context.messages import Message
 from context.strategies import CONTEXT_FULL
+from replay.records import StopReason
 
-_CUT_SHORT = (TRUNCATED, CONTEXT_FULL)
-
-
-@dataclass(frozen=True)
-class EndedEpisode:
-    """What a reward function is given."""
-
-    task: Task
-    messages: tuple[Message, ...]
-    """The whole conversation."""
-    environment_reward: float
-    """0 unless the policy ended the episode with an answer."""
-    stop_reason: str
-    num_turns: int
-    num_tool_calls: int
-    num_tokens: int
-    """Of its longest training sequence, prompt and replies."""
+_CUT_SHORT = (StopReason.TRUNCATED, CONTEXT_FULL)
 
 
 class RewardModel(Protocol):
@@ -58,7 +41,7 @@ class Scores:
     """Unweighted, by name; the environment's is among them only if it is not alone."""
 
     def metrics(self) -> dict[str, float]:
-        """Means of the parts over episodes whose worth is known."""
+        """Means of the parts over episodes whose reward is known."""
         known = [position for position, total in enumerate(self.totals) if not math.isnan(total)]
         if not known:
             return {}
@@ -84,7 +67,7 @@ class RewardScorer:
         """Raises UserError where a reward function fails, unless `reward.on_error` is drop."""
         section = self._section
         played = [position for position, episode in enumerate(episodes) if not episode.failed]
-        ended = [_ended(episodes[position]) for position in played]
+        ended = [episodes[position] for position in played]
         columns = [("environment", section.environment, [episode.environment_reward for episode in ended])]
         for row, function in self._functions:
             columns.append((row.name, row.weight, self._asked(row, function, ended)))
@@ -102,7 +85,7 @@ class RewardScorer:
         return scores
 
     def _asked(
-        self, row: RewardFunctionSection, function: Callable[..., Any], episodes: Sequence[EndedEpisode]
+        self, row: RewardFunctionSection, function: Callable[..., Any], episodes: Sequence[Episode]
     ) -> list[float]:
         """NaN where the function failed and that is to cost the episode alone."""
         if inspect.iscoroutinefunction(function):
@@ -113,25 +96,25 @@ class RewardScorer:
             answers = [self._one(function, episode) for episode in episodes]
         return [self._checked(row, answer, episode) for answer, episode in zip(answers, episodes, strict=True)]
 
-    def _one(self, function: Callable[..., Any], episode: EndedEpisode) -> Any:
+    def _one(self, function: Callable[..., Any], episode: Episode) -> Any:
         try:
             return run_with_deadline(lambda: function(episode), timeout_s=self._section.timeout_s)
-        except (Exception, ToolTimeout) as error:  # noqa: BLE001  told, or counted, by `_checked`
+        except (Exception, ToolTimeout) as error:  # noqa: BLE001  reported or counted by `_checked`
             return error
 
-    async def _together(self, function: Callable[..., Any], episodes: Sequence[EndedEpisode]) -> list[Any]:
+    async def _together(self, function: Callable[..., Any], episodes: Sequence[Episode]) -> list[Any]:
         places = asyncio.Semaphore(self._section.parallel)
 
-        async def one(episode: EndedEpisode) -> Any:
+        async def one(episode: Episode) -> Any:
             async with places:
                 try:
                     return await asyncio.wait_for(function(episode), self._section.timeout_s)
-                except Exception as error:  # noqa: BLE001  likewise
+                except Exception as error:  # noqa: BLE001  reported or counted by `_checked`
                     return error
 
         return list(await asyncio.gather(*(one(episode) for episode in episodes)))
 
-    def _checked(self, row: RewardFunctionSection, answer: Any, episode: EndedEpisode) -> float:
+    def _checked(self, row: RewardFunctionSection, answer: Any, episode: Episode) -> float:
         if isinstance(answer, (ToolTimeout, TimeoutError)):
             problem = f"none within reward.timeout_s={self._section.timeout_s:g} s"
         elif isinstance(answer, BaseException):
@@ -149,7 +132,7 @@ class RewardScorer:
         ) from (answer if isinstance(answer, BaseException) else None)
 
 
-def overlong_cost(episode: EndedEpisode, section: OverlongSection, *, max_tokens: int) -> float:
+def overlong_cost(episode: Episode, section: OverlongSection, *, max_tokens: int) -> float:
     """-penalty x clip((tokens - (max_tokens - buffer)) / buffer, 0, 1), and -penalty for an episode a limit cut short.
 
     Soft overlong punishment of DAPO (Yu et al. 2025, arXiv 2503.14476), of a whole training sequence in place of one
@@ -181,18 +164,6 @@ def _number(answer: Any) -> float:
         return float(answer)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # torch: RuntimeError for several numbers
         return math.nan
-
-
-def _ended(episode: Episode) -> EndedEpisode:
-    return EndedEpisode(
-        episode.task,
-        episode.messages,
-        episode.reward,
-        episode.stop_reason,
-        episode.num_turns,
-        episode.num_tool_calls,
-        max(len(segment.tokens) for segment in episode.segments),
-    )
 
 
 def _spread(values: Sequence[float], positions: Sequence[int], count: int) -> list[float]:

@@ -11,7 +11,7 @@ from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
 
 
-def settle_process(config: RunConfig) -> None:
+def seed_process(config: RunConfig) -> None:
     """Threads and seeds of the whole process."""
     torch.set_num_threads(config.run.threads)
     seed = derive_seed(config.run.seed, "process")

@@ -42,7 +42,7 @@ class StopRequest:
 
 
 @contextmanager
-def polite_stop(tell: Callable[[str], None]) -> Iterator[StopRequest]:
+def graceful_stop(tell: Callable[[str], None]) -> Iterator[StopRequest]:
     """Within, the first signal asks and the second ends the process as a crash would: --resume mends both.
 
     Outside of `StopRequest.working` there is nothing to finish: the first signal raises SystemExit.

@@ -18,7 +18,7 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.optimizer import WeightOptimizer, learning_rate
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
-from agentloop.models.loading import LoadedModel, quiet
+from agentloop.models.loading import LoadedModel, muted_libraries
 from agentloop.runs.checkpoint import (
     Checkpoint,
     complete_checkpoints,
@@ -30,9 +30,9 @@ from agentloop.runs.checkpoint import (
     write_directory,
 )
 from agentloop.runs.display import RunDisplay, open_display
-from agentloop.runs.process import settle_process
+from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import RunFolder, create_run_folder, resumed_run_folder
-from agentloop.runs.signals import StopRequest, polite_stop
+from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.runs.sinks import SinkFan, load_sinks
 from agentloop.supervised.demonstrations import Demonstration, DemonstrationReader
 from agentloop.supervised.supervised_update import Learned, learn, measure
@@ -77,7 +77,7 @@ def sft(config: RunConfig, *, resume: bool = False, display: RunDisplay | None =
     try:
         data = _Data.of(config, config.model.path, display) if not resume else None
         folder = resumed_run_folder(config) if resume else create_run_folder(config)
-        with folder.lock(), polite_stop(display.note) as stop:
+        with folder.lock(), graceful_stop(display.note) as stop:
             complete = complete_checkpoints(folder.checkpoints)
             checkpoint = load_checkpoint(complete[-1]) if complete else None
             saved = checkpoint.model if checkpoint else None
@@ -121,7 +121,7 @@ class _Data:
 
     @classmethod
     def of(cls, config: RunConfig, first: str, display: RunDisplay, *, saved: Path | None = None) -> _Data:
-        settle_process(config)
+        seed_process(config)
         loaded = load_policy(config, first, saved=saved)
         reader = DemonstrationReader(config, loaded, config.context.author_table())
         found = reader.read(Path(str(config.sft.data)).expanduser(), key="sft.data")
@@ -264,6 +264,6 @@ class _Training:
         write_tensors(target, self._optimizer.state())
 
     def _save_model(self, target: Path) -> None:
-        with quiet():
+        with muted_libraries():
             self.data.loaded.model.save_pretrained(target)
         self.data.loaded.tokenizer.save_pretrained(target)

@@ -18,24 +18,24 @@ from agentloop.environments import EnvironmentFactory, TaskSource, load_environm
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.generation.local import LocalGenerator
 from agentloop.learning.kl_penalty import reward_penalty
-from agentloop.learning.lead import Beginning, Leader, Learner
+from agentloop.learning.lead import LeadTrainer, Learner, TrainerSpec
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
-from agentloop.models.loading import LoadedModel, load_model, quiet
+from agentloop.models.loading import LoadedModel, load_model, muted_libraries
 from agentloop.models.reference import reference_policy
 from agentloop.models.reward_model import SequenceClassifier
 from agentloop.models.tiny import build_tiny_model
-from agentloop.records import Penalty
 from agentloop.rollouts.actors import Actors, make_actors, make_parser
-from agentloop.rollouts.advantage_estimator import Estimator
+from agentloop.rollouts.collect import Collector
 from agentloop.rollouts.rewards import RewardScorer
-from agentloop.rollouts.turn_rewards import Valuation, asked_again
+from agentloop.rollouts.turn_rewards import stored_turn_rewards
 from agentloop.runs.checkpoint import COMPLETE, Checkpoint, write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import RunFolder
 from agentloop.runs.sinks import SinkFan, load_sinks
 from agentloop.supervised.warm_up import Demonstrator, demonstrations, warm_up
+from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.publish import Publisher
 from agentloop.training.startup_checks import check_scoring
 from agentloop.user_code import load_function, load_sampler
@@ -53,7 +53,7 @@ _WARM_UP = "warm_up.json"
 
 
 @dataclass(frozen=True)
-class Parts:
+class Components:
     """Everything the loop conducts."""
 
     config: RunConfig
@@ -64,14 +64,14 @@ class Parts:
     sampler: Sampler
     mixer: Mixer
     source: TaskSource
-    actors: Actors
+    collector: Collector
+    estimator: AdvantageEstimator
     generator: LocalGenerator
     trainer: Learner
     publisher: Publisher
     sinks: SinkFan
     display: RunDisplay
     authors: AuthorTable
-    valuation: Valuation
     fingerprint: Mapping[str, str | int]
     scores_are_stored: bool
     """Behavior log-probs of what the policy as it is sampled are its old ones."""
@@ -79,6 +79,11 @@ class Parts:
     @property
     def run_id(self) -> str:
         return self.folder.run_id
+
+    @property
+    def actors(self) -> Actors:
+        """What episodes are run with, in training and in evaluation alike."""
+        return self.collector.actors
 
     def close(self) -> None:
         self.sinks.close()
@@ -108,7 +113,7 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     seed = derive_seed(config.run.seed, "warm-up")
     display.phase("tokenizer", 0, 1)
     began = time.perf_counter()
-    with quiet():
+    with muted_libraries():
         build_tiny_model(target, config.tiny, corpus=_corpus(factory, seed), seed=seed % 2**31)
     loaded = load_model(config.model, target)
     authors = config.context.author_table()
@@ -123,7 +128,7 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
         told=lambda update, loss: display.phase("warm-up", update, section.max_updates),
     )
     display.note(f"warm-up: {result.updates} updates, copying loss {result.loss:.3f}")
-    with quiet():
+    with muted_libraries():
         loaded.model.save_pretrained(target)
     seconds = time.perf_counter() - began
     measured = {"warm_up/updates": result.updates, "warm_up/loss": result.loss, "time/warm_up": seconds}
@@ -148,7 +153,7 @@ def _corpus(factory: EnvironmentFactory, seed: int) -> list[str]:
     return texts
 
 
-def assemble(
+def build_components(
     folder: RunFolder,
     display: RunDisplay,
     *,
@@ -156,10 +161,10 @@ def assemble(
     first: Path | str,
     ranks: Ranks = ALONE,
     environment_changed: bool = False,
-) -> Parts:
+) -> Components:
     """Load the weights (the checkpoint's, or the first ones) and connect everything.
 
-    On several `ranks` this is for rank 0: `learners.follow` is what the others do. Raises UserError where the
+    On several `ranks` this is for rank 0: `learning.lead.serve_rank` is what the others do. Raises UserError where the
     environment's source is not the run's, unless `environment_changed`.
     """
     config = folder.config
@@ -184,14 +189,15 @@ def assemble(
     reference = reference_policy(config, first, actor)
     trainer: Learner
     if ranks.several:
-        beginning = Beginning(config, first, saved, authors)
-        trainer = leader = Leader(beginning, ranks, copy=loaded.model, reference=reference)
+        spec = TrainerSpec(config, first, saved, authors)
+        trainer = leader = LeadTrainer(spec, ranks, copy=loaded.model, reference=reference)
         gather = leader.publish
     else:
         trainer, gather = Trainer(actor, config, authors=authors, reference=reference), None
     sinks = load_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
     store = ReplayStore.create(folder.database)
-    return Parts(
+    estimator = AdvantageEstimator(config, authors, stored_turn_rewards(factory, store))
+    return Components(
         config=config,
         folder=folder,
         store=store,
@@ -202,14 +208,20 @@ def assemble(
         ),
         mixer=Mixer(config.mix_rule()),
         source=source,
-        actors=make_actors(config, factory, loaded, generator),
+        collector=Collector(
+            make_actors(config, factory, loaded, generator),
+            config,
+            _make_scorer(config),
+            estimator,
+            reward_penalty(config, reference, authors, trainer.kl_coef),
+        ),
+        estimator=estimator,
         generator=generator,
         trainer=trainer,
         publisher=Publisher(loaded, generator, store, folder=folder.path, run=folder.run_id, gather=gather),
         sinks=SinkFan(sinks, warn=display.note),
         display=display,
         authors=authors,
-        valuation=_valuation(config, factory, store, reward_penalty(config, reference, authors, trainer.kl_coef)),
         fingerprint=loaded.fingerprint,
         scores_are_stored=agree and config.compute.old_log_probs == "auto",
     )
@@ -221,16 +233,10 @@ def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
         write_directory(folder.model, loaded.tokenizer.save_pretrained)
 
 
-def _valuation(
-    config: RunConfig, factory: EnvironmentFactory, store: ReplayStore, penalty: Penalty | None
-) -> Valuation:
+def _make_scorer(config: RunConfig) -> RewardScorer:
     section = config.reward
     model = None if section.model.path is None else SequenceClassifier(section.model, config.model)
-    return Valuation(
-        RewardScorer(section, max_tokens=config.context.max_tokens, model=model),
-        Estimator(config, config.context.author_table(), asked_again(factory, store)),
-        penalty,
-    )
+    return RewardScorer(section, max_tokens=config.context.max_tokens, model=model)
 
 
 def make_admission(section: ReplaySection) -> Admission:

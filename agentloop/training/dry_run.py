@@ -14,7 +14,7 @@ from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
 from agentloop.environments import open_tasks
 from agentloop.errors import UserError
-from agentloop.training.plan import TaskLine, draw_request, plan_iteration
+from agentloop.training.plan import TaskQueue, draw_request, plan_iteration
 from agentloop.user_code import load_sampler
 from replay.locate import place
 from replay.mixing.apportion import Remainders
@@ -32,7 +32,7 @@ class DryRun:
 
     config: RunConfig
     mixer: Mixer
-    line: TaskLine
+    tasks: TaskQueue
     available: Availability
     task_hash: Callable[[int], str]
     iteration: int = 0
@@ -44,7 +44,7 @@ class DryRun:
     def from_nothing(cls, config: RunConfig) -> DryRun:
         """Before the first iteration, with an empty buffer."""
         mixer = Mixer(config.mix_rule())
-        return cls(config, mixer, TaskLine(), Availability(), _task_hashes(config, mixer))
+        return cls(config, mixer, TaskQueue(), Availability(), _task_hashes(config, mixer))
 
     @classmethod
     def from_run(cls, config: RunConfig, path: Path) -> DryRun:
@@ -59,7 +59,7 @@ class DryRun:
         if complete:
             values = load_checkpoint(complete[-1]).values
             begun.iteration = values["loop"]["iteration"]
-            begun.line = TaskLine(**values["loop"]["tasks"])
+            begun.tasks = TaskQueue.from_values(values["loop"]["tasks"])
             if (folder.config.tasks, folder.config.environment) == (config.tasks, config.environment):
                 begun.task_hash = _task_hashes(config, begun.mixer, values["source"], folder.environments)
             begun.same_rule = folder.config.mix_rule() == config.mix_rule()
@@ -93,15 +93,15 @@ class DryRun:
             plan, tasks = plan_iteration(
                 self.mixer,
                 self.config,
-                self.line,
+                self.tasks,
                 iteration=self.iteration,
                 available=self.available,
                 task_hash=self.task_hash,
             )
             yield self.iteration, plan
-            self.line.advance(tasks)
+            self.tasks.advance(tasks)
             self._store(plan, tasks, successes, success)
-            self.mixer.observe(success_rate=success if plan.fresh else None, ess_by_age={})
+            self.mixer.feed(success_rate=success if plan.fresh else None, ess_by_age={})
 
     def _store(self, plan: BatchPlan, tasks: tuple[int, ...], successes: Remainders, success: float) -> None:
         """The plan's fresh groups, as they are made up, into the buffer."""

@@ -12,22 +12,20 @@ from agentloop.errors import TrainingStopped
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.trainer import RECOMPUTED, UpdateResult
 from agentloop.learning.update_stats import ESS_BY_AGE
-from agentloop.records import BatchRow
-from agentloop.rollouts.collect import Collected, collect
-from agentloop.rollouts.dynamic_sampling import recollect
+from agentloop.records import kl_penalties, penalised_rewards
+from agentloop.rollouts.dynamic_sampling import sample_dynamically
 from agentloop.rollouts.evaluation import evaluate
-from agentloop.rollouts.trajectories import Birth
+from agentloop.rollouts.trajectories import Collected, CollectedBy
 from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.runs.signals import StopRequest
-from agentloop.training.components import Parts
-from agentloop.training.mixed_batch import Composition, Planned, batch_advantages, completed_advantages, fresh_records
-from agentloop.training.plan import TaskLine, draw_request, plan_iteration
+from agentloop.training.components import Components
+from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, fresh_rows, mix_batch
+from agentloop.training.plan import TaskQueue, draw_request, plan_iteration
 from agentloop.training.trace import describe_batch, describe_update
 from replay.mixing.mixer import ReplayStarved
 from replay.mixing.request import Availability
-from replay.observe import as_observed
-from replay.records import DrawRecord, IterationRecord, Trajectory
-from replay.store import AppendReport, Drawn
+from replay.records import BatchRow, IterationRecord, Trajectory
+from replay.store import AppendReport
 
 _FEW_CORRUPT = 3
 """Rows that never stop a run: of a small buffer they would be a large share."""
@@ -39,7 +37,7 @@ class LoopState:
 
     iteration: int = 0
     """Iterations committed."""
-    tasks: TaskLine = field(default_factory=TaskLine)
+    tasks: TaskQueue = field(default_factory=TaskQueue)
     attempt: int = 0
     """Part of the ids of what is collected: a resumed run must not reuse those of its orphans."""
     evaluations: list[tuple[int, float]] = field(default_factory=list)
@@ -52,16 +50,16 @@ class LoopState:
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> LoopState:
         evaluations = [(int(i), float(s)) for i, s in values["evaluations"]]
-        return cls(**{**values, "evaluations": evaluations, "tasks": TaskLine(**values["tasks"])})
+        return cls(**{**values, "evaluations": evaluations, "tasks": TaskQueue.from_values(values["tasks"])})
 
 
 class Loop:
     """One run, from its last checkpoint to its end."""
 
-    def __init__(self, parts: Parts, state: LoopState, *, trace: bool = False) -> None:
-        """`trace`: the display is told the data flow of the first iteration."""
-        self.parts = parts
-        self.config = parts.config
+    def __init__(self, components: Components, state: LoopState, *, trace: bool = False) -> None:
+        """`trace`: the display shows the data flow of the first iteration."""
+        self.components = components
+        self.config = components.config
         self.state = state
         self._saved = state.iteration
         self._trace = trace
@@ -72,7 +70,9 @@ class Loop:
             try:
                 self.iterate(self.state.iteration + 1)
             except TrainingStopped:
-                self.parts.store.add_metrics(self.parts.run_id, self.state.iteration + 1, {"run/stopped": 1.0})
+                self.components.store.add_metrics(
+                    self.components.run_id, self.state.iteration + 1, {"run/stopped": 1.0}
+                )
                 raise
             if self.state.iteration % self.config.checkpoint.every == 0:
                 self.save()
@@ -96,19 +96,19 @@ class Loop:
         metrics = self.commit(iteration, batch, result, observed)
         clock.lap("update")
         self.publish(iteration)
-        kept = self.keep(iteration, appended)
+        evicted = self.evict(iteration, appended)
         clock.lap("publish")
         self.state.training_seconds += clock.total
-        later = kept | self.follow(batch) | clock.metrics(tokens=_tokens(batch))
+        later = evicted | self.update_curriculum(batch) | clock.metrics(tokens=batch.num_tokens)
         if self._evaluation_due(iteration):
             later |= self.evaluate()
-        self.parts.store.add_metrics(self.parts.run_id, iteration, later)
+        self.components.store.add_metrics(self.components.run_id, iteration, later)
         self.log(iteration, metrics | later)
-        self._stop_at_corruption(iteration, rows=kept["buffer/rows"], corrupt=kept["buffer/quarantined"])
+        self._stop_at_corruption(iteration, rows=evicted["buffer/rows"], corrupt=evicted["buffer/quarantined"])
 
-    def plan(self, iteration: int) -> Planned:
+    def plan(self, iteration: int) -> IterationPlan:
         """What the batch is made of, given what the buffer can give."""
-        parts = self.parts
+        parts = self.components
         request = draw_request(
             self.config, run=parts.run_id, iteration=iteration, policy_version=parts.generator.policy_version
         )
@@ -125,57 +125,54 @@ class Loop:
             )
         except ReplayStarved as error:
             raise TrainingStopped(str(error)) from error
-        return Planned(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
+        return IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
 
     def _task_hash(self, index: int) -> str:
-        return self.parts.actors.factory.task_hash(self.parts.source.train(index))
+        return self.components.actors.factory.task_hash(self.components.source.train(index))
 
-    def collect(self, iteration: int, planned: Planned) -> Collected:
+    def collect(self, iteration: int, planned: IterationPlan) -> Collected:
         """Act: the fresh rows of this iteration, in groups."""
         groups = [(planned.tasks[slot], size) for slot, size in planned.plan.groups]
         first = self._collect_round(iteration, groups, ())
-        rounds = self.config.rollout.recollect_rounds
+        rounds = self.config.rollout.dynamic_sampling_rounds
         if rounds == 0:
             return first
 
-        def further(sizes: Sequence[int], before: Sequence[Collected]) -> Collected:
-            had = len(planned.tasks) + sum(len(earlier.further_tasks) for earlier in before)
+        def further(sizes: Sequence[int], earlier: Sequence[Collected]) -> Collected:
+            had = len(planned.tasks) + sum(len(round.further_tasks) for round in earlier)
             tasks = self.state.tasks.upcoming(had + len(sizes))[had:]
-            newer = self._collect_round(iteration, list(zip(tasks, sizes, strict=True)), before)
+            newer = self._collect_round(iteration, list(zip(tasks, sizes, strict=True)), earlier)
             return replace(newer, further_tasks=tuple(tasks))
 
-        return recollect(first, further, rounds=rounds)
+        return sample_dynamically(first, further, rounds=rounds)
 
     def _collect_round(
-        self, iteration: int, groups: Sequence[tuple[int, int]], before: Sequence[Collected]
+        self, iteration: int, groups: Sequence[tuple[int, int]], earlier: Sequence[Collected]
     ) -> Collected:
-        parts = self.parts
+        parts = self.components
         # The first round's seed does not depend on whether more could follow.
-        seed = derive_seed(self.config.run.seed, "collect", iteration, *([len(before)] if before else []))
+        seed = derive_seed(self.config.run.seed, "collect", iteration, *([len(earlier)] if earlier else []))
         parts.generator.begin(seed=seed, temperature=self.config.rollout.temperature)
-        return collect(
-            parts.actors,
+        return parts.collector.collect(
             [(parts.source.train(index), size) for index, size in groups],
-            Birth(parts.run_id, iteration, self.state.attempt),
-            self.config,
-            valuation=parts.valuation,
-            before=before,
+            CollectedBy(parts.run_id, iteration, self.state.attempt),
+            earlier=earlier,
             progress=lambda done, total: parts.display.phase("collect", done, total),
         )
 
     def append(self, fresh: Collected) -> AppendReport:
         """Remember: visible whole or not at all."""
-        admission = self.parts.admission
-        groups, rows = [*fresh.groups, *fresh.spare_groups], [*fresh.trajectories, *fresh.spare]
-        return self.parts.store.append(fresh.tasks, groups, rows, admission=admission)
+        admission = self.components.admission
+        groups, rows = [*fresh.groups, *fresh.unused_groups], [*fresh.trajectories, *fresh.unused]
+        return self.components.store.append(fresh.tasks, groups, rows, admission=admission)
 
-    def draw(self, planned: Planned, fresh: Collected) -> Composition:
+    def draw(self, planned: IterationPlan, fresh: Collected) -> MixedBatch:
         """Reserve this iteration's slots, fresh ones first."""
-        store, request = self.parts.store, replace(planned.request, picks=planned.picks(fresh, self.config))
-        fresh_draws = fresh_records(request.run, request.iteration, request.policy_version, fresh.trajectories)
-        store.reserve_fresh(fresh_draws)
-        measure = self.parts.trainer.mean_entropies
-        drawn = store.draw(request, self.parts.sampler, measure=measure) if request.picks else []
+        store, request = self.components.store, replace(planned.request, picks=planned.picks(fresh, self.config))
+        own = fresh_rows(request, fresh)
+        store.reserve_fresh([row.draw for row in own if row.draw is not None])
+        measure = self.components.trainer.mean_entropies
+        drawn = store.draw(request, self.components.sampler, measure=measure) if request.picks else []
         if len(drawn) < request.count and self.config.replay.shortfall == "error":
             # What could be drawn when the batch was planned was corrupt, or has been taken since.
             raise TrainingStopped(str(ReplayStarved(len(drawn), planned.plan.planned_replay, request.iteration)))
@@ -184,36 +181,32 @@ class Loop:
                 f"a batch must hold a trajectory, got none in iteration {request.iteration}: all of it was to be "
                 f"replayed, and none of {request.count} rows could be read. They are quarantined now: --resume."
             )
-        batch = self._composed(planned, fresh, fresh_draws, drawn)
+        batch = mix_batch(
+            planned,
+            fresh,
+            [*own, *drawn],
+            self.config,
+            estimator=self.components.estimator,
+            penalty=self.components.collector.penalty,
+        )
         self.state.tasks.advance(batch.tasks, without_member=batch.without_member(self._task_hash))
         return batch
 
-    def _composed(
-        self, planned: Planned, fresh: Collected, fresh_draws: list[DrawRecord], drawn: list[Drawn]
-    ) -> Composition:
-        replay, valuation = self.config.replay, self.parts.valuation
-        baseline = replay.baseline if replay.mode == "train" else "stored"
-        completed: dict[str, float] = {}
-        if replay.complete_zero_variance and baseline == "stored":
-            completed = completed_advantages(fresh, drawn, valuation)
-        advantages = batch_advantages(fresh, drawn, completed, valuation=valuation, baseline=baseline)
-        return Composition(planned, fresh, fresh_draws, drawn, completed, advantages)
-
-    def update(self, iteration: int, batch: Composition) -> tuple[UpdateResult, UpdateResult | None]:
+    def update(self, iteration: int, batch: MixedBatch) -> tuple[UpdateResult, UpdateResult | None]:
         """Learn from both streams. Observed rows are scored apart, before the update and without a trace in it."""
-        self.parts.display.phase("update", 0, 1)
-        fresh, replayed = batch.rows()
-        fresh = [replace(row, scored=self._is_scored(row.trajectory)) for row in fresh]
+        self.components.display.phase("update", 0, 1)
+        fresh = [replace(row, scored=self._is_scored(row.trajectory)) for row in batch.fresh_rows]
+        replayed = batch.replayed_rows
         observed = None
         if self.config.replay.mode == "observe":
-            rows = [replace(row, trajectory=as_observed(row.trajectory, self.parts.authors)) for row in replayed]
-            observed = self.parts.trainer.observe(rows) if rows else None
+            rows = [replace(row, trajectory=as_observed(row.trajectory, self.components.authors)) for row in replayed]
+            observed = self.components.trainer.score_only(rows) if rows else None
             replayed = []
         result = self._learn(fresh + replayed, iteration)
-        self.parts.display.phase("update", 1, 1)
+        self.components.display.phase("update", 1, 1)
         if result.metrics.get(RECOMPUTED):
             gap = result.metrics["actor/sampling_gap"]
-            self.parts.display.note(
+            self.components.display.note(
                 f"iteration {iteration}: log-probs from sampling were {gap:.2g} nats off those of the same weights, so "
                 "old log-probs were recomputed. If it comes back: compute.old_log_probs: recompute."
             )
@@ -221,120 +214,126 @@ class Loop:
 
     def _is_scored(self, row: Trajectory) -> bool:
         """Whether the policy as it is sampled all of it, in sight of what it is trained on."""
-        now = self.parts.generator.policy_version
+        now = self.components.generator.policy_version
         record = row.record
         return (
-            self.parts.scores_are_stored
+            self.components.scores_are_stored
             and record.policy_version_min == record.policy_version_max == now
             and all(segment.behavior_context == "plain" for segment in row.segments)
         )
 
     def _learn(self, rows: list[BatchRow], iteration: int) -> UpdateResult:
-        trainer, display, valuation = self.parts.trainer, self.parts.display, self.parts.valuation
+        trainer, display = self.components.trainer, self.components.display
         if not self._trace:
             return trainer.update(rows, iteration=iteration)
         self._trace = False
-        decode = self.parts.actors.renderer.codec.decode
-        worth = None if valuation.penalty is None else valuation.worth([row.trajectory for row in rows])
+        decode = self.components.actors.renderer.codec.decode
+        penalty = self.components.collector.penalty
+        if penalty is not None:
+            trajectories = [row.trajectory for row in rows]
+            charged = penalised_rewards(trajectories, kl_penalties(penalty, trajectories))
+            rows = [replace(row, reward=reward) for row, reward in zip(rows, charged, strict=True)]
 
-        def told(scored: ScoredBatch) -> None:
-            display.note(describe_batch(scored, rows, worth=worth, text=decode))
+        def show(scored: ScoredBatch) -> None:
+            display.note(describe_batch(scored, penalised=penalty is not None, text=decode))
 
-        result = trainer.update(rows, iteration=iteration, told=told)
+        result = trainer.update(rows, iteration=iteration, before_steps=show)
         display.note(describe_update(result))
         return result
 
     def commit(
-        self, iteration: int, batch: Composition, result: UpdateResult, observed: UpdateResult | None
+        self, iteration: int, batch: MixedBatch, result: UpdateResult, observed: UpdateResult | None
     ) -> dict[str, float]:
         """The draws with what the update did to them, the iteration and its metrics, in one transaction."""
         metrics = {
             **batch.fresh.metrics(),
             **result.metrics,
             **(observed.metrics if observed else {}),
-            **batch.metrics(self.config, self.parts.mixer),
+            **batch.metrics(self.config, self.components.mixer),
         }
         statistics = {**result.rows, **(observed.rows if observed else {})}
-        draws = [*batch.fresh_draws, *(drawn.draw for drawn in batch.drawn)]
-        advantages = {row.trajectory.id: row.advantage for rows in batch.rows() for row in rows} | result.advantages
+        advantages = {row.trajectory.id: row.advantage for row in batch.rows} | result.advantages
         committed = [
-            replace(draw, advantage=advantages[draw.trajectory], **asdict(statistics[draw.trajectory]))
-            for draw in draws
+            replace(row.draw, advantage=advantages[row.trajectory.id], **asdict(statistics[row.trajectory.id]))
+            for row in batch.rows
+            if row.draw is not None
         ]
         record = IterationRecord(
-            run=self.parts.run_id,
+            run=self.components.run_id,
             iteration=iteration,
-            policy_version=self.parts.generator.policy_version,
+            policy_version=self.components.generator.policy_version,
             planned_fresh=batch.planned.plan.planned_fresh,
             planned_replay=batch.planned.plan.planned_replay,
             fresh=len(batch.fresh.trajectories),
-            replay=len(batch.drawn),
+            replay=len(batch.replayed_rows),
             fraction=batch.planned.plan.fraction,
             optimizer_steps=result.optimizer_steps,
             metrics=metrics,
             histograms=result.histograms + (observed.histograms if observed else ()),
         )
-        self.parts.store.commit(record, committed, sampler_state=self.parts.sampler.state())
+        self.components.store.commit(record, committed, sampler_state=self.components.sampler.state())
         ess = {name: value for name, value in metrics.items() if name.startswith(ESS_BY_AGE)}
-        self.parts.mixer.observe(success_rate=metrics.get("rollout/success"), ess_by_age=ess)
+        self.components.mixer.feed(success_rate=metrics.get("rollout/success"), ess_by_age=ess)
         self.state.iteration = iteration
         return metrics
 
-    def follow(self, batch: Composition) -> dict[str, float]:
+    def update_curriculum(self, batch: MixedBatch) -> dict[str, float]:
         """Which tasks succeed how often decides which come next, under a curriculum."""
-        owed = self.state.tasks.owed
-        done = [index for index in batch.tasks if index not in owed]
-        groups = [*batch.fresh.groups, *batch.fresh.spare_groups]
-        self.parts.source.observe(done, [(group.task, group.size, group.success_rate) for group in groups])
-        return self.parts.source.metrics()
+        pending = self.state.tasks.pending
+        done = [index for index in batch.tasks if index not in pending]
+        groups = [*batch.fresh.groups, *batch.fresh.unused_groups]
+        self.components.source.record_success(done, [(group.task, group.size, group.success_rate) for group in groups])
+        return self.components.source.metrics()
 
     def publish(self, version: int) -> None:
-        self.parts.publisher.publish(version, self.config.checkpoint)
+        self.components.publisher.publish(version, self.config.checkpoint)
 
-    def keep(self, iteration: int, appended: AppendReport) -> dict[str, float]:
-        """Let go of what the buffer has no room for."""
-        version = self.parts.generator.policy_version
-        counts = self.parts.store.evict(
-            self.parts.run_id, iteration, policy_version=version, capacity=self.parts.capacity
+    def evict(self, iteration: int, appended: AppendReport) -> dict[str, float]:
+        """Remove what the buffer has no room for."""
+        version = self.components.generator.policy_version
+        counts = self.components.store.evict(
+            self.components.run_id, iteration, policy_version=version, capacity=self.components.capacity
         )
         return counts | {"buffer/same_tokens": appended.same_tokens, "buffer/redacted": appended.redacted}
 
     def evaluate(self) -> dict[str, float]:
         """Held-out success, remembered for the target and the closing line."""
         result = evaluate(
-            self.parts.actors,
-            self.parts.source,
+            self.components.actors,
+            self.components.source,
             self.config,
-            progress=lambda done, total: self.parts.display.phase("evaluate", done, total),
+            progress=lambda done, total: self.components.display.phase("evaluate", done, total),
         )
         self.state.evaluations.append((self.state.iteration, result.success))
         return result.metrics()
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """To people and to the sinks; the database has it already."""
-        self.parts.sinks.log(iteration, metrics)
-        self.parts.display.iteration(iteration, self.config.run.iterations, metrics)
+        self.components.sinks.log(iteration, metrics)
+        self.components.display.iteration(iteration, self.config.run.iterations, metrics)
 
     def save(self) -> None:
         """A full checkpoint of this moment."""
-        self.parts.store.refuse_replaced(self.parts.run_id)
+        self.components.store.refuse_replaced(self.components.run_id)
         # What a resume trusts to be there up to this iteration must be there.
-        self.parts.sinks.flush()
-        trainer = self.parts.trainer
+        self.components.sinks.flush()
+        trainer = self.components.trainer
         state = {
-            "run": self.parts.run_id,
+            "run": self.components.run_id,
             "loop": self.state.to_values(),
             "trainer": trainer.values(),
-            "sampler": self.parts.sampler.state(),
-            "mixer": self.parts.mixer.state(),
-            "source": self.parts.source.state(),
+            "sampler": self.components.sampler.state(),
+            "mixer": self.components.mixer.state(),
+            "source": self.components.source.state(),
         }
-        folder = self.parts.folder.checkpoints
-        save_checkpoint(folder / f"{self.state.iteration:06d}", self.parts.publisher.save_model, trainer.save, state)
+        folder = self.components.folder.checkpoints
+        save_checkpoint(
+            folder / f"{self.state.iteration:06d}", self.components.publisher.save_model, trainer.save, state
+        )
         oldest = complete_checkpoints(folder)[-self.config.checkpoint.keep :][0]
         # No resume goes back before the oldest checkpoint: what was evicted up to it is not needed again. It is refused
         # where another process has taken the run over, which may have begun from one that would be removed.
-        self.parts.store.purge(self.parts.run_id, int(oldest.name))
+        self.components.store.purge(self.components.run_id, int(oldest.name))
         prune(folder, keep=self.config.checkpoint.keep)
         self._saved = self.state.iteration
 
@@ -344,8 +343,9 @@ class Loop:
         if corrupt > max(_FEW_CORRUPT, limit * rows):
             raise TrainingStopped(
                 f"rows quarantined as corrupt must be at most replay.max_quarantined={limit:g} of the buffer, got "
-                f"{corrupt:g} of {rows:g} after iteration {iteration} at {self.parts.store.url}. Look for a failing "
-                "disk, and let go of them before --resume: agentloop replay prune --where \"state='quarantined'\" --yes"
+                f"{corrupt:g} of {rows:g} after iteration {iteration} at {self.components.store.url}. "
+                "Look for a failing disk, and remove them before --resume: "
+                "agentloop replay prune --where \"state='quarantined'\" --yes"
             )
 
     def _evaluation_due(self, iteration: int) -> bool:
@@ -356,11 +356,6 @@ class Loop:
         target = self.config.run.stop_at_success
         last_two = [success for _, success in self.state.evaluations[-2:]]
         return target is not None and len(last_two) == 2 and min(last_two) >= target
-
-
-def _tokens(batch: Composition) -> int:
-    rows = [*batch.fresh.trajectories, *(drawn.trajectory for drawn in batch.drawn)]
-    return sum(row.record.num_tokens for row in rows)
 
 
 class _Clock:

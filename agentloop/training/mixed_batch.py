@@ -1,25 +1,25 @@
-"""One iteration's batch: planned, then filled with what was collected and drawn."""
+"""One iteration's batch: planned, then mixed from what was collected and what was drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agentloop.algorithms.advantages import ReplayBaseline
+import numpy as np
+
 from agentloop.config import RunConfig
-from agentloop.records import BatchRow
-from agentloop.rollouts.advantage_estimator import BatchAdvantages, Valued, member_of
-from agentloop.rollouts.collect import Collected
-from agentloop.rollouts.dynamic_sampling import flat_groups
-from agentloop.rollouts.turn_rewards import Valuation
+from agentloop.records import Penalty, kl_penalties, penalised_rewards
+from agentloop.rollouts.dynamic_sampling import zero_variance_groups
+from agentloop.rollouts.trajectories import Collected
+from agentloop.training.advantage_estimator import AdvantageEstimator, member_of
+from context.authors import LLM_DO_NOT_TRAIN, AuthorTable
 from replay.mixing.mixer import BatchPlan, Mixer, with_completions
 from replay.mixing.request import Availability, DrawRequest, Pick
-from replay.records import FRESH, REPLAY, DrawRecord, Trajectory
-from replay.store import Drawn
+from replay.records import FRESH, REPLAY, BatchRow, DrawRecord, Trajectory
 
 
 @dataclass(frozen=True)
-class Planned:
+class IterationPlan:
     """A batch before anything is collected."""
 
     plan: BatchPlan
@@ -32,44 +32,51 @@ class Planned:
         """What to draw, now that the fresh groups are known."""
         if not config.replay.complete_zero_variance:
             return self.plan.picks
-        flat = [(group.task, members[0].record.reward) for group, members in flat_groups(fresh)]
-        return with_completions(self.plan.picks, flat, self.available.by_task_reward)
+        same = [(group.task, members[0].record.reward) for group, members in zero_variance_groups(fresh)]
+        return with_completions(self.plan.picks, same, self.available.by_task_reward)
 
 
 @dataclass(frozen=True)
-class Composition:
+class MixedBatch:
     """What went into one iteration's batch."""
 
-    planned: Planned
+    planned: IterationPlan
     fresh: Collected
-    fresh_draws: list[DrawRecord]
-    drawn: list[Drawn]
-    completed: Mapping[str, float]
-    """Advantages of the fresh members of groups that a drawn row completes, by id."""
-    advantages: BatchAdvantages
-    """Fresh rows first."""
+    rows: list[BatchRow]
+    """Fresh ones first, with the advantages they are trained with."""
+    completed: int
+    """Fresh members of zero-variance groups that a drawn row completes."""
+    advantage_metrics: Mapping[str, float]
 
-    def rows(self) -> tuple[list[BatchRow], list[BatchRow]]:
-        """The fresh ones and the replayed ones, with the advantages they are trained with."""
-        rows = self.advantages.rows
-        return [row for row in rows if row.stream == FRESH], [row for row in rows if row.stream == REPLAY]
+    @property
+    def fresh_rows(self) -> list[BatchRow]:
+        return [row for row in self.rows if row.stream == FRESH]
+
+    @property
+    def replayed_rows(self) -> list[BatchRow]:
+        return [row for row in self.rows if row.stream == REPLAY]
 
     @property
     def tasks(self) -> tuple[int, ...]:
         """Indices of the training tasks it was made of, planned and taken besides."""
         return (*self.planned.tasks, *self.fresh.further_tasks)
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.trajectory.record.num_tokens for row in self.rows)
+
     def without_member(self, task_hash: Callable[[int], str]) -> list[int]:
         """Tasks of the plan that nothing in the batch is of: an engine failed, or a stored row was corrupt."""
-        groups = [*self.fresh.groups, *self.fresh.spare_groups]
+        groups = [*self.fresh.groups, *self.fresh.unused_groups]
         if len(groups) == len(self.tasks):
             return []
-        there = {group.task for group in groups} | {d.trajectory.record.task for d in self.drawn}
+        there = {group.task for group in groups} | {row.trajectory.record.task for row in self.replayed_rows}
         return [index for index in self.tasks if task_hash(index) not in there]
 
     def metrics(self, config: RunConfig, mixer: Mixer) -> dict[str, float]:
         """Configured, ruled and achieved composition, and what the buffer could not give."""
-        plan, fresh, replayed = self.planned.plan, len(self.fresh.trajectories), len(self.drawn)
+        plan, drawn = self.planned.plan, self.replayed_rows
+        fresh, replayed = len(self.fresh.trajectories), len(drawn)
         batch = fresh if config.replay.mode == "observe" else fresh + replayed
         metrics = {
             "batch/planned_fresh": plan.planned_fresh,
@@ -90,78 +97,102 @@ class Composition:
         if mixer.rule.controller is not None:
             metrics["replay/controller_factor"] = mixer.factor
         if config.replay.complete_zero_variance:
-            metrics["batch/completed"] = len(self.completed)
+            metrics["batch/completed"] = self.completed
         for source, count in plan.planned_sources.items():
             metrics[f"batch/planned_source/{source}"] = count
-            metrics[f"batch/source/{source}"] = sum(_is_from(d.trajectory, source) for d in self.drawn)
-        stale = [d.draw.staleness for d in self.drawn if d.draw.staleness is not None]
-        metrics |= self.advantages.metrics
+            metrics[f"batch/source/{source}"] = sum(_is_from(row.trajectory, source) for row in drawn)
+        stale = [row.staleness for row in drawn if row.staleness is not None]
         if stale:
             metrics |= {"replay/staleness_mean": sum(stale) / len(stale), "replay/staleness_max": max(stale)}
-        return {name: float(value) for name, value in metrics.items()}
+        return {name: float(value) for name, value in {**metrics, **self.advantage_metrics}.items()}
 
 
-def fresh_records(run: str, iteration: int, policy_version: int, rows: Sequence[Trajectory]) -> list[DrawRecord]:
-    """The iteration's own rows take its first slots."""
+def fresh_rows(request: DrawRequest, fresh: Collected) -> list[BatchRow]:
+    """The iteration's own rows, which take its first slots."""
     return [
-        DrawRecord(
-            run=run,
-            iteration=iteration,
-            slot=slot,
-            trajectory=row.id,
-            stream=FRESH,
-            probability=None,
-            staleness=policy_version - row.record.policy_version_min,
+        BatchRow(
+            row,
+            DrawRecord(
+                run=request.run,
+                iteration=request.iteration,
+                slot=slot,
+                trajectory=row.id,
+                stream=FRESH,
+                probability=None,
+                staleness=request.policy_version - row.record.policy_version_min,
+            ),
+            advantage=row.record.advantage,
+            reward=fresh.rewards[row.id],
         )
-        for slot, row in enumerate(rows)
+        for slot, row in enumerate(fresh.trajectories)
     ]
 
 
-def batch_advantages(
+def mix_batch(
+    planned: IterationPlan,
     fresh: Collected,
-    drawn: Sequence[Drawn],
-    completed: Mapping[str, float],
+    rows: Sequence[BatchRow],
+    config: RunConfig,
     *,
-    valuation: Valuation,
-    baseline: ReplayBaseline,
-) -> BatchAdvantages:
-    """The iteration's rows with their advantages, fresh ones first.
+    estimator: AdvantageEstimator,
+    penalty: Penalty | None,
+) -> MixedBatch:
+    """The batch of `rows`, fresh ones first, with the advantages they are trained with.
 
-    Fresh rows come with those of their group, or of the group as it was completed; replayed ones with the one they are
-    stored with. Any other `baseline` than `stored` measures them anew, by rewards less today's penalty.
+    A fresh row comes with the advantage of its group, or of the group as a drawn row completes it; a replayed one with
+    the advantage it is stored with. Any other `replay.baseline` than `stored` measures all of them anew, by rewards
+    less today's penalty.
     """
-    rows = [
-        Valued(BatchRow(t, "fresh", completed.get(t.id, t.record.advantage)), fresh.worth[t.id])
-        for t in fresh.trajectories
-    ]
-    trajectories = [d.trajectory for d in drawn]
-    asked = baseline != "stored"
-    worth = valuation.worth(trajectories) if asked else [t.record.reward for t in trajectories]
-    rows += [
-        Valued(BatchRow(d.trajectory, "replay", d.trajectory.record.advantage, d.draw.staleness, d.weight), value)
-        for d, value in zip(drawn, worth, strict=True)
-    ]
-    return valuation.estimator.in_batch(rows, baseline)
+    replay = config.replay
+    baseline = replay.baseline if replay.mode == "train" else "stored"
+    completed: dict[str, float] = {}
+    if replay.complete_zero_variance and baseline == "stored":
+        completed = completed_advantages(fresh, rows, estimator=estimator, penalty=penalty)
+    elif baseline != "stored":
+        rows = _charged_today(rows, penalty)
+    rows = [replace(row, advantage=completed.get(row.trajectory.id, row.advantage)) for row in rows]
+    found = estimator.of_batch(rows, baseline)
+    return MixedBatch(planned, fresh, found.rows, len(completed), found.metrics)
 
 
-def completed_advantages(fresh: Collected, drawn: Sequence[Drawn], valuation: Valuation) -> dict[str, float]:
-    """Advantages of fresh members of equal reward, over their group and the drawn rows of its task that differ.
+def _charged_today(rows: Sequence[BatchRow], penalty: Penalty | None) -> list[BatchRow]:
+    """Replayed rows with their rewards less today's penalty; fresh ones are charged already."""
+    stored = [row.trajectory for row in rows if row.stream == REPLAY]
+    rewards = iter(penalised_rewards(stored, kl_penalties(penalty, stored)))
+    return [replace(row, reward=next(rewards)) if row.stream == REPLAY else row for row in rows]
+
+
+def completed_advantages(
+    fresh: Collected, rows: Sequence[BatchRow], *, estimator: AdvantageEstimator, penalty: Penalty | None
+) -> dict[str, float]:
+    """Advantages of fresh members of equal reward, over their group and the drawn rows of its task that differ; by id.
 
     Only theirs: a drawn row keeps the advantage it is stored with, like every replayed row.
     """
+    drawn = [row.trajectory for row in rows if row.stream == REPLAY]
     advantages: dict[str, float] = {}
-    for group, members in flat_groups(fresh):
+    for group, members in zero_variance_groups(fresh):
         own = members[0].record.reward
-        others = [
-            d.trajectory for d in drawn if d.trajectory.record.task == group.task and d.trajectory.record.reward != own
-        ]
+        others = [row for row in drawn if row.record.task == group.task and row.record.reward != own]
         if others:
-            together = [member_of(row, fresh.worth[row.id]) for row in members]
-            for row, value in zip(others, valuation.worth(others), strict=True):
-                together.append(replace(member_of(row, value), replayed=True))
-            over_all = valuation.estimator.of_one_task(together)[: len(members)]
+            together = [member_of(row, fresh.rewards[row.id]) for row in members]
+            charged = penalised_rewards(others, kl_penalties(penalty, others))
+            for row, reward in zip(others, charged, strict=True):
+                together.append(replace(member_of(row, reward), replayed=True))
+            over_all = estimator.of_one_task(together)[: len(members)]
             advantages |= {row.id: advantage for row, advantage in zip(members, over_all, strict=True)}
     return advantages
+
+
+def as_observed(trajectory: Trajectory, authors: AuthorTable) -> Trajectory:
+    """The same tokens with every trained one written by `llm(do_not_train)`: sampled, scored, without loss."""
+    code = np.uint8(authors.code(LLM_DO_NOT_TRAIN))
+    segments = []
+    for segment in trajectory.segments:
+        tokens = segment.tokens
+        codes = np.where(authors.is_trained(tokens.authors), code, tokens.authors)
+        segments.append(replace(segment, tokens=replace(tokens, authors=codes)))
+    return replace(trajectory, segments=tuple(segments))
 
 
 def _is_from(row: Trajectory, source: str) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.config.mixing import limits
@@ -20,7 +21,7 @@ def draw_request(config: RunConfig, *, run: str, iteration: int, policy_version:
 def plan_iteration(
     mixer: Mixer,
     config: RunConfig,
-    line: TaskLine,
+    queue: TaskQueue,
     *,
     iteration: int,
     available: Availability,
@@ -31,25 +32,30 @@ def plan_iteration(
         iteration=iteration,
         progress=progress_at(iteration, config.run.iterations),
         available=available,
-        tasks=[task_hash(index) for index in line.upcoming(mixer.num_tasks)],
+        tasks=[task_hash(index) for index in queue.upcoming(mixer.num_tasks)],
     )
-    return plan, tuple(line.upcoming(plan.num_tasks))
+    return plan, tuple(queue.upcoming(plan.num_tasks))
 
 
 @dataclass
-class TaskLine:
+class TaskQueue:
     """Indices of training tasks, in the order they are gone through."""
 
     next: int = 0
     """The first that has never been in a batch."""
-    owed: list[int] = field(default_factory=list)
+    pending: list[int] = field(default_factory=list)
     """Planned for a batch in which they then had no member: theirs were to be replayed, and could not be drawn."""
 
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> TaskQueue:
+        """Of a checkpoint, also of an earlier version, which called `pending` owed."""
+        return cls(values["next"], list(values.get("pending", values.get("owed", ()))))
+
     def upcoming(self, count: int) -> list[int]:
-        """The next `count`; what is owed comes first."""
-        return [*self.owed, *range(self.next, self.next + count)][:count]
+        """The next `count`; what is pending comes first."""
+        return [*self.pending, *range(self.next, self.next + count)][:count]
 
     def advance(self, indices: Collection[int], *, without_member: Collection[int] = ()) -> None:
         """`indices`, the upcoming ones, have been in a batch, but for those `without_member`."""
         self.next = max(self.next, 1 + max(indices, default=-1))
-        self.owed = [*sorted(without_member), *(index for index in self.owed if index not in indices)]
+        self.pending = [*sorted(without_member), *(index for index in self.pending if index not in indices)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentloop.config import CheckpointSection
 from agentloop.generation.local import LocalGenerator
-from agentloop.models.loading import LoadedModel, quiet
+from agentloop.models.loading import LoadedModel, muted_libraries
 from agentloop.runs.checkpoint import prune, write_directory
 from replay.records import PolicyRecord
 from replay.store import ReplayStore
@@ -67,7 +67,7 @@ class Publisher:
 
     def save_model(self, target: Path) -> None:
         """A Hugging Face folder with the current weights and the run's tokenizer."""
-        with quiet():
+        with muted_libraries():
             self._loaded.model.save_pretrained(target)
         for name in _TOKENIZER_FILES:
             source = self._folder / "model" / name

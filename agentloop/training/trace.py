@@ -11,7 +11,6 @@ from torch import Tensor
 from agentloop.algorithms.gae import at_last_action_token
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.trainer import UpdateResult
-from agentloop.records import BatchRow
 
 _SHOWN = 3
 """Action tokens from either end of the row that is looked into."""
@@ -30,15 +29,14 @@ class _Line:
 
 def describe_batch(
     scored: ScoredBatch,
-    rows: Sequence[BatchRow],
     *,
-    worth: Sequence[float] | None,
+    penalised: bool,
     text: Callable[[list[int]], str],
 ) -> str:
     """Arrays of a batch before its first optimizer step: shape, type, and the values at a few action tokens.
 
     Those are the first and the last ones (there is the score) of the first trajectory with a trained token, a fresh one
-    if there is any. `worth` is each row's reward less the penalty on it as a whole, None where there is none; `text`
+    if there is any. `penalised`: whole rewards were charged for the KL, and the rows' rewards are what is left; `text`
     decodes token ids.
     """
     batch = scored.batch
@@ -46,9 +44,9 @@ def describe_batch(
     columns = batch.response_mask[row].nonzero()[:, 0]
     if len(columns) > 2 * _SHOWN:
         columns = torch.cat([columns[:_SHOWN], columns[-_SHOWN:]])
-    owner = rows[int(batch.trajectory[row])].trajectory.record
+    owner = batch.members[int(batch.trajectory[row])].trajectory.record
     counts = (
-        f"{len(batch.trajectory_ids)} trajectories ({int(batch.replayed.sum())} replayed) in "
+        f"{batch.num_trajectories} trajectories ({int(batch.replayed.sum())} replayed) in "
         f"{len(batch.trajectory)} rows of up to {batch.token_ids.shape[1]} tokens: "
         f"{int(batch.response_mask.sum())} action tokens, {int(batch.loss_mask.sum())} trained"
     )
@@ -61,7 +59,7 @@ def describe_batch(
         "",
         _cells("role", "here", "elsewhere", "shape, type", "values"),
     ]
-    return "\n".join(lines + [_shown(line, row, columns) for line in _arrays(scored, rows, worth)])
+    return "\n".join(lines + [_shown(line, row, columns) for line in _arrays(scored, penalised=penalised)])
 
 
 def describe_update(result: UpdateResult) -> str:
@@ -72,20 +70,19 @@ def describe_update(result: UpdateResult) -> str:
     return "\n".join(["", f"after {result.optimizer_steps} optimizer steps", *lines, ""])
 
 
-def _arrays(scored: ScoredBatch, rows: Sequence[BatchRow], worth: Sequence[float] | None) -> list[_Line]:
-    batch, valued = scored.batch, scored.valued
-    earned = [row.trajectory.record.reward for row in rows]
+def _arrays(scored: ScoredBatch, *, penalised: bool) -> list[_Line]:
+    batch, critic = scored.batch, scored.critic
+    earned = [member.trajectory.record.reward for member in batch.members]
+    left = [member.reward for member in batch.members] if penalised else earned
     no_critic = "this algorithm has no critic"
     no_reference = "no kl coefficient asks for it here"
-    if worth is not None:
+    if penalised:
         no_reference = "whole rewards were charged for the distance to it, as they were collected"
 
     def at_last(values: Sequence[float]) -> Tensor:
         return at_last_action_token(batch.advantages.new_tensor(values), batch.response_mask, batch.trajectory)
 
-    scores, rewards = (
-        (valued.scores, valued.rewards) if valued else (at_last(earned), at_last(earned if worth is None else worth))
-    )
+    scores, rewards = (critic.scores, critic.rewards) if critic else (at_last(earned), at_last(left))
     return [
         _Line("rollout", "token_ids", "responses", batch.token_ids),
         _Line("rollout", "response_mask", "response_mask", batch.response_mask),
@@ -97,8 +94,8 @@ def _arrays(scored: ScoredBatch, rows: Sequence[BatchRow], worth: Sequence[float
         _Line("reference", "ref_log_probs", "ref_log_prob", scored.ref_log_probs, no_reference),
         _Line("reward", "scores", "token_level_scores", scores),
         _Line("reward", "rewards", "token_level_rewards", rewards),
-        _Line("critic", "values", "values", valued.values if valued else None, no_critic),
-        _Line("critic", "returns", "returns", valued.returns if valued else None, no_critic),
+        _Line("critic", "values", "values", critic.values if critic else None, no_critic),
+        _Line("critic", "returns", "returns", critic.returns if critic else None, no_critic),
         _Line("loss", "advantages", "advantages", batch.advantages),
     ]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from agentloop import __version__
 from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
-from agentloop.distributed.ranks import Ranks, joined
+from agentloop.distributed.ranks import Ranks, process_group
 from agentloop.errors import TrainingStopped, UserError
-from agentloop.learning.lead import check_ranks, follow
+from agentloop.learning.lead import check_ranks, serve_rank
 from agentloop.learning.stream_losses import stream_losses
-from agentloop.rollouts.turn_rewards import Valuation
+from agentloop.rollouts.rewards import RewardScorer
 from agentloop.runs.checkpoint import (
     COMPLETE,
     Checkpoint,
@@ -26,11 +26,12 @@ from agentloop.runs.checkpoint import (
     restore_random,
 )
 from agentloop.runs.display import RunDisplay, open_display, percent
-from agentloop.runs.process import settle_process
+from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import RunFolder, create_run_folder, explained, record_environment, resumed_run_folder
 from agentloop.runs.run_report import report_run
-from agentloop.runs.signals import StopRequest, polite_stop
-from agentloop.training.components import Parts, assemble, starting_model, warm_up_metrics
+from agentloop.runs.signals import StopRequest, graceful_stop
+from agentloop.training.advantage_estimator import AdvantageEstimator
+from agentloop.training.components import Components, build_components, starting_model, warm_up_metrics
 from agentloop.training.loop import Loop, LoopState
 from replay.errors import DatabaseRefused
 from replay.exchange.attach import attach, check_attachable
@@ -64,30 +65,32 @@ def train(
 
     `resume` continues the newest run of that name from its last complete checkpoint, as if it had never stopped;
     `environment_changed` says that the environment's source may be another than the run's.
-    `trace` has the display told the data flow of the next iteration.
-    Under torchrun this is rank 0's call, which leads the others; theirs is `follow_training`.
+    `trace` has the display show the data flow of the next iteration.
+    Under torchrun this is rank 0's call, which leads the others; theirs is `train_worker`.
     Raises UserError for what the user can mend, TrainingStopped when the run itself can't go on.
     """
-    with joined(timeout_s=config.compute.rank_timeout_s, device=config.model.device) as ranks:
+    with process_group(timeout_s=config.compute.rank_timeout_s, device=config.model.device) as ranks:
         if ranks.index:
-            raise ValueError(f"train must be called on rank 0, got rank {ranks.index}. Call follow_training there.")
+            raise ValueError(f"train must be called on rank 0, got rank {ranks.index}. Call train_worker there.")
         check_ranks(config, ranks)
         folder = resumed_run_folder(config) if resume else create_run_folder(config)
-        parts = partial(_parts, folder, ranks=ranks, new=not resume, environment_changed=environment_changed)
+        parts = partial(_components, folder, ranks=ranks, new=not resume, environment_changed=environment_changed)
         return _train(folder, parts, trace=trace, display=display or open_display())
 
 
-def follow_training(config: RunConfig) -> None:
+def train_worker(config: RunConfig) -> None:
     """Any rank but 0: hold and update a part of the weights until the run of rank 0 ends."""
-    with joined(timeout_s=config.compute.rank_timeout_s, device=config.model.device) as ranks:
-        follow(ranks)
+    with process_group(timeout_s=config.compute.rank_timeout_s, device=config.model.device) as ranks:
+        serve_rank(ranks)
 
 
-def _train(folder: RunFolder, make_parts: Callable[..., Parts], *, trace: bool, display: RunDisplay) -> TrainResult:
+def _train(
+    folder: RunFolder, make_components: Callable[..., Components], *, trace: bool, display: RunDisplay
+) -> TrainResult:
     try:
-        with folder.lock(), polite_stop(display.note) as stop:
+        with folder.lock(), graceful_stop(display.note) as stop:
             checkpoint = _newest_checkpoint(folder)
-            with closing(make_parts(display, checkpoint)) as parts:
+            with closing(make_components(display, checkpoint)) as parts:
                 loop = Loop(parts, _begin(parts, checkpoint), trace=trace)
                 if not loop.state.evaluations:
                     _first_evaluation(loop)
@@ -98,7 +101,7 @@ def _train(folder: RunFolder, make_parts: Callable[..., Parts], *, trace: bool, 
     return TrainResult(folder.path, loop.state.iteration, evaluations[0][1], evaluations[-1][1], report, stop.exit_code)
 
 
-def _parts(
+def _components(
     folder: RunFolder,
     display: RunDisplay,
     checkpoint: Checkpoint | None,
@@ -106,21 +109,22 @@ def _parts(
     ranks: Ranks,
     new: bool,
     environment_changed: bool,
-) -> Parts:
+) -> Components:
     """The parts of the run. A new run that can't be put together leaves no folder for --resume to stumble over."""
     try:
-        settle_process(folder.config)
+        seed_process(folder.config)
         # Better refused now than after the warm-up: functions of the user's, and a database.
         stream_losses(folder.config.loss)
-        Valuation.of(folder.config)
+        RewardScorer(folder.config.reward, max_tokens=folder.config.context.max_tokens)
+        AdvantageEstimator(folder.config)
         if folder.config.replay.database is not None:
             ReplayStore.create(folder.database).close()
         for place in folder.config.replay.attach.values():
             check_attachable(place)
         first = starting_model(folder, display)
         # Once more: whether the warm-up was made just now or by a start that was killed must not matter.
-        settle_process(folder.config)
-        return assemble(
+        seed_process(folder.config)
+        return build_components(
             folder,
             display,
             checkpoint=checkpoint,
@@ -139,7 +143,7 @@ def _newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
     return load_checkpoint(complete[-1]) if complete else None
 
 
-def _begin(parts: Parts, checkpoint: Checkpoint | None) -> LoopState:
+def _begin(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     """Everything in place for the next iteration; a start is a resume that found no checkpoint."""
     folder = parts.folder
     parts.store.add_run(_run_record(parts))
@@ -161,7 +165,7 @@ def _begin(parts: Parts, checkpoint: Checkpoint | None) -> LoopState:
     return state
 
 
-def _tell_other_versions(parts: Parts) -> None:
+def _tell_other_versions(parts: Components) -> None:
     """How many rows go on being replayed that another version of the environment has rewarded."""
     factory = parts.actors.factory
     if {*parts.folder.environments, factory.source} == {factory.source}:
@@ -175,7 +179,7 @@ def _tell_other_versions(parts: Parts) -> None:
     )
 
 
-def _restore(parts: Parts, checkpoint: Checkpoint) -> LoopState:
+def _restore(parts: Components, checkpoint: Checkpoint) -> LoopState:
     if checkpoint.values["run"] != parts.run_id:
         raise UserError(
             f"checkpoints must belong to the run {parts.run_id}, got one of {checkpoint.values['run']} in "
@@ -195,26 +199,26 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
         with stop.working():
             loop.run(stop)
     except TrainingStopped:
-        _write_report(loop.parts)
+        _write_report(loop.components)
         raise
-    return _write_report(loop.parts)
+    return _write_report(loop.components)
 
 
-def _write_report(parts: Parts) -> Path:
+def _write_report(parts: Components) -> Path:
     path = parts.folder.path / REPORT_NAME
     with explained(path, advice="The run itself is whole: make room and run again with --resume."):
         return report_run(parts.store, path, run=parts.run_id)
 
 
 def _first_evaluation(loop: Loop) -> None:
-    parts = loop.parts
+    parts = loop.components
     metrics = loop.evaluate()
     parts.store.add_metrics(parts.run_id, 0, metrics | warm_up_metrics(parts.folder))
     loop.save()
     parts.display.note(f"held-out success before training: {percent(metrics['eval/success'])}")
 
 
-def _run_record(parts: Parts) -> RunRecord:
+def _run_record(parts: Components) -> RunRecord:
     folder = parts.folder
     return RunRecord(
         id=folder.run_id,
@@ -227,7 +231,7 @@ def _run_record(parts: Parts) -> RunRecord:
     )
 
 
-def attach_buffers(parts: Parts) -> None:
+def attach_buffers(parts: Components) -> None:
     """Copy their rows before the first iteration; what a start that was killed has copied stays as it is.
 
     A resume copies nothing: the run goes on with the rows it had.
@@ -245,5 +249,5 @@ def attach_buffers(parts: Parts) -> None:
         )
 
 
-def _tell(parts: Parts, name: str, phase: str, done: int) -> None:
+def _tell(parts: Components, name: str, phase: str, done: int) -> None:
     parts.display.phase(f"attach {name}: {phase}", done, done)

@@ -34,7 +34,7 @@ def episode(content: str = "ok", *, reward: float = 1.0, tokens: int = 10, stop_
     return Episode(Task("say something"), (Segment(sequence),), messages, reward, stop_reason, None, None, 1, 0, (), {})
 
 
-FAILED = replace(episode(), reward=math.nan, stop_reason="engine_failure")
+FAILED = replace(episode(), environment_reward=math.nan, stop_reason="engine_failure")
 
 
 def scorer(*, max_tokens: int = 100, model: Any = None, **reward: Any) -> RewardScorer:

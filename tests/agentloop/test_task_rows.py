@@ -326,6 +326,6 @@ def test_task_with_several_groups_in_a_batch_is_counted_once_with_all_of_them(tm
     )
     hashes = [factory.task_hash(source.train(index)) for index in range(12)]
     twice = next(task for task in hashes if hashes.count(task) > 1)
-    source.observe(range(12), [(twice, 8, 0.25), (twice, 4, 1.0)])
+    source.record_success(range(12), [(twice, 8, 0.25), (twice, 4, 1.0)])
     # 8 x 0.25 + 4 = 6 of 12; all others are untried.
     assert source.state()["order"]["counts"] == [[source.state()["order"]["counts"][0][0], 12.0, 6.0]]

@@ -18,7 +18,7 @@ from agentloop.analysis.whatif.step import Ready, effects_of, part_data
 from agentloop.analysis.whatif.tokens import most_clipped
 from agentloop.errors import UserError
 from agentloop.learning.stream_losses import corrected, stream_losses
-from agentloop.records import BatchRow
+from replay.records import BatchRow
 from tests.agentloop.training_examples import (
     gradients,
     mixed_rows,

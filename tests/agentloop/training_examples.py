@@ -20,10 +20,9 @@ from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
-from agentloop.records import BatchRow
 from context.authors import default_authors
 from context.tokens.token_sequence import Segment, TokenSequence
-from replay.records import Trajectory, TrajectoryRecord
+from replay.records import BatchRow, DrawRecord, Trajectory, TrajectoryRecord
 
 AUTHORS = default_authors()
 VOCABULARY = 23
@@ -110,7 +109,13 @@ def row(
         environment="test",
         environment_version="1",
     )
-    return BatchRow(Trajectory(record, segments), stream, advantage)
+    return batch_row(Trajectory(record, segments), stream, advantage=advantage)
+
+
+def batch_row(trajectory: Trajectory, stream: str = "fresh", *, staleness: int | None = None, **more: Any) -> BatchRow:
+    """A row of a batch of the second iteration."""
+    draw = DrawRecord("run", 2, 0, trajectory.id, stream, probability=None, staleness=staleness)
+    return BatchRow(trajectory, draw, **more)
 
 
 def mixed_rows(*, fresh: int = 6, replayed: int = 3) -> list[BatchRow]:

@@ -18,8 +18,8 @@ from agentloop.learning.batch import Batch
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.stream_losses import corrected
 from agentloop.models.actor import Actor
-from agentloop.records import BatchRow
 from context.tokens.token_sequence import Segment, TokenSequence
+from replay.records import BatchRow
 from tests.agentloop.training_examples import (
     AUTHORS,
     aggregated_by,

@@ -25,7 +25,7 @@ class ObjectiveKind:
     function: Callable[..., PolicyLoss]
     whole_trajectories: bool = False
     """A token's loss depends on all rows of its trajectory: they must be in one pass."""
-    silent_at_zero: bool = True
+    needs_advantage: bool = True
     """Where the advantage is 0 there is neither loss nor gradient: such rows can be left out."""
 
 
@@ -43,5 +43,5 @@ OBJECTIVES = {
     "topr": ObjectiveKind(topr, whole_trajectories=True),
     "exgrpo": ObjectiveKind(exgrpo),
     "luffy": ObjectiveKind(luffy),
-    "bc": ObjectiveKind(bc, silent_at_zero=False),
+    "bc": ObjectiveKind(bc, needs_advantage=False),
 }

@@ -11,11 +11,10 @@ import sqlalchemy as sa
 
 from agentloop.analysis.whatif.result import LeftOut
 from agentloop.config import RunConfig
-from agentloop.records import BatchRow
 from agentloop.runs.run_folder import RunFolder
 from replay import queries
 from replay.queries import chosen
-from replay.records import COMMITTED, ELIGIBLE, REPLAY, Trajectory, age_bucket
+from replay.records import COMMITTED, ELIGIBLE, REPLAY, BatchRow, DrawRecord, Trajectory, age_bucket
 from replay.sampling.compatibility import bits, names_of, run_mismatches, sampling_mismatch
 from replay.storage.format.schema import draws, trajectories
 from replay.storage.read import load
@@ -126,7 +125,17 @@ def choose_rows(store: ReplayStore, folder: RunFolder, version: int, asked: Aske
 
 def _row(candidate: _Candidate, trajectory: Trajectory) -> Row:
     assert candidate.advantage is not None
-    return Row(BatchRow(trajectory, candidate.stream, candidate.advantage, candidate.staleness), candidate.bucket)
+    record = trajectory.record
+    draw = DrawRecord(
+        run=record.run,
+        iteration=record.iteration,
+        slot=record.slot,
+        trajectory=record.id,
+        stream=candidate.stream,
+        probability=None,
+        staleness=candidate.staleness,
+    )
+    return Row(BatchRow(trajectory, draw, advantage=candidate.advantage), candidate.bucket)
 
 
 def _of_buffer(store: ReplayStore, folder: RunFolder, version: int, asked: Asked, taken: Chosen) -> list[_Candidate]:

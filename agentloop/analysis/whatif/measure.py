@@ -24,12 +24,11 @@ from agentloop.analysis.whatif.step import Ready, effects_of, part_data
 from agentloop.analysis.whatif.tokens import most_clipped
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.learning.batch import build_batch
+from agentloop.learning.batch import bound_negative, build_batch
 from agentloop.learning.scoring import ScoredBatch, score
 from agentloop.learning.stream_losses import check_behavior, corrected, stream_losses
 from agentloop.models.actor import Actor
 from agentloop.models.reference import reference_policy
-from agentloop.rollouts.advantage_estimator import weighed
 from agentloop.runs.run_folder import RunFolder
 from agentloop.user_code import load_sampler
 from replay.records import FRESH, REPLAY
@@ -121,9 +120,9 @@ def all_ready(losses: Sequence[WhatIfLoss], scored: ScoredBatch, rows: Sequence[
 
 
 def _ready(loss: WhatIfLoss, scored: ScoredBatch, rows: Sequence[Row]) -> Ready:
-    items = [weighed(row.item, loss.config.replay.negative_weight) for row in rows]
+    items = [bound_negative(row.item, loss.config.replay.negative_weight) for row in rows]
     try:
-        check_behavior(scored.batch, items, loss.config)
+        check_behavior(scored.batch, loss.config)
         losses = stream_losses(loss.config.loss)
     except UserError as error:
         raise UserError(f"{loss.name}: {error}") from error

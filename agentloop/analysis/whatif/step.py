@@ -95,7 +95,7 @@ def _step(actor: Actor, ready: Ready, members: Tensor) -> tuple[StepLoss, ClipTo
     positions = torch.isin(batch.trajectory, members).nonzero()[:, 0]
     try:
         step = accumulate_gradients(
-            actor, ready.scored.rows(positions), ready.loss.config, losses=ready.losses, totals=totals
+            actor, ready.scored.select(positions), ready.loss.config, losses=ready.losses, totals=totals
         )
         return step, totals, [p.grad for p in parameters]
     finally:

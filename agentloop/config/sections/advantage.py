@@ -82,8 +82,8 @@ def check_advantages(config: RunConfig) -> None:
             f"advantage.{name} must be 1 when advantage.credit is trajectory, which knows no turns, got "
             f"{getattr(section, name)}. Take it out, or set advantage.credit: turn."
         )
-    if config.rollout.recollect_rounds:
-        _check_recollecting(config)
+    if config.rollout.dynamic_sampling_rounds:
+        _check_dynamic_sampling(config)
     if config.replay.complete_zero_variance:
         _check_compares(config, "replay.complete_zero_variance must be false")
     if config.replay_trains() and config.replay.baseline != "stored":
@@ -131,17 +131,18 @@ def _check_turns(config: RunConfig) -> None:
         )
 
 
-def _check_recollecting(config: RunConfig) -> None:
-    _check_compares(config, "rollout.recollect_rounds must be 0")
+def _check_dynamic_sampling(config: RunConfig) -> None:
+    rounds = config.rollout.dynamic_sampling_rounds
+    _check_compares(config, "rollout.dynamic_sampling_rounds must be 0")
     if config.advantage.credit == "turn":
         raise ValueError(
-            f"rollout.recollect_rounds must be 0 when advantage.credit is turn, got {config.rollout.recollect_rounds}: "
+            f"rollout.dynamic_sampling_rounds must be 0 when advantage.credit is turn, got {rounds}: "
             "a group of equal rewards can teach by its turns."
         )
     if config.replay.unit in ("trajectory", "task"):
         raise ValueError(
-            f"rollout.recollect_rounds must be 0 when replay.unit is {config.replay.unit}, got "
-            f"{config.rollout.recollect_rounds}: replayed members are of the tasks that were planned. Use unit any or "
+            f"rollout.dynamic_sampling_rounds must be 0 when replay.unit is {config.replay.unit}, got "
+            f"{rounds}: replayed members are of the tasks that were planned. Use unit any or "
             "group, or replay.complete_zero_variance."
         )
 

@@ -28,7 +28,7 @@ class RolloutSection(Section):
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature; stored with the log-probs.")
     tool_timeout_s: PositiveFloat = Field(10.0, description="Seconds a tool call may take.")
     tool_output_chars: Positive = Field(20_000, description="Longest tool result shown to the policy, in characters.")
-    recollect_rounds: int = Field(
+    dynamic_sampling_rounds: int = Field(
         0,
         ge=0,
         description="Most rounds in which groups of equal rewards are replaced by groups of further tasks (dynamic "

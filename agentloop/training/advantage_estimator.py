@@ -1,4 +1,4 @@
-"""Advantages as a run is configured: at the birth of a trajectory, and in a batch with replayed ones."""
+"""Advantages as a run is configured: of what is collected, and of a batch with replayed rows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from agentloop.algorithms.advantages import (
     Member,
@@ -22,24 +20,14 @@ from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn
 from agentloop.config import RunConfig
 from agentloop.config.sections.advantage import normalises_std
 from agentloop.errors import UserError, one_line
-from agentloop.records import BatchRow
+from agentloop.learning.batch import bound_negative
+from agentloop.records import TurnRewards
 from agentloop.user_code import load_function
 from context.authors import AuthorTable
 from context.tokens.masks import response_mask
-from replay.records import REPLAY, Trajectory
+from replay.records import REPLAY, BatchRow, Trajectory
 
-TurnRewards = Callable[[Sequence[Trajectory]], Sequence[tuple[float, ...] | None]]
-"""What each reply of some trajectories earned by itself; None for one whose turns are unknown."""
 _QUESTION = "fork"
-
-
-@dataclass(frozen=True)
-class Valued:
-    """A trajectory of a batch and what it is worth."""
-
-    row: BatchRow
-    worth: float
-    """Its reward less what a KL penalty takes off."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +36,7 @@ class BatchAdvantages:
     metrics: dict[str, float]
 
 
-class Estimator:
+class AdvantageEstimator:
     """Gives advantages. Has no state."""
 
     def __init__(
@@ -61,42 +49,42 @@ class Estimator:
         self._config = config
         self._authors = authors
         self._turn_rewards = turn_rewards
-        # A critic makes the advantages of its batches itself; what rows are born with is for samplers.
+        # A critic makes the advantages of its batches itself; what rows are stored with is for samplers.
         algorithm = "grpo" if config.algorithm == "ppo" else config.algorithm
         self._rule = rule_of(algorithm, normalise_std=normalises_std(config))
         spec = config.advantage.function
         self._function = None if spec is None else _load(spec)
 
     @property
-    def asks_greedy(self) -> bool:
+    def needs_greedy(self) -> bool:
+        """True: a task's members are compared with one greedy episode."""
         return self._config.algorithm == "remax"
 
-    def at_birth(
-        self, rows: Sequence[Trajectory], worth: Sequence[float], greedy: Mapping[str, float] | None = None
+    def of_groups(
+        self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
     ) -> list[float]:
-        """Of fresh trajectories, whole groups of one iteration: what they are stored with.
+        """Advantages that fresh trajectories, whole groups of one iteration, are stored with.
 
-        `worth` is the reward of each less its penalty; `greedy` the same of a greedy episode, by task.
+        `rewards` are less the KL penalty; `greedy` is that of a greedy episode, by task.
         """
         known = greedy or {}
         members = [
             replace(member_of(row, value), greedy_reward=known.get(row.record.task, math.nan))
-            for row, value in zip(rows, worth, strict=True)
+            for row, value in zip(rows, rewards, strict=True)
         ]
         return self._advantages(members, "stored")
 
     def of_one_task(self, members: Sequence[Member]) -> list[float]:
-        """Of members of one task that are all compared with each other, fresh or not."""
+        """Advantages of members of one task that are all compared with each other, fresh or not."""
         return self._advantages(members, "shared")
 
-    def in_batch(self, valued: Sequence[Valued], baseline: ReplayBaseline) -> BatchAdvantages:
+    def of_batch(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> BatchAdvantages:
         """The rows with the advantages they are trained with; `baseline` says what replayed ones are measured by.
 
         Under `stored` every row keeps the advantage it comes with. Then batch normalisation, each stream by itself;
         then turns; then the weight of what is replayed and went badly.
         """
-        rows = [item.row for item in valued]
-        members = [replace(member_of(v.row.trajectory, v.worth), replayed=v.row.stream == REPLAY) for v in valued]
+        members = [replace(member_of(row.trajectory, row.reward), replayed=row.stream == REPLAY) for row in rows]
         metrics: dict[str, float] = {}
         if baseline != "stored":
             rows = [
@@ -112,7 +100,7 @@ class Estimator:
         if self._config.advantage.credit == "turn":
             rows, metrics["advantage/unknown_turns"] = self._with_turns(rows, members, baseline)
         share = self._config.replay.negative_weight
-        return BatchAdvantages([weighed(row, share) for row in rows], {k: float(v) for k, v in metrics.items()})
+        return BatchAdvantages([bound_negative(row, share) for row in rows], {k: float(v) for k, v in metrics.items()})
 
     def _compared(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[tuple[int, ...]]:
         return compared_members(members, baseline, whole_batch=self._rule.compares == "batch")
@@ -135,7 +123,7 @@ class Estimator:
         kind = self._config.advantage.normalise_batch
         if kind == "none":
             return list(rows)
-        # Where a group is compared, 0 says that it told nothing; else a reward of 0 is as good a reward as any.
+        # Where a group is compared, 0 says that it has no signal; else a reward of 0 is as good a reward as any.
         measured = self._function is None and self._rule.compares != "group"
         result = list(rows)
         for stream in dict.fromkeys(row.stream for row in rows):
@@ -153,8 +141,8 @@ class Estimator:
         """The rows with an advantage per turn; how many of them have none, as their turns are unknown."""
         assert self._authors is not None and self._turn_rewards is not None
         section = self._config.advantage
-        told = self._turn_rewards([row.trajectory for row in rows])
-        known = [replace(member, turn_rewards=turns) for member, turns in zip(members, told, strict=True)]
+        turn_rewards = self._turn_rewards([row.trajectory for row in rows])
+        known = [replace(member, turn_rewards=turns) for member, turns in zip(members, turn_rewards, strict=True)]
         compared = self._compared(known, baseline)
         result: list[BatchRow] = []
         for position, (row, member) in enumerate(zip(rows, known, strict=True)):
@@ -176,24 +164,10 @@ class Estimator:
         return result, sum(row.token_advantages is None for row in result)
 
 
-def weighed(row: BatchRow, share: float) -> BatchRow:
-    """A bound on what a replayed row can push away: its weight is at most 1, and multiplied by another such one.
-
-    `share` is `replay.negative_weight`. Where tokens have advantages of their own, the negative ones are multiplied
-    instead, whatever the row's is.
-    """
-    if row.stream != REPLAY or share == 1.0:
-        return row
-    if row.token_advantages is not None:
-        bounded = tuple(np.where(values < 0, np.float32(share) * values, values) for values in row.token_advantages)
-        return replace(row, token_advantages=bounded)
-    return replace(row, weight=share * row.weight) if row.advantage < 0 else row
-
-
-def member_of(row: Trajectory, worth: float) -> Member:
+def member_of(row: Trajectory, reward: float) -> Member:
     """A trajectory as a baseline sees it."""
     record = row.record
-    return Member(worth, record.num_action_tokens, record.group, record.task)
+    return Member(reward, record.num_action_tokens, record.group, record.task)
 
 
 def _load(spec: str) -> Callable[..., Any]:
