@@ -14,7 +14,7 @@ from context.authors import AuthorTable
 from context.view import token_view
 from context.visible import visible
 from replay import queries as questions
-from replay.cli.common import AsJson, Run, Where, app, opened, say
+from replay.cli.common import AsJson, Run, Filter, app, opened, say
 from replay.cli.tables import number, share, table
 from replay.locate import tokenizer
 from replay.queries import Sort
@@ -25,22 +25,22 @@ _ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
 
 
 @app.command(epilog="Example: agentloop replay stats runs/quickstart-001")
-def stats(run: Run = None, where: Where = None, as_json: AsJson = False) -> None:
+def stats(run: Run = None, filter: Filter = None, as_json: AsJson = False) -> None:
     """What is in the buffer, and what was drawn from it."""
     with opened(run) as buffer:
-        answer = questions.summary(buffer.store, buffer.run, where=where)
+        answer = questions.summary(buffer.store, buffer.run, filter=filter)
     say(json.dumps(answer, indent=1) if as_json else _summary_text(answer))
 
 
-@app.command(epilog="Example: agentloop replay ls --where \"success and tool='lookup'\" --sort tokens")
+@app.command(epilog="Example: agentloop replay ls --where \"success and tool == 'lookup'\" --sort tokens")
 def ls(
     run: Run = None,
-    where: Annotated[
+    filters: Annotated[
         list[str] | None,
         typer.Option(
             "--where",
             metavar="FILTER",
-            help="Only these, for example \"reward>0.5 and staleness<8 and tool='lookup'\"; all of several.",
+            help="Only these, for example \"reward > 0.5 and staleness < 8 and tool == 'lookup'\"; all of several.",
         ),
     ] = None,
     success: Annotated[bool | None, typer.Option("--success/--failed", help="Only these; both when left out.")] = None,
@@ -53,9 +53,9 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List trajectories, one line each."""
-    chosen = [*(where or ()), *([] if success is None else [f"success = {str(success).lower()}"])]
+    chosen = [*(filters or ()), *([] if success is None else [f"success == {success}"])]
     with opened(run) as buffer:
-        asked = questions.Question(buffer.run, chosen, sort, ascending)
+        asked = questions.Query(buffer.run, chosen, sort, ascending)
         answer = questions.page(buffer.store, asked, limit=limit, after=after, patience=_ENDLESS)
     say(json.dumps(answer["rows"], indent=1) if as_json else _listing_text(answer["rows"]))
     if answer["after"]:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from replay import ReplayStore
 from replay.inspector import app
 from replay.inspector.server.guard import Guard
-from replay.inspector.server.query import Query, address
+from replay.inspector.server.query_string import QueryString, address
 from replay.queries.open_buffer import Source
 from tests.inspector.addresses import page_addresses, twin_of
 from tests.inspector.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, SUM, TASK, hostile_buffer
@@ -173,7 +173,7 @@ def _encoded(text: str) -> str:
 # Errors
 
 
-def failing(source: Source, query: Query) -> dict[str, object]:
+def failing(source: Source, query: QueryString) -> dict[str, object]:
     raise sa.exc.OperationalError("select secret_column", {}, RuntimeError("postgresql://me:pass-word@host/db"))
 
 

@@ -20,7 +20,7 @@ from context.tokens import Segment
 from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
-from replay.inspector.server.query import address
+from replay.inspector.server.query_string import address
 from replay.inspector.text.reading import codec_of, folded, indented, rescore_command, spelled, unread
 from replay.queries.open_buffer import Source, opened_source
 from replay.sampling.samplers import make_sampler
