@@ -345,7 +345,8 @@ class Loop:
             raise TrainingStopped(
                 f"rows quarantined as corrupt must be at most replay.max_quarantined={limit:g} of the buffer, got "
                 f"{corrupt:g} of {rows:g} after iteration {iteration} at {self.parts.store.url}. Look for a failing "
-                "disk, and let go of them before --resume: agentloop replay prune --where \"state == 'quarantined'\" --yes"
+                "disk, and let go of them before --resume: agentloop replay prune "
+                "--where \"state == 'quarantined'\" --yes"
             )
 
     def _evaluation_due(self, iteration: int) -> bool:

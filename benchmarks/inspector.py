@@ -43,11 +43,11 @@ _FREE = 2 * 1024**3
 _FILTERS = (
     (),
     ("success",),
-    ("reward > 0.2 and reward < 0.9", "state = 'eligible'"),
+    ("reward > 0.2 and reward < 0.9", "state == 'eligible'"),
     ("staleness < 100",),
     ("uses >= 3",),
 )
-_SEARCHES = ("text contains 'import'", "text contains 'nowhere at all'", "tool = 'search'")
+_SEARCHES = ("'import' in text", "'nowhere at all' in text", "tool == 'search'")
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _SERVE = "from agentloop.cli import main; main()"
 

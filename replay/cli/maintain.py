@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replay.cli.common import AsJson, Run, Filter, app, fail, opened, say
+from replay.cli.common import AsJson, Filter, Run, app, fail, opened, say
 from replay.errors import ReplayError
 from replay.locate import place, run_identity
 from replay.queries import chosen

@@ -14,7 +14,7 @@ from context.authors import AuthorTable
 from context.view import token_view
 from context.visible import visible
 from replay import queries as questions
-from replay.cli.common import AsJson, Run, Filter, app, opened, say
+from replay.cli.common import AsJson, Filter, Run, app, opened, say
 from replay.cli.tables import number, share, table
 from replay.locate import tokenizer
 from replay.queries import Sort

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from replay.errors import DamagedCell
 from replay.queries.filters import FIELDS, SplitCondition, conditions
 from replay.queries.filters.fields import FieldKind
-from replay.queries.filters.query import QueryResult, Query, newest_versions, staleness
+from replay.queries.filters.query import Query, QueryResult, newest_versions, staleness
 from replay.storage.format import schema
 from replay.storage.format.schema import groups
 from replay.store import ReplayStore

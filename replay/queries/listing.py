@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.queries.filters import SplitCondition, conditions
-from replay.queries.filters.query import QueryResult, Query, Sort, newest_versions, staleness
+from replay.queries.filters.query import Query, QueryResult, Sort, newest_versions, staleness
 from replay.storage.format import schema
 from replay.storage.format.column_types import Checked
 from replay.storage.format.rows import chunked

@@ -20,7 +20,7 @@ def test_buffer_of_the_benchmark_is_one_that_a_run_could_leave(tmp_path: Path) -
     assert not (found := store.verify()).corrupt and not found.dangling and not found.damage
     # At least as many as asked: iterations of 64 come sixteen at a time, and 128 / 5 of the other run are none.
     assert summary(store)["trajectories"] == 16 * 64 + 1
-    long = page(store, Query(RUN, (f"id = '{LONG}'",)))["rows"][0]
+    long = page(store, Query(RUN, (f"id == '{LONG}'",)))["rows"][0]
     assert (long["num_turns"], long["num_tokens"]) == (5, 5 * 20)
     assert {row["uses"] for row in page(store, Query(RUN), limit=64)["rows"]} >= {1}
     assert set(inspector.pages(store)) >= {"buffer", "long_trajectory", "mixing"}

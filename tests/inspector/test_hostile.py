@@ -123,15 +123,14 @@ def test_a_parameter_of_the_wrong_type_is_told_by_its_name(inspector: Served, va
 
 
 def test_metacharacters_in_filters_are_values(inspector: Served) -> None:
-    def listed(where: str) -> list[str]:
-        response = asked_with(inspector, "/buffer.json?run=*", "where", where)
+    def listed(filter: str) -> list[str]:
+        response = asked_with(inspector, "/buffer.json?run=*", "where", filter)
         assert response.status == 200, response.text
         return sorted(row["id"] for row in json.loads(response.text)["rows"])
 
     assert sorted(listed("reward>=0")) == sorted([HOSTILE, PLAIN])
     for text in ("' or ''='", "%", "_", "\\", "x'; drop table trajectories; --"):
-        quoted = text.replace("'", "''")
-        assert listed(f"stop_reason='{quoted}'") == [], text
+        assert listed(f"stop_reason == {text!r}") == [], text
     assert sorted(listed("reward>=0")) == sorted([HOSTILE, PLAIN])
 
 
@@ -140,7 +139,7 @@ def test_thousands_of_conditions_are_refused(inspector: Served) -> None:
     response = inspector.ask(many)
     assert response.status == 400
     assert "at most" in response.text
-    one = asked_with(inspector, "/buffer", "where", " or ".join(["turns=1"] * 900))
+    one = asked_with(inspector, "/buffer", "where", " or ".join(["turns == 1"] * 900))
     assert one.status in (200, 400)
 
 
@@ -247,7 +246,7 @@ def test_pages_link_their_twins(inspector: Served, page: str) -> None:
 
 def test_a_twin_that_stands_elsewhere_leads_to_a_twin(inspector: Served) -> None:
     response = inspector.ask("/buffer.json?text=a%26b&sort=reward")
-    assert response.header("location") == "/buffer.json?sort=reward&where=text%20contains%20%27a%26b%27"
+    assert response.header("location") == "/buffer.json?sort=reward&where=%27a%26b%27%20in%20text"
     assert inspector.ask(str(response.header("location"))).header("content-type") == "application/json"
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from context.tokens import Segment
 from replay import ReplayStore, queries
 from replay.queries import Query
-from replay.queries.distributions import Bar, _answer, _in_bars, bars_of
-from replay.queries.filters import parsed
+from replay.queries.distributions import ValueRange, _answer, _in_bars, bars_of
+from replay.queries.filters import condition
 from replay.storage.databases import Location
 from tests.replay.fakes import LLM, RUN, group, new_store, policy, run_record, sql, task, tokens, trajectory
 from tests.replay.locations import Databases
@@ -63,7 +63,7 @@ QUESTIONS = [
     Query(RUN),
     Query(OTHER),
     Query(RUN, ("success",)),
-    Query(None, ("reward > 0.2", "group_success > 0.5 or staleness = 1")),
+    Query(None, ("reward > 0.2", "group_success > 0.5 or staleness == 1")),
     Query(RUN, ("tokens > 1000",)),
 ]
 
@@ -82,13 +82,13 @@ def test_every_bar_counts_the_rows_that_its_filter_chooses(
     assert list(answer["fields"]) == ["reward", "tokens", "staleness", "uses", "group_success", "turns"]
     for name, field in answer["fields"].items():
         assert field["unknown"] + sum(bar["count"] for bar in field["bars"]) == total
-        asked = {bar["where"]: bar["count"] for bar in field["bars"]}
+        asked = {bar["filter"]: bar["count"] for bar in field["bars"]}
         if field["unknown"]:
-            asked[f"{name} is null"] = field["unknown"]
-        for where, count in asked.items():
-            narrower = Query(query.run, (*query.filters, where))
+            asked[f"{name} is None"] = field["unknown"]
+        for filter, count in asked.items():
+            narrower = Query(query.run, (*query.filters, filter))
             assert len(queries.page(store, narrower, limit=ROWS)["rows"]) == count
-    assert len({bar["where"] for field in answer["fields"].values() for bar in field["bars"]}) == sum(
+    assert len({bar["filter"] for field in answer["fields"].values() for bar in field["bars"]}) == sum(
         len(field["bars"]) for field in answer["fields"].values()
     )
 
@@ -100,7 +100,7 @@ def test_few_values_have_a_bar_each_and_many_share_round_ones(store: ReplayStore
     assert len(slots) == 39
     rewards = Counter(REWARDS[slot % 4] for slot in slots)
     assert fields["reward"]["bars"] == [
-        {"low": value, "high": value, "count": rewards[value], "where": f"reward = {text}"}
+        {"low": value, "high": value, "count": rewards[value], "filter": f"reward == {text}"}
         for value, text in zip(
             (0, 0.3, 0.1 + 0.2, 1), ("0", "0.3", "0.30000000000000004", "1"), strict=True
         )
@@ -110,7 +110,7 @@ def test_few_values_have_a_bar_each_and_many_share_round_ones(store: ReplayStore
         (low, low + 5)
         for low in range(0, 65, 5)
     ]
-    assert [bar["where"] for bar in fields["uses"]["bars"]] == ["uses = 0", "uses = 1"]
+    assert [bar["filter"] for bar in fields["uses"]["bars"]] == ["uses == 0", "uses == 1"]
     ages = Counter(NEWEST - slot % 4 for slot in slots)
     assert {bar["low"]: bar["count"] for bar in fields["staleness"]["bars"]} == ages
     assert fields["staleness"]["unknown"] == 0
@@ -154,8 +154,8 @@ def test_nothing_to_count_has_no_bars_and_no_choices(store: ReplayStore) -> None
 
 def test_what_was_said_is_not_counted(store: ReplayStore) -> None:
     """It would be read in every conversation."""
-    for where in ("text contains 'drawer'", "success and (tool = 'lookup' or reward > 0)"):
-        answer = queries.distributions(store, Query(RUN, (where,)))
+    for filter in ("'drawer' in text", "success and (tool == 'lookup' or reward > 0)"):
+        answer = queries.distributions(store, Query(RUN, (filter,)))
         assert answer == {"total": None, "fields": None, "choices": None}
 
 
@@ -197,7 +197,7 @@ def test_each_value_is_in_exactly_one_of_at_most_thirteen_bars(values: list[floa
     if len(values) > 12:
         assert all(earlier.high == later.low for earlier, later in pairwise(bars))
     for bar in bars:
-        parsed(bar.where("reward"))
+        condition(bar.filter("reward"))
         told = _answer("reward", bar, 1)
         assert math.isfinite(told["low"]) and math.isfinite(told["high"])
 
@@ -215,5 +215,5 @@ def test_bars_have_round_widths(low: float, high: float, whole: bool, width: flo
 
 
 def test_bar_of_one_value_is_an_equality() -> None:
-    assert Bar(Decimal("-0.5"), Decimal("-0.5")).where("advantage") == "advantage = -0.5"
-    assert Bar(Decimal(20), Decimal(30)).where("tokens") == "tokens >= 20 and tokens < 30"
+    assert ValueRange(Decimal("-0.5"), Decimal("-0.5")).filter("advantage") == "advantage == -0.5"
+    assert ValueRange(Decimal(20), Decimal(30)).filter("tokens") == "20 <= tokens < 30"

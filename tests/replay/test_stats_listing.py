@@ -214,7 +214,7 @@ def test_rows_newer_than_their_run_s_policy_come_before_those_of_unknown_stalene
 
 
 def test_filters_all_hold(store: ReplayStore) -> None:
-    where = ("reward > 0.2 or staleness = 3", "not success", "staleness is not null")
+    where = ("reward > 0.2 or staleness == 3", "not success", "staleness is not None")
     found = {each["id"]: each for each in queries.page(store, Query(None, where))["rows"]}
     wanted = {
         row(index, RUN).id for index in range(SIZE) if (index % 4 > 0 or NEWEST - index % 4 == 3) and index % 4 != 3
@@ -224,7 +224,7 @@ def test_filters_all_hold(store: ReplayStore) -> None:
 
 
 def test_row_of_a_page_is_plain_and_tells_what_the_list_shows(store: ReplayStore) -> None:
-    answer = queries.page(store, Query(UNPUBLISHED, ("slot = 0 and iteration = 2",)))
+    answer = queries.page(store, Query(UNPUBLISHED, ("slot == 0 and iteration == 2",)))
     assert json.loads(json.dumps(answer)) == answer
     (found,) = answer["rows"]
     assert found == {
@@ -241,7 +241,7 @@ def test_search_for_a_text_goes_on_where_its_patience_ended(
     store: ReplayStore, sort: Sort, patience: Patience, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replay.storage.format.rows._MOST_PARAMETERS", 4)
-    query = Query(RUN, (f"text contains '{WORD}'", "reward >= 0"), sort)
+    query = Query(RUN, (f"'{WORD}' in text", "reward >= 0"), sort)
     first = queries.page(store, query, limit=5, patience=patience)
     # No time: the first four rows are looked at. Time for all: so many are looked at as patience has rows.
     assert (first["searched"], first["complete"]) == (4, False)
@@ -252,12 +252,12 @@ def test_search_for_a_text_goes_on_where_its_patience_ended(
 
 
 def test_search_that_has_time_fills_its_page(store: ReplayStore) -> None:
-    query = Query(RUN, (f"text contains '{WORD}' and tokens > 0",))
+    query = Query(RUN, (f"'{WORD}' in text and tokens > 0",))
     answer = queries.page(store, query, limit=4, patience=Patience(seconds=60))
     assert (len(answer["rows"]), answer["complete"], answer["searched"]) == (4, True, SIZE)
     whole = queries.page(store, query, limit=50, patience=Patience(seconds=60))
     assert (len(whole["rows"]), whole["after"], whole["complete"]) == (10, None, True)
-    assert queries.page(store, Query(RUN, ("turns = 1",)))["searched"] is None
+    assert queries.page(store, Query(RUN, ("turns == 1",)))["searched"] is None
 
 
 def test_cursor_of_another_question_is_refused(store: ReplayStore) -> None:
@@ -303,7 +303,7 @@ def statements(store: ReplayStore) -> Iterator[list[tuple[str, Any]]]:
 
 def test_page_takes_three_statements_however_long_it_is(store: ReplayStore) -> None:
     for limit in (1, 50):
-        for where in ((), ("group_success = 0.5 and staleness < 9",)):
+        for where in ((), ("group_success == 0.5 and staleness < 9",)):
             with statements(store) as asked:
                 queries.page(store, Query(RUN, where, Sort.uses), limit=limit)
             # The newest policy, the places of the page, its rows.
@@ -312,7 +312,7 @@ def test_page_takes_three_statements_however_long_it_is(store: ReplayStore) -> N
 
 def test_search_takes_a_statement_more_for_every_five_hundred_rows_it_looks_at(store: ReplayStore) -> None:
     with statements(store) as asked:
-        queries.page(store, Query(RUN, ("text contains 'nowhere'",)), patience=Patience(seconds=60))
+        queries.page(store, Query(RUN, ("'nowhere' in text",)), patience=Patience(seconds=60))
     assert len(asked) == 3
 
 
@@ -354,7 +354,7 @@ def test_page_of_a_run_is_read_off_its_index_without_sorting(file: ReplayStore, 
 
 
 def test_page_of_filtered_rows_is_read_off_the_run_s_index(file: ReplayStore) -> None:
-    query = Query(RUN, ("success and reward > 0.1", "uses < 3", "staleness < 5", "text contains 'x'"))
+    query = Query(RUN, ("success and reward > 0.1", "uses < 3", "staleness < 5", "'x' in text"))
     found = plans(file, lambda: queries.page(file, query))
     assert found[1].startswith("SEARCH trajectories USING COVERING INDEX trajectories_by_run (run=?)")
     assert "TEMP B-TREE" not in found[1]
@@ -372,7 +372,7 @@ def test_other_orders_are_found_in_one_look_at_a_run_s_rows(file: ReplayStore, s
     "ask",
     [
         queries.distributions,
-        lambda store, query: queries.summary(store, query.run, where=" and ".join(query.filters)),
+        lambda store, query: queries.summary(store, query.run, filter=" and ".join(query.filters)),
     ],
 )
 def test_what_is_counted_of_a_run_s_rows_is_read_off_its_index(

@@ -13,7 +13,7 @@ from replay.inspector.drawings.bars import Bar, bars
 from replay.inspector.server.page import Elsewhere, Page, run_of
 from replay.inspector.server.query_string import QueryString, address
 from replay.inspector.text.shell import typed
-from replay.queries import QueryResult, Query, Sort
+from replay.queries import Query, QueryResult, Sort
 from replay.queries.open_buffer import Source
 
 _ROWS = 50

@@ -40,7 +40,7 @@ def compared(field: Field, sign: str, values: Sequence[Value], known: Known) -> 
     if field.kind is FieldKind.calls:
         # Each call is stored with its name first: see `conversation`.
         begins = [json.dumps({"name": value}, separators=(",", ":"))[:-1] + "," for value in values]
-        calls = sa.or_(*(_starts(_Call(), begin) for begin in begins))
+        calls = _any([_starts(_Call(), begin) for begin in begins])
         return _exists_message(_AnyCall(_Part(sa.literal_column("'tool_calls'")), calls), begins)
     if field.of_group is not None:
         # Groups that fit are found once, not looked up for every member.
@@ -58,8 +58,14 @@ def _exists_message(says: sa.ColumnElement[bool], needles: Sequence[str]) -> sa.
     """
     mine = messages.c.trajectory == trajectories.c.id
     in_json = [json.dumps(needle, ensure_ascii=False)[1:-1] for needle in needles if is_storable(needle)]
-    likely = sa.or_(*(_contains(_Plain(messages.c.said), needle) for needle in dict.fromkeys(in_json)))
+    likely = _any([_contains(_Plain(messages.c.said), needle) for needle in dict.fromkeys(in_json)])
     return sa.exists().where(mine, likely, _AnyMessage(messages.c.said, says)).correlate(trajectories)
+
+
+def _any(conditions: Sequence[sa.ColumnElement[bool]]) -> sa.ColumnElement[bool]:
+    """Some at a time in parentheses: SQLite takes conditions of a certain depth, and a list is as deep as it is long."""
+    batches = (conditions[at : at + 20] for at in range(0, len(conditions), 20))
+    return sa.or_(*(_Parentheses(sa.or_(*batch)) for batch in batches))
 
 
 def _holds(expression: sa.ColumnElement[Any], sign: str, values: Sequence[Value]) -> sa.ColumnElement[bool]:
@@ -118,6 +124,14 @@ class _ByDialect(FunctionElement[Any]):
 def _spelled(element: _ByDialect, compiler: SQLCompiler, **options: Any) -> str:
     template: str = getattr(element, compiler.dialect.name)
     return template.format(*(compiler.process(clause, **options) for clause in element.clauses))
+
+
+class _Parentheses(_ByDialect):
+    """(condition), which is not made part of a longer one."""
+
+    type = sa.Boolean()
+    inherit_cache = True
+    sqlite = postgresql = "({})"
 
 
 class _AnyMessage(_ByDialect):

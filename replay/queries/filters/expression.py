@@ -30,8 +30,8 @@ _LONGEST = 50_000
 """Characters of one filter."""
 _DEEPEST = 50
 _MOST_FIELDS = 200
-_MOST_VALUES = 300
-"""In all filters together: SQLite takes conditions of a certain depth, and a text may be looked for in two forms."""
+_MOST_VALUES = 500
+"""In all filters together: SQLite takes a condition of a certain depth, and so many parameters."""
 
 _EQUAL = ("==", "in")
 _ORDER = ("<", "<=", ">", ">=")
@@ -97,7 +97,8 @@ def conditions(texts: Iterable[str], *, known: Known | None = None) -> SplitCond
         found = sum(isinstance(node, kind) for filter in filters for node in ast.walk(filter.tree))
         if found > most:
             raise WrongFilter(f"where must hold at most {most} {counted} in all, got {found}. Leave some of them out.")
-    columns, messages = [], []
+    columns: list[sa.ColumnElement[bool]] = []
+    messages: list[sa.ColumnElement[bool]] = []
     for filter in filters:
         for part in _all_parts(filter.tree):
             (messages if _asks_messages(part) else columns).append(filter.condition(part))
@@ -126,7 +127,7 @@ class _Filter:
         if len(text) > _LONGEST:
             raise WrongFilter(f"where must have at most {_LONGEST:,} characters, got {len(text):,}. Shorten it.")
         if odd := _UNWRITABLE.search(self._text):
-            advice = f"Write {ascii(odd[0])[1:-1]} between quotes."
+            advice = f"Leave it out, or write {ascii(odd[0])[1:-1]} between quotes."
             raise self._wrong("hold such a character as an escape", odd.start(), odd[0], advice)
         try:
             self.tree = ast.parse(self._text, _FILE, "eval").body
@@ -148,30 +149,29 @@ class _Filter:
                 return sa.not_(self.condition(part, depth + 1).self_group())
             case ast.Compare(left=left, ops=operators, comparators=others):
                 pairs = zip(operators, pairwise([left, *others]), strict=True)
-                return sa.and_(*(self._comparison(operator, *sides) for operator, sides in pairs))
+                return sa.and_(*(self._comparison(node, operator, *sides) for operator, sides in pairs))
             case ast.Call(func=ast.Attribute(value=owner, attr="startswith"), args=[text], keywords=[]):
-                return self._compared(self._field(owner), "startswith", text, node)
-            case ast.Name() if (field := self._field(node)).kind is FieldKind.truth:
-                return compared(field, "==", [True], self._known)
+                return self._compared(node, self._field(owner), "startswith", text)
             case ast.Name():
+                field = self._field(node)
+                if field.kind is FieldKind.truth:
+                    return compared(field, "==", [True], self._known)
                 raise self._wrong_node(f"compare {field.name}", node, f"For example: {_example(field)}")
         raise self._wrong_node("compare a field here", node, f"For example: {_example()}")
 
-    def _comparison(self, operator: ast.cmpop, left: ast.expr, right: ast.expr) -> sa.ColumnElement[bool]:
+    def _comparison(
+        self, whole: ast.expr, operator: ast.cmpop, left: ast.expr, right: ast.expr
+    ) -> sa.ColumnElement[bool]:
         sign, is_so = _OPERATORS[type(operator)]
-        if isinstance(left, ast.Name):
-            holds = self._compared(self._field(left), sign, right, left)
-        else:
-            holds = self._compared(self._field(right), _FIELD_ON_THE_RIGHT.get(sign, sign), left, left, right)
+        if not isinstance(left, ast.Name):
+            left, sign, right = right, _FIELD_ON_THE_RIGHT.get(sign, sign), left
+        holds = self._compared(whole, self._field(left), sign, right)
         return holds if is_so else sa.not_(holds)
 
-    def _compared(
-        self, field: Field, sign: str, value: ast.expr, first: ast.expr, last: ast.expr | None = None
-    ) -> sa.ColumnElement[bool]:
-        """`first` and `last`: what the comparison begins and ends with; None: with the value."""
+    def _compared(self, whole: ast.expr, field: Field, sign: str, value: ast.expr) -> sa.ColumnElement[bool]:
         if sign not in _SIGNS[field.kind]:
             signs = ", ".join(_SHOWN.get(known, known).format(field.name) for known in _SIGNS[field.kind])
-            raise self._wrong_node(f"compare {field.name} by {signs}", first, last=last or value)
+            raise self._wrong_node(f"compare {field.name} by {signs}", whole)
         nodes = [value]
         if sign == "is":
             if not _is_none(value):
@@ -211,13 +211,12 @@ class _Filter:
             raise self._wrong_node(f"compare {field.name} with one of {', '.join(field.choices)}", node)
         return value
 
-    def _source(self, first: ast.expr, last: ast.expr | None = None) -> str:
-        """Offsets of the tree count bytes."""
-        return self._text.encode()[first.col_offset : (last or first).end_col_offset].decode()
+    def _source(self, node: ast.expr) -> str:
+        return self._text.encode()[node.col_offset : node.end_col_offset].decode()  # Offsets count bytes.
 
-    def _wrong_node(self, rule: str, first: ast.expr, advice: str = "", *, last: ast.expr | None = None) -> WrongFilter:
-        start = len(self._text.encode()[: first.col_offset].decode())
-        return self._wrong(rule, start, self._source(first, last), advice)
+    def _wrong_node(self, rule: str, node: ast.expr, advice: str = "") -> WrongFilter:
+        start = len(self._text.encode()[: node.col_offset].decode())
+        return self._wrong(rule, start, self._source(node), advice)
 
     def _wrong(self, rule: str, start: int, source: str, advice: str) -> WrongFilter:
         if (spelled := in_python(self._text)) is not None:
