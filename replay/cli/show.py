@@ -13,14 +13,14 @@ from rich.console import Console
 from context.authors import AuthorTable
 from context.view import token_view
 from context.visible import visible
-from replay import queries as questions
+from replay import queries
 from replay.cli.common import AsJson, Filter, Run, app, opened, say
 from replay.cli.tables import number, share, table
 from replay.locate import tokenizer
 from replay.queries import Sort
 from replay.queries.open_buffer import Opened
 
-_ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
+_ENDLESS = queries.Patience(rows=2**62, seconds=math.inf)
 """Whoever asks in a terminal waits, and can stop waiting."""
 
 
@@ -28,7 +28,7 @@ _ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
 def stats(run: Run = None, filter: Filter = None, as_json: AsJson = False) -> None:
     """What is in the buffer, and what was drawn from it."""
     with opened(run) as buffer:
-        answer = questions.summary(buffer.store, buffer.run, filter=filter)
+        answer = queries.summary(buffer.store, buffer.run, filter=filter)
     say(json.dumps(answer, indent=1) if as_json else _summary_text(answer))
 
 
@@ -55,8 +55,8 @@ def ls(
     """List trajectories, one line each."""
     chosen = [*(filters or ()), *([] if success is None else [f"success == {success}"])]
     with opened(run) as buffer:
-        asked = questions.Query(buffer.run, chosen, sort, ascending)
-        answer = questions.page(buffer.store, asked, limit=limit, after=after, patience=_ENDLESS)
+        asked = queries.Query(buffer.run, chosen, sort, ascending)
+        answer = queries.page(buffer.store, asked, limit=limit, after=after, patience=_ENDLESS)
     say(json.dumps(answer["rows"], indent=1) if as_json else _listing_text(answer["rows"]))
     if answer["after"]:
         say(f"there are more: the same with --after {answer['after']}", error=True)
@@ -70,7 +70,7 @@ def show(
 ) -> None:
     """One trajectory: every token with its author and mask, its log-probs, and every update that used it."""
     with opened(run) as buffer:
-        answer = questions.trajectory(buffer.store, id)
+        answer = queries.trajectory(buffer.store, id)
         if as_json:
             say(json.dumps(answer, indent=1))
         else:

@@ -397,6 +397,7 @@ def test_any_text_is_a_filter_or_refused_in_one_line(text: str) -> None:
         ("not " * 60 + "success", "nest at most 50 deep"),
         ("not " * 12_000 + "success", "nest at most 50 deep"),
         ("1" + "+1" * 20_000, "nest at most 50 deep"),
+        ("1_" * 25_000, "be a Python expression"),
         (" or ".join(["success"] * 201), "hold at most 200 fields in all, got 201. Leave some of them out."),
         (f"uses in [{','.join(['1'] * 501)}]", "hold at most 500 values in all, got 501. Leave some of them out."),
         ("'" + "x" * 50_000 + "' in text", "have at most 50,000 characters, got 50,010. Shorten it."),

@@ -63,7 +63,7 @@ def _exists_message(says: sa.ColumnElement[bool], needles: Sequence[str]) -> sa.
 
 
 def _any(conditions: Sequence[sa.ColumnElement[bool]]) -> sa.ColumnElement[bool]:
-    """Some at a time in parentheses: SQLite takes conditions of a certain depth, and a list is as deep as it is long."""
+    """Some at a time in parentheses: SQLite takes conditions of a certain depth, and a list is as deep as long."""
     batches = (conditions[at : at + 20] for at in range(0, len(conditions), 20))
     return sa.or_(*(_Parentheses(sa.or_(*batch)) for batch in batches))
 

@@ -70,7 +70,7 @@ def newest_versions(connection: sa.Connection, run: str | None = None) -> dict[s
 
 
 def staleness(newest: Mapping[str, int], run: str | None) -> sa.ColumnElement[int]:
-    """Of rows of these runs; NULL for others. `run`: whose rows are asked for, if only its are.
+    """The staleness of rows of these runs; NULL for others. `run`: whose rows are asked for, if only its are.
 
     To look up the newest policy row by row would take three times as long (`replay.queries.filters.fields`).
     """

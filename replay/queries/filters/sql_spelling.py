@@ -14,10 +14,10 @@ _SPELLINGS = (
     (r"<>", "!="),
     (r"(?<![=<>!:])=(?!=)", "=="),
     (r"\bin\s*\(\s*([^(),\s]+)\s*\)", r"in [\1]"),
-    (r"(\w+)\s+(not\s+)?contains\s+(\0\d+\0)", r"\3 \2in \1"),
+    (r"\b(\w++)\s++(not\s+)?contains\s+(\0\d+\0)", r"\3 \2in \1"),
 )
 _WORDS = re.compile(r"\b(AND|OR|NOT|IN|IS|LIKE|CONTAINS)\b", re.IGNORECASE)
-_LIKE = re.compile(r"(\w+)\s+(not\s+)?like\s+\0(\d+)\0")
+_LIKE = re.compile(r"\b(\w++)\s++(not\s+)?like\s+\0(\d+)\0")
 _LONGEST = 300
 """Characters of an expression that is shown."""
 
