@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replay.cli.common import AsJson, Run, Where, fail, opened, say
+from replay.cli.common import AsJson, Filter, Run, fail, opened, say
 from replay.cli.tables import number, table
 from replay.queries import chosen
 from replay.queries.open_buffer import Opened
@@ -34,7 +34,7 @@ Policy = Annotated[int | None, typer.Option("--policy", help="The policy version
 
 def verify(
     run: Run = None,
-    where: Where = None,
+    filter: Filter = None,
     limit: Annotated[float, typer.Option(min=0, max=1, help="Share of corrupt rows from which it fails.")] = 0.01,
     log_probs: Annotated[
         bool, typer.Option("--log-probs", help="Also recompute behavior log-probs with every policy still there.")
@@ -53,12 +53,12 @@ def verify(
     is further off than --tolerance.
     """
     with opened(run, read_only=not yes) as buffer:
-        found = buffer.store.verify(chosen(buffer.run, where))
+        found = buffer.store.verify(chosen(buffer.run, filter))
         if yes and found.corrupt:
             buffer.store.quarantine(found.corrupt)
         check = None
         if log_probs or model is not None or policy is not None:
-            check = _check_log_probs(buffer, where, found, model=model, policy=policy)
+            check = _check_log_probs(buffer, filter, found, model=model, policy=policy)
     failed = found.corrupt_share > limit or bool(found.dangling or found.damage)
     failed = failed or (check is not None and check.worst > tolerance)
     if as_json:
@@ -73,7 +73,7 @@ def verify(
 
 
 def _check_log_probs(
-    buffer: Opened, where: str | None, found: Verification, *, model: Path | None, policy: int | None
+    buffer: Opened, filter: str | None, found: Verification, *, model: Path | None, policy: int | None
 ) -> LogProbCheck:
     from agentloop.analysis.stored_log_probs import check_log_probs, named_weights, weights_of_run
 
@@ -81,12 +81,12 @@ def _check_log_probs(
     weights = weights_of_run(folder)
     if model is not None or policy is not None:
         weights = dict([named_weights(folder, model, policy)])
-    return check_log_probs(buffer.store, folder, weights, where=where, skip=found.corrupt)
+    return check_log_probs(buffer.store, folder, weights, filter=filter, skip=found.corrupt)
 
 
 def rescore(
     run: Run = None,
-    where: Where = None,
+    filter: Filter = None,
     model: Model = None,
     policy: Policy = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most trajectories scored.")] = None,
@@ -101,7 +101,7 @@ def rescore(
 
         folder = _run_folder(buffer)
         version, weights = stored_log_probs.named_weights(folder, model, policy)
-        drifted = stored_log_probs.rescore(buffer.store, folder, version, weights, where=where, limit=limit)
+        drifted = stored_log_probs.rescore(buffer.store, folder, version, weights, filter=filter, limit=limit)
     say(json.dumps(vars(drifted)) if as_json else _drift_text(drifted))
 
 
@@ -137,7 +137,7 @@ def whatif(
         ),
     ] = None,
     policy: Policy = None,
-    where: Where = None,
+    filter: Filter = None,
     limit: Annotated[
         int | None,
         typer.Option(min=1, help=f"Most trajectories, taken evenly over their age; {_MOST_ROWS} when left out."),
@@ -177,7 +177,7 @@ def whatif(
         losses = asked_losses(folder.config, loss or ())
         if iteration is not None and model is None and policy is None:
             policy = policy_of_iteration(buffer.store, folder, iteration)
-        asked = Asked(where, limit or _MOST_ROWS, (stream or Stream.replay).value, iteration)
+        asked = Asked(filter, limit or _MOST_ROWS, (stream or Stream.replay).value, iteration)
         with closing(open_display(stderr=True)) as display:
             found = what_if(
                 buffer.store,

@@ -345,7 +345,7 @@ class Loop:
                 f"rows quarantined as corrupt must be at most replay.max_quarantined={limit:g} of the buffer, got "
                 f"{corrupt:g} of {rows:g} after iteration {iteration} at {self.components.store.url}. "
                 "Look for a failing disk, and remove them before --resume: "
-                "agentloop replay prune --where \"state='quarantined'\" --yes"
+                "agentloop replay prune --where \"state == 'quarantined'\" --yes"
             )
 
     def _evaluation_due(self, iteration: int) -> bool:

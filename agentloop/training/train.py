@@ -170,12 +170,12 @@ def _tell_other_versions(parts: Components) -> None:
     factory = parts.actors.factory
     if {*parts.folder.environments, factory.source} == {factory.source}:
         return
-    version, where = factory.version, f"environment_version != '{factory.version}' and source = 'self'"
-    older = condition(f"{where} and state = 'eligible'")
+    version, filter = factory.version, f"environment_version != {factory.version!r} and source == 'self'"
+    older = condition(f"{filter} and state == 'eligible'")
     found = parts.store.prune(parts.run_id, rows=older, capacity=Capacity(), dry_run=True)
     parts.display.note(
         f"environment changed: rows collected from now on are of its version {version}; {found.rows} of other versions "
-        f'go on being replayed. To drop them: agentloop replay prune {parts.folder.path} --where "{where}" --yes'
+        f'go on being replayed. To drop them: agentloop replay prune {parts.folder.path} --where "{filter}" --yes'
     )
 
 

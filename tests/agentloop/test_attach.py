@@ -122,7 +122,7 @@ def taught(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             import_chat(store, path, refused)
         assert rows(folder / "replay.sqlite", "select count(*) from trajectories") == [(16,)]
         assert import_chat(store, path, teaching).inserted == 2
-        export_file(store, folder / "taught.jsonl", where=condition("source='teacher'"))
+        export_file(store, folder / "taught.jsonl", where=condition("source == 'teacher'"))
     with closing(ReplayStore.create(folder / "taught.sqlite")) as store:
         import_file(store, folder / "taught.jsonl", name=None)
     return folder / "taught.sqlite"

@@ -76,7 +76,7 @@ def test_changed_environment_is_asked_for_and_its_rows_are_of_another_version(tm
     display = SilentDisplay()
     train(config, resume=True, environment_changed=True, display=display)
     (note,) = [note for note in display.notes if note.startswith("environment changed")]
-    where = f"environment_version != '{version}' and source = 'self'"
+    where = f"environment_version != '{version}' and source == 'self'"
     assert f"of its version {version}; 16 of other versions go on being replayed" in note
     assert note.endswith(f'agentloop replay prune {run} --where "{where}" --yes')
     stored = "select iteration, environment_version, count(*) from trajectories group by 1, 2 order by 1"

@@ -112,7 +112,7 @@ def test_commands_name_the_run_where_there_are_several(two_runs: Path, run: str)
     answer = CliRunner().invoke(app, [*command.split()[1:], "--json"])
     with closing(ReplayStore.open(two_runs, read_only=True)) as reader:
         assert json.loads(answer.stdout) == queries.preview(reader, run, {"fraction": "0.5"})
-    assert f"agentloop replay ls {two_runs} --sort iteration --where \"run = '{run}'\"" in listed
+    assert f"agentloop replay ls {two_runs} --sort iteration --where \"run == '{run}'\"" in listed
     assert f"agentloop replay ls {two_runs} --sort iteration</code>" in everything
 
 

@@ -29,7 +29,7 @@ _rows = trajectories.c
 class Asked:
     """Which rows, as the command line says it."""
 
-    where: str | None = None
+    filter: str | None = None
     limit: int | None = None
     """Of rows of the buffer."""
     stream: Stream = "replay"
@@ -86,7 +86,7 @@ def made_in_the_batch(config: RunConfig) -> bool:
 
 
 def rows_in_words(asked: Asked) -> str:
-    where = "" if asked.where is None else f" where {asked.where}"
+    where = "" if asked.filter is None else f" where {asked.filter}"
     if asked.iteration is not None:
         return f"the batch of iteration {asked.iteration}{where}"
     return f"stored rows{where}, as {asked.stream}"
@@ -141,7 +141,7 @@ def _row(candidate: _Candidate, trajectory: Trajectory) -> Row:
 def _of_buffer(store: ReplayStore, folder: RunFolder, version: int, asked: Asked, taken: Chosen) -> list[_Candidate]:
     config, run = folder.config, folder.run_id
     of_draws = made_in_the_batch(config)
-    wanted = [chosen(None, asked.where), _rows.state == ELIGIBLE, _rows.num_action_tokens > 0, _rows.temperature > 0]
+    wanted = [chosen(None, asked.filter), _rows.state == ELIGIBLE, _rows.num_action_tokens > 0, _rows.temperature > 0]
     columns = (_rows.id, _rows.run, _rows.policy_version_min, _rows.advantage, sampling_mismatch(_rows))
     query = sa.select(*columns).where(*wanted).order_by(_rows.iteration, _rows.slot, _rows.run, _rows.id)
     with store.reading() as connection:
@@ -176,9 +176,9 @@ def _of_iteration(store: ReplayStore, folder: RunFolder, asked: Asked, taken: Ch
     assert asked.iteration is not None
     fed = queries.iteration(store, folder.run_id, asked.iteration)["trajectories"]
     within = None
-    if asked.where is not None:
+    if asked.filter is not None:
         with store.reading() as connection:
-            within = set(connection.scalars(sa.select(_rows.id).where(chosen(None, asked.where))))
+            within = set(connection.scalars(sa.select(_rows.id).where(chosen(None, asked.filter))))
     candidates = []
     for draw in fed:
         id, replayed = draw["trajectory"], draw["stream"] == REPLAY

@@ -1,4 +1,4 @@
-"""What questions about trajectories share: which rows."""
+"""Which trajectories a query is about."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replay.queries.filters import condition
 from replay.storage.format import schema
 from replay.storage.format.schema import policies, runs
 
-Answer = dict[str, Any]
+QueryResult = dict[str, Any]
 """Plain and JSON-able: what is unknown is None, and no number is NaN."""
 
 
@@ -37,22 +37,22 @@ class Sort(StrEnum):
 
 
 @dataclass(frozen=True)
-class Question:
+class Query:
     """Which rows, in which order."""
 
     run: str | None = None
     """None: of all runs."""
-    where: Sequence[str] = ()
-    """Filters (`replay.queries.filters`) that all hold."""
+    filters: Sequence[str] = ()
+    """Python expressions (`replay.queries.filters`) that all hold."""
     sort: Sort = Sort.iteration
     ascending: bool = False
     """The greatest come first; rows whose value is unknown come last either way."""
 
 
-def chosen(run: str | None, where: str | None) -> sa.ColumnElement[bool]:
+def chosen(run: str | None, filter: str | None) -> sa.ColumnElement[bool]:
     """Rows of a run, or of all, that a filter holds for."""
     mine = sa.true() if run is None else _rows.run == run
-    return mine if where is None else mine & condition(where)
+    return mine if filter is None else mine & condition(filter)
 
 
 def of_run(run: str | None, owner: sa.Column[str], *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
@@ -70,7 +70,7 @@ def newest_versions(connection: sa.Connection, run: str | None = None) -> dict[s
 
 
 def staleness(newest: Mapping[str, int], run: str | None) -> sa.ColumnElement[int]:
-    """Of rows of these runs; NULL for others. `run`: whose rows are asked for, if only its are.
+    """The staleness of rows of these runs; NULL for others. `run`: whose rows are asked for, if only its are.
 
     To look up the newest policy row by row would take three times as long (`replay.queries.filters.fields`).
     """

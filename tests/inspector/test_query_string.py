@@ -5,7 +5,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
 
-from replay.inspector.server.query import BadQuery, Query, address
+from replay.inspector.server.query_string import BadQuery, QueryString, address
 
 
 class Colour(StrEnum):
@@ -15,11 +15,11 @@ class Colour(StrEnum):
 
 def test_every_part_of_an_address_comes_back_as_it_was() -> None:
     id = "a/b?c#d%2Fé ü\u202e:*"
-    split = urlsplit(address("runs", id, run="x&y=z", where=["reward>0.5", "text contains 'ü'"], sort=None, after=""))
+    split = urlsplit(address("runs", id, run="x&y=z", where=["reward>0.5", "'ü' in text"], sort=None, after=""))
     # A server takes one layer of quotes away and splits at slashes, then the page takes the other.
     parts = unquote(split.path).split("/")
     assert [unquote(part) for part in parts] == ["", "runs", id]
-    assert parse_qsl(split.query) == [("run", "x&y=z"), ("where", "reward>0.5"), ("where", "text contains 'ü'")]
+    assert parse_qsl(split.query) == [("run", "x&y=z"), ("where", "reward>0.5"), ("where", "'ü' in text")]
 
 
 def test_plain_ids_need_no_quotes() -> None:
@@ -27,7 +27,7 @@ def test_plain_ids_need_no_quotes() -> None:
 
 
 def test_empty_values_count_as_none_given() -> None:
-    query = Query([("sort", ""), ("where", ""), ("where", "success"), ("colour", ""), ("limit", "")])
+    query = QueryString([("sort", ""), ("where", ""), ("where", "success"), ("colour", ""), ("limit", "")])
     assert query.text("sort") is None
     assert query.texts("where") == ["success"]
     assert query.choice("colour", Colour.red) is Colour.red
@@ -36,7 +36,7 @@ def test_empty_values_count_as_none_given() -> None:
 
 
 def test_the_last_of_several_values_holds() -> None:
-    query = Query([("limit", "10"), ("limit", "20"), ("colour", "red"), ("colour", "green"), ("own", "on")])
+    query = QueryString([("limit", "10"), ("limit", "20"), ("colour", "red"), ("colour", "green"), ("own", "on")])
     assert query.whole("limit", 50) == 20
     assert query.choice("colour", Colour.red) is Colour.green
     assert query.flag("own") is True
@@ -45,21 +45,21 @@ def test_the_last_of_several_values_holds() -> None:
 @pytest.mark.parametrize("given", ["1 or 1=1", "-1", "1.5", "0x10", "١", "9" * 30, "501", "nan", "1_0", "--1", "-"])
 def test_whole_numbers_are_checked(given: str) -> None:
     with pytest.raises(BadQuery, match=r"limit must be a whole number from 0 to 500, got '"):
-        Query([("limit", given)]).whole("limit", 50, most=500)
+        QueryString([("limit", given)]).whole("limit", 50, most=500)
 
 
 def test_choices_and_flags_are_checked() -> None:
     with pytest.raises(BadQuery, match="colour must be one of red, green, got 'blue'"):
-        Query([("colour", "blue")]).choice("colour", Colour.red)
+        QueryString([("colour", "blue")]).choice("colour", Colour.red)
     with pytest.raises(BadQuery, match="own must be true or false, got 'maybe'"):
-        Query([("own", "maybe")]).flag("own")
+        QueryString([("own", "maybe")]).flag("own")
 
 
 def test_requests_without_measure_are_refused() -> None:
     with pytest.raises(BadQuery, match="where must be given at most 50 times"):
-        Query([("where", "success")] * 51)
+        QueryString([("where", "success")] * 51)
     with pytest.raises(BadQuery, match="where must have at most 10,000 characters, got 10,001"):
-        Query([("where", "x" * 10_001)])
+        QueryString([("where", "x" * 10_001)])
     with pytest.raises(BadQuery) as refused:
-        Query([("limit", "y" * 5000)]).whole("limit", 1)
+        QueryString([("limit", "y" * 5000)]).whole("limit", 1)
     assert len(str(refused.value)) < 200

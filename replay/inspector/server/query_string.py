@@ -22,7 +22,7 @@ class BadQuery(ValueError):
     """A parameter that breaks its rule."""
 
 
-class Query:
+class QueryString:
     """The parameters of one request; `path` holds those that stand in the path."""
 
     def __init__(self, parameters: Sequence[tuple[str, str]] = (), path: Mapping[str, str] | None = None) -> None:
