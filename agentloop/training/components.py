@@ -34,7 +34,7 @@ from agentloop.rollouts.turn_rewards import Valuation, asked_again
 from agentloop.runs.checkpoint import COMPLETE, Checkpoint, write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import RunFolder
-from agentloop.runs.sinks import SinkFan, load_sinks
+from agentloop.runs.sinks import MetricSinks, open_sinks
 from agentloop.supervised.warm_up import Demonstrator, demonstrations, warm_up
 from agentloop.training.publish import Publisher
 from agentloop.training.startup_checks import check_scoring
@@ -68,7 +68,7 @@ class Parts:
     generator: LocalGenerator
     trainer: Learner
     publisher: Publisher
-    sinks: SinkFan
+    sinks: MetricSinks
     display: RunDisplay
     authors: AuthorTable
     valuation: Valuation
@@ -189,7 +189,7 @@ def assemble(
         gather = leader.publish
     else:
         trainer, gather = Trainer(actor, config, authors=authors, reference=reference), None
-    sinks = load_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
+    sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
     store = ReplayStore.create(folder.database)
     return Parts(
         config=config,
@@ -206,7 +206,7 @@ def assemble(
         generator=generator,
         trainer=trainer,
         publisher=Publisher(loaded, generator, store, folder=folder.path, run=folder.run_id, gather=gather),
-        sinks=SinkFan(sinks, warn=display.note),
+        sinks=sinks,
         display=display,
         authors=authors,
         valuation=_valuation(config, factory, store, reward_penalty(config, reference, authors, trainer.kl_coef)),

@@ -285,7 +285,7 @@ class Loop:
         owed = self.state.tasks.owed
         done = [index for index in batch.tasks if index not in owed]
         groups = [*batch.fresh.groups, *batch.fresh.spare_groups]
-        self.parts.source.observe(done, [(group.task, group.size, group.success_rate) for group in groups])
+        self.parts.source.record_success(done, [(group.task, group.size, group.success_rate) for group in groups])
         return self.parts.source.metrics()
 
     def publish(self, version: int) -> None:
@@ -318,8 +318,6 @@ class Loop:
     def save(self) -> None:
         """A full checkpoint of this moment."""
         self.parts.store.refuse_replaced(self.parts.run_id)
-        # What a resume trusts to be there up to this iteration must be there.
-        self.parts.sinks.flush()
         trainer = self.parts.trainer
         state = {
             "run": self.parts.run_id,
