@@ -117,7 +117,7 @@ def test_forget_without_room_for_a_new_file_says_what_is_done(tmp_path: Path) ->
         long = (Message("user", random.Random(0).randbytes(2_000_000).hex()),)
         store.append([], [], [replace(trajectory("c", run="run-2"), messages=long)])
     told = in_child(forget_within, 1_000_000, path)
-    assert "database must have room to be written anew, got 'disk I/O error' at" in told
+    assert "database must be free and have room to be written anew, got 'disk I/O error' at" in told
     assert "What was deleted is gone for every reader; its bytes go when this is run again." in told
     assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
     assert sql(path, "pragma integrity_check") == [("ok",)]
@@ -158,11 +158,11 @@ LOOKS = (
     ["lineage", "1"],
     ["task", "a"],
     ["export", "{run}", "{rows}.copy"],
-    ["prune", "--age", "3"],
+    ["prune", "--limit", "age=3"],
 )
 CHANGES = (
     ["import", "{rows}"],
-    ["prune", "--age", "3", "--yes"],
+    ["prune", "--limit", "age=3", "--yes"],
     ["forget", "--where", "success", "--yes"],
 )
 COMMANDS = (*LOOKS, *CHANGES, ["migrate"])
@@ -297,7 +297,7 @@ def test_closed_buffer_on_a_read_only_disk_is_looked_at(tmp_path: Path) -> None:
         subprocess.run(["mount", "-o", "remount,bind,ro", str(disk)], check=True)
         with closing(ReplayStore.open(disk / "replay.sqlite", read_only=True)) as store:
             assert [row.id for row in store.read(["a", "b"])] == ["a", "b"]
-        refused = one_line(["prune", "--age", "3", "--yes", str(disk / "replay.sqlite")])
+        refused = one_line(["prune", "--limit", "age=3", "--yes", str(disk / "replay.sqlite")])
         assert refused.startswith("agentloop: database must be ")
     finally:
         subprocess.run(["umount", str(disk)], check=True)
