@@ -20,7 +20,7 @@ OK: Literal["ok"] = "ok"
 WARN: Literal["warn"] = "warn"
 FAIL: Literal["fail"] = "fail"
 _PACKAGES = ("agentloop", "replay", "context")
-_DISTRIBUTION = "agentloop"
+_DISTRIBUTION = "agentloop-replay"
 _GIGABYTE = 1024**3
 _LITTLE_DISK = 2 * _GIGABYTE
 _NO_DISK = _GIGABYTE // 4
@@ -96,7 +96,7 @@ def check_sqlite(version: str) -> Check:
 
 def check_postgres(driver: str | None) -> Check:
     if driver is None:
-        return Check("postgresql", OK, "no driver", "For a replay.database: pip install 'agentloop[postgres]'")
+        return Check("postgresql", OK, "no driver", "For a replay.database: pip install 'agentloop-replay[postgres]'")
     if _numbers(driver) < (3, 2):
         return Check("postgresql", FAIL, f"psycopg {driver}", "pip install 'psycopg[binary]>=3.2'")
     return Check("postgresql", OK, f"driver psycopg {driver}")
@@ -117,7 +117,7 @@ def check_module(name: str) -> Check:
             return Check(label, WARN, f"{local.resolve()} has the same name", advice)
     others = sorted(set(importlib.metadata.packages_distributions().get(name, ())) - {_DISTRIBUTION})
     if others:
-        advice = f"Whichever was installed last wins. pip uninstall {others[0]}, then install agentloop again."
+        advice = f"Whichever was installed last wins. pip uninstall {others[0]}, then install {_DISTRIBUTION} again."
         return Check(label, WARN, f"the distribution {others[0]} has one too", advice)
     return Check(label, OK, str(own.parent))
 

@@ -143,7 +143,7 @@ def _parquet(path: Path) -> Sequence[Row]:
     except ImportError as error:
         raise UserError(
             "tasks.data must name a format that can be read here, got Parquet without pyarrow. Install the extra: "
-            "pip install 'agentloop[parquet]', or use .jsonl."
+            "pip install 'agentloop-replay[parquet]', or use .jsonl."
         ) from error
     if not path.is_file():
         raise UserError(f"tasks.data must be a file that exists, got {str(path)!r}. Check the path.")
@@ -171,7 +171,7 @@ def _hugging_face(section: TasksSection, name: str, split: str) -> Sequence[Row]
     except ImportError as error:
         raise UserError(
             f"tasks.data must name a format that can be read here, got {HUGGING_FACE}{name} without its library. "
-            "Install the extra: pip install 'agentloop[datasets]'."
+            "Install the extra: pip install 'agentloop-replay[datasets]'."
         ) from error
     shown = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()

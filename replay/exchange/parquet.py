@@ -151,8 +151,8 @@ def _texts(value: Any) -> Any:
 def _check_installed() -> None:
     if find_spec("pyarrow") is None:
         raise ExchangeError(
-            "Parquet must have pyarrow installed, got none. Install the extra: pip install 'agentloop[parquet]', or "
-            "use .jsonl."
+            "Parquet must have pyarrow installed, got none. Install the extra: "
+            "pip install 'agentloop-replay[parquet]', or use .jsonl."
         )
 
 

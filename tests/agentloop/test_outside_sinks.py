@@ -129,7 +129,7 @@ def test_sink_without_its_package_is_refused_with_the_extra(
     folder: Path, name: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=rf"got {name} without its package\. .*agentloop\[{name}\]"):
+    with pytest.raises(UserError, match=rf"got {name} without its package\. .*agentloop-replay\[{name}\]"):
         open_sinks([name], folder, warn=pytest.fail)
 
 

@@ -322,7 +322,7 @@ def test_datasets_reads_both_formats(store: ReplayStore, tmp_path: Path, monkeyp
 
 def test_parquet_says_what_it_needs(store: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ExchangeError, match=r"pip install 'agentloop\[parquet\]'"):
+    with pytest.raises(ExchangeError, match=r"pip install 'agentloop-replay\[parquet\]'"):
         export_file(store, tmp_path / "rows.parquet")
     assert list(tmp_path.glob("*rows*")) == []
 

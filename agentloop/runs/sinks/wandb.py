@@ -31,7 +31,7 @@ class WandbSink:
         except ImportError as error:
             raise UserError(
                 "metrics.sinks must name what is installed, got wandb without its package. Install the extra: "
-                "pip install 'agentloop[wandb]', or remove it."
+                "pip install 'agentloop-replay[wandb]', or remove it."
             ) from error
         made: dict[str, Any] = json.loads((folder / "run.json").read_text())
         mode: Any = os.environ.get("WANDB_MODE", _OFFLINE)
