@@ -22,18 +22,11 @@ from agentloop.generation import Completion, GenerationFailed, GenerationRequest
 from agentloop.penalty import Charge, kl_metrics
 from agentloop.rollout import Ask, Episode, EpisodeLimits, rollout
 from agentloop.valuation import Valuation, net
-from context import (
-    NOT_SAMPLED,
-    AuthorTable,
-    ContextManager,
-    Renderer,
-    ReplyParser,
-    TokenSequence,
-    response_mask,
-)
+from context import AuthorTable, ContextManager, Renderer, ReplyParser
 from context.control import TrainingControl
 from context.strategies import Linear, Strategy
 from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay.storage.format.summary import summarised
 
 Progress = Callable[[int, int], None]
 """Called with episodes ended and episodes in all."""
@@ -370,11 +363,6 @@ def _group(
 def _trajectory(
     actors: Actors, episode: Episode, reward: float, birth: Birth, place: _Place, config: RunConfig
 ) -> Trajectory:
-    tokens = TokenSequence.concatenate(segment.tokens for segment in episode.segments)
-    action = response_mask(tokens, actors.authors)
-    log_probs = tokens.behavior_log_probs[action]
-    known = log_probs[~np.isnan(log_probs)]
-    versions = tokens.policy_versions[tokens.policy_versions != NOT_SAMPLED]
     record = TrajectoryRecord(
         id=_identify(birth, place.task, place.member),
         run=birth.run,
@@ -392,21 +380,16 @@ def _trajectory(
         error_kind=episode.error_kind,
         num_turns=episode.num_turns,
         num_tool_calls=episode.num_tool_calls,
-        num_tokens=len(tokens),
-        num_action_tokens=int(action.sum()),
-        policy_version_min=int(versions.min()),
-        policy_version_max=int(versions.max()),
         temperature=config.rollout.temperature,
         top_p=1.0,
         top_k=0,
         logprobs_mode="full",
         mean_entropy=float(np.mean(episode.entropies)),
-        mean_behavior_log_prob=float(known.mean()) if len(known) else math.nan,
-        min_behavior_log_prob=float(known.min()) if len(known) else math.nan,
         environment=actors.factory.name,
         environment_version=actors.factory.version,
     )
-    return Trajectory(record, episode.segments, episode.messages)
+    (row,) = summarised([Trajectory(record, episode.segments, episode.messages)], actors.authors)
+    return row
 
 
 def succeeded(episode: Episode, config: RunConfig) -> bool:

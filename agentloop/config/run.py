@@ -23,7 +23,7 @@ from agentloop.config.sft import SftSection
 from agentloop.config.tasks import TasksSection, check_tasks
 from replay.mixing.rule import MixRule
 from replay.mixing.schedule import progress_at
-from replay.storage.validate import SOURCE_NAME
+from replay.records import SOURCE_NAME
 
 
 class RunSection(Section):

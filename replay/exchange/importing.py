@@ -13,8 +13,8 @@ from replay.exchange.meaning import Learner
 from replay.exchange.row_format import BadRow, Bundle, author_table
 from replay.exchange.stored_rows import known_policies, known_runs, stored_sources
 from replay.exchange.strict_json import shortened
-from replay.records import ELIGIBLE, OWN_SOURCES, PolicyRecord, RunRecord
-from replay.storage.validate import SOURCE_NAME, check_fields
+from replay.records import ELIGIBLE, OWN_SOURCES, SOURCE_NAME, PolicyRecord, RunRecord
+from replay.storage.validate import NOTHING_STORED, checked
 from replay.store import ReplayStore
 
 _AT_ONCE = 64
@@ -219,7 +219,7 @@ class _Check:
     def _check_run(self, run: RunRecord) -> None:
         known = self._runs.get(run.id)
         if known is None:
-            check_fields([run], "run", "id")
+            checked([run], "run", "id")
             self._runs[run.id] = known = run
         for part in fields(run):
             mine, theirs = getattr(known, part.name), getattr(run, part.name)
@@ -236,14 +236,14 @@ class _Check:
                 self._policies[policy.run] = known_policies(connection, policy.run)
         known = self._policies[policy.run].get(policy.version)
         if known is None:
-            check_fields([policy], "policy", "version")
+            checked([policy], "policy", "version")
             self._policies[policy.run][policy.version] = policy
         elif (known.tokenizer_hash, known.template_hash) != (policy.tokenizer_hash, policy.template_hash):
             raise BadRow(f"policies must be those of the known run {shortened(policy.run)}, got another tokenizer.")
 
 
 def _problem(error: Exception) -> str:
-    return str(error).removesuffix(" Nothing of this call was stored.")
+    return str(error).removesuffix(NOTHING_STORED)
 
 
 def _with_source(bundle: Bundle, source: str | None) -> Bundle:

@@ -22,7 +22,7 @@ from replay.sampling.weights import Buffer, Pool, refuse_incomparable
 from replay.storage.draws import release, reserve
 from replay.storage.format.schema import runs
 from replay.storage.read import load, quarantine
-from replay.storage.validate import check_fields
+from replay.storage.validate import checked
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Drawing:
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
     ) -> list[Drawn]:
         """In place of what was reserved for the request's slots before."""
-        check_fields([request], "draw of iteration", "iteration")
+        checked([request], "draw of iteration", "iteration")
         slots = range(request.first_slot, request.first_slot + request.count)
         release(connection, request.run, request.iteration, slots, stream=REPLAY)
         self.refresh(connection, request)
