@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-_RULES = {"model_type": "be an object", "dict_type": "be an object", "recursion_loop": "be nested less deep"}
+_RULES = {"model_type": "be an object", "dict_type": "be an object", "recursion_depth_exceeded": "be nested less deep"}
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 

@@ -69,8 +69,7 @@ Id = Annotated[str, AfterValidator(_not_empty)]
 Source = Annotated[str, Field(pattern=f"^{SOURCE_NAME.pattern}$")]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 """What counts something: no database and no index has to hold more."""
-Unknowable = Annotated[float, Field(allow_inf_nan=True)]
-"""NaN: nobody knows it. Other real numbers are finite."""
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -113,10 +112,10 @@ class GroupRecord:
     task: str
     iteration: Count
     size: Annotated[int, Field(ge=1, lt=2**31)]
-    reward_mean: float
-    reward_std: Annotated[float, Field(ge=0)]
+    reward_mean: Finite
+    reward_std: Annotated[Finite, Field(ge=0)]
     """Population standard deviation when it was collected."""
-    success_rate: Annotated[float, Field(ge=0, le=1)]
+    success_rate: Annotated[Finite, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +137,9 @@ class TrajectoryRecord:
     """How often the run had been resumed when it was collected."""
     source: Source
     """self | teacher | import | gateway"""
-    reward: float
+    reward: Finite
     success: bool
-    advantage: float
+    advantage: Finite
     """In the group it was collected with."""
     stop_reason: str
     error_kind: str | None
@@ -151,15 +150,15 @@ class TrajectoryRecord:
     policy_version_min: Count = 0
     policy_version_max: Count = 0
     """Of the sampled tokens; as given where there are none."""
-    temperature: Annotated[float, Field(ge=0)]
-    top_p: Annotated[float, Field(ge=0, le=1)]
+    temperature: Annotated[Finite, Field(ge=0)]
+    top_p: Annotated[Finite, Field(ge=0, le=1)]
     top_k: Count
     logprobs_mode: str
     """`full`: over the whole vocabulary, at `temperature`."""
-    mean_entropy: float | None
+    mean_entropy: Finite | None
     """Nats per action token when sampled; None where the generator does not tell."""
-    mean_behavior_log_prob: Unknowable = math.nan
-    min_behavior_log_prob: Unknowable = math.nan
+    mean_behavior_log_prob: float = math.nan
+    min_behavior_log_prob: float = math.nan
     """Nats; NaN: no token comes with the log-prob it was sampled with."""
     environment: str
     environment_version: str
@@ -192,18 +191,18 @@ class DrawRecord:
     trajectory: str
     stream: str
     """fresh | replay"""
-    probability: float | None
+    probability: Finite | None
     """Share of the sampler's weight this row, or its group, had at the draw; None: fresh, or taken by rank."""
     staleness: Count | None
     """The drawing policy's version minus the row's smallest; None for rows of another run."""
     state: str = RESERVED
-    advantage: float | None = None
-    drift_mean: float | None = None
-    drift_max: float | None = None
-    ess_share: float | None = None
+    advantage: Finite | None = None
+    drift_mean: Finite | None = None
+    drift_max: Finite | None = None
+    ess_share: Finite | None = None
     """The row's weight over the sum of its stream's weights."""
-    approx_kl: float | None = None
-    clip_fraction: float | None = None
+    approx_kl: Finite | None = None
+    clip_fraction: Finite | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +236,7 @@ class IterationRecord:
     planned_replay: Count
     fresh: Count
     replay: Count
-    fraction: float
+    fraction: Finite
     """Configured for this iteration, after the schedule."""
     optimizer_steps: Count
     metrics: Mapping[str, float] = field(default_factory=dict)

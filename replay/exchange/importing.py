@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from replay.errors import InvalidRecord
+from replay.errors import InvalidRecord, shortened
 from replay.exchange.files import ExchangeError
 from replay.exchange.meaning import Learner
 from replay.exchange.row_format import BadRow, Bundle, author_table
 from replay.exchange.stored_rows import known_policies, known_runs, stored_sources
-from replay.exchange.strict_json import shortened
 from replay.records import ELIGIBLE, OWN_SOURCES, SOURCE_NAME, PolicyRecord, RunRecord
 from replay.storage.validate import NOTHING_STORED, checked
 from replay.store import ReplayStore

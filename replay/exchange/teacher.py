@@ -31,7 +31,7 @@ from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
 from replay.exchange.importing import ImportReport, Placed, Told, check_set_name, import_rows
 from replay.exchange.meaning import learner_of
-from replay.exchange.openai_chat import Conversation, Said, read_line
+from replay.exchange.openai_chat import Conversation, TeacherMessage, read_conversation
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
 from replay.records import ANSWERED, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
@@ -173,7 +173,7 @@ class _ChatFile:
         try:
             for number, line in enumerate(lines(self._path), 1):
                 try:
-                    bundle = self._rendered(read_line(line, ignored), number, refused)
+                    bundle = self._rendered(read_conversation(line, ignored), number, refused)
                 except (BadRow, RenderError, ValueError) as error:
                     self._bad(number, str(error))
                     continue
@@ -303,7 +303,7 @@ class _ChatFile:
                 raise BadRow(f"conversation must fit the run's context and template, got {problem}.")
         return context.segments(), context.messages
 
-    def _log_probs(self, said: Said, ids: Sequence[int], number: int, refused: Counter[str]) -> list[float]:
+    def _log_probs(self, said: TeacherMessage, ids: Sequence[int], number: int, refused: Counter[str]) -> list[float]:
         self._report.replies += 1
         unknown = [math.nan] * len(ids)
         if said.log_probs is None:
@@ -311,13 +311,13 @@ class _ChatFile:
         reason = self._mismatch(said, ids)
         if reason is None:
             self._report.replies_with_log_probs += 1
-            return [entry.log_prob for entry in said.log_probs]
+            return [entry.logprob for entry in said.log_probs]
         refused[reason] += 1
         if len(self._report.refused_at) < _MOST_NAMED:
             self._report.refused_at.append(f"{self._path}:{number}: {reason}")
         return unknown
 
-    def _mismatch(self, said: Said, ids: Sequence[int]) -> str | None:
+    def _mismatch(self, said: TeacherMessage, ids: Sequence[int]) -> str | None:
         """Why a reply's log-probs are not those of our tokens."""
         entries = said.log_probs or ()
         codec = self._renderer.codec
@@ -328,7 +328,7 @@ class _ChatFile:
             return "the file has no log-prob for the token that ends the reply"
         if len(entries) != len(ids):
             return "the file has another number of tokens"
-        if not all(-math.inf < entry.log_prob <= 0 for entry in entries):
+        if not all(-math.inf < entry.logprob <= 0 for entry in entries):
             return "a log-prob is above 0 or infinite"
         return None
 

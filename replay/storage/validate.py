@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -47,14 +47,14 @@ def column_types(record: type) -> dict[str, Any]:
     return {
         field.name: annotated[field.name]
         for field in fields(record)
-        if get_origin(plain[field.name]) in (None, UnionType)
+        if get_origin(plain[field.name]) in (None, Union, UnionType)
         and _ONE_COLUMN.issuperset(get_args(plain[field.name]) or (plain[field.name],))
     }
 
 
 @cache
 def _adapter(record: type) -> TypeAdapter[list[BaseModel]]:
-    config = ConfigDict(strict=True, from_attributes=True, allow_inf_nan=False)
+    config = ConfigDict(strict=True, from_attributes=True)
     types: dict[str, Any] = {name: (kind, ...) for name, kind in column_types(record).items()}
     return TypeAdapter(list[create_model(record.__name__, __config__=config, **types)])  # type: ignore[misc]
 

@@ -282,15 +282,15 @@ def test_rows_survive_being_exported(store: ReplayStore, tmp_path: Path) -> None
 
 BAD: list[tuple[str, Any, str]] = [
     ("no json", "{", "line must be JSON"),
-    ("no messages", {"prompt": "x"}, "row must hold a list of messages"),
+    ("no messages", {"prompt": "x"}, "row must hold 'messages', got none"),
     ("no reply", {"messages": ASKED}, "messages must end in a reply of the assistant"),
     ("no trained reply", {"messages": [*ASKED, {**ANSWER, "weight": 0}]}, "one of them be trained"),
     ("a result at the end", {"messages": [*ASKED, *CALLED]}, "messages must end in a reply of the assistant"),
     ("no user", {"messages": [ASKED[0], ANSWER]}, "messages must hold one of a user's"),
     ("role", {"messages": [{"role": "<|im_end|>", "content": "x"}, *ASKED, ANSWER]}, "role must match"),
-    ("author", {"messages": [{"role": 5}, ANSWER]}, r"messages\[0\] must be an object with a role"),
-    ("image", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWER]}, "must be text, got parts"),
-    ("number", {"messages": [{"role": "user", "content": 5}, ANSWER]}, r"messages\[0\].content must be text"),
+    ("author", {"messages": [{"role": 5}, ANSWER]}, r"messages\[0\].role must be a valid string, got 5"),
+    ("image", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWER]}, "must be text, without parts of another kind"),
+    ("number", {"messages": [{"role": "user", "content": 5}, ANSWER]}, r"messages\[0\].content must be a valid string, got 5"),
     (
         "tool name",
         {"messages": [*ASKED, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "a b"}}]}]},
@@ -299,7 +299,7 @@ BAD: list[tuple[str, Any, str]] = [
     (
         "arguments",
         {"messages": [*ASKED, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]},
-        "arguments must be a JSON object",
+        "arguments must be an object",
     ),
     (
         "deep arguments",
@@ -312,7 +312,7 @@ BAD: list[tuple[str, Any, str]] = [
                 },
             ]
         },
-        "arguments must be nested",
+        "arguments must be JSON .nested too deep",
     ),
     (
         "function_call",
@@ -320,12 +320,12 @@ BAD: list[tuple[str, Any, str]] = [
         "function_call must be empty",
     ),
     ("weight", {"messages": [*ASKED, {**ANSWER, "weight": 0.5}]}, "weight must be 0 or 1"),
-    ("reward", {**PLAIN, "reward": "1"}, "reward must be a finite number"),
-    ("success", {**PLAIN, "success": 1}, "success must be true or false"),
-    ("logprob", {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [{"token": "x"}]}}]}, "must hold a token and"),
-    ("bytes", {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [entry("x", -1, bytes=[300])]}}]}, "hold bytes"),
-    ("two choices", {"messages": ASKED, "choices": [{}, {}]}, "choices must hold one response"),
-    ("tools", {**PLAIN, "tools": "lookup"}, "tools must be a list of objects"),
+    ("reward", {**PLAIN, "reward": "1"}, "reward must be a valid number, got '1'"),
+    ("success", {**PLAIN, "success": 1}, "success must be a valid boolean, got 1"),
+    ("logprob", {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [{"token": "x"}]}}]}, r"messages\[2\].logprobs.content\[0\] must hold 'logprob', got none"),
+    ("bytes", {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [entry("x", -1, bytes=[300])]}}]}, r"bytes\[0\] must be less than or equal to 255, got 300"),
+    ("two choices", {"messages": ASKED, "choices": [{}, {}]}, "choices must hold one response: write a row per choice"),
+    ("tools", {**PLAIN, "tools": "lookup"}, "tools must be a valid list"),
 ]
 
 
