@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.exchange.files import MOST_LINE, ExchangeError, lines, packed, size_of
-from replay.exchange.row_format import ARRAYS, BadRow, Bundle, PlainRow, from_plain, read_line, to_plain
+from replay.exchange.row_format import ARRAYS, BadRow, Bundle, PlainRow, from_plain, json_line, to_plain
 
 
 def write(path: Path, target: Path, bundles: Iterable[Bundle]) -> int:
@@ -50,7 +50,7 @@ def encode(bundle: Bundle) -> bytes:
 
 
 def decode(line: bytes) -> Bundle:
-    return from_plain(read_line(line))
+    return from_plain(json_line(line))
 
 
 def _dumps(row: PlainRow, *, ensure_ascii: bool = False) -> str:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonVal
 
 from context.conversation_file import read_message
 from context.messages import Message
-from replay.exchange.row_format import BadRow, Part, read_line, read_object, typed
+from replay.exchange.row_format import BadRow, Part, json_line, read_object, typed
 from replay.records import Finite
 
 
@@ -128,9 +128,9 @@ class Conversation:
     success: bool | None
 
 
-def read_conversation(line: bytes, ignored: Counter[str]) -> Conversation:
+def read_line(line: bytes, ignored: Counter[str]) -> Conversation:
     """Raises BadRow. `ignored` counts fields that are not looked at."""
-    row = typed(ChatRow, read_line(line))
+    row = typed(ChatRow, json_line(line))
     ignored.update((row.model_extra or {}).keys())
     entries = [_entry(given, given.logprobs, ignored) for given in row.messages]
     # The message of a response that stands beside its request.

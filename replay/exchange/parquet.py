@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from replay.errors import shortened
 from replay.exchange.files import ExchangeError, longest_line, opened, within
-from replay.exchange.row_format import ARRAYS, BadRow, Bundle, ExchangedRow, PlainRow, from_plain, read_line, to_plain
+from replay.exchange.row_format import ARRAYS, BadRow, Bundle, ExchangedRow, PlainRow, from_plain, json_line, to_plain
 from replay.storage.format.column_types import from_storable, to_storable
 
 _GROUP_ROWS = 64
@@ -103,7 +103,7 @@ def _rows(lines: IO[bytes], longest: int) -> Iterator[Bundle | BadRow]:
     while line := lines.readline(longest + 1):
         if not within(line, longest).endswith(b"\n"):
             return
-        row = read_line(line, constants=True)
+        row = json_line(line, constants=True)
         if isinstance(row, str):
             raise BadRow(row)
         try:

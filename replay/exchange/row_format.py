@@ -60,25 +60,6 @@ class Bundle:
     """Those that sampled it or had its tokenizer, as far as the run told."""
 
 
-def read_json(text: str | bytes, *, constants: bool = False) -> Any:
-    """The value of a JSON text in which no object has a key twice; with `constants`, NaN and Infinity are numbers.
-
-    Raises ValueError.
-    """
-    given = text if isinstance(text, str) else text.decode()
-    try:
-        return json.loads(given, object_pairs_hook=_distinct, parse_constant=None if constants else _no_constant)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
-
-
-def read_line(line: bytes, *, constants: bool = False) -> Any:
-    try:
-        return read_json(line, constants=constants)
-    except ValueError as error:
-        raise BadRow(f"line must be JSON, got {len(line):,} bytes that are not ({error}).") from None
-
-
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -90,6 +71,29 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON: what is unknown is null")
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_distinct, parse_constant=_no_constant)
+_WITH_CONSTANTS = json.JSONDecoder(object_pairs_hook=_distinct)
+
+
+def read_json(text: str | bytes, *, constants: bool = False) -> Any:
+    """The value of a JSON text in which no object has a key twice; with `constants`, NaN and Infinity are numbers.
+
+    Raises ValueError.
+    """
+    given = text if isinstance(text, str) else text.decode()
+    try:
+        return (_WITH_CONSTANTS if constants else _STRICT).decode(given)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def json_line(line: bytes, *, constants: bool = False) -> Any:
+    try:
+        return read_json(line, constants=constants)
+    except ValueError as error:
+        raise BadRow(f"line must be JSON, got other text ({error}).") from None
 
 
 def read_object(text: object, *, constants: bool = True) -> Any:
@@ -244,18 +248,19 @@ def from_plain(row: PlainRow) -> Bundle:
             f"messages_hash must be that of the messages ({digest}), got {shortened(given.messages_hash)}. "
             "They were changed after they were exported; empty it to import them as they are."
         )
-    values = {name: getattr(given, name) for name in _RECORD}
+    columns = vars(given)
+    values = {name: columns[name] for name in _RECORD}
     record = TrajectoryRecord(**values | {name: math.nan for name in _NAN_IS_NULL if values[name] is None})
     ours = {name: getattr(record, name) for name in _OF_MEMBERS} | {"id": record.group}
-    group = GroupRecord(**ours, **{name.removeprefix("group_"): getattr(given, name) for name in _GROUP})
+    group = GroupRecord(**ours, **{name.removeprefix("group_"): columns[name] for name in _GROUP})
     # A snapshot's path would be looked for in the folder of a run that is not this one.
-    policies = tuple(PolicyRecord(run=record.run, checkpoint=None, **dict(policy)) for policy in given.policies)
+    policies = tuple(PolicyRecord(run=record.run, checkpoint=None, **vars(policy)) for policy in given.policies)
     segments = tuple(_segment(part, f"segments[{i}]") for i, part in enumerate(given.segments))
     return Bundle(
         Trajectory(record, segments, tuple(map(_message, given.messages))),
         group,
         TaskRecord(record.task, given.task_environment, given.task_payload),
-        _run(record.run, *(getattr(given, name) for name in _RUN), given.run_fingerprint),
+        _run(record.run, *(columns[name] for name in _RUN), given.run_fingerprint),
         policies,
     )
 
@@ -292,4 +297,4 @@ def _segment(part: Any, where: str) -> Segment:
 
 
 def _message(part: Any) -> Message:
-    return Message(**dict(part) | {"tool_calls": tuple(ToolCall(**dict(call)) for call in part.tool_calls)})
+    return Message(**vars(part) | {"tool_calls": tuple(ToolCall(**vars(call)) for call in part.tool_calls)})

@@ -31,7 +31,7 @@ from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
 from replay.exchange.importing import ImportReport, Placed, Told, check_set_name, import_rows
 from replay.exchange.meaning import learner_of
-from replay.exchange.openai_chat import Conversation, TeacherMessage, read_conversation
+from replay.exchange.openai_chat import Conversation, TeacherMessage, read_line
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
 from replay.records import ANSWERED, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
@@ -173,7 +173,7 @@ class _ChatFile:
         try:
             for number, line in enumerate(lines(self._path), 1):
                 try:
-                    bundle = self._rendered(read_conversation(line, ignored), number, refused)
+                    bundle = self._rendered(read_line(line, ignored), number, refused)
                 except (BadRow, RenderError, ValueError) as error:
                     self._bad(number, str(error))
                     continue
