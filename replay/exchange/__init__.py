@@ -10,8 +10,7 @@ import sqlalchemy as sa
 
 from replay.exchange import jsonl, parquet
 from replay.exchange.files import ExchangeError, is_parquet, opened, replaced
-from replay.exchange.importing import ImportReport, Placed, Told, check_set_name, import_rows
-from replay.exchange.meaning import learner_of
+from replay.exchange.importing import ImportReport, Placed, Told, check_set_name, import_rows, learner_of
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import Left, bundles, exportable
 from replay.store import ReplayStore

@@ -9,10 +9,10 @@ from typing import Literal
 
 from replay.errors import InvalidRecord, shortened
 from replay.exchange.files import ExchangeError
-from replay.exchange.meaning import Learner
 from replay.exchange.row_format import BadRow, Bundle, author_table
 from replay.exchange.stored_rows import known_policies, known_runs, stored_sources
 from replay.records import ELIGIBLE, OWN_SOURCES, SOURCE_NAME, PolicyRecord, RunRecord
+from replay.sampling.compatibility import MISMATCHES, TokenMeaning, bits, meanings, names_of, record_mismatch
 from replay.storage.validate import NOTHING_STORED, checked
 from replay.store import ReplayStore
 
@@ -52,6 +52,37 @@ class ImportReport:
     """... and how many of the good rows it can draw, as far as tokens and log-probs go."""
     differing: dict[str, int] = field(default_factory=dict)
     """Rows that it can't learn from, by what is another in them."""
+
+
+@dataclass(frozen=True)
+class Learner:
+    """The run that rows are imported for."""
+
+    run: str
+    meaning: TokenMeaning
+    allowed: int
+    """Bits of its `replay.allow_mismatch`."""
+
+    def differs(self, bundle: Bundle) -> list[str]:
+        """What keeps the run from learning from a row."""
+        run = bundle.run
+        if run.id == self.run:
+            return []
+        tokenizers = frozenset(policy.tokenizer_hash for policy in bundle.policies)
+        mismatch = TokenMeaning(run.authors_hash, run.fingerprint, tokenizers).mismatch(self.meaning)
+        return names_of((mismatch | record_mismatch(bundle.trajectory.record)) & ~self.allowed)
+
+
+def learner_of(store: ReplayStore, run: str) -> Learner | None:
+    """The run of that id; None: the database does not know it."""
+    with store.reading() as connection:
+        record = known_runs(connection).get(run)
+        if record is None:
+            return None
+        settings = record.config.get("replay")
+        allowed = settings.get("allow_mismatch") if isinstance(settings, dict) else None
+        names = tuple(name for name in allowed if name in MISMATCHES) if isinstance(allowed, list) else ()
+        return Learner(run, meanings(connection, [run])[run], bits(names))
 
 
 def check_set_name(name: str) -> None:

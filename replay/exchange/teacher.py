@@ -29,8 +29,7 @@ from context.template import RenderError
 from context.tokens import Segment, TokenSequence
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
-from replay.exchange.importing import ImportReport, Placed, Told, check_set_name, import_rows
-from replay.exchange.meaning import learner_of
+from replay.exchange.importing import ImportReport, Placed, Told, check_set_name, import_rows, learner_of
 from replay.exchange.openai_chat import Conversation, TeacherMessage, read_line
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
