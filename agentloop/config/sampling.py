@@ -6,11 +6,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.class_file import load_class, suggest
 from agentloop.config.section import Fraction, Positive, Section
-from agentloop.errors import UserError, one_line_with_place
+from context.wording import suggest
 from replay.sampling.compatibility import MISMATCHES
-from replay.sampling.samplers import SAMPLERS, Sampler, make_sampler
+from replay.sampling.samplers import SAMPLERS, make_sampler
 
 
 class SamplingSection(Section):
@@ -62,25 +61,3 @@ class SamplingSection(Section):
                     f"replay.allow_mismatch must name what may differ, got {name!r}. {suggest(name, MISMATCHES)}"
                 )
         return self
-
-    def make_sampler(self, seed: int) -> Sampler:
-        """The configured one. Runs the file of a sampler of one's own; raises UserError for what does not fit."""
-        if ":" not in self.sampler:
-            return make_sampler(self.sampler, seed, self.sampler_options)
-        kind = load_class(self.sampler, what="replay.sampler")
-        if not issubclass(kind, Sampler):
-            raise UserError(
-                f"replay.sampler must name a subclass of replay.Sampler, got {self.sampler!r}. "
-                "Derive it, and give every row a weight."
-            )
-        try:
-            made = make_sampler(kind, seed, self.sampler_options)
-            made.try_out()
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"replay.sampler must be a sampler that weighs rows, got {self.sampler!r} with "
-                f"{one_line_with_place(error)}. Mend it."
-            ) from error
-        return made

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replay import queries as questions
+from replay import queries
 from replay.cli.common import AsJson, Run, RunId, app, fail, opened, say
 from replay.cli.tables import number, share, table
 from replay.locate import own_folder
@@ -51,9 +51,9 @@ def preview(
     with opened(run) as buffer:
         mine = asked_run(buffer, run_id)
         if option:
-            kind = sampler or questions.preview(buffer.store, mine)["own"]["sampler"]
+            kind = sampler or queries.preview(buffer.store, mine)["own"]["sampler"]
             given |= {f"{kind}.{name}": value for name, value in map(_pair, option)}
-        answer = questions.preview(buffer.store, mine, given, folder=own_folder(buffer.folder, mine))
+        answer = queries.preview(buffer.store, mine, given, folder=own_folder(buffer.folder, mine))
     if as_json:
         say(json.dumps(answer, indent=1))
     else:

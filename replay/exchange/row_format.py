@@ -31,7 +31,7 @@ from pydantic import (
 
 from context.authors import Author, AuthorTable
 from context.messages import Message, ToolCall, canonical_json
-from context.tokens import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay.errors import first_problem, shortened
 from replay.records import Count, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.validate import column_types

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
 from context.authors import AuthorTable
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay.errors import InvalidRecord, first_problem
 from replay.records import ELIGIBLE, UNTRAINABLE, Trajectory
 from replay.storage.format.encoding import content_hash

@@ -8,7 +8,7 @@ import torch
 from agentloop.algorithms.diagnostics import Drift, EssWeights, effective_sample_size, trajectory_drift
 from agentloop.algorithms.log_probs import LOG_RATIO_BOUND
 from context.authors import LLM
-from context.tokens import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay.queries.preview import expected_ess
 from replay.storage.format.encoding import encode_log_probs
 from tests.replay.fakes import AUTHORS

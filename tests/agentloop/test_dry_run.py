@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from agentloop.cli import app
+from agentloop.cli.main import app
 
 CONFIG = """
 run: {iterations: 6}

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from agentloop.config import RunConfig
-from agentloop.config.file import load_config, to_plain
+from agentloop.config.config_file import load_config, to_plain
 from agentloop.config.mixing import limits
 from replay import declared
 from replay.queries.preview.settings import choose

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from replay import ReplayStore, queries
 from replay.cli import app
-from replay.queries import Answer, Patience, Question, Sort
+from replay.queries import Patience, Query, QueryResult, Sort
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 
@@ -28,12 +28,12 @@ def ask(*arguments: str | Path) -> Result:
 
 
 def listed(
-    store: ReplayStore, run: str | None = None, *, where: str = "slot >= 0", sort: Sort = Sort.iteration
-) -> list[Answer]:
+    store: ReplayStore, run: str | None = None, *, filter: str = "slot >= 0", sort: Sort = Sort.iteration
+) -> list[QueryResult]:
     """All rows that the filter holds for."""
-    answer = queries.page(store, Question(run, (where,), sort), limit=10_000, patience=Patience(10_000, 60.0))
+    answer = queries.page(store, Query(run, (filter,), sort), limit=10_000, patience=Patience(10_000, 60.0))
     assert answer["after"] is None
-    rows: list[Answer] = answer["rows"]
+    rows: list[QueryResult] = answer["rows"]
     return rows
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from context.authors import LLM, TEMPLATE, USER
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import ReplayError, ReplayStore, queries
 from replay.declared import completed
 from replay.mixing.request import DrawRequest, Limits, Pick

@@ -16,8 +16,8 @@ import pytest
 
 from agentloop.algorithms.advantages import Member, advantages, rule_of
 from context.authors import DEMONSTRATION, INITIALIZATION, LLM
-from context.codec import TokenCodec
-from context.tokens import Segment, TokenSequence
+from context.tokens.codec import TokenCodec
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
 from replay.exchange import ExchangeError, export_file, import_file
 from replay.exchange.teacher import Teaching, group_advantages, import_chat, teaching_of
@@ -289,8 +289,16 @@ BAD: list[tuple[str, Any, str]] = [
     ("no user", {"messages": [ASKED[0], ANSWER]}, "messages must hold one of a user's"),
     ("role", {"messages": [{"role": "<|im_end|>", "content": "x"}, *ASKED, ANSWER]}, "role must match"),
     ("author", {"messages": [{"role": 5}, ANSWER]}, r"messages\[0\].role must be a valid string, got 5"),
-    ("image", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWER]}, "must be text, without parts of another kind"),
-    ("number", {"messages": [{"role": "user", "content": 5}, ANSWER]}, r"messages\[0\].content must be a valid string, got 5"),
+    (
+        "image",
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWER]},
+        "must be text, without parts of another kind",
+    ),
+    (
+        "number",
+        {"messages": [{"role": "user", "content": 5}, ANSWER]},
+        r"messages\[0\].content must be a valid string, got 5",
+    ),
     (
         "tool name",
         {"messages": [*ASKED, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "a b"}}]}]},
@@ -322,8 +330,16 @@ BAD: list[tuple[str, Any, str]] = [
     ("weight", {"messages": [*ASKED, {**ANSWER, "weight": 0.5}]}, "weight must be 0 or 1"),
     ("reward", {**PLAIN, "reward": "1"}, "reward must be a valid number, got '1'"),
     ("success", {**PLAIN, "success": 1}, "success must be a valid boolean, got 1"),
-    ("logprob", {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [{"token": "x"}]}}]}, r"messages\[2\].logprobs.content\[0\] must hold 'logprob', got none"),
-    ("bytes", {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [entry("x", -1, bytes=[300])]}}]}, r"bytes\[0\] must be less than or equal to 255, got 300"),
+    (
+        "logprob",
+        {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [{"token": "x"}]}}]},
+        r"messages\[2\].logprobs.content\[0\] must hold 'logprob', got none",
+    ),
+    (
+        "bytes",
+        {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [entry("x", -1, bytes=[300])]}}]},
+        r"bytes\[0\] must be less than or equal to 255, got 300",
+    ),
     ("two choices", {"messages": ASKED, "choices": [{}, {}]}, "choices must hold one response: write a row per choice"),
     ("tools", {**PLAIN, "tools": "lookup"}, "tools must be a valid list"),
 ]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from context.tokens import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay import InvalidRecord, ReplayStore
 from replay.storage.format.summary import SUMMARY, summarised
 from replay.storage.validate import validate
@@ -84,7 +84,9 @@ def test_numbers_that_follow_from_the_tokens_are_filled_in(tmp_path: Path) -> No
     assert numbers[0] == numbers[1] == [6, 3, 0, 0, -1.0, -1.5]
     assert numbers[2] == [12, 6, 0, 0, -1.0, -1.5]
     assert numbers[3][:4] == [3, 3, 3, 4] and np.isnan(numbers[3][4:]).all()
-    assert repr([row.record for row in summarised(given, AUTHORS)]) == repr([replace(r, content_hash="") for r in found])
+    assert repr([row.record for row in summarised(given, AUTHORS)]) == repr(
+        [replace(r, content_hash="") for r in found]
+    )
     report = store.append([], [], given)
     assert (report.inserted, report.duplicates) == (0, 4)
 

@@ -14,11 +14,11 @@ from markupsafe import Markup
 from replay import queries
 from replay.inspector.drawings.bars import Bar, Height, Tone, bars
 from replay.inspector.server.page import Page, run_of
-from replay.inspector.server.query import Query
+from replay.inspector.server.query_string import QueryString
 from replay.inspector.text.reading import rescore_run
 from replay.locate import own_folder
 from replay.mixing.rule import SAME_TASK
-from replay.queries import Answer
+from replay.queries import QueryResult
 from replay.queries.open_buffer import Source
 from replay.queries.preview.settings import CONTROLS, options_of
 from replay.sampling.samplers import SAMPLERS
@@ -54,7 +54,7 @@ _RULES = {
 }
 
 
-def answer(source: Source, query: Query) -> Answer:
+def answer(source: Source, query: QueryString) -> QueryResult:
     """Without a run, where the database has several, only their list."""
     run = run_of(source, query)
     if run is None:
@@ -63,7 +63,7 @@ def answer(source: Source, query: Query) -> Answer:
     return queries.preview(source.store, run, given, folder=own_folder(source.folder, run))
 
 
-def at_once(source: Source, query: Query) -> Answer | None:
+def at_once(source: Source, query: QueryString) -> QueryResult | None:
     """Before a large buffer is read for the first time the page says so, and then comes again with `read`."""
     run = run_of(source, query)
     if run is None or query.flag("read"):
@@ -72,7 +72,7 @@ def at_once(source: Source, query: Query) -> Answer | None:
     return {"run": run, "reading": rows} if rows > _MANY else None
 
 
-def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
     if found["run"] is None:
         return {}
     if "reading" in found:
@@ -157,7 +157,7 @@ def _known(ess: Mapping[str, Any]) -> list[tuple[float, str]]:
     return [(ess[name] / rows, told) for name, told in ways.items() if ess[name]]
 
 
-def _boxed(rows: Sequence[Answer], unit: str) -> list[list[Answer]]:
+def _boxed(rows: Sequence[QueryResult], unit: str) -> list[list[QueryResult]]:
     """Rows that belong together in the batch, side by side."""
     slots = [{**row, "age": _age_class(row["staleness"])} for row in rows]
     if unit != "group" and unit not in SAME_TASK:
@@ -173,14 +173,14 @@ def _age_class(staleness: int | None) -> str:
     return str(next((at for at, end in enumerate((2, 4, 16, 64)) if staleness < end), 4))
 
 
-def _ages(rows: Sequence[Answer]) -> list[tuple[str, str]]:
+def _ages(rows: Sequence[QueryResult]) -> list[tuple[str, str]]:
     """Class and meaning of the colours that occur."""
     there = {_age_class(row["staleness"]) for row in rows}
     names = {"0": "0–1", "1": "2–3", "2": "4–15", "3": "16–63", "4": "64 or more", "unknown": "unknown"}
     return [(age, text) for age, text in names.items() if age in there]
 
 
-def _funnel(steps: Sequence[Answer], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _funnel(steps: Sequence[QueryResult], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rules that leave something out, as widths of bars."""
     whole = max(1, steps[0]["left"])
     return [

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay.records import COMMITTED, REPLAY
 from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.schema import draws, iterations, token_scores

@@ -21,7 +21,7 @@ from replay.errors import ReplayError
 from replay.mixing.mixer import BatchPlan, Mixer, ReplayStarved
 from replay.mixing.request import Availability, DrawRequest
 from replay.mixing.schedule import progress_at
-from replay.queries.filters.question import Answer
+from replay.queries.filters.query import QueryResult
 from replay.queries.preview.batch_distributions import spreads
 from replay.queries.preview.expected_ess import Kind, expected_ess, past_weights, scored_weights
 from replay.queries.preview.run_state import Standing, saved_mixer, standing, upcoming_tasks
@@ -59,7 +59,7 @@ class _Drawn:
 
 def preview(
     store: ReplayStore, run: str | None = None, given: Mapping[str, str] | None = None, *, folder: Path | None = None
-) -> Answer:
+) -> QueryResult:
     """The next batch of `run` (None: the only one), where `given` takes the place of its own settings.
 
     `given`: texts by control, as in `settings.choose`; what is wrong with them stands in `errors`, and then there is
@@ -74,7 +74,7 @@ def preview(
     scheduled = _scheduled(stored, now.iteration)
     choice = choose(stored, given or {}, scheduled=scheduled)
     replay = choice.config["replay"]
-    answer: Answer = {
+    answer: QueryResult = {
         "run": record.id,
         "iteration": now.iteration,
         "policy_version": now.policy_version,
@@ -142,7 +142,7 @@ def _scheduled(config: declared.Config, iteration: int) -> float:
     return declared.mix_rule(config).fraction.at(iteration, progress_at(iteration, iterations))
 
 
-def _tried(store: ReplayStore, choice: Choice, now: Standing, folder: Path | None, gone: int) -> Answer:
+def _tried(store: ReplayStore, choice: Choice, now: Standing, folder: Path | None, gone: int) -> QueryResult:
     config = choice.config
     rule, limits = declared.mix_rule(config), declared.limits(config["replay"])
     sampler = sampler_of(config, config["run"]["seed"])
@@ -183,7 +183,7 @@ def _is_foretold(mixer: Mixer, replay: Mapping[str, Any]) -> bool:
     return not mixer.num_tasks and not replay["complete_zero_variance"] and replay["retire_solved"] is None
 
 
-def _plan(plan: BatchPlan, mixer: Mixer, available: Availability, *, tasks: Sequence[str], exact: bool) -> Answer:
+def _plan(plan: BatchPlan, mixer: Mixer, available: Availability, *, tasks: Sequence[str], exact: bool) -> QueryResult:
     sizes = Counter(size for _, size in plan.groups)
     return {
         "trajectories": mixer.rule.trajectories,
@@ -210,7 +210,7 @@ def _plan(plan: BatchPlan, mixer: Mixer, available: Availability, *, tasks: Sequ
 
 def _funnel(
     rehearsal: Rehearsal, available: Availability, gone: int, mixer: Mixer, tasks: Sequence[str]
-) -> list[Answer]:
+) -> list[QueryResult]:
     """How many rows are left after each rule, from all that the run stored and others that it may draw.
 
     `gone`: rows of the run that are not eligible.
@@ -229,7 +229,7 @@ def _funnel(
     return [{"rule": rule, "left": rows, "out": last - rows} for (rule, rows), last in zip(steps, before, strict=False)]
 
 
-def _batch(drawn: _Drawn, *, exact: bool) -> Answer:
+def _batch(drawn: _Drawn, *, exact: bool) -> QueryResult:
     """The first example, row by row, and what all of them have in common.
 
     `exact`: the run goes on from just this moment, so that these are the rows it would draw.
@@ -238,7 +238,7 @@ def _batch(drawn: _Drawn, *, exact: bool) -> Answer:
     example = drawn.draws[0] if drawn.draws else []
     ids = drawn.ids[0] if drawn.draws else []
 
-    def of(row: Chosen, id: str) -> Answer:
+    def of(row: Chosen, id: str) -> QueryResult:
         at = row.position
         own = bool(columns["own"][at])
         names = {name: codes[name].names[int(columns[name][at])] for name in ("run", "source", "task", "group")}
@@ -267,7 +267,7 @@ def _batch(drawn: _Drawn, *, exact: bool) -> Answer:
     }
 
 
-def _ess(drawn: _Drawn, *, seed: int) -> Answer:
+def _ess(drawn: _Drawn, *, seed: int) -> QueryResult:
     index, now = drawn.rehearsal.index, drawn.standing
     ids = sorted({id for ids in drawn.ids for id in ids})
     columns, runs = index.columns, index.codes["run"].names

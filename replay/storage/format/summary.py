@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from context.authors import AuthorTable
-from context.tokens import NOT_SAMPLED, TokenSequence
+from context.tokens.token_sequence import NOT_SAMPLED, TokenSequence
 from replay.records import Trajectory
 
 SUMMARY = (
