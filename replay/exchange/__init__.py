@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from replay.exchange import jsonl, parquet
 from replay.exchange.files import ExchangeError, is_parquet, opened, replaced
-from replay.exchange.importing import ImportReport, Placed, Told, check_set_name, import_rows, learner_of
+from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows, learner_of
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import Left, bundles, exportable
 from replay.store import ReplayStore
@@ -32,7 +32,7 @@ def export_file(
     where: sa.ColumnElement[bool] | None = None,
     limit: int | None = None,
     force: bool = False,
-    told: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportReport:
     """Write rows to `path`, in the format of its ending; it is there whole or not at all.
 
@@ -44,15 +44,15 @@ def export_file(
     left = Left()
     with replaced(path, force=force) as target:
         ids = exportable(store, left, run=run, where=where)[:limit]
-        rows = _counted(bundles(store, ids, left), lambda done: told(done, len(ids)))
+        rows = _counted(bundles(store, ids, left), lambda done: progress(done, len(ids)))
         count = parquet.write(target, rows) if as_parquet else jsonl.write(path, target, rows)
     return ExportReport(count, left)
 
 
-def _counted(rows: Iterator[Bundle], told: Callable[[int], None]) -> Iterator[Bundle]:
+def _counted(rows: Iterator[Bundle], progress: Callable[[int], None]) -> Iterator[Bundle]:
     for done, row in enumerate(rows, 1):
         yield row
-        told(done)
+        progress(done)
 
 
 def import_file(
@@ -62,7 +62,7 @@ def import_file(
     name: str | None = "import",
     learner: str | None = None,
     skip_bad: bool = False,
-    told: Told = lambda phase, done: None,
+    progress: Progress = lambda phase, done: None,
 ) -> ImportReport:
     """Store the rows of an exported file, with `name` as their source; None: with the source each had.
 
@@ -80,7 +80,7 @@ def import_file(
             source=name,
             learner=whose,
             skip_bad=skip_bad,
-            told=told,
+            progress=progress,
         )
 
 

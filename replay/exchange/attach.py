@@ -12,7 +12,7 @@ from operator import or_
 from pathlib import Path
 
 from replay.exchange.files import ExchangeError
-from replay.exchange.importing import ImportReport, Learner, Placed, Told, import_rows
+from replay.exchange.importing import ImportReport, Learner, Placed, Progress, import_rows
 from replay.exchange.stored_rows import Left, bundles, exportable, known_runs
 from replay.locate import DATABASE, run_identity
 from replay.records import ELIGIBLE
@@ -43,7 +43,7 @@ def attach(
     place: str,
     *,
     allow_mismatch: Sequence[str] = (),
-    told: Told = lambda phase, done: None,
+    progress: Progress = lambda phase, done: None,
 ) -> ImportReport:
     """Copy the rows that `run` may draw, with `name` as their source; those copied before stay as they are.
 
@@ -76,7 +76,7 @@ def attach(
                 + ". Leave it out, attach another, or name what may differ in replay.allow_mismatch."
             )
         learner = Learner(run, mine, allowed)
-        report = import_rows(store, rows, source=name, learner=learner, told=told)
+        report = import_rows(store, rows, source=name, learner=learner, progress=progress)
     report.problems += [f"{name}:{id}: {reason}" for id, reason in left.corrupt.items()]
     report.bad = len(left.corrupt)
     return report

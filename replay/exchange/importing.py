@@ -27,7 +27,7 @@ _MOST_BAD = 1000
 
 Placed = tuple[str, Bundle | BadRow]
 """`FILE:LINE` of a row, and the row or what is wrong with it."""
-Told = Callable[[Literal["check", "store"], int], None]
+Progress = Callable[[Literal["check", "store"], int], None]
 """Called with rows done."""
 
 
@@ -101,7 +101,7 @@ def import_rows(
     source: str | None,
     learner: Learner | None = None,
     skip_bad: bool = False,
-    told: Told = lambda phase, done: None,
+    progress: Progress = lambda phase, done: None,
 ) -> ImportReport:
     """Store the rows that `rows` reads anew at each call, batch by batch, each whole or not at all; those of one
     batch only once.
@@ -125,7 +125,7 @@ def import_rows(
         if learner is not None:
             _compare(learner, [row for number, (_, row) in batch if number not in bad], report)
         done += len(batch)
-        told("check", done)
+        progress("check", done)
         if report.bad > max(_MOST_BAD, done / 2):
             raise ExchangeError(f"{report.problems[0]} Most rows are bad. Nothing was stored; is this the right file?")
     if bad and not skip_bad:
@@ -137,7 +137,7 @@ def import_rows(
     for batch in only or _batches(enumerate(rows())):
         good = [bundle for number, (_, bundle) in batch if number not in bad and isinstance(bundle, Bundle)]
         _store(store, check.sourced(good), report)
-        told("store", report.rows)
+        progress("store", report.rows)
     return report
 
 

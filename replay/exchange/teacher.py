@@ -11,12 +11,10 @@ import math
 import statistics
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
-
-import numpy as np
 
 from context.authors import AuthorTable
 from context.manager import ContextManager
@@ -26,10 +24,10 @@ from context.templates.chat_template import RenderError
 from context.templates.model_files import ModelFiles, load_model_files
 from context.templates.render import Renderer
 from context.tokens.control import TrainingControl
-from context.tokens.token_sequence import Segment, TokenSequence
+from context.tokens.token_sequence import Segment
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
-from replay.exchange.importing import ImportReport, Placed, Told, check_set_name, import_rows, learner_of
+from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows, learner_of
 from replay.exchange.openai_chat import Conversation, TeacherMessage, read_line
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
@@ -40,7 +38,10 @@ SOURCE = "teacher"
 ENVIRONMENT = "openai-chat"
 _MOST_NAMED = 20
 _ENDLESS = 1 << 30
-_STD_EPSILON = 1e-6
+
+
+GroupAdvantages = Callable[[Sequence[float], bool], Sequence[float]]
+"""Advantages of a group by its rewards; True: divided by their standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Teaching:
     policy: PolicyRecord
     """One of that run's: tokenizer and template."""
     model: ModelFiles
+    group_advantages: GroupAdvantages
     reward: float | None = None
     """Of rows that name none."""
     advantage: float | None = None
@@ -77,6 +79,7 @@ def teaching_of(
     store: ReplayStore,
     run: str | None,
     own: Path | None,
+    group_advantages: GroupAdvantages,
     *,
     model: Path | None = None,
     reward: float | None = None,
@@ -115,7 +118,7 @@ def teaching_of(
             f"--model must hold the tokenizer and chat template of run {learner.id}, got others in {str(folder)!r}. "
             "Leave --model out to take the run's own."
         )
-    return Teaching(learner, policy, files, reward, advantage)
+    return Teaching(learner, policy, files, group_advantages, reward, advantage)
 
 
 def import_chat(
@@ -125,7 +128,7 @@ def import_chat(
     *,
     name: str = SOURCE,
     skip_bad: bool = False,
-    told: Told = lambda phase, done: None,
+    progress: Progress = lambda phase, done: None,
 ) -> TeacherReport:
     """Store a file of conversations as rows of a run of their own, comparable with that of `teaching`.
 
@@ -136,13 +139,13 @@ def import_chat(
     report = TeacherReport()
     chat = _ChatFile(path, teaching, name, report)
     with tempfile.TemporaryFile() as spool:
-        chat.render_to(spool, told)
+        chat.render_to(spool, progress)
         if report.bad and not skip_bad:
             more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
             raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
         chat.check_anchor()
         learner = learner_of(store, teaching.run.id)
-        stored = import_rows(store, lambda: chat.placed(spool), source=name, learner=learner, told=told)
+        stored = import_rows(store, lambda: chat.placed(spool), source=name, learner=learner, progress=progress)
     for part in ("rows", "inserted", "duplicates", "clipped", "runs", "learner", "learnable", "differing"):
         setattr(report, part, getattr(stored, part))
     return report
@@ -161,11 +164,11 @@ class _ChatFile:
         self._renderer = Renderer(model.codec, model.template, authors=self._authors, stop_ids=model.stop_ids)
         self._members: dict[str, list[tuple[float, bool]]] = defaultdict(list)
         """Reward and success by task."""
-        self._groups: dict[str, tuple[GroupRecord, list[float]]] = {}
+        self._groups: dict[str, tuple[GroupRecord, Sequence[float]]] = {}
         self._lines: list[int] = []
         """Of the rows in the spool."""
 
-    def render_to(self, spool: IO[bytes], told: Told) -> None:
+    def render_to(self, spool: IO[bytes], progress: Progress) -> None:
         ignored: Counter[str] = Counter()
         refused: Counter[str] = Counter()
         number = 0
@@ -180,7 +183,7 @@ class _ChatFile:
                 record = bundle.trajectory.record
                 self._members[record.task].append((record.reward, record.success))
                 self._lines.append(number)
-                told("check", number)
+                progress("check", number)
         except BadRow as error:
             self._bad(number + 1, str(error))
         self._report.ignored, self._report.log_probs_refused = dict(ignored), dict(refused)
@@ -219,7 +222,7 @@ class _ChatFile:
             whole = replace(bundle, trajectory=replace(bundle.trajectory, record=record), group=group)
             yield f"{self._path}:{number}", whole
 
-    def _group(self, group: GroupRecord) -> tuple[GroupRecord, list[float]]:
+    def _group(self, group: GroupRecord) -> tuple[GroupRecord, Sequence[float]]:
         """With all members, and the advantage of each."""
         if group.id not in self._groups:
             rewards = [reward for reward, _ in self._members[group.task]]
@@ -234,8 +237,8 @@ class _ChatFile:
             normalise = self._setting("advantage", "normalise_std", True)
             if normalise is None:
                 normalise = self._teaching.run.config.get("algorithm", "grpo") in ("grpo", "ppo")
-            advantages = group_advantages(rewards, normalise_std=normalise) if given is None else [given] * len(rewards)
-            self._groups[group.id] = whole, advantages
+            made = self._teaching.group_advantages(rewards, normalise) if given is None else [given] * len(rewards)
+            self._groups[group.id] = whole, made
         return self._groups[group.id]
 
     def _rendered(self, conversation: Conversation, number: int, refused: Counter[str]) -> Bundle:
@@ -265,7 +268,6 @@ class _ChatFile:
             error_kind=None,
             num_turns=len(conversation.turns),
             num_tool_calls=sum(len(said.message.tool_calls) for said, _ in conversation.turns),
-            **_summary(segments, self._authors),
             temperature=1.0,
             top_p=1.0,
             top_k=0,
@@ -337,36 +339,6 @@ class _ChatFile:
         """Of the run that is to learn."""
         values = self._teaching.run.config.get(section)
         return values.get(name, default) if isinstance(values, dict) else default
-
-
-def _summary(segments: Sequence[Segment], authors: AuthorTable) -> dict[str, Any]:
-    whole = TokenSequence.concatenate(segment.tokens for segment in segments)
-    action = authors.is_action(whole.authors)
-    known = whole.behavior_log_probs[~np.isnan(whole.behavior_log_probs)]
-    return {
-        "num_tokens": len(whole),
-        "num_action_tokens": int(action.sum()),
-        "policy_version_min": 0,
-        "policy_version_max": 0,
-        "mean_behavior_log_prob": float(known.mean(dtype=np.float64)) if len(known) else math.nan,
-        "min_behavior_log_prob": float(known.min()) if len(known) else math.nan,
-    }
-
-
-def group_advantages(rewards: Sequence[float], *, normalise_std: bool) -> list[float]:
-    """Group-relative advantages (GRPO, Shao et al. 2024, arXiv 2402.03300), as the loop gives them to its own groups.
-
-    (r - mean) / (std + 1e-6) with the sample standard deviation; without `normalise_std` only r - mean. A group of
-    one and a group of equal rewards get exactly 0.
-    """
-    if max(rewards) == min(rewards):
-        return [0.0] * len(rewards)
-    mean = math.fsum(rewards) / len(rewards)
-    centred = [reward - mean for reward in rewards]
-    if not normalise_std:
-        return centred
-    std = math.sqrt(math.fsum(c * c for c in centred) / (len(rewards) - 1))
-    return [c / (std + _STD_EPSILON) for c in centred]
 
 
 def _run_of_set(path: Path, teaching: Teaching, name: str) -> RunRecord:
