@@ -125,9 +125,7 @@ def _jsonl(path: Path) -> Iterator[Row]:
         try:
             row = read_json(line)
         except ValueError as error:
-            raise UserError(
-                f"{path}:{number}: the line must be JSON, got other text ({error}). Mend the file."
-            ) from None
+            raise UserError(f"{path}:{number}: the line must be JSON ({error}). Mend the file.") from None
         if not isinstance(row, dict):
             raise UserError(
                 f"{path}:{number}: the line must be a JSON object, got {shortened(str(row))}. Mend the file."

@@ -93,7 +93,7 @@ def json_line(line: bytes, *, constants: bool = False) -> Any:
     try:
         return read_json(line, constants=constants)
     except ValueError as error:
-        raise BadRow(f"line must be JSON, got other text ({error}).") from None
+        raise BadRow(f"line must be JSON ({error}).") from None
 
 
 def read_object(text: object, *, constants: bool = True) -> Any:

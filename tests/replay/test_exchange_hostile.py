@@ -400,16 +400,16 @@ BAD: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("null", lambda row: "null", "row must be an object, got None"),
     ("empty line", lambda row: "", "line must be JSON"),
     ("depth", lambda row: "[" * 100_000, "line must be JSON"),
-    ("closed depth", lambda row: "[" * 5000 + "]" * 5000, "line must be JSON, got other text .nested too deep"),
+    ("closed depth", lambda row: "[" * 5000 + "]" * 5000, "line must be JSON .nested too deep"),
     (
         "duplicate key",
         lambda row: json.dumps(row)[:-1] + ', "reward": 5}',
-        "line must be JSON, got other text \\('reward' stands twice in one object",
+        "line must be JSON \\('reward' stands twice in one object",
     ),
     (
         "NaN",
         lambda row: {**row, "reward": float("nan")},
-        "line must be JSON, got .*NaN is no number of JSON",
+        "line must be JSON .*NaN is no number of JSON",
     ),
     (
         "huge number",
@@ -630,7 +630,7 @@ def test_json_within_reason() -> None:
     assert json_line(b'{"a": [1, 2.5, "\\ud800", null]}') == {"a": [1, 2.5, "\ud800", None]}
     assert json_line(b'{"a": NaN}', constants=True)["a"] != 1
     for text in (b"\xff{}", '{"a": 1}'.encode("utf-16"), b'{"a": NaN}', b"[" * 100_000):
-        with pytest.raises(BadRow, match="^line must be JSON, got"):
+        with pytest.raises(BadRow, match="^line must be JSON"):
             json_line(text)
 
 
