@@ -12,7 +12,7 @@ from replay.exchange import jsonl, parquet
 from replay.exchange.files import ExchangeError, is_parquet, opened, replaced
 from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows, learner_of
 from replay.exchange.row_format import BadRow, Bundle
-from replay.exchange.stored_rows import Left, bundles, exportable
+from replay.exchange.stored_rows import NotExported, bundles, exportable
 from replay.store import ReplayStore
 
 __all__ = ["ExchangeError", "ExportReport", "ImportReport", "check_set_name", "export_file", "import_file"]
@@ -21,7 +21,7 @@ __all__ = ["ExchangeError", "ExportReport", "ImportReport", "check_set_name", "e
 @dataclass(frozen=True)
 class ExportReport:
     rows: int
-    left: Left
+    left: NotExported
 
 
 def export_file(
@@ -41,7 +41,7 @@ def export_file(
     `run` and `where` choose among the rows; None: all of them. `limit` takes the first ones.
     """
     as_parquet = is_parquet(path)
-    left = Left()
+    left = NotExported()
     with replaced(path, force=force) as target:
         ids = exportable(store, left, run=run, where=where)[:limit]
         rows = _counted(bundles(store, ids, left), lambda done: progress(done, len(ids)))

@@ -12,8 +12,8 @@ from operator import or_
 from pathlib import Path
 
 from replay.exchange.files import ExchangeError
-from replay.exchange.importing import ImportReport, Learner, Placed, Progress, import_rows
-from replay.exchange.stored_rows import Left, bundles, exportable, known_runs
+from replay.exchange.importing import ImportReport, LearningRun, Placed, Progress, import_rows
+from replay.exchange.stored_rows import NotExported, bundles, exportable, known_runs
 from replay.locate import DATABASE, run_identity
 from replay.records import ELIGIBLE
 from replay.sampling.compatibility import bits, meanings, names_of
@@ -62,7 +62,7 @@ def attach(
         comparable = [id for id, mismatch in differing.items() if not mismatch]
         # The run's own rows may be there too, in a database that both once shared.
         where = (trajectories.c.state == ELIGIBLE) & trajectories.c.run.in_(comparable)
-        left = Left()
+        left = NotExported()
         ids = exportable(other, left, run=None, where=where)
 
         def rows() -> Iterator[Placed]:
@@ -75,7 +75,7 @@ def attach(
                 + (f" but of another {names}" if names else "")
                 + ". Leave it out, attach another, or name what may differ in replay.allow_mismatch."
             )
-        learner = Learner(run, mine, allowed)
+        learner = LearningRun(run, mine, allowed)
         report = import_rows(store, rows, source=name, learner=learner, progress=progress)
     report.problems += [f"{name}:{id}: {reason}" for id, reason in left.corrupt.items()]
     report.bad = len(left.corrupt)

@@ -55,7 +55,7 @@ class ImportReport:
 
 
 @dataclass(frozen=True)
-class Learner:
+class LearningRun:
     """The run that rows are imported for."""
 
     run: str
@@ -73,7 +73,7 @@ class Learner:
         return names_of((mismatch | record_mismatch(bundle.trajectory.record)) & ~self.allowed)
 
 
-def learner_of(store: ReplayStore, run: str) -> Learner | None:
+def learner_of(store: ReplayStore, run: str) -> LearningRun | None:
     """The run of that id; None: the database does not know it."""
     with store.reading() as connection:
         record = known_runs(connection).get(run)
@@ -82,7 +82,7 @@ def learner_of(store: ReplayStore, run: str) -> Learner | None:
         settings = record.config.get("replay")
         allowed = settings.get("allow_mismatch") if isinstance(settings, dict) else None
         names = tuple(name for name in allowed if name in MISMATCHES) if isinstance(allowed, list) else ()
-        return Learner(run, meanings(connection, [run])[run], bits(names))
+        return LearningRun(run, meanings(connection, [run])[run], bits(names))
 
 
 def check_set_name(name: str) -> None:
@@ -99,7 +99,7 @@ def import_rows(
     rows: Callable[[], Iterable[Placed]],
     *,
     source: str | None,
-    learner: Learner | None = None,
+    learner: LearningRun | None = None,
     skip_bad: bool = False,
     progress: Progress = lambda phase, done: None,
 ) -> ImportReport:
@@ -141,7 +141,7 @@ def import_rows(
     return report
 
 
-def _compare(learner: Learner, rows: Sequence[Bundle | BadRow], report: ImportReport) -> None:
+def _compare(learner: LearningRun, rows: Sequence[Bundle | BadRow], report: ImportReport) -> None:
     for row in rows:
         if isinstance(row, Bundle) and row.trajectory.record.state == ELIGIBLE:
             names = learner.differs(row)

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from replay.sampling.samplers.base import Floats, RankedSampler, Rows
 from replay.sampling.samplers.options import require
+from replay.sampling.samplers.sampler import Floats, RankedSampler, Rows
 
 
 class EntropySampler(RankedSampler):

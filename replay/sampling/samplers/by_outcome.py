@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from replay.sampling.samplers.base import Floats, Rows, Sampler
+from replay.sampling.samplers.sampler import Floats, Rows, Sampler
 
 
 class SuccessSampler(Sampler):

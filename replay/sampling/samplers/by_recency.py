@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from replay.sampling.samplers.base import Floats, Moment, Rows, Sampler
+from replay.sampling.samplers.sampler import Floats, Moment, Rows, Sampler
 
 AGES_PER_BLOCK = 256.0
 """Half-lives, or taus, after which weights are counted from another version, long before they leave a float's range."""

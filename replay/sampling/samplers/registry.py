@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from replay.sampling.samplers.base import Floats, Moment, RankedSampler, Rows, Sampler
 from replay.sampling.samplers.by_entropy import EntropySampler
 from replay.sampling.samplers.by_outcome import (
     AdvantageSampler,
@@ -26,6 +25,7 @@ from replay.sampling.samplers.by_recency import (
     block_end,
 )
 from replay.sampling.samplers.options import require
+from replay.sampling.samplers.sampler import Floats, Moment, RankedSampler, Rows, Sampler
 
 
 class FreshnessSampler(Sampler):
