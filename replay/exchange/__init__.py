@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -66,7 +67,7 @@ def import_file(
 ) -> ImportReport:
     """Store the rows of an exported file, with `name` as their source; None: with the source each had.
 
-    `learner` is the run they are for; None: any. See `loading.import_rows` for what is refused.
+    `learner` is the run they are for; None: any. See `importing.import_rows` for what is refused.
     """
     if name is not None:
         check_set_name(name)
@@ -74,21 +75,17 @@ def import_file(
     unit = "row " if is_parquet(path) else ""
     with opened(path):
         whose = None if learner is None else learner_of(store, learner)
-        return import_rows(
-            store,
-            lambda: placed(path, reader(path), unit),
-            source=name,
-            learner=whose,
-            skip_bad=skip_bad,
-            progress=progress,
-        )
+        report = ImportReport()
+        rows = partial(_placed, path, reader, unit)
+        import_rows(store, rows, report, source=name, learner=whose, skip_bad=skip_bad, progress=progress)
+        return report
 
 
-def placed(path: Path, rows: Iterator[Bundle | BadRow], unit: str = "") -> Iterator[Placed]:
+def _placed(path: Path, reader: Callable[[Path], Iterator[Bundle | BadRow]], unit: str) -> Iterator[Placed]:
     """Each row with where it stands; what ends the reading early is the last of them."""
     number = 0
     try:
-        for number, row in enumerate(rows, 1):
+        for number, row in enumerate(reader(path), 1):
             yield f"{path}:{unit}{number}", row
     except BadRow as error:
         yield f"{path}:{unit}{number + 1}", error

@@ -76,7 +76,8 @@ def attach(
                 + ". Leave it out, attach another, or name what may differ in replay.allow_mismatch."
             )
         learner = LearningRun(run, mine, allowed)
-        report = import_rows(store, rows, source=name, learner=learner, progress=progress)
+        report = ImportReport()
+        import_rows(store, rows, report, source=name, learner=learner, progress=progress)
     report.problems += [f"{name}:{id}: {reason}" for id, reason in left.corrupt.items()]
     report.bad = len(left.corrupt)
     return report

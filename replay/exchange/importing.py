@@ -53,6 +53,17 @@ class ImportReport:
     differing: dict[str, int] = field(default_factory=dict)
     """Rows that it can't learn from, by what is another in them."""
 
+    def add_bad(self, place: str, problem: str) -> None:
+        self.bad += 1
+        if len(self.problems) < _MOST_NAMED:
+            self.problems.append(f"{place}: {problem}")
+
+    def refuse_bad(self) -> None:
+        """Raises ExchangeError if there is a bad row."""
+        if self.bad:
+            more = f" {self.bad - 1} more rows are bad." if self.bad > 1 else ""
+            raise ExchangeError(f"{self.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
+
 
 @dataclass(frozen=True)
 class LearningRun:
@@ -97,20 +108,21 @@ def check_set_name(name: str) -> None:
 def import_rows(
     store: ReplayStore,
     rows: Callable[[], Iterable[Placed]],
+    report: ImportReport,
     *,
     source: str | None,
     learner: LearningRun | None = None,
     skip_bad: bool = False,
     progress: Progress = lambda phase, done: None,
-) -> ImportReport:
+) -> None:
     """Store the rows that `rows` reads anew at each call, batch by batch, each whole or not at all; those of one
-    batch only once.
+    batch only once. `report` tells what became of them.
 
     `source` is written into every new row; None: each keeps its own. A bad row raises ExchangeError, and then
     nothing of the file has been stored; with `skip_bad` it is counted and left out. Rows that are all others than
     those `learner` can learn from are refused too.
     """
-    report = ImportReport(learner=None if learner is None else learner.run)
+    report.learner = None if learner is None else learner.run
     check = _Check(store, source)
     bad: set[int] = set()
     done = 0
@@ -119,18 +131,15 @@ def import_rows(
         only = [] if done else [batch]
         for number, place, problem in check.problems(batch):
             bad.add(number)
-            report.bad += 1
-            if len(report.problems) < _MOST_NAMED:
-                report.problems.append(f"{place}: {problem}")
+            report.add_bad(place, problem)
         if learner is not None:
             _compare(learner, [row for number, (_, row) in batch if number not in bad], report)
         done += len(batch)
         progress("check", done)
-        if report.bad > max(_MOST_BAD, done / 2):
+        if len(bad) > max(_MOST_BAD, done / 2):
             raise ExchangeError(f"{report.problems[0]} Most rows are bad. Nothing was stored; is this the right file?")
-    if bad and not skip_bad:
-        more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
-        raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
+    if not skip_bad:
+        report.refuse_bad()
     if report.differing and not report.learnable:
         raise ExchangeError(_incomparable(report))
     report.runs = sorted(check.runs)
@@ -138,7 +147,6 @@ def import_rows(
         good = [bundle for number, (_, bundle) in batch if number not in bad and isinstance(bundle, Bundle)]
         _store(store, check.sourced(good), report)
         progress("store", report.rows)
-    return report
 
 
 def _compare(learner: LearningRun, rows: Sequence[Bundle | BadRow], report: ImportReport) -> None:

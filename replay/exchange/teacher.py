@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -140,14 +141,12 @@ def import_chat(
     chat = _ChatFile(path, teaching, name, report)
     with tempfile.TemporaryFile() as spool:
         chat.render_to(spool, progress)
-        if report.bad and not skip_bad:
-            more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
-            raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
+        if not skip_bad:
+            report.refuse_bad()
         chat.check_anchor()
         learner = learner_of(store, teaching.run.id)
-        stored = import_rows(store, lambda: chat.placed(spool), source=name, learner=learner, progress=progress)
-    for part in ("rows", "inserted", "duplicates", "clipped", "runs", "learner", "learnable", "differing"):
-        setattr(report, part, getattr(stored, part))
+        rows = partial(chat.placed, spool)
+        import_rows(store, rows, report, source=name, learner=learner, skip_bad=skip_bad, progress=progress)
     return report
 
 
@@ -177,7 +176,7 @@ class _ChatFile:
                 try:
                     bundle = self._rendered(read_line(line, ignored), number, refused)
                 except (BadRow, RenderError, ValueError) as error:
-                    self._bad(number, str(error))
+                    self._report.add_bad(f"{self._path}:{number}", str(error))
                     continue
                 spool.write(jsonl.encode(bundle) + b"\n")
                 record = bundle.trajectory.record
@@ -185,7 +184,7 @@ class _ChatFile:
                 self._lines.append(number)
                 progress("check", number)
         except BadRow as error:
-            self._bad(number + 1, str(error))
+            self._report.add_bad(f"{self._path}:{number + 1}", str(error))
         self._report.ignored, self._report.log_probs_refused = dict(ignored), dict(refused)
 
     def check_anchor(self) -> None:
@@ -200,11 +199,6 @@ class _ChatFile:
                 f"and {unknown:,} replies without log-probs. Nothing was stored; start a run with anchor: old, or with "
                 "loss.replay.missing_log_probs other than reject."
             )
-
-    def _bad(self, number: int, problem: str) -> None:
-        self._report.bad += 1
-        if len(self._report.problems) < _MOST_NAMED:
-            self._report.problems.append(f"{self._path}:{number}: {problem}")
 
     def placed(self, spool: IO[bytes]) -> Iterator[Placed]:
         """The rows with their groups."""
