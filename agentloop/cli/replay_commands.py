@@ -9,7 +9,6 @@ import json
 from contextlib import closing
 from dataclasses import asdict
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -155,7 +154,6 @@ def import_(
         fail("--keep-source must come with exported rows, got conversations, which have no source.")
     report: ImportReport
     with opened(run, read_only=False) as buffer, progress_line() as show:
-        shown = partial(show, total=None)
         learner = buffer.run or (None if buffer.folder is None else run_identity(buffer.folder).id)
         if form is Format.openai_chat:
             from agentloop.algorithms.advantages import group_advantages
@@ -164,11 +162,11 @@ def import_(
             teaching = teaching_of(
                 buffer.store, learner, own, group_advantages, model=model, reward=reward, advantage=advantage
             )
-            report = import_chat(buffer.store, file, teaching, name=name or SOURCE, skip_bad=skip_bad, progress=shown)
+            report = import_chat(buffer.store, file, teaching, name=name or SOURCE, skip_bad=skip_bad, progress=show)
             text = conversations_text(report, file)
         else:
             source = None if keep_source else name or "import"
-            report = import_file(buffer.store, file, name=source, learner=learner, skip_bad=skip_bad, progress=shown)
+            report = import_file(buffer.store, file, name=source, learner=learner, skip_bad=skip_bad, progress=show)
             text = import_text(report, file)
     say(json.dumps(asdict(report)) if as_json else text)
 

@@ -92,10 +92,10 @@ def conversations_text(report: TeacherReport, file: Path) -> str:
 
 
 @contextmanager
-def progress_line() -> Iterator[Callable[[str, int, int | None], None]]:
+def progress_line() -> Iterator[Callable[..., None]]:
     """A line on stderr that people see and programs don't."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
-        yield lambda phase, done, total: progress.update(task, description=phase, completed=done, total=total)
+        yield lambda phase, done, total=None: progress.update(task, description=phase, completed=done, total=total)

@@ -28,7 +28,7 @@ def _joined(content: Any) -> Any:
     texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
     if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
         raise ValueError("should be text, without parts of another kind")
-    return "".join(texts)
+    return "".join(map(str, texts))
 
 
 def _empty(value: Any) -> None:
@@ -60,11 +60,13 @@ class TokenLogProb(_Open):
 
     token: str
     logprob: Finite
-    bytes: Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(fail_fast=True)] | None = None
+    codes: Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(fail_fast=True)] | None = Field(
+        None, alias="bytes"
+    )
 
     @property
-    def raw(self) -> bytes | bytearray:
-        return self.token.encode("utf-8", "surrogatepass") if self.bytes is None else bytearray(self.bytes)
+    def raw(self) -> bytes:
+        return self.token.encode("utf-8", "surrogatepass") if self.codes is None else bytes(self.codes)
 
 
 class ChatLogProbs(_Open):

@@ -11,7 +11,7 @@ import difflib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -106,7 +106,7 @@ def read_object(text: object, *, constants: bool = True) -> Any:
         raise ValueError(f"should be JSON ({error})") from None
 
 
-def _numbers(dtype: Callable[..., Any], value: object) -> npt.NDArray[Any]:
+def _numbers(dtype: type[np.generic], value: object) -> npt.NDArray[Any]:
     """A list of numbers, null for an unknown one, as an array; an array stays as it is."""
     if isinstance(value, np.ndarray):
         return value
@@ -145,7 +145,8 @@ ARRAYS = {"token_ids": np.int32, "authors": np.uint8, "behavior_log_probs": np.f
 
 
 def _part(kind: str, columns: Mapping[str, Any]) -> Any:
-    return create_model(kind, __base__=Part, **{name: (column, ...) for name, column in columns.items()})
+    required: dict[str, Any] = {name: (column, ...) for name, column in columns.items()}
+    return create_model(kind, __base__=Part, **required)
 
 
 # Lists are checked up to their first bad part: a million of them would have a million problems.

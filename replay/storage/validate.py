@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
+from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
 from context.authors import AuthorTable
 from context.tokens.token_sequence import Segment
@@ -53,10 +53,11 @@ def column_types(record: type) -> dict[str, Any]:
 
 
 @cache
-def _adapter(record: type) -> TypeAdapter[list[BaseModel]]:
+def _adapter(record: type) -> TypeAdapter[Any]:
     config = ConfigDict(strict=True, from_attributes=True)
     types: dict[str, Any] = {name: (kind, ...) for name, kind in column_types(record).items()}
-    return TypeAdapter(list[create_model(record.__name__, __config__=config, **types)])  # type: ignore[misc]
+    columns: Any = create_model(record.__name__, __config__=config, **types)
+    return TypeAdapter(list[columns])
 
 
 def checked(records: Sequence[Any], kind: str, key: str) -> list[dict[str, Any]]:
@@ -68,13 +69,11 @@ def checked(records: Sequence[Any], kind: str, key: str) -> list[dict[str, Any]]
     if not records:
         return []
     try:
-        return [dict(vars(found)) for found in _adapter(type(records[0])).validate_python(list(records))]
+        return [dict(vars(found)) for found in _adapter(records[0].__class__).validate_python(list(records))]
     except ValidationError as error:
         (index, *place), rule, shown = first_problem(error)
-        where = f"{kind} {getattr(records[int(index)], key)}"
-        raise InvalidRecord(
-            f"{''.join(map(str, place))} must {rule}, got {shown} in {where}.{NOTHING_STORED}"
-        ) from None
+        problem = f"{'.'.join(map(str, place))} must {rule}, got {shown}"
+        raise InvalidRecord(f"{problem} in {kind} {getattr(records[int(index)], key)}.{NOTHING_STORED}") from None
 
 
 def refused(field: str, rule: str, value: object, where: str) -> InvalidRecord:
