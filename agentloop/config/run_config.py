@@ -30,7 +30,7 @@ from agentloop.config.sections.run_section import CheckpointSection, MetricsSect
 from agentloop.config.sections.supervised_learning import SftSection, WarmUpSection
 from replay.mixing.rule import MixRule
 from replay.mixing.schedule import progress_at
-from replay.storage.validate import SOURCE_NAME
+from replay.records import SOURCE_NAME
 
 
 class CapacitySection(Section):

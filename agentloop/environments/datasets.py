@@ -16,8 +16,7 @@ from agentloop.config.sections.dataset import TasksSection
 from agentloop.errors import UserError, one_line, shortened
 from replay.errors import ReplayError
 from replay.exchange.files import is_parquet, lines
-from replay.exchange.row_format import BadRow
-from replay.exchange.strict_json import NotStrict, loads
+from replay.exchange.row_format import BadRow, read_json
 
 Row = Mapping[str, Any]
 HUGGING_FACE = "hf:"
@@ -126,10 +125,9 @@ def _jsonl(path: Path) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            row = loads(line.decode())
-        except (UnicodeDecodeError, NotStrict) as error:
-            problem = str(error) if isinstance(error, NotStrict) else "be UTF-8"
-            raise UserError(f"{path}:{number}: the line must {problem}. Mend the file.") from None
+            row = read_json(line)
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: the line must be JSON ({error}). Mend the file.") from None
         if not isinstance(row, dict):
             raise UserError(
                 f"{path}:{number}: the line must be a JSON object, got {shortened(str(row))}. Mend the file."

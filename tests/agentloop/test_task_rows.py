@@ -140,8 +140,8 @@ def test_at_least_one_of_few_rows_is_held_out(tmp_path: Path) -> None:
     [
         (b'{"number": 1}\n{"number": \n', ":2: the line must be JSON ("),
         (b"[1]\n", ":1: the line must be a JSON object, got [1]."),
-        (b'{"number": "\xff"}\n', ":1: the line must be UTF-8."),
-        (b'{"a": 1, "a": 2}\n', ":1: the line must have each key once, got 'a' twice."),
+        (b'{"number": "\xff"}\n', ":1: the line must be JSON ('utf-8' codec can't decode byte 0xff"),
+        (b'{"a": 1, "a": 2}\n', ":1: the line must be JSON ('a' stands twice in one object)."),
         (b"\n", "tasks.data must hold at least one row, got none in "),
         (b'{"a": 1}\n{"a": 1}\n', "rows to train on and others to evaluate on, got 2 in "),
     ],

@@ -28,7 +28,7 @@ from replay.queries.preview.run_state import Standing, saved_mixer, standing, up
 from replay.queries.preview.settings import CONTROLS, Choice, choose, options_of, sampler_of
 from replay.records import ELIGIBLE, STATES, RunRecord
 from replay.sampling.samplers import SAMPLERS
-from replay.sampling.selection import Chosen
+from replay.sampling.selection import SelectedRow
 from replay.sampling.trial_draw import Rehearsal
 from replay.storage.format.schema import IMPORTED, trajectories
 from replay.storage.statements import rows_by_key
@@ -50,7 +50,7 @@ class _Drawn:
     rehearsal: Rehearsal
     connection: sa.Connection
     standing: Standing
-    draws: list[list[Chosen]]
+    draws: list[list[SelectedRow]]
 
     @property
     def ids(self) -> list[list[str]]:
@@ -238,7 +238,7 @@ def _batch(drawn: _Drawn, *, exact: bool) -> QueryResult:
     example = drawn.draws[0] if drawn.draws else []
     ids = drawn.ids[0] if drawn.draws else []
 
-    def of(row: Chosen, id: str) -> QueryResult:
+    def of(row: SelectedRow, id: str) -> QueryResult:
         at = row.position
         own = bool(columns["own"][at])
         names = {name: codes[name].names[int(columns[name][at])] for name in ("run", "source", "task", "group")}
