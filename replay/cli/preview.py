@@ -33,7 +33,7 @@ def preview(
     run_id: RunId = None,
     as_json: AsJson = False,
 ) -> None:
-    """What the next batch of a run would be, and its expected effective sample size. Nothing is drawn or changed.
+    """What the next batch of a run would be. Nothing is drawn or changed.
 
     Exit code 1 where the settings can't be used.
     """
@@ -75,7 +75,6 @@ def _text(answer: dict[str, Any]) -> str:
         f"iteration     {answer['iteration']}, policy {answer['policy_version']}",
         f"fresh         {plan['fresh']} in groups {sizes}",
         f"replayed      {plan['replay']} of {plan['planned_replay']} planned ({share(plan['fraction'], 1)} configured)",
-        f"expected ESS  {ess_text(answer)}",
         "",
         table(["rule", "left", "left out"], [[s["rule"], f"{s['left']}", f"{s['out']}"] for s in answer["funnel"]]),
     ]
@@ -95,19 +94,3 @@ def _text(answer: dict[str, Any]) -> str:
         whose = "what the run would draw" if batch["exact"] else "an example"
         lines += ["", f"{whose}:", table(_COLUMNS, rows)]
     return "\n".join([*lines, "", answer["yaml"].rstrip()])
-
-
-def ess_text(answer: dict[str, Any]) -> str:
-    """The number with what it is known from, or why there is none."""
-    ess, logged = answer["ess"], answer["ess_logged"]
-    rows = ess["scored"] + ess["estimated"] + ess["unknown"]
-    last = "" if logged is None else f"; iteration {logged['iteration']} had {logged['value']:.4f}"
-    if not rows:
-        return f"- (nothing is replayed{last})" if not ess["without_log_probs"] else "- (no row has log-probs)"
-    if ess["value"] is None:
-        return (
-            f"not known: {share(ess['unknown'], rows)} of the rows are like none that was drawn lately{last}. "
-            "Score them: agentloop replay rescore"
-        )
-    known = f"{share(ess['scored'], rows)} scored, {share(ess['estimated'], rows)} by rows like them"
-    return f"{ess['value']:.4f}, {ess['low']:.4f} to {ess['high']:.4f} in 9 draws of 10 ({known}){last}"

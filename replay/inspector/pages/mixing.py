@@ -1,4 +1,4 @@
-"""The next batch of a run under settings that are chosen here: what it would hold, and what that is worth."""
+"""The next batch of a run under settings that are chosen here: what it would hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from replay import queries
 from replay.inspector.drawings.bars import Bar, Height, Tone, bars
 from replay.inspector.server.page import Page, run_of
 from replay.inspector.server.query import Query
-from replay.inspector.text.reading import rescore_run
 from replay.locate import own_folder
 from replay.mixing.rule import SAME_TASK
 from replay.queries import Answer
@@ -99,10 +98,8 @@ def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
         "replayed_groups": _boxed(rows[:_MOST_SLOTS], settings["unit"]),
         "hidden_slots": max(0, len(rows) - _MOST_SLOTS),
         "ages": _ages(rows),
-        "known": _known(found["ess"]),
         "funnel_lines": _funnel(found["funnel"], settings),
         "pictures": [_picture(spread) for spread in found["spreads"]] if rows else [],
-        "rescore": f"agentloop replay rescore {rescore_run(source)}",
     }
 
 
@@ -144,17 +141,6 @@ def _command(source: Source, run: str, given: Mapping[str, str]) -> str:
         for word in ("--option", f"{name.removeprefix(prefix)}={value}")
     ]
     return shlex.join(words)
-
-
-def _known(ess: Mapping[str, Any]) -> list[tuple[float, str]]:
-    """What the weights of how many rows are known from."""
-    rows = ess["scored"] + ess["estimated"] + ess["unknown"]
-    ways = {
-        "scored": "weigh what the newest policy scored them",
-        "estimated": "are taken to weigh as rows born when they were did in the newest updates",
-        "unknown": "weigh nobody knows what",
-    }
-    return [(ess[name] / rows, told) for name, told in ways.items() if ess[name]]
 
 
 def _boxed(rows: Sequence[Answer], unit: str) -> list[list[Answer]]:

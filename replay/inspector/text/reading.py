@@ -146,16 +146,12 @@ def indented(text: str) -> str | None:
 _PLAIN = re.compile(r"[\w.:@-]+")
 
 
-def rescore_run(source: Source) -> str:
-    """As it must be typed; RUN stands for a folder that is not known here."""
-    return shlex.quote(source.named or "") if has_run(source) else "RUN"
-
-
 def rescore_command(source: Source, id: str) -> str:
     """As it must be typed to score one trajectory of this database."""
     where = "id='{}'".format(id.replace("'", "''"))
     quoted = f'"{where}"' if _PLAIN.fullmatch(id) else shlex.quote(where)
-    return f"agentloop replay rescore {rescore_run(source)} --where {quoted}"
+    run = shlex.quote(source.named or "") if has_run(source) else "RUN"  # a folder that is not known here
+    return f"agentloop replay rescore {run} --where {quoted}"
 
 
 def has_run(source: Source) -> bool:

@@ -23,7 +23,6 @@ from replay.mixing.request import Availability, DrawRequest
 from replay.mixing.schedule import progress_at
 from replay.queries.filters.question import Answer
 from replay.queries.preview.batch_distributions import spreads
-from replay.queries.preview.expected_ess import Kind, expected_ess, past_weights, scored_weights
 from replay.queries.preview.run_state import Standing, saved_mixer, standing, upcoming_tasks
 from replay.queries.preview.settings import CONTROLS, Choice, choose, options_of, sampler_of
 from replay.records import ELIGIBLE, STATES, RunRecord
@@ -31,7 +30,6 @@ from replay.sampling.samplers import SAMPLERS
 from replay.sampling.selection import Chosen
 from replay.sampling.trial_draw import Rehearsal
 from replay.storage.format.schema import IMPORTED, trajectories
-from replay.storage.statements import rows_by_key
 from replay.store import ReplayStore
 
 _MOST_DRAWS = 32
@@ -48,7 +46,6 @@ class _Drawn:
     """Example draws of one plan; the first is the example that is shown."""
 
     rehearsal: Rehearsal
-    connection: sa.Connection
     standing: Standing
     draws: list[list[Chosen]]
 
@@ -63,8 +60,7 @@ def preview(
     """The next batch of `run` (None: the only one), where `given` takes the place of its own settings.
 
     `given`: texts by control, as in `settings.choose`; what is wrong with them stands in `errors`, and then there is
-    no `plan`. `folder`: the run's, whose checkpoint knows what earlier iterations rounded off. A stored trajectory's
-    weight in the expected ESS is as known as `replay.queries.preview.expected_ess` says.
+    no `plan`. `folder`: the run's, whose checkpoint knows what earlier iterations rounded off.
     """
     record = store.run(run)
     stored = _declared(record)
@@ -83,8 +79,7 @@ def preview(
         "options": options_of(replay["sampler"]) if replay["sampler"] in SAMPLERS else [],
         "errors": dict(choice.errors),
         "yaml": choice.yaml,
-        "ess_logged": None if now.ess is None else {"iteration": now.ess[0], "value": now.ess[1]},
-        **dict.fromkeys(("plan", "funnel", "batch", "spreads", "ess")),
+        **dict.fromkeys(("plan", "funnel", "batch", "spreads")),
     }
     return answer if choice.errors else answer | _tried(store, choice, now, folder, gone)
 
@@ -168,13 +163,12 @@ def _tried(store: ReplayStore, choice: Choice, now: Standing, folder: Path | Non
             starved = isinstance(error, ReplayStarved)
             return {"errors": {"fraction" if starved else "sources": str(error)}}
         times = max(_FEWEST_DRAWS, min(_MOST_DRAWS, _MOST_ROWS // max(1, plan.replay)))
-        drawn = _Drawn(rehearsal, connection, now, rehearsal.draws(plan.picks, times) if plan.replay else [])
+        drawn = _Drawn(rehearsal, now, rehearsal.draws(plan.picks, times) if plan.replay else [])
         return {
             "plan": _plan(plan, mixer, available, tasks=tasks, exact=saved is not None),
             "funnel": _funnel(rehearsal, available, gone, mixer, tasks),
             "batch": _batch(drawn, exact=goes_on and saved is not None and _is_foretold(mixer, config["replay"])),
             "spreads": spreads(rehearsal.index, [[row.position for row in rows] for rows in drawn.draws], now),
-            "ess": _ess(drawn, seed=config["run"]["seed"]),
         }
 
 
@@ -265,26 +259,3 @@ def _batch(drawn: _Drawn, *, exact: bool) -> Answer:
         "tasks_mean": different("task"),
         "groups_mean": different("group"),
     }
-
-
-def _ess(drawn: _Drawn, *, seed: int) -> Answer:
-    index, now = drawn.rehearsal.index, drawn.standing
-    ids = sorted({id for ids in drawn.ids for id in ids})
-    columns, runs = index.columns, index.codes["run"].names
-    kinds = {}
-    for id in ids:
-        at = index.position(id)
-        born = int(columns["policy_version"][at]) if columns["own"][at] else -1
-        kinds[id] = Kind(born, runs[int(columns["run"][at])], bool(columns["success"][at]))
-    log_probs = rows_by_key(drawn.connection, (_rows.id, _rows.mean_behavior_log_prob), ids, key=_rows.id)
-    blind = {id for id, mean in log_probs if mean is None}
-    expected = expected_ess(
-        [[id for id in rows if id not in blind] for rows in drawn.ids],
-        kinds,
-        scored=scored_weights(drawn.connection, ids, run=now.run, version=now.policy_version),
-        past=past_weights(drawn.connection, now.run, before=now.iteration),
-        version=now.policy_version,
-        random=np.random.default_rng(seed),
-    )
-    without = sum(id in blind for rows in drawn.ids for id in rows)
-    return {**asdict(expected), "without_log_probs": without, "draws": len(drawn.draws)}

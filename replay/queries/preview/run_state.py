@@ -15,8 +15,6 @@ from replay.mixing.rule import MixRule
 from replay.sampling.samplers import Sampler
 from replay.storage.format.schema import groups, iterations, metrics, policies, sampler_state
 
-ESS = "actor/replay/ess_mean"
-"""Of the weights that draws are stored with, whatever `replay.ess.weights` the controller goes by."""
 _ESS_BY_AGE = "actor/replay/ess/age_"
 _SUCCESS = "rollout/success"
 _FACTOR = "replay/controller_factor"
@@ -38,8 +36,6 @@ class Standing:
     has_replayed: bool
     best_success: float | None
     """Of any iteration's fresh episodes."""
-    ess: tuple[int, float] | None
-    """The newest iteration that had an ESS of replayed rows, and it."""
 
     def mixer(self, rule: MixRule, saved: Mapping[str, Any] | None) -> Mixer:
         """As the run's own would stand, from its checkpoint, or without what earlier iterations rounded off."""
@@ -72,9 +68,6 @@ def standing(connection: sa.Connection, run: str) -> Standing:
     )
     replayed = sa.exists().where(iterations.c.run == run, iterations.c.planned_replay > 0)
     best = sa.select(sa.func.max(metrics.c.value)).where(metrics.c.run == run, metrics.c.name == _SUCCESS)
-    known = (metrics.c.run == run) & (metrics.c.name == ESS) & metrics.c.value.is_not(None)
-    ess = sa.select(metrics.c.iteration, metrics.c.value).where(known).order_by(metrics.c.iteration.desc()).limit(1)
-    last = connection.execute(ess).one_or_none()
     return Standing(
         run=run,
         iteration=newest + 1,
@@ -83,7 +76,6 @@ def standing(connection: sa.Connection, run: str) -> Standing:
         sampler=None if state is None else json.loads(state),
         has_replayed=bool(connection.scalar(sa.select(replayed))),
         best_success=connection.scalar(best),
-        ess=None if last is None else (last.iteration, last.value),
     )
 
 
