@@ -44,9 +44,7 @@ app.add_typer(context_app, name="context", epilog="Example: agentloop context ch
 replay_app.command(epilog="Example: agentloop replay mix configs/quickstart.yaml --iterations 20")(mix)
 replay_app.command(epilog="Example: agentloop replay verify runs/quickstart-001 --log-probs")(verify)
 replay_app.command(epilog="Example: agentloop replay rescore --where 'staleness > 8'")(rescore)
-replay_app.command(epilog="Example: agentloop replay whatif runs/quickstart-001 --loss own --loss gspo --report")(
-    whatif
-)
+replay_app.command(epilog="Example: agentloop replay whatif runs/quickstart-001 --loss own --loss gspo")(whatif)
 app.add_typer(replay_app, name="replay", epilog="Example: agentloop replay ls --failed")
 app.command(epilog="Example: agentloop inspect runs/quickstart-001")(inspect)
 

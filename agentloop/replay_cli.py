@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,18 +15,21 @@ from replay.cli.common import AsJson, Run, Where, fail, opened, say
 from replay.cli.tables import number, table
 from replay.queries import chosen
 from replay.queries.open_buffer import Opened
-from replay.report import REPORT_NAME
 from replay.storage.verify import Verification
 
 if TYPE_CHECKING:
     from agentloop.replay_models import Drifted, LogProbCheck
     from agentloop.run_folder import RunFolder
 
-Model = Annotated[
-    Path | None,
-    typer.Option("--model", metavar="PATH", help="Weights to ask, such as RUN/policies/000012; see also --policy."),
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="VERSION|PATH",
+        help="A policy version that is still there, or a folder of weights named by its version, such as "
+        "RUN/checkpoints/000012.",
+    ),
 ]
-Policy = Annotated[int | None, typer.Option("--policy", help="The policy version that they are.")]
 
 
 def verify(
@@ -38,7 +39,6 @@ def verify(
     log_probs: Annotated[
         bool, typer.Option("--log-probs", help="Also recompute behavior log-probs with every policy still there.")
     ] = False,
-    model: Model = None,
     policy: Policy = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest difference of a recomputed log-prob, in nats.")
@@ -56,8 +56,8 @@ def verify(
         if yes and found.corrupt:
             buffer.store.quarantine(found.corrupt)
         check = None
-        if log_probs or model is not None or policy is not None:
-            check = _check_log_probs(buffer, where, found, model=model, policy=policy)
+        if log_probs or policy is not None:
+            check = _check_log_probs(buffer, where, found, policy)
     failed = found.corrupt_share > limit or bool(found.dangling or found.damage)
     failed = failed or (check is not None and check.worst > tolerance)
     if as_json:
@@ -71,22 +71,17 @@ def verify(
     raise typer.Exit(1 if failed else 0)
 
 
-def _check_log_probs(
-    buffer: Opened, where: str | None, found: Verification, *, model: Path | None, policy: int | None
-) -> LogProbCheck:
+def _check_log_probs(buffer: Opened, where: str | None, found: Verification, policy: str | None) -> LogProbCheck:
     from agentloop.replay_models import check_log_probs, named_weights, weights_of_run
 
     folder = _run_folder(buffer)
-    weights = weights_of_run(folder)
-    if model is not None or policy is not None:
-        weights = dict([named_weights(folder, model, policy)])
+    weights = weights_of_run(folder) if policy is None else dict([named_weights(folder, policy)])
     return check_log_probs(buffer.store, folder, weights, where=where, skip=found.corrupt)
 
 
 def rescore(
     run: Run = None,
     where: Where = None,
-    model: Model = None,
     policy: Policy = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most trajectories scored.")] = None,
     as_json: AsJson = False,
@@ -99,20 +94,13 @@ def rescore(
         from agentloop import replay_models
 
         folder = _run_folder(buffer)
-        version, weights = replay_models.named_weights(folder, model, policy)
+        version, weights = replay_models.named_weights(folder, policy)
         drifted = replay_models.rescore(buffer.store, folder, version, weights, where=where, limit=limit)
     say(json.dumps(vars(drifted)) if as_json else _drift_text(drifted))
 
 
 _MOST_ROWS = 512
 """Of a what-if: a few updates' worth."""
-
-
-class Stream(StrEnum):
-    """How rows of the buffer are trained."""
-
-    fresh = "fresh"
-    replay = "replay"
 
 
 def whatif(
@@ -126,23 +114,11 @@ def whatif(
             "The run's own beside a few others when left out.",
         ),
     ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoint",
-            "--model",
-            metavar="PATH",
-            help="Weights to ask, such as RUN/checkpoints/000012; the run's newest when left out.",
-        ),
-    ] = None,
     policy: Policy = None,
     where: Where = None,
     limit: Annotated[
         int | None,
         typer.Option(min=1, help=f"Most trajectories, taken evenly over their age; {_MOST_ROWS} when left out."),
-    ] = None,
-    stream: Annotated[
-        Stream | None, typer.Option("--as", help="How they are trained; as replay when left out.")
     ] = None,
     iteration: Annotated[
         int | None,
@@ -152,47 +128,31 @@ def whatif(
             "update started from.",
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=0, help="Most clipped trajectories and tokens named per objective.")] = 0,
-    report: Annotated[bool, typer.Option("--report", help="Also write it into the run's report.html.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """What each objective would have done with stored trajectories: clipping, gradient and ESS, by staleness.
 
     One optimizer step of every objective is computed and none is made: weights and buffer stay as they are.
     """
-    if iteration is not None and (stream is not None or limit is not None):
-        fail("--iteration must be given without --as and --limit, for its batch is looked at as it was, got both.")
+    if iteration is not None and limit is not None:
+        fail("--iteration must be given without --limit, for its batch is looked at whole, got both.")
     with opened(run) as buffer:
         from agentloop.console import open_display
         from agentloop.replay_models import named_weights
-        from agentloop.report import report_run
         from agentloop.whatif.losses import asked_losses
         from agentloop.whatif.measure import what_if
         from agentloop.whatif.rows import Asked, policy_of_iteration
-        from agentloop.whatif.section import whatif_section
         from agentloop.whatif.text import as_text
 
         folder = _run_folder(buffer)
         losses = asked_losses(folder.config, loss or ())
-        if iteration is not None and model is None and policy is None:
-            policy = policy_of_iteration(buffer.store, folder, iteration)
-        asked = Asked(where, limit or _MOST_ROWS, (stream or Stream.replay).value, iteration)
+        if iteration is not None and policy is None:
+            policy = str(policy_of_iteration(buffer.store, folder, iteration))
+        weights = named_weights(folder, policy)
+        asked = Asked(where, limit or _MOST_ROWS, iteration)
         with closing(open_display(stderr=True)) as display:
-            found = what_if(
-                buffer.store,
-                folder,
-                named_weights(folder, model, policy),
-                losses=losses,
-                asked=asked,
-                tokens=tokens,
-                told=display.phase,
-            )
-        if report:
-            section = whatif_section(found)
-            path = report_run(buffer.store, folder.path / REPORT_NAME, run=folder.run_id, further=(section,))
+            found = what_if(buffer.store, folder, weights, losses=losses, asked=asked, told=display.phase)
     say(json.dumps(found.to_json(), indent=1) if as_json else as_text(found))
-    if report and not as_json:
-        print(f"report: {path}")
 
 
 def _run_folder(buffer: Opened) -> RunFolder:
