@@ -1,24 +1,43 @@
-"""What rows go through on their way into the buffer, and what the buffer has room for, as a run is configured."""
+"""What a person brings to the buffer: a sampler and a redactor of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentloop.class_file import load_function
-from agentloop.config import ReplaySection
+from agentloop.class_file import load_class, load_function
 from agentloop.errors import UserError, one_line_with_place
 from context.messages import Message
-from replay.storage.retention import Capacity
+from replay.config import ReplayConfig
+from replay.sampling.samplers import Sampler, make_sampler
 from replay.storage.write import Admission, Redactor
 
 
-def make_admission(section: ReplaySection) -> Admission:
-    return Admission(section.dedupe, None if section.redact is None else load_redactor(section.redact))
+def make_admission(config: ReplayConfig) -> Admission:
+    return Admission(config.dedupe, None if config.redact is None else load_redactor(config.redact))
 
 
-def make_capacity(section: ReplaySection) -> Capacity:
-    return Capacity(**section.capacity.model_dump())
+def load_sampler(config: ReplayConfig, seed: int) -> Sampler:
+    """The configured one. Runs the file of a sampler of one's own; raises UserError for what does not fit."""
+    if ":" not in config.sampler:
+        return make_sampler(config.sampler, seed, config.sampler_options)
+    kind = load_class(config.sampler, what="replay.sampler")
+    if not issubclass(kind, Sampler):
+        raise UserError(
+            f"replay.sampler must name a subclass of replay.Sampler, got {config.sampler!r}. "
+            "Derive it, and give every row a weight."
+        )
+    try:
+        made = make_sampler(kind, seed, config.sampler_options)
+        made.try_out()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"replay.sampler must be a sampler that weighs rows, got {config.sampler!r} with "
+            f"{one_line_with_place(error)}. Mend it."
+        ) from error
+    return made
 
 
 def load_redactor(spec: str) -> Redactor:

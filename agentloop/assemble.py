@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentloop.admission import make_admission, make_capacity
+from agentloop.admission import load_sampler, make_admission
 from agentloop.checkpoint import COMPLETE, Checkpoint, write_directory
 from agentloop.collect import Actors
 from agentloop.config import RunConfig
@@ -192,8 +192,8 @@ def assemble(
         folder=folder,
         store=store,
         admission=admission,
-        capacity=make_capacity(config.replay),
-        sampler=config.replay.make_sampler(derive_seed(config.run.seed, "sampler")),
+        capacity=config.replay.capacity,
+        sampler=load_sampler(config.replay, derive_seed(config.run.seed, "sampler")),
         mixer=Mixer(config.mix_rule()),
         source=source,
         actors=make_actors(config, factory, loaded, generator),

@@ -41,7 +41,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(context_app, name="context", epilog="Example: agentloop context check template.jinja")
-replay_app.command(epilog="Example: agentloop replay mix configs/quickstart.yaml --iterations 20")(mix)
+replay_app.command(epilog="Example: agentloop replay mix runs/quickstart-001 --set replay.fraction=0.5")(mix)
 replay_app.command(epilog="Example: agentloop replay verify runs/quickstart-001 --log-probs")(verify)
 replay_app.command(epilog="Example: agentloop replay rescore --where 'staleness > 8'")(rescore)
 replay_app.command(epilog="Example: agentloop replay whatif runs/quickstart-001 --loss own --loss gspo")(whatif)

@@ -112,7 +112,7 @@ class Loop:
         request = draw_request(
             self.config, run=parts.run_id, iteration=iteration, policy_version=parts.generator.policy_version
         )
-        replays = self.config.mix_rule().fraction.highest > 0
+        replays = self.config.mix_rule().highest_fraction > 0
         available = parts.store.available(request, parts.sampler) if replays else Availability()
         try:
             plan, tasks = plan_iteration(

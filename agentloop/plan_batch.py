@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agentloop.config import RunConfig
-from agentloop.config.mixing import limits
 from agentloop.task_line import TaskLine
 from replay.mixing.mixer import BatchPlan, Mixer
 from replay.mixing.request import Availability, DrawRequest
-from replay.mixing.schedule import progress_at
 
 
 def draw_request(config: RunConfig, *, run: str, iteration: int, policy_version: int) -> DrawRequest:
     """What `iteration` may draw at all; how much of it is for the plan to say."""
-    return DrawRequest(run, iteration, policy_version, limits=limits(config))
+    return DrawRequest(run, iteration, policy_version, limits=config.replay.limits)
 
 
 def plan_iteration(
@@ -29,7 +27,6 @@ def plan_iteration(
     """The plan, and the training tasks of its slots. Raises ReplayStarved."""
     plan = mixer.plan(
         iteration=iteration,
-        progress=progress_at(iteration, config.run.iterations),
         available=available,
         tasks=[task_hash(index) for index in line.upcoming(mixer.num_tasks)],
     )

@@ -3,10 +3,9 @@
 from agentloop.config.run import (
     CheckpointSection,
     ModelSection,
-    ReplaySection,
     RunConfig,
     TinyModelSection,
     WarmUpSection,
 )
 
-__all__ = ["CheckpointSection", "ModelSection", "ReplaySection", "RunConfig", "TinyModelSection", "WarmUpSection"]
+__all__ = ["CheckpointSection", "ModelSection", "RunConfig", "TinyModelSection", "WarmUpSection"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from agentloop.config.section import PositiveFloat, Section
+from replay.section import PositiveFloat, Section
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig

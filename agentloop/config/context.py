@@ -6,10 +6,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.config.section import Positive, Section
 from agentloop.context_parts import author_table, check_parser_name, make_strategy
 from context import Author, AuthorTable
 from context.control import TrainingControl
+from replay.section import Positive, Section
 
 
 class AuthorSection(Section):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from agentloop.config.model_defaults import defaults_of
-from agentloop.config.section import BelowOne, Fraction, NonNegative, Positive, PositiveFloat, Section
+from replay.section import BelowOne, Fraction, NonNegative, Positive, PositiveFloat, Section
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig

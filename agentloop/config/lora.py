@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentloop.config.section import Positive, Section
+from replay.section import Positive, Section
 
 LayerNames = Annotated[tuple[str, ...], Field(min_length=1)]
 

@@ -15,24 +15,19 @@ from agentloop.config.context import ContextSection
 from agentloop.config.learning import CriticSection, KlSection, OptimizerSection, check_learning
 from agentloop.config.lora import LoraSection
 from agentloop.config.loss import LossSection
-from agentloop.config.mixing import EssSection, ScheduleSection, StartSection, check_mixing, mix_rule
 from agentloop.config.reward import RewardSection
-from agentloop.config.sampling import SamplingSection
-from agentloop.config.section import Fraction, NonNegative, Positive, PositiveFloat, Section
 from agentloop.config.sft import SftSection
 from agentloop.config.tasks import TasksSection, check_tasks
+from replay.config import BatchSize, ReplayConfig, RunLength, TaskPool
 from replay.mixing.rule import MixRule
-from replay.mixing.schedule import progress_at
-from replay.storage.validate import SOURCE_NAME
+from replay.section import Fraction, NonNegative, Positive, PositiveFloat, Section
 
 
-class RunSection(Section):
+class RunSection(RunLength, Section):
     name: str = Field(
         "run", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Name of the run; part of its folder's name."
     )
     folder: str = Field("runs", description="Where run folders are made: <folder>/<name>-001, -002, ...")
-    seed: int = Field(0, ge=0, lt=2**31, description="Seed of everything that is random.")
-    iterations: Positive = Field(60, description="Most iterations (collect .. publish) the run makes.")
     threads: Positive = Field(1, description="CPU threads torch may use. One is fastest for tiny models.")
     stop_at_success: Fraction | None = Field(
         None,
@@ -78,15 +73,12 @@ class WarmUpSection(Section):
     learning_rate_rest: PositiveFloat = Field(5e-3, description="AdamW's learning rate, for the rest.")
 
 
-class EnvironmentSection(Section):
+class EnvironmentSection(TaskPool, Section):
     name: str = Field(
         "lookup_chain",
         description="Built-in environment, or `path/to/file.py:ClassName` for one of your own.",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
-    task_pool: Positive | Literal["unlimited"] = Field(
-        "unlimited", description="Number of different training tasks; unlimited: every task is new."
-    )
 
 
 class RolloutSection(Section):
@@ -105,11 +97,7 @@ class RolloutSection(Section):
     )
 
 
-class BatchSection(Section):
-    trajectories: Positive = Field(
-        128, description="Trajectories of one iteration's batch, fresh and replayed together."
-    )
-    group_size: Positive = Field(8, description="Fresh trajectories per task.")
+class BatchSection(BatchSize, Section):
     mini_batch: Positive = Field(64, description="Trajectories per optimizer step.")
     ppo_epochs: Positive = Field(1, description="Passes over the batch in one iteration.")
     micro_batch_tokens: Positive = Field(
@@ -120,120 +108,6 @@ class BatchSection(Section):
         description="Rows of a pass: padded to one width, or packed one behind another, without padding. Packed is "
         "quicker with flash-attention, which is told where rows begin, and slower where a mask says so, as on CPUs.",
     )
-
-
-class CapacitySection(Section):
-    """What a run keeps of the rows it collected; over a limit the oldest lose their content."""
-
-    rows: Positive | None = Field(None, description="Most rows.")
-    bytes: Positive | None = Field(None, description="Most bytes of their tokens and messages, compressed.")
-    age: Positive | None = Field(None, description="Most iterations since a row was collected.")
-    staleness: Positive | None = Field(None, description="Most publishes since a row's oldest token was sampled.")
-    per_task: Positive | None = Field(None, description="Most rows of one task.")
-
-
-def _check_url(where: str, url: str) -> None:
-    from replay.errors import DatabaseRefused
-    from replay.storage.databases.open import check_url  # here: SQLAlchemy is slow to start, and most runs name none
-
-    try:
-        check_url(url)
-    except DatabaseRefused as error:
-        raise ValueError(f"{where}.{error}") from None
-
-
-class ReplaySection(SamplingSection):
-    database: str | None = Field(
-        None,
-        description="Where experience is kept: postgresql+psycopg://USER@HOST/NAME; null: a file in the run folder.",
-    )
-    fraction: Fraction = Field(0.0, description="Share of the batch's trajectories drawn from the buffer.")
-    schedule: ScheduleSection = Field(
-        default_factory=ScheduleSection, description="How the fraction runs over the run."
-    )
-    start: StartSection = Field(
-        default_factory=StartSection, description="No replay before all of this holds; from then on it is not asked."
-    )
-    controller: Literal["none", "ess"] = Field(
-        "none", description="ess: less replay while an age bucket of it has too low an effective sample size."
-    )
-    ess: EssSection = Field(default_factory=EssSection, description="How the controller `ess` acts.")
-    mode: Literal["train", "observe"] = Field(
-        "train",
-        description="train: replayed tokens carry loss; observe: they come on top and are only measured.",
-    )
-    unit: Literal["any", "trajectory", "task", "group"] = Field(
-        "any",
-        description="any: single trajectories; trajectory: members of every group, of its task; task: of some groups; "
-        "group: whole stored groups; see docs/mixing.md.",
-    )
-    task_members: Positive | None = Field(None, description="Replayed members of a mixed group (unit task).")
-    sources: dict[str, Fraction] = Field(
-        default_factory=dict,
-        description="Shares of the replayed rows by source, or by the id of another run, summing to 1, e.g. {self: "
-        "0.7, teacher: 0.3}; {}: as the sampler takes the run's own and imported ones.",
-    )
-    attach: dict[str, str] = Field(
-        default_factory=dict,
-        description="Other buffers to draw from, by the source their rows get, e.g. {wins: runs/quickstart-001}: run "
-        "folder, file or URL. Copied when the run begins.",
-    )
-    shortfall: Literal["fresh", "shrink", "error"] = Field(
-        "fresh",
-        description="What the buffer can't give: fresh, is collected; shrink, is left out; error, the run stops.",
-    )
-    complete_zero_variance: bool = Field(
-        False,
-        description="A fresh group of equal rewards is given a stored member of its task with another reward, out of "
-        "the replayed part.",
-    )
-    baseline: Literal["stored", "shared", "split", "fresh_only", "leave_one_out"] = Field(
-        "stored",
-        description="Advantage of a replayed row: stored, of the group it was born in; else against members of its "
-        "task in the batch: all (shared), replayed (split), fresh (fresh_only), all but itself (leave_one_out).",
-    )
-    negative_weight: Fraction = Field(
-        1.0,
-        description="What the loss of a replayed row with a negative advantage is multiplied by (credit turn: the "
-        "negative advantages of its tokens); 0: they teach nothing.",
-    )
-    capacity: CapacitySection = Field(
-        default_factory=CapacitySection,
-        description="What the buffer has room for; null everywhere: it keeps everything. See docs/replay-commands.md.",
-    )
-    max_quarantined: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="Share of the run's rows found corrupt above which it stops; the first three never stop it.",
-    )
-    dedupe: bool = Field(
-        False,
-        description="Store a row without its tokens where an eligible one of its task has the same tokens; its group "
-        "is then not drawn whole.",
-    )
-    redact: str | None = Field(
-        None,
-        description="`path/to/file.py:function` that is given a trajectory's messages and returns those to store; a "
-        "row whose messages it changes is stored without its tokens.",
-    )
-    weight: NonNegative = Field(
-        1.0, description="Weight of the replay stream's loss; needs `loss.normalise: per_stream` unless 1."
-    )
-
-    @model_validator(mode="after")
-    def _database_can_be_named(self) -> Self:
-        if self.database is not None:
-            _check_url("replay", self.database)
-        for name, place in self.attach.items():
-            if not SOURCE_NAME.fullmatch(name) or name in ("self", "gateway"):
-                raise ValueError(
-                    f"replay.attach must name sources in {SOURCE_NAME.pattern}, not self or gateway, got {name!r}. "
-                    "Choose another name."
-                )
-            if "://" in place:
-                _check_url(f"replay.attach.{name}", place)
-        return self
 
 
 class EvaluationSection(Section):
@@ -295,7 +169,7 @@ class RunConfig(Section):
     compute: ComputeSection = Field(
         default_factory=ComputeSection, description="How numbers are made; see docs/speed.md."
     )
-    replay: ReplaySection = Field(default_factory=ReplaySection, description="The mixing ratio and how rows are drawn.")
+    replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The mixing ratio and how rows are drawn.")
     reward: RewardSection = Field(default_factory=RewardSection, description="What an episode is worth.")
     advantage: AdvantageSection = Field(
         default_factory=AdvantageSection, description="What a trajectory is worth beside others."
@@ -318,7 +192,7 @@ class RunConfig(Section):
             )
         check_tasks(self.tasks, self.environment.task_pool)
         check_compute(self)
-        check_mixing(self)
+        self.replay.check(self.batch, self.tasks, self.environment, self.run.iterations)
         check_learning(self)
         self.lora.check()
         check_advantages(self)
@@ -342,7 +216,7 @@ class RunConfig(Section):
         hinted = "context.strategy is hint" if self.context.strategy == "hint" else None
         why = hinted or (f"context.authors has a trained author, {trained!r}" if trained else None)
         for name, section in (("fresh", self.loss.fresh), ("replay", self.loss.replay)):
-            needed = name == "fresh" or self.mix_rule().fraction.highest > 0
+            needed = name == "fresh" or self.mix_rule().highest_fraction > 0
             if why and needed and section.needs_behavior and section.missing_log_probs == "reject":
                 key, right = ("anchor", "old") if section.anchor == "behavior" else ("correction.kind", "none")
                 got = section.anchor if key == "anchor" else section.correction.kind
@@ -358,12 +232,12 @@ class RunConfig(Section):
             )
 
     def mix_rule(self) -> MixRule:
-        return mix_rule(self)
+        return self.replay.mix_rule(self.batch, self.run.iterations)
 
     def replay_trains(self) -> bool:
         """Whether replayed rows ever take part in an update."""
-        return self.replay.mode == "train" and self.mix_rule().fraction.highest > 0
+        return self.replay.mode == "train" and self.mix_rule().highest_fraction > 0
 
     def replay_fraction(self, iteration: int) -> float:
         """The configured share at 1-based `iteration`, along its schedule."""
-        return self.mix_rule().fraction.at(iteration, progress_at(iteration, self.run.iterations))
+        return self.mix_rule().fraction_at(iteration)

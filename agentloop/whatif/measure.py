@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from agentloop.admission import load_sampler
 from agentloop.algorithms.diagnostics import EssWeights, sum_by_trajectory
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
@@ -168,5 +169,5 @@ def _notes(run: RunConfig, rows: Sequence[Row], losses: Sequence[WhatIfLoss]) ->
         yield "critic.backbone shared: what the critic adds to the policy's gradient is left out"
     if run.advantage.credit == "turn":
         yield "advantage.credit turn: a row's advantage stands on all of its tokens; those of its turns are not stored"
-    if REPLAY in streams and type(run.replay.make_sampler(0)).correction is not Sampler.correction:
+    if REPLAY in streams and type(load_sampler(run.replay, 0)).correction is not Sampler.correction:
         yield f"replay.sampler {run.replay.sampler}: its importance weights of a draw are not stored, and taken as 1"

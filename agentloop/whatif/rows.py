@@ -150,7 +150,7 @@ def _of_buffer(store: ReplayStore, folder: RunFolder, version: int, asked: Asked
         elif advantage is None or not math.isfinite(advantage):
             taken.leave_out("no advantage is known: no update has used it" if of_draws else "no advantage is known", id)
         else:
-            candidates.append(_Candidate(id, REPLAY, advantage, staleness, age_bucket(staleness)))
+            candidates.append(_Candidate(id, "replay", advantage, staleness, age_bucket(staleness)))
     return candidates
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from replay import declared
-from replay.declared import Config
-from replay.mixing.schedule import progress_at
+from replay.config import StoredConfig
 from replay.report.svg import number
 
 T = TypeVar("T")
+Config = Mapping[str, Any]
+"""A run's configuration as it is stored."""
 
 
 def stored(config: Config, dotted: str, kind: type[T]) -> T | None:
@@ -52,11 +52,10 @@ def _replay(config: Config) -> str | None:
 
 def _shares(config: Config) -> tuple[float, float] | None:
     """Replay's share of the first and of the last batch."""
-    fraction, iterations = stored(config, "replay.fraction", float), stored(config, "run.iterations", int)
-    if fraction is None or iterations is None:
+    if stored(config, "replay.fraction", float) is None or stored(config, "run.iterations", int) is None:
         return None
     try:
-        schedule = declared.mix_rule(declared.completed(config)).fraction
-        return schedule.at(1, 0.0), schedule.at(iterations, progress_at(iterations, iterations))
-    except (AttributeError, LookupError, TypeError, ValueError):
+        rule = StoredConfig.model_validate(config).mix_rule()
+    except ValueError:
         return None  # another version's words
+    return rule.fraction_at(1), rule.fraction_at(rule.iterations)

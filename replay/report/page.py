@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from replay.declared import Config
-from replay.report.headline import setting
+from replay.report.headline import Config, setting
 from replay.report.panel_json import in_words, measured
 from replay.report.panels import Metrics, Panel, PanelGroup, panel_groups, why_absent
 from replay.report.style import STYLE

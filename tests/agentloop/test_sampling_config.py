@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agentloop.config import RunConfig
+from agentloop.admission import load_sampler
 from agentloop.errors import UserError
 from agentloop.training import train
+from replay.config import ReplayConfig
 from replay.sampling.samplers import SAMPLERS
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2
 from tests.agentloop.test_mixing_runs import pooled
@@ -44,8 +45,8 @@ def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
 
 
-def section(**replay: Any) -> Any:
-    return RunConfig.model_validate({"replay": replay}).replay
+def section(**replay: Any) -> ReplayConfig:
+    return ReplayConfig.model_validate(replay)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_what_cannot_be_drawn_is_refused_at_load(replay: dict[str, Any], told: s
 
 def test_sampler_of_ones_own_is_a_class_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
-    made = section(sampler=f"{tmp_path}/mine.py:Long", sampler_options={"power": 2}).make_sampler(0)
+    made = load_sampler(section(sampler=f"{tmp_path}/mine.py:Long", sampler_options={"power": 2}), 0)
     assert made.options.power == 2
     for name, told in (
         ("Long", "must hold options of Long, got 'pwer'. Did you mean power?"),
@@ -75,13 +76,13 @@ def test_sampler_of_ones_own_is_a_class_in_a_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError) as raised:
             options = {"pwer": 2} if name == "Long" else {}
-            section(sampler=f"{tmp_path}/mine.py:{name}", sampler_options=options).make_sampler(0)
+            load_sampler(section(sampler=f"{tmp_path}/mine.py:{name}", sampler_options=options), 0)
         assert told in str(raised.value)
         assert "\n" not in str(raised.value)
 
 
 def test_example_in_the_documentation_is_a_sampler() -> None:
-    made = section(sampler="examples/long_first.py:LongFirst", sampler_options={"power": 0.5}).make_sampler(0)
+    made = load_sampler(section(sampler="examples/long_first.py:LongFirst", sampler_options={"power": 0.5}), 0)
     assert made.title == "LongFirst"
     assert made.row_wise
 

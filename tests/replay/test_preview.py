@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from replay import ReplayError, ReplayStore, queries
-from replay.declared import completed
+from replay import ReplayError, ReplayStore
+from replay.config import StoredConfig
 from replay.mixing.request import DrawRequest, Limits, Pick
-from replay.queries.preview.settings import choose
+from replay.queries.preview.settings import WrongSettings, changed
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from tests.replay.asking import ask
+from tests.replay.asking import preview_of
 from tests.replay.fakes import (
     RUN,
     iterate,
@@ -49,7 +49,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
 
 
 def before(store: ReplayStore, **given: str) -> dict[str, Any]:
-    return queries.preview(store, RUN, given)
+    return preview_of(store, RUN, given)
 
 
 def configure(location: Location, config: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ def test_example_batch_is_what_the_next_draw_takes(location: Location, unit: str
     configure(location, {"batch": {"group_size": 4}})
     given = {"fraction": str(rows / 128), "successful_only": "false", "sampler": "uniform", "unit": unit}
     with closing(ReplayStore.open(location, read_only=True)) as reader:
-        answer = queries.preview(reader, RUN, given)
+        answer = preview_of(reader, RUN, given)
     picks = tuple(Pick(**pick) for pick in answer["plan"]["picks"])
     with closing(ReplayStore.open(location)) as store:
         sampler = make_sampler("uniform", 0)
@@ -98,7 +98,7 @@ def test_rows_in_memory_are_those_of_the_run_that_was_asked_for_last(tmp_path: P
     store.add_run(run_record("run-2"))
     first = before(store, **THREE)
     assert store.has_read(RUN)
-    queries.preview(store, "run-2", THREE)
+    preview_of(store, "run-2", THREE)
     assert (store.has_read(RUN), store.has_read("run-2")) == (False, True)
     assert before(store, **THREE) == first
     store.close()
@@ -141,10 +141,12 @@ def test_a_starved_run_says_so_beside_the_fraction(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
     store.close()
     configure(tmp_path / "replay.sqlite", {"replay": {"shortfall": "error"}})
-    with closing(ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)) as reader:
-        answer = before(reader, fraction="0.25")
-    assert "got 0 of 32 rows in iteration 1" in answer["errors"]["fraction"]
-    assert answer["plan"] is None
+    with (
+        closing(ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)) as reader,
+        pytest.raises(WrongSettings) as raised,
+    ):
+        before(reader, fraction="0.25")
+    assert "got 0 of 32 rows in iteration 1" in raised.value.errors["fraction"]
 
 
 def test_members_of_every_group_are_of_the_tasks_tried_longest_ago(tmp_path: Path) -> None:
@@ -166,14 +168,14 @@ def test_members_of_every_group_are_of_the_tasks_tried_longest_ago(tmp_path: Pat
     [
         ({"fraction": "1.5"}, "fraction", "replay.fraction must be a number from 0 to 1, got '1.5'."),
         ({"fraction": "nan"}, "fraction", "replay.fraction must be a number from 0 to 1, got 'nan'."),
-        ({"unit": "rows"}, "unit", "must be one of any, trajectory, task, group, got 'rows'"),
-        ({"max_staleness": "-1"}, "max_staleness", "must be a whole number of at least 0, or empty, got '-1'"),
-        ({"max_uses": "0"}, "max_uses", "must be a whole number of at least 1, or empty, got '0'"),
-        ({"successful_only": "maybe"}, "successful_only", "must be one of true, false, got 'maybe'"),
-        ({"sampler": "newest"}, "sampler", "must be one of uniform, recency"),
+        ({"unit": "rows"}, "unit", "must be any, trajectory, task or group, got 'rows'"),
+        ({"max_staleness": "-1"}, "max_staleness", "must be a whole number of at least 0 or null, got '-1'"),
+        ({"max_uses": "0"}, "max_uses", "must be a whole number of at least 1 or null, got '0'"),
+        ({"successful_only": "maybe"}, "successful_only", "must be true or false, got 'maybe'"),
+        ({"sampler": "newest"}, "sampler", "must be a built-in sampler or path/to/file.py:ClassName, got 'newest'"),
         ({"sampler": "recency", "recency.half_life": "-2"}, "sampler_options", "half_life must be > 0, got -2"),
         ({"sampler": "recency", "recency.half": "2"}, "sampler_options", "Did you mean half_life?"),
-        ({"sampler": "entropy", "entropy.policy": "current"}, "sampler_options", "no policy is loaded"),
+        ({"sampler": "entropy", "entropy.policy": "current"}, "sampler_options", "stored where no policy is loaded"),
         ({"sampler": "freshness", "freshness.options": "[" * 9000}, "sampler_options", "options must be a dict"),
         ({"unit": "group"}, "successful_only", "must be false when replay.unit is group"),
         ({"unit": "group", "successful_only": "false", "sampler": "entropy"}, "sampler", "must weigh rows"),
@@ -184,31 +186,78 @@ def test_members_of_every_group_are_of_the_tasks_tried_longest_ago(tmp_path: Pat
 def test_a_wrong_setting_is_told_beside_its_control(
     store: ReplayStore, given: dict[str, str], field: str, message: str
 ) -> None:
-    answer = before(store, **given)
-    assert list(answer["errors"]) == [field]
-    assert message in answer["errors"][field]
-    assert answer["plan"] is None
+    with pytest.raises(WrongSettings) as raised:
+        before(store, **given)
+    assert list(raised.value.errors) == [field]
+    assert message in raised.value.errors[field]
 
 
-@pytest.mark.parametrize("config", [{"batch": {"trajectories": "many"}}, {"replay": [1]}, {"replay": {"schedule": 3}}])
-def test_a_stored_configuration_that_is_none_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"batch": {"trajectories": "many"}}, "batch.trajectories"),
+        ({"replay": [1]}, "replay"),
+        ({"replay": {"schedule": 3}}, "replay.schedule"),
+        ({"replay": {"wobble": 2}}, "replay.wobble"),
+        ({"replay": {"unit": "trajectory"}}, "environment.task_pool must be a number"),
+    ],
+)
+def test_a_stored_configuration_that_is_none_is_refused(tmp_path: Path, config: dict[str, Any], key: str) -> None:
     store = new_store(tmp_path / "replay.sqlite")
     configure(tmp_path / "replay.sqlite", config)
-    with pytest.raises(ReplayError, match="configuration of run run-1 must be one that a run was started with"):
+    with pytest.raises(ReplayError, match=f"configuration of run run-1 must be one that a run was started with.*{key}"):
         before(store, fraction="0.5")
     store.close()
 
 
-def test_what_another_version_declared_is_kept() -> None:
-    answer = choose(completed({"replay": {"schedule": {"wobble": 2}}}), {}, scheduled=0.5)
-    assert "\n  schedule: {wobble: 2}\n" in answer.yaml
+def test_values_that_a_stored_configuration_does_not_mention_are_the_defaults() -> None:
+    own = {"run": {"name": "x"}, "batch": {"group_size": 4, "mini_batch": 8}, "model": {"path": None}}
+    config = StoredConfig.model_validate(own)
+    assert (config.batch.group_size, config.batch.trajectories) == (4, 128)
+    assert config.replay == StoredConfig().replay
 
 
-def test_a_sampler_of_ones_own_is_not_run() -> None:
-    config = {"replay": {"sampler": "mine.py:Mine"}}
-    answer = choose(completed(config), {}, scheduled=0.5)
-    assert "without running its file, got mine.py:Mine" in answer.errors["sampler"]
-    assert choose(completed(config), {"sampler": "uniform"}, scheduled=0.5).errors == {}
+def test_a_sampler_of_ones_own_is_not_run(tmp_path: Path) -> None:
+    store = lived(tmp_path / "replay.sqlite", 1)
+    configure(tmp_path / "replay.sqlite", {"replay": {"sampler": "mine.py:Mine"}})
+    with pytest.raises(WrongSettings) as raised:
+        before(store)
+    assert "without running its file, got mine.py:Mine" in raised.value.errors["sampler"]
+    assert before(store, sampler="uniform")["settings"]["sampler"] == "uniform"
+    store.close()
+
+
+def test_what_is_given_takes_the_place_of_what_is_stored() -> None:
+    own = {"fraction": 0.5, "schedule": {"shape": "linear", "final": 0.0}, "sampler": "recency", "max_uses": 3}
+    stored = StoredConfig.model_validate({"replay": own | {"sampler_options": {"half_life": 2.0}}})
+    assert changed(stored, {}) == stored
+    found = changed(stored, {"fraction": "0.25", "max_uses": "", "recency.half_life": "4"}).replay
+    assert (found.fraction, found.schedule.final, found.max_uses) == (0.25, 0.0, None)
+    assert found.sampler_options == {"half_life": 4}
+    # Options are those of their sampler alone.
+    assert changed(stored, {"sampler": "uniform", "recency.half_life": "4"}).replay.sampler_options == {}
+
+
+def test_batches_to_come_begin_with_the_next_one(store: ReplayStore) -> None:
+    answer = before(store, fraction="0.5")
+    first, second = answer["batches"][:2]
+    assert {name: first[name] for name in ("fresh", "replay")} == {"fresh": 119, "replay": 9}
+    assert (first["iteration"], len(answer["batches"])) == (4, 20)
+    # Half of 119 is added to the 9 successes there are, in groups of 8 and one of 7, and 64 are asked for.
+    assert answer["success"] == 0.5
+    assert (second["iteration"], second["planned_replay"], second["replay"]) == (5, 64, 64)
+
+
+def test_a_run_that_is_over_goes_on_by_its_fraction(tmp_path: Path) -> None:
+    store = lived(tmp_path / "replay.sqlite", 2)
+    schedule = {"fraction": 0.0625, "schedule": {"shape": "linear", "final": 0.0}, "successful_only": False}
+    configure(tmp_path / "replay.sqlite", {"run": {"iterations": 2}, "replay": schedule})
+    answer = before(store)
+    assert (answer["plan"]["fraction"], answer["plan"]["replay"]) == (0.0625, 8)
+    assert [batch["iteration"] for batch in answer["batches"]] == [3]
+    configure(tmp_path / "replay.sqlite", {"run": {"iterations": 3}, "replay": schedule})
+    assert before(store)["plan"]["replay"] == 0
+    store.close()
 
 
 def test_spreads_are_shares_of_the_batch_and_of_the_buffer(store: ReplayStore) -> None:
@@ -220,16 +269,3 @@ def test_spreads_are_shares_of_the_batch_and_of_the_buffer(store: ReplayStore) -
     assert [(bin["label"], bin["buffer"]) for bin in by_name["reward"]] == [("0", 15 / 24), ("1", 9 / 24)]
     assert [(bin["label"], bin["buffer"]) for bin in by_name["difficulty"]] == [("0.25", 0.5), ("0.5", 0.5)]
     assert [(bin["label"], bin["batch"]) for bin in by_name["source"]] == [("self", 1.0)]
-
-
-def test_command_tells_what_the_question_answers(store: ReplayStore) -> None:
-    asked = ("--fraction", "0.0234375", "--failed-too", "--sampler", "recency", "--option", "half_life=2")
-    result = ask("preview", str(store.path), *asked, "--json")
-    given = {**THREE, "sampler": "recency", "recency.half_life": "2"}
-    assert (result.exit_code, json.loads(result.output)) == (0, before(store, **given))
-    text = ask("preview", str(store.path), *asked).output
-    assert "replayed      3 of 3 planned (2.3 % configured)" in text
-    assert "sampler_options: {half_life: 2}" in text
-    wrong = ask("preview", str(store.path), "--unit", "group")
-    assert wrong.exit_code == 1
-    assert "replay.successful_only must be false when replay.unit is group" in wrong.output

@@ -37,6 +37,11 @@ class Standing:
     best_success: float | None
     """Of any iteration's fresh episodes."""
 
+    @property
+    def success(self) -> float | None:
+        """Share of the newest iteration's fresh episodes that succeeded."""
+        return self.metrics.get(_SUCCESS)
+
     def mixer(self, rule: MixRule, saved: Mapping[str, Any] | None) -> Mixer:
         """As the run's own would stand, from its checkpoint, or without what earlier iterations rounded off."""
         mixer = Mixer(rule)
@@ -45,9 +50,9 @@ class Standing:
             return mixer
         mixer.started = self.has_replayed
         mixer.success_reached = (self.best_success or 0.0) >= (rule.start.success_rate or 0.0)
-        if rule.controller is not None:
+        if rule.controller == "ess":
             ess = {name: value for name, value in self.metrics.items() if name.startswith(_ESS_BY_AGE)}
-            mixer.factor = rule.controller.next_factor(self.metrics.get(_FACTOR, 1.0), ess)
+            mixer.factor = rule.ess.next_factor(self.metrics.get(_FACTOR, 1.0), ess)
         return mixer
 
     def go_on(self, sampler: Sampler) -> bool:
@@ -93,17 +98,8 @@ def saved_mixer(folder: Path | None, iteration: int, *, unit: str) -> Mapping[st
     return mixer if isinstance(mixer, dict) and mixer.get("unit") == unit else None
 
 
-def upcoming_tasks(connection: sa.Connection, run: str, count: int, pool: int | str) -> list[str]:
-    """Hashes of the `count` tasks that are taken to come next: those tried longest ago, as a pool is gone through.
-
-    "" stands for a task that was never tried, as long as the pool is known to have one. The order within a pass is the
-    run's own affair, and a curriculum's order is not known here.
-    """
-    if not count:
-        return []
+def tried_tasks(connection: sa.Connection, run: str) -> list[str]:
+    """Hashes of the tasks that the run has tried, the one tried longest ago first."""
     newest = sa.func.max(groups.c.iteration)
     query = sa.select(groups.c.task).where(groups.c.run == run).group_by(groups.c.task).order_by(newest, groups.c.task)
-    tried = [str(task) for task in connection.scalars(query)]
-    new = max(0, pool - len(tried)) if isinstance(pool, int) else 0
-    line = [""] * min(new, count) + tried
-    return [line[at % len(line)] if line else "" for at in range(count)]
+    return [str(task) for task in connection.scalars(query)]
