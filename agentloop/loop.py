@@ -17,14 +17,13 @@ from agentloop.learning.batch import BatchRow
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.trainer import RECOMPUTED, UpdateResult
 from agentloop.learning.update_stats import ESS_BY_AGE
-from agentloop.plan_batch import draw_request, plan_iteration
 from agentloop.recollect import recollect
 from agentloop.seeds import derive_seed
 from agentloop.signals import StopRequest
 from agentloop.task_line import TaskLine
 from agentloop.trace import describe_batch, describe_update
 from replay.mixing.mixer import ReplayStarved
-from replay.mixing.request import Availability
+from replay.mixing.request import Availability, DrawRequest
 from replay.observe import as_observed
 from replay.records import DrawRecord, IterationRecord, Trajectory
 from replay.store import AppendReport, Drawn
@@ -108,23 +107,17 @@ class Loop:
 
     def plan(self, iteration: int) -> Planned:
         """What the batch is made of, given what the buffer can give."""
-        parts = self.parts
-        request = draw_request(
-            self.config, run=parts.run_id, iteration=iteration, policy_version=parts.generator.policy_version
-        )
-        replays = self.config.mix_rule().highest_fraction > 0
+        parts, mixer, line = self.parts, self.parts.mixer, self.state.tasks
+        version, limits = parts.generator.policy_version, self.config.replay.limits
+        request = DrawRequest(parts.run_id, iteration, version, limits=limits)
+        replays = mixer.rule.highest_fraction > 0
         available = parts.store.available(request, parts.sampler) if replays else Availability()
+        upcoming = [self._task_hash(index) for index in line.upcoming(mixer.num_tasks)]
         try:
-            plan, tasks = plan_iteration(
-                parts.mixer,
-                self.config,
-                self.state.tasks,
-                iteration=iteration,
-                available=available,
-                task_hash=self._task_hash,
-            )
+            plan = mixer.plan(iteration=iteration, available=available, tasks=upcoming)
         except ReplayStarved as error:
             raise TrainingStopped(str(error)) from error
+        tasks = tuple(line.upcoming(plan.num_tasks))
         return Planned(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
 
     def _task_hash(self, index: int) -> str:

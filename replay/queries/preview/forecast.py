@@ -105,46 +105,37 @@ def forecast(
     and their effective sample size stays above the controller's floor.
     """
     successes, success = Remainders(), Fraction(horizon.success or 0)
+    by_task, by_source_task = dict(available.by_task), dict(available.by_source_task)
+    grows = not replay.sources or _SELF in replay.sources
     while True:
         plan = mixer.plan(iteration=first, available=available, tasks=tasks.upcoming(mixer.num_tasks))
         yield plan
-        available = _with_fresh(plan, replay, available, tasks.upcoming(plan.num_tasks), successes, success)
+        collected = tasks.upcoming(plan.num_tasks)
+        rows, own, groups = available.rows, available.by_source.get(_SELF, 0), Counter[int]()
+        for slot, size in plan.groups if grows else ():
+            _, usable = successes.split("success", size, [1 - success, success])
+            usable = usable if replay.successful_only else size
+            groups[size] += usable == size
+            usable = min(usable, replay.per_group or usable)
+            rows += _add(by_task, collected[slot], usable, most=replay.per_task)
+            own += _add(by_source_task, (_SELF, collected[slot]), usable, most=replay.per_task)
+        available = replace(
+            available,
+            rows=rows,
+            by_source={**available.by_source, _SELF: own},
+            by_task=by_task,
+            by_source_task=by_source_task,
+            groups=groups + Counter(available.groups),
+            by_source_groups=Counter({(_SELF, size): count for size, count in groups.items()})
+            + Counter(available.by_source_groups),
+        )
         tasks.gone_through += plan.num_tasks
         mixer.observe(success_rate=horizon.success if plan.fresh else None, ess_by_age={})
         first += 1
 
 
-def _with_fresh(
-    plan: BatchPlan,
-    replay: ReplayConfig,
-    stored: Availability,
-    tasks: Sequence[str],
-    successes: Remainders,
-    success: Fraction,
-) -> Availability:
-    """`stored` and the plan's fresh groups, of which a share `success` succeeds."""
-    if replay.sources and _SELF not in replay.sources:
-        return stored
-    by_task, groups = Counter[str](), Counter[int]()
-    for slot, size in plan.groups:
-        _, rows = successes.split("success", size, [1 - success, success])
-        rows = rows if replay.successful_only else size
-        by_task[tasks[slot]] += min(rows, replay.per_group or rows)
-        groups[size] += rows == size
-    own = Counter({(_SELF, task): rows for task, rows in by_task.items()})
-    all_of_task = _capped(by_task + Counter(stored.by_task), replay.per_task)
-    of_source = _capped(own + Counter(stored.by_source_task), replay.per_task)
-    return replace(
-        stored,
-        rows=sum(all_of_task.values()),
-        by_source={**stored.by_source, _SELF: sum(n for (source, _), n in of_source.items() if source == _SELF)},
-        by_task=all_of_task,
-        by_source_task=of_source,
-        groups=groups + Counter(stored.groups),
-        by_source_groups=Counter({(_SELF, size): count for size, count in groups.items()})
-        + Counter(stored.by_source_groups),
-    )
-
-
-def _capped(counts: Counter[_Name], most: int | None) -> dict[_Name, int]:
-    return {name: count if most is None else min(count, most) for name, count in counts.items()}
+def _add(counts: dict[_Name, int], name: _Name, rows: int, *, most: int | None) -> int:
+    """Add rows up to the cap; how many there was room for."""
+    before = counts.get(name, 0)
+    counts[name] = before + rows if most is None else min(before + rows, most)
+    return counts[name] - before
