@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from replay.config import StoredConfig
+from replay.mixing.schedule import Schedule
 from replay.report.svg import number
 
 T = TypeVar("T")
@@ -52,10 +52,11 @@ def _replay(config: Config) -> str | None:
 
 def _shares(config: Config) -> tuple[float, float] | None:
     """Replay's share of the first and of the last batch."""
-    if stored(config, "replay.fraction", float) is None or stored(config, "run.iterations", int) is None:
+    fraction, iterations = stored(config, "replay.fraction", float), stored(config, "run.iterations", int)
+    if fraction is None or iterations is None:
         return None
     try:
-        rule = StoredConfig.model_validate(config).mix_rule()
+        schedule = Schedule.model_validate(stored(config, "replay.schedule", dict) or {})
     except ValueError:
         return None  # another version's words
-    return rule.fraction_at(1), rule.fraction_at(rule.iterations)
+    return schedule.at(fraction, 1, iterations), schedule.at(fraction, iterations, iterations)
