@@ -6,13 +6,13 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from context.wording import suggest
 from replay.errors import DatabaseRefused, ReplayError
 from replay.mixing.request import Limits, LimitSection
 from replay.mixing.rule import SAME_TASK, MixRule, MixSection
 from replay.records import RunRecord
 from replay.sampling.compatibility import MISMATCHES
 from replay.sampling.samplers import SAMPLERS, RankedSampler, make_sampler
-from replay.sampling.samplers.options import hint
 from replay.section import Fraction, NonNegative, Positive, Section
 from replay.storage.databases.open import check_url
 from replay.storage.retention import Capacity
@@ -161,7 +161,7 @@ class ReplayConfig(LimitSection, MixSection):
         if ":" not in self.sampler and self.sampler not in SAMPLERS:
             raise ValueError(
                 f"replay.sampler must be a built-in sampler or path/to/file.py:ClassName, got {self.sampler!r:.80}. "
-                f"{hint(self.sampler, SAMPLERS)}"
+                f"{suggest(self.sampler, SAMPLERS)}"
             )
         sampler = make_sampler(self.sampler, 0, self.sampler_options) if self.sampler in SAMPLERS else None
         if self.unit == "group" and isinstance(sampler, RankedSampler) and sampler.pool != 0:
@@ -172,7 +172,7 @@ class ReplayConfig(LimitSection, MixSection):
         for name in self.allow_mismatch:
             if name not in MISMATCHES:
                 raise ValueError(
-                    f"replay.allow_mismatch must name what may differ, got {name!r}. {hint(name, MISMATCHES)}"
+                    f"replay.allow_mismatch must name what may differ, got {name!r}. {suggest(name, MISMATCHES)}"
                 )
         return self
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from context.messages import Message
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 
 ELIGIBLE = "eligible"
 UNTRAINABLE = "untrainable"
@@ -44,8 +46,19 @@ FRESH = "fresh"
 REPLAY = "replay"
 
 
-ANSWERED = "answered"
-"""Stop reason of an episode that ended with an answer."""
+class StopReason(StrEnum):
+    """What ended an episode. A context strategy has reasons of its own, and an import may bring any other."""
+
+    ANSWERED = "answered"
+    """The policy ended it with an answer: the only end that the environment scores."""
+    TRUNCATED = "truncated"
+    """A reply reached its limit on tokens."""
+    MAX_TURNS = "max_turns"
+    """The policy had all the turns it may have."""
+    ENGINE_FAILURE = "engine_failure"
+    """The engine gave no usable reply: the episode says nothing about the policy."""
+    CALLED_LAST = "tool_calls"
+    """The last reply of an imported conversation calls a tool."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +188,35 @@ class DrawRecord:
     """The row's weight over the sum of its stream's weights."""
     approx_kl: float | None = None
     clip_fraction: float | None = None
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """A trajectory in its role within one batch: as what it was drawn, and what it is trained with."""
+
+    trajectory: Trajectory
+    """A replayed one comes without its messages, which training does not read."""
+    draw: DrawRecord | None = None
+    """Its slot in the iteration's batch; None: a fresh row that is in none."""
+    advantage: float = 0.0
+    """Of the whole trajectory; reward units."""
+    reward: float = math.nan
+    """Less the KL penalty of a whole trajectory; reward units."""
+    weight: float = 1.0
+    """Of its loss: the sampler's correction for what it prefers, at most 1."""
+    token_advantages: tuple[npt.NDArray[np.float32], ...] | None = None
+    """One array per segment, one number per token; None: `advantage` on every trained token."""
+    scored: bool = False
+    """Sampled by the weights as they are, in sight of just these tokens: its behavior log-probs are its old ones."""
+
+    @property
+    def stream(self) -> str:
+        """fresh | replay"""
+        return FRESH if self.draw is None else self.draw.stream
+
+    @property
+    def staleness(self) -> int | None:
+        return None if self.draw is None else self.draw.staleness
 
 
 @dataclass(frozen=True, eq=False)

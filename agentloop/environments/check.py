@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
-from agentloop.class_file import suggest
-from agentloop.environments.base import Environment, Task, in_words
+from agentloop.environments.environment import Environment, Task, in_words
 from agentloop.errors import UserError, one_line, one_line_with_place
 from context.authors import INITIALIZATION, LLM, USER, Author
 from context.messages import Message, canonical_json, messages_hash
+from context.wording import suggest
 
 _MAKE_TASK = "make_task(self, rng) -> Task"
 _TASK_FROM_ROW = "task_from_row(self, row) -> Task"

@@ -66,7 +66,7 @@ class TaskOrder:
             self._next += 1
         return self._given[index]
 
-    def observe(self, index: int, *, attempts: int, successes: float) -> None:
+    def record_success(self, index: int, *, attempts: int, successes: float) -> None:
         """The task at `index` is done: of `attempts` of the policy at it (0: none was made), so many succeeded."""
         if not self.adapts:
             return

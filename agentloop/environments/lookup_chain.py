@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any
 
-from agentloop.environments.base import Environment, Task, tool
+from agentloop.environments.environment import Environment, Task, tool
 from context.authors import DEMONSTRATION, LLM
 from context.messages import Message, ToolCall
 

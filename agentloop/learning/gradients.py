@@ -13,13 +13,12 @@ from agentloop.algorithms.heterogeneous import anchor_log_probs, heterogeneous_l
 from agentloop.algorithms.kl import kl_estimate, kl_loss
 from agentloop.algorithms.objectives import ObjectiveInput
 from agentloop.config import RunConfig
-from agentloop.learning.batch import Batch
-from agentloop.learning.mini_batches import cut_micro_batches, cut_whole_trajectories
+from agentloop.distributed.ranks import ALONE, Ranks
+from agentloop.learning.batch import Batch, cut_micro_batches, cut_whole_trajectories
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.stream_losses import StreamLosses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
-from agentloop.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def accumulate_gradients(
     cuts = _passes(batch, contributing, losses, max_tokens=max_tokens, packs=actor.packs)
     for cut in ranks.share(cuts):
         positions = contributing[torch.tensor(cuts[0] if cut is None else cut, device=contributing.device)]
-        micro = mini.rows(positions)
+        micro = mini.select(positions)
         if cut is None:
             _idle_pass(actor, micro.batch)
             continue
@@ -116,12 +115,12 @@ def _contributing(batch: Batch, config: RunConfig, losses: StreamLosses) -> Tens
     Every other row adds exactly 0 to the loss and to its gradient.
     """
     regularised = config.kl.loss_coef > 0 or config.loss.entropy_coef > 0
-    silent = losses.silent_at_zero(batch.replay_mask)[:, None] & (not regularised)
-    speaking = (batch.loss_mask & ((batch.advantages != 0) | ~silent)).any(dim=1)
+    needs_advantage = losses.needs_advantage(batch.replay_mask)[:, None] & (not regularised)
+    contributes = (batch.loss_mask & ((batch.advantages != 0) | ~needs_advantage)).any(dim=1)
     if losses.whole_trajectories(batch.replay_mask):
-        heard = sum_by_trajectory(speaking[:, None], batch.trajectory, len(batch.trajectory_ids)) > 0
-        speaking = heard[batch.trajectory] & batch.loss_mask.any(dim=1)
-    return speaking.nonzero()[:, 0]
+        trained = sum_by_trajectory(contributes[:, None], batch.trajectory, batch.num_trajectories) > 0
+        contributes = trained[batch.trajectory] & batch.loss_mask.any(dim=1)
+    return contributes.nonzero()[:, 0]
 
 
 def _passes(batch: Batch, positions: Tensor, losses: StreamLosses, *, max_tokens: int, packs: bool) -> list[list[int]]:
@@ -137,11 +136,11 @@ def _signal_share(batch: Batch) -> Tensor:
 
     1 / their number where there is none: then nothing is divided by it but zeros.
     """
-    count = len(batch.trajectory_ids)
+    count = batch.num_trajectories
     trained = sum_by_trajectory(batch.loss_mask, batch.trajectory, count) > 0
-    speaking = sum_by_trajectory(batch.loss_mask & (batch.advantages != 0), batch.trajectory, count) > 0
+    has_signal = sum_by_trajectory(batch.loss_mask & (batch.advantages != 0), batch.trajectory, count) > 0
     shares = [
-        speaking[stream].sum().clamp_min(1).double() / trained[stream].sum().clamp_min(1)
+        has_signal[stream].sum().clamp_min(1).double() / trained[stream].sum().clamp_min(1)
         for stream in (~batch.replayed, batch.replayed)
     ]
     return torch.where(batch.replay_mask, shares[1], shares[0])
@@ -235,6 +234,6 @@ def _objective_input(
         advantages=batch.advantages,
         loss_mask=batch.loss_mask,
         trajectory=batch.trajectory,
-        num_trajectories=len(batch.trajectory_ids),
+        num_trajectories=batch.num_trajectories,
         signal_share=signal_share,
     )

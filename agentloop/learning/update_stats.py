@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agentloop.algorithms.diagnostics import Drift, EssWeights, sum_by_trajectory
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
-from agentloop.ranks import Ranks
+from agentloop.distributed.ranks import Ranks
 from replay.records import FRESH, REPLAY, Histogram
 from replay.storage.format.histograms import BINS, EDGES
 
@@ -108,7 +108,7 @@ class UpdateTotals:
         for replayed, steps in step.steps.items():
             self.steps[replayed] += steps
 
-    def observe(self, drift: Drift) -> None:
+    def add_drift(self, drift: Drift) -> None:
         """Without an update there is only the drift: it gives approx_kl, over action tokens."""
         self.scored, self.approx_kl = drift.tokens, drift.kl_sum
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from agentloop.config import RunConfig
+from agentloop.config.seeds import derive_seed
 from agentloop.errors import UserError, one_line
-from agentloop.models.load import LoadedModel, has_adapters, load_model, quiet
-from agentloop.seeds import derive_seed
+from agentloop.models.loading import LoadedModel, has_adapters, load_model, muted_libraries
 
 
 def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = None) -> LoadedModel:
@@ -36,7 +36,7 @@ def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = No
     if saved is None:
         add_adapters(model, config, first)
     else:
-        with quiet():
+        with muted_libraries():
             model.load_adapter(str(saved))
         model.enable_adapters()  # they are loaded frozen
     model.eval()

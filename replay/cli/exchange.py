@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from replay.cli.common import AsJson, Run, Where, app, fail, opened, say
+from replay.cli.common import AsJson, Filter, Run, app, fail, opened, say
 from replay.exchange import ExportReport, ImportReport, export_file, import_file
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
 from replay.locate import run_identity
@@ -31,11 +31,11 @@ class Format(StrEnum):
 _ENDINGS = ".jsonl, .jsonl.gz, .jsonl.zst or .parquet"
 
 
-@app.command(epilog='Example: agentloop replay export runs/quickstart-001 wins.parquet --where "success and turns<4"')
+@app.command(epilog='Example: agentloop replay export runs/quickstart-001 wins.parquet --where "success and turns < 4"')
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, database file or postgresql:// URL.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What to write; ends in {_ENDINGS}.")],
-    where: Where = None,
+    filter: Filter = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most rows, in the order of the file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     as_json: AsJson = False,
@@ -49,7 +49,7 @@ def export(
             buffer.store,
             file,
             run=buffer.run,
-            where=None if where is None else condition(where),
+            where=None if filter is None else condition(filter),
             limit=limit,
             force=force,
             told=lambda done, total: told("export", done, total),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replay.cli.common import AsJson, Run, Where, app, fail, opened, say
+from replay.cli.common import AsJson, Filter, Run, app, fail, opened, say
 from replay.errors import ReplayError
 from replay.locate import place, run_identity
 from replay.queries import chosen
@@ -26,10 +26,10 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only tell w
 _DRY = "nothing was changed; add --yes to do it"
 
 
-@app.command(epilog='Example: agentloop replay prune --where "success = false and staleness > 20"')
+@app.command(epilog='Example: agentloop replay prune --where "not success and staleness > 20"')
 def prune(
     run: Run = None,
-    where: Where = None,
+    filter: Filter = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Most rows kept; the oldest go first.")] = None,
     bytes: Annotated[int | None, typer.Option(min=1, help="Most bytes kept.")] = None,
     age: Annotated[int | None, typer.Option(min=1, help="Most iterations since a row was collected.")] = None,
@@ -40,12 +40,12 @@ def prune(
 ) -> None:
     """Evict rows for good: what stays of them is how they ended, and every update that used them."""
     capacity = Capacity(rows=rows, bytes=bytes, age=age, staleness=staleness, per_task=per_task)
-    if (where is None) == (not capacity):
-        given = "neither" if where is None else "both"
+    if (filter is None) == (not capacity):
+        given = "neither" if filter is None else "both"
         fail(f"prune must be given --where or limits, got {given}. For example: agentloop replay prune --age 20")
     with opened(run, read_only=not yes) as buffer:
-        picked = None if where is None else condition(where)
-        run_id = buffer.run if where is not None else _own_run(buffer)
+        picked = None if filter is None else condition(filter)
+        run_id = buffer.run if filter is not None else _own_run(buffer)
         found = buffer.store.prune(run_id, rows=picked, capacity=capacity, dry_run=not yes)
     say(json.dumps({**vars(found), "done": yes}) if as_json else _pruned_text(found, done=yes))
 
@@ -61,9 +61,9 @@ def _pruned_text(found: Evicted, *, done: bool) -> str:
     return f"evicted {what}" if done else f"would evict {what}\n{_DRY}"
 
 
-@app.command(epilog="Example: agentloop replay forget --where \"text contains 'jane@example.org'\"")
+@app.command(epilog="Example: agentloop replay forget --where \"'jane@example.org' in text\"")
 def forget(
-    where: Annotated[str, typer.Option("--where", metavar="FILTER", help="What to forget.")],
+    filter: Annotated[str, typer.Option("--where", metavar="FILTER", help="What to forget.")],
     run: Run = None,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -74,7 +74,7 @@ def forget(
     copy was found.
     """
     with opened(run, read_only=not yes) as buffer:
-        rows = chosen(buffer.run, where)
+        rows = chosen(buffer.run, filter)
         traces, proof = buffer.store.forget(rows) if yes else (buffer.store.forgettable(rows), None)
     counts = {name: getattr(traces, name) for name in ("trajectories", "messages", "tasks", "updates")}
     if as_json:

@@ -10,7 +10,7 @@ from typing import Any
 
 from context.conversation_file import read_message
 from context.messages import Message
-from context.template import RenderError
+from context.templates.chat_template import RenderError
 from replay.exchange.row_format import BadRow
 from replay.exchange.strict_json import NotStrict, free_form, loads, shortened
 

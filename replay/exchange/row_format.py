@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from context.authors import AuthorTable
 from context.messages import Message, ToolCall, canonical_json
-from context.tokens import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay.exchange.strict_json import NotStrict, free_form, loads, shortened
 from replay.records import GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
 

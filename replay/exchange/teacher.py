@@ -19,14 +19,14 @@ from typing import IO, Any
 import numpy as np
 
 from context.authors import AuthorTable
-from context.control import TrainingControl
 from context.manager import ContextManager
 from context.messages import Message, content_hash
-from context.model_files import ModelFiles, load_model_files
 from context.parse import KnownReply
-from context.render import Renderer
-from context.template import RenderError
-from context.tokens import Segment, TokenSequence
+from context.templates.chat_template import RenderError
+from context.templates.model_files import ModelFiles, load_model_files
+from context.templates.render import Renderer
+from context.tokens.control import TrainingControl
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
 from replay.exchange.importing import ImportReport, Placed, Told, check_set_name, import_rows
@@ -34,7 +34,7 @@ from replay.exchange.meaning import learner_of
 from replay.exchange.openai_chat import Conversation, Said, read_line
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
-from replay.records import ANSWERED, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay.records import GroupRecord, PolicyRecord, RunRecord, StopReason, TaskRecord, Trajectory, TrajectoryRecord
 from replay.store import ReplayStore
 
 SOURCE = "teacher"
@@ -260,7 +260,9 @@ class _ChatFile:
             reward=reward,
             success=success,
             advantage=0.0,
-            stop_reason="tool_calls" if conversation.turns[-1][0].message.tool_calls else ANSWERED,
+            stop_reason=str(
+                StopReason.CALLED_LAST if conversation.turns[-1][0].message.tool_calls else StopReason.ANSWERED
+            ),
             error_kind=None,
             num_turns=len(conversation.turns),
             num_tool_calls=sum(len(said.message.tool_calls) for said, _ in conversation.turns),

@@ -69,7 +69,7 @@ class Mixer:
             raise ReplayStarved(plan.replay, plan.planned_replay, iteration)
         return plan
 
-    def observe(self, *, success_rate: float | None, ess_by_age: Mapping[str, float]) -> None:
+    def feed(self, *, success_rate: float | None, ess_by_age: Mapping[str, float]) -> None:
         """What an iteration showed: success of its fresh episodes (None: there were none), ESS of its replay."""
         wanted = self.rule.start.success_rate
         if wanted is not None and success_rate is not None and success_rate >= wanted:

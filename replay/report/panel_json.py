@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from replay.queries import Answer
+from replay.queries import QueryResult
 from replay.report.panels import Panel, why_absent
 from replay.report.svg import Curve, number
 
 
-def plain_panel(panel: Panel, *, merged: int = 1, after: int | None = None) -> Answer:
+def plain_panel(panel: Panel, *, merged: int = 1, after: int | None = None) -> QueryResult:
     """Title, how to read it, axis and curves, `merged` places to a point; with `after`, only points beyond that place.
 
     A point of several places is named by the first, and is one of those if it reaches beyond.
@@ -45,7 +45,7 @@ def measured(panel: Panel) -> Sequence[Curve]:
     return [curve for curve in panel.curves if curve.series]
 
 
-def _curve(curve: Curve, first: int | None) -> Answer:
+def _curve(curve: Curve, first: int | None) -> QueryResult:
     return {
         "label": curve.label,
         "role": curve.role,

@@ -60,7 +60,7 @@ def line_chart(curves: Sequence[Curve], axis: Axis, *, summary: str) -> str:
     """Curves over iterations on one vertical scale."""
     first, last, merged = _extent(curves)
     thinned = [(curve, _thin(curve.series, first, merged, max if curve.peak else _mean)) for curve in curves]
-    scale = _Scale.of([value for _, points in thinned for _, value in points], axis)
+    scale = _VerticalScale.of([value for _, points in thinned for _, value in points], axis)
     x = _x_scale(first, last, margin=8.0)
     parts = [_frame(scale, axis, _iteration_ticks(first, last), x)]
     for curve, points in thinned:
@@ -84,7 +84,7 @@ def bar_chart(layers: Sequence[Curve], axis: Axis, *, summary: str, steps: Curve
     for _, points in thinned[: len(layers)]:
         for iteration, value in points:
             heights[iteration] += max(value, 0.0)
-    scale = _Scale.of([*heights.values(), *(value for _, value in (thinned[-1][1] if steps else []))], axis)
+    scale = _VerticalScale.of([*heights.values(), *(value for _, value in (thinned[-1][1] if steps else []))], axis)
     slot = (WIDTH - LEFT - RIGHT) / max(1, math.ceil((last - first + 1) / merged))
     wide = min(0.82 * slot, 56.0)
     x = _x_scale(first, last, margin=slot / 2)
@@ -131,7 +131,7 @@ def number(value: float, *, percent: bool = False) -> str:
 
 
 @dataclass(frozen=True)
-class _Scale:
+class _VerticalScale:
     """Values to vertical places."""
 
     low: float
@@ -140,7 +140,7 @@ class _Scale:
     log: bool = False
 
     @classmethod
-    def of(cls, values: Sequence[float], axis: Axis) -> _Scale:
+    def of(cls, values: Sequence[float], axis: Axis) -> _VerticalScale:
         if axis.whole:
             return cls(0.0, 1.0, (0.0, 0.25, 0.5, 0.75, 1.0))
         shown = [*values, *([axis.reference] if axis.reference is not None else [])]
@@ -159,7 +159,7 @@ class _Scale:
         return cls(low, high, tuple(_ticks(low, high)))
 
     @classmethod
-    def _logarithmic(cls, low: float, high: float) -> _Scale:
+    def _logarithmic(cls, low: float, high: float) -> _VerticalScale:
         """Ends on 1, 2 or 5 times a power of ten; a value a hair outside is drawn on the edge."""
         bottom, top = math.floor(math.log10(low)), math.ceil(math.log10(high))
         marks = [factor * 10.0**power for power in range(bottom, top + 1) for factor in (1, 2, 5)]
@@ -229,7 +229,7 @@ def _x_scale(first: int, last: int, *, margin: float) -> Callable[[int], float]:
     return lambda iteration: (left + right) / 2 if last == first else left + (iteration - first) / span * (right - left)
 
 
-def _frame(scale: _Scale, axis: Axis, iterations: Sequence[int], x: Callable[[int], float]) -> str:
+def _frame(scale: _VerticalScale, axis: Axis, iterations: Sequence[int], x: Callable[[int], float]) -> str:
     parts = [f'<text class="tick name" x="0" y="{TOP - 16}">{escape(axis.unit)}</text>'] if axis.unit else []
     for tick, text in zip(scale.ticks, scale.tick_texts(percent=axis.percent), strict=True):
         y = scale.y(tick)

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.mixing.request import Availability, DrawRequest, Limits, Pick
-from replay.records import REPLAY, DrawRecord, Trajectory
+from replay.records import REPLAY, BatchRow, DrawRecord, Trajectory
 from replay.sampling.availability import count_available
 from replay.sampling.samplers import Moment, RankedSampler, Sampler
 from replay.sampling.selection import Chosen, Selection
@@ -33,15 +33,6 @@ _RUN_ID = re.compile("[0-9a-f]{32}")
 
 Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
 """Mean entropies of the policy that is about to learn, nats per action token, one per trajectory."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    draw: DrawRecord
-    trajectory: Trajectory
-    """Without its messages, which training does not read."""
-    weight: float = 1.0
-    """Of its loss: the sampler's correction for what it prefers, at most 1."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +91,7 @@ class Drawing:
 
     def draw(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
-    ) -> list[Drawn]:
+    ) -> list[BatchRow]:
         """In place of what was reserved for the request's slots before."""
         check_fields([request], "draw of iteration", "iteration")
         slots = range(request.first_slot, request.first_slot + request.count)
@@ -120,12 +111,21 @@ class Drawing:
         for pick, rows in zip(request.picks, chosen, strict=True):
             drawn += self._replaced(connection, selection, pick, rows, loaded)
         largest = max((row.correction for row, _ in drawn), default=1.0)
-        found = [
-            Drawn(self._record(request, slot, row, trajectory), trajectory, row.correction / largest)
+        records = [
+            self._record(request, slot, row, trajectory)
             for slot, (row, trajectory) in enumerate(drawn, start=request.first_slot)
         ]
-        reserve(connection, [row.draw for row in found])
-        return found
+        reserve(connection, records)
+        return [
+            BatchRow(
+                trajectory,
+                record,
+                advantage=trajectory.record.advantage,
+                reward=trajectory.record.reward,
+                weight=row.correction / largest,
+            )
+            for record, (row, trajectory) in zip(records, drawn, strict=True)
+        ]
 
     def measured(
         self, connection: sa.Connection, request: DrawRequest, sampler: RankedSampler

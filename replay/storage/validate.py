@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from context.authors import AuthorTable
-from context.tokens import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay.errors import InvalidRecord
 from replay.records import ELIGIBLE, UNTRAINABLE, GroupRecord, Trajectory, TrajectoryRecord
 from replay.storage.format.encoding import content_hash

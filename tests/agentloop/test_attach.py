@@ -13,7 +13,7 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.training import train
+from agentloop.training.train import train
 from replay import ReplayError, ReplayStore
 from replay.exchange import ExchangeError, export_file, import_file
 from replay.exchange.teacher import import_chat, teaching_of
@@ -122,7 +122,7 @@ def taught(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             import_chat(store, path, refused)
         assert rows(folder / "replay.sqlite", "select count(*) from trajectories") == [(16,)]
         assert import_chat(store, path, teaching).inserted == 2
-        export_file(store, folder / "taught.jsonl", where=condition("source='teacher'"))
+        export_file(store, folder / "taught.jsonl", where=condition("source == 'teacher'"))
     with closing(ReplayStore.create(folder / "taught.sqlite")) as store:
         import_file(store, folder / "taught.jsonl", name=None)
     return folder / "taught.sqlite"

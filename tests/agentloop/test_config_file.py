@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agentloop.config import RunConfig, yaml_reader
-from agentloop.config.file import describe_config, load_config, load_plain, to_plain
+from agentloop.config import RunConfig, strict_yaml
+from agentloop.config.config_file import describe_config, load_config, load_plain, to_plain
+from agentloop.config.describe import reference_yaml
 from agentloop.config.keys import dotted_keys
-from agentloop.config.text import reference_yaml
 from agentloop.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -188,7 +188,7 @@ def test_load_config_refuses_hostile_yaml_at_once(
     tmp_path: Path, text: str, libyaml: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not libyaml:
-        monkeypatch.setattr(yaml_reader, "_LOADER", yaml.SafeLoader)
+        monkeypatch.setattr(strict_yaml, "_LOADER", yaml.SafeLoader)
     started = time.process_time()
     message = refusal(tmp_path, text)
     assert time.process_time() - started < 1.0
@@ -299,7 +299,7 @@ def test_load_plain_names_its_source() -> None:
 
 def test_reference_file_is_current() -> None:
     current = (CONFIGS / "reference.yaml").read_text(encoding="utf-8")
-    assert current == reference_yaml(), "python -m agentloop.config.text > configs/reference.yaml"
+    assert current == reference_yaml(), "python -m agentloop.config.describe > configs/reference.yaml"
 
 
 def test_quickstart_file_has_its_published_settings() -> None:

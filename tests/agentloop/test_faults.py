@@ -17,14 +17,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentloop.checkpoint import complete_checkpoints, load_checkpoint
-from agentloop.cli import main
+from agentloop.cli.main import main
 from agentloop.config import RunConfig
+from agentloop.distributed.tensor_files import read_tensors
 from agentloop.errors import UserError
-from agentloop.report import report_run
-from agentloop.sinks import JsonlSink
-from agentloop.state_files import read_tensors
-from agentloop.training import train
+from agentloop.runs.checkpoint import complete_checkpoints, load_checkpoint
+from agentloop.runs.run_report import report_run
+from agentloop.runs.sinks import JsonlSink
+from agentloop.training.train import train
 from replay.store import ReplayStore
 from tests.agentloop.processes import (
     Moments,
@@ -132,7 +132,7 @@ def test_lock_is_not_held_by_what_a_killed_trainer_has_forked(tmp_path: Path) ->
 import os, signal, sys, time
 from pathlib import Path
 from agentloop.config import RunConfig
-from agentloop.run_folder import RunFolder
+from agentloop.runs.run_folder import RunFolder
 lock = RunFolder(Path(sys.argv[1]), "id", RunConfig()).lock()
 child = os.fork()
 if child == 0:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import UserError
-from agentloop.sinks import JsonlSink, MetricSink, SinkFan, load_sinks
+from agentloop.runs.sinks import JsonlSink, MetricSink, SinkFan, load_sinks
 
 
 class Recording:

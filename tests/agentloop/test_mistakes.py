@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from agentloop.cli import main
-from agentloop.config.file import to_plain
-from agentloop.training import train
+from agentloop.cli.main import main
+from agentloop.config.config_file import to_plain
+from agentloop.training.train import train
 from tests.agentloop.runs import PARITY, SilentDisplay, save_qwen2, small_config
 from tests.agentloop.shell import Shell
 
@@ -258,7 +258,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["replay", "whatif", "runs/small-001", "--loss", "nowhere.yaml"], ""),
     (["replay", "verify", "empty"], ""),
     (["replay", "prune", "runs/small-001"], "prune must be given --where or limits, got neither."),
-    (["replay", "export", "runs/small-001", "x.jsonl", "--where", "nosuch=1"], "where must name a field here, got"),
+    (["replay", "export", "runs/small-001", "x.jsonl", "--where", "nosuch == 1"], "where must name a field here, got"),
     (["replay", "import", "nowhere.jsonl", "runs/small-001"], "FILE must be readable, got 'nowhere.jsonl'"),
     (["inspect", "nowhere"], ""),
     (["context", "check", "empty"], ""),
@@ -355,7 +355,7 @@ def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     def starved() -> None:
         raise MemoryError("Unable to allocate 7.45 GiB")
 
-    monkeypatch.setattr("agentloop.cli.app", starved)
+    monkeypatch.setattr("agentloop.cli.main.app", starved)
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 2
@@ -366,7 +366,7 @@ def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_mistake_of_the_program_is_one_line_with_a_file_that_has_the_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("agentloop.cli.app", partial(json.loads, "{"))
+    monkeypatch.setattr("agentloop.cli.main.app", partial(json.loads, "{"))
     with pytest.raises(SystemExit) as stopped:
         main()
     assert (stopped.value.code, type(stopped.value.__cause__)) == (1, json.JSONDecodeError)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from agentloop.cli import app
+from agentloop.cli.main import app
 from replay import ReplayStore, make_sampler
 from tests.replay.asking import preview_of
 from tests.replay.fakes import RUN, iterate, new_store

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from agentloop.config import RunConfig
-from agentloop.config.file import load_config, to_plain
+from agentloop.config.config_file import load_config, to_plain
 from replay.config import StoredConfig
 from replay.queries.preview.settings import as_yaml, changed
 from tests.agentloop.runs import ROOT

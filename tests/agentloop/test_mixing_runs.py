@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.config.file import to_plain
+from agentloop.config.config_file import to_plain
 from agentloop.errors import TrainingStopped
-from agentloop.training import TrainResult, train
+from agentloop.training.train import TrainResult, train
 from replay import queries
 from replay.config import StoredConfig, stored_config
 from replay.queries.filters import condition
@@ -218,7 +218,7 @@ def test_run_whose_rows_go_bad_stops_over_its_limit_and_goes_on_without_them(tmp
     with pytest.raises(TrainingStopped, match="max_quarantined"):
         train(config, resume=True, display=SilentDisplay())
     with closing(ReplayStore.open(database)) as store:
-        assert store.prune(rows=condition("state='quarantined'"), dry_run=False).rows == 8
+        assert store.prune(rows=condition("state == 'quarantined'"), dry_run=False).rows == 8
     assert train(config, resume=True, display=SilentDisplay()).iterations == 3
 
 

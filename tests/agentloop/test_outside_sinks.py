@@ -17,8 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto import wandb_internal_pb2
 
 from agentloop.errors import UserError
-from agentloop.sinks import SinkFan, load_sinks
-from agentloop.training import train
+from agentloop.runs.sinks import SinkFan, load_sinks
+from agentloop.training.train import train
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
 
 Rows = list[tuple[int, float]]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from agentloop.cli import main
+from agentloop.cli.main import main
 from agentloop.errors import UserError
-from agentloop.training import TrainResult, train
+from agentloop.training.train import TrainResult, train
 from replay.storage.format.column_types import ESCAPE
 from replay.storage.format.messages import plain_text
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
@@ -181,7 +181,7 @@ def test_rescore_stores_what_the_newest_policy_says(
     folder = tmp_path / "copy-001"
     shutil.copytree(finished[0].folder, folder)
     database = folder / "replay.sqlite"
-    code, out, _ = ask(monkeypatch, capsys, "rescore", str(folder), "--where", "iteration = 4", "--json")
+    code, out, _ = ask(monkeypatch, capsys, "rescore", str(folder), "--where", "iteration == 4", "--json")
     answer = json.loads(out)
     ((count, tokens),) = rows(
         database, "select count(*), sum(num_action_tokens) from trajectories where iteration = 4 and state = 'eligible'"
@@ -191,7 +191,7 @@ def test_rescore_stores_what_the_newest_policy_says(
     assert rows(database, "select count(distinct trajectory), min(policy_version) from token_scores") == [(count, 4)]
     # By the policy that sampled them, drift is 1.
     answer = json.loads(
-        ask(monkeypatch, capsys, "rescore", str(folder), "--where", "iteration = 4", "--policy", "3", "--json")[1]
+        ask(monkeypatch, capsys, "rescore", str(folder), "--where", "iteration == 4", "--policy", "3", "--json")[1]
     )
     assert (answer["drift_mean"], answer["drift_max"], answer["ess"]) == pytest.approx((1.0, 1.0, 1.0), abs=1e-4)
     ((id,),) = rows(database, "select id from trajectories where iteration = 4 and slot = 0")

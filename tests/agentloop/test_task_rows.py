@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
-from agentloop.config.tasks import TasksSection
+from agentloop.config.sections.dataset import TasksSection
 from agentloop.environments import ToolLimits, call_tool, open_tasks
-from agentloop.environments.rows import load_rows
+from agentloop.environments.datasets import load_rows
 from agentloop.errors import UserError
-from agentloop.evaluate_run import evaluate_run
-from agentloop.training import TrainResult, train
+from agentloop.training.train import TrainResult, train
 from context.messages import Message, ToolCall
 from tests.agentloop.processes import assert_same_run
 from tests.agentloop.runs import ROOT, SilentDisplay, StopAfter, rows, save_qwen2, small_config
@@ -326,6 +326,6 @@ def test_task_with_several_groups_in_a_batch_is_counted_once_with_all_of_them(tm
     )
     hashes = [factory.task_hash(source.train(index)) for index in range(12)]
     twice = next(task for task in hashes if hashes.count(task) > 1)
-    source.observe(range(12), [(twice, 8, 0.25), (twice, 4, 1.0)])
+    source.record_success(range(12), [(twice, 8, 0.25), (twice, 4, 1.0)])
     # 8 x 0.25 + 4 = 6 of 12; all others are untried.
     assert source.state()["order"]["counts"] == [[source.state()["order"]["counts"][0][0], 12.0, 6.0]]

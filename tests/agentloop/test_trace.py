@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from agentloop.learning.scoring import ScoredBatch
-from agentloop.trace import describe_batch
-from agentloop.training import train
+from agentloop.training.trace import describe_batch
+from agentloop.training.train import train
 from tests.agentloop.runs import SilentDisplay, save_qwen2, small_config
 from tests.agentloop.training_examples import row, run_config, segment, tiny_actor, trainer
 
@@ -30,15 +31,17 @@ NAMES = {
 }
 
 
-def traced(algorithm: str, worth: list[float] | None = None) -> tuple[dict[str, list[str]], ScoredBatch]:
+def traced(algorithm: str, left: list[float] | None = None) -> tuple[dict[str, list[str]], ScoredBatch]:
     """The words behind each array's two names, and the batch they are of."""
     kl = {"reward_coef": 0.1} if algorithm == "ppo" else {}
     reference = tiny_actor(seed=1)
     learner = trainer(tiny_actor(), run_config(algorithm=algorithm, kl=kl), reference=reference)
     rows = [row("first", segment("uulllllll")), row("second", segment("ull"), stream="replay")]
+    if left is not None:
+        rows = [replace(item, reward=reward) for item, reward in zip(rows, left, strict=True)]
     shown: list[ScoredBatch] = []
-    learner.update(rows, iteration=1, told=shown.append)
-    text = describe_batch(shown[0], rows, worth=worth, text=lambda ids: f"<{ids[0]}>")
+    learner.update(rows, iteration=1, before_steps=shown.append)
+    text = describe_batch(shown[0], penalised=left is not None, text=lambda ids: f"<{ids[0]}>")
     lines = [line.split() for line in text.splitlines()[5:]]
     assert {words[1]: words[2] for words in lines} == NAMES
     return {words[1]: words[3:] for words in lines}, shown[0]
@@ -46,8 +49,8 @@ def traced(algorithm: str, worth: list[float] | None = None) -> tuple[dict[str, 
 
 def test_trace_shows_what_the_optimizer_steps_see() -> None:
     lines, scored = traced("ppo")
-    assert scored.valued is not None
-    for name, values in (("advantages", scored.batch.advantages), ("rewards", scored.valued.rewards)):
+    assert scored.critic is not None
+    for name, values in (("advantages", scored.batch.advantages), ("rewards", scored.critic.rewards)):
         assert lines[name][:2] == ["[2,", "9]"]
         # Seven action tokens, 2 .. 8: the first three and the last three.
         wanted = values[0, torch.tensor([2, 3, 4, 6, 7, 8])].tolist()
@@ -66,7 +69,7 @@ def test_trace_says_which_role_an_algorithm_lacks() -> None:
 
 
 def test_trace_shows_what_a_penalty_leaves_of_whole_rewards() -> None:
-    lines, _ = traced("grpo", worth=[0.75, 0.5])
+    lines, _ = traced("grpo", left=[0.75, 0.5])
     assert (float(lines["scores"][-1]), float(lines["rewards"][-1])) == (1.0, 0.75)
     assert " ".join(lines["ref_log_probs"]).startswith("none whole rewards were charged for the distance to it")
 

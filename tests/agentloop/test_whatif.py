@@ -14,15 +14,15 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
-from agentloop.cli import app
+from agentloop.analysis.stored_log_probs import named_weights
+from agentloop.analysis.whatif.compared_rows import Asked
+from agentloop.analysis.whatif.losses import asked_losses
+from agentloop.analysis.whatif.measure import what_if
+from agentloop.analysis.whatif.result import WhatIf
+from agentloop.cli.main import app
 from agentloop.errors import UserError
-from agentloop.replay_models import named_weights
-from agentloop.run_folder import open_run_folder
-from agentloop.training import train
-from agentloop.whatif.answer import WhatIf
-from agentloop.whatif.losses import asked_losses
-from agentloop.whatif.measure import what_if
-from agentloop.whatif.rows import Asked
+from agentloop.runs.run_folder import open_run_folder
+from agentloop.training.train import train
 from replay.store import ReplayStore
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
 from tests.replay.fakes import sql
@@ -184,14 +184,14 @@ def test_rows_are_in_the_bucket_of_their_staleness(finished: tuple[Path, list[di
     stored = dict(
         rows(run / "replay.sqlite", "select policy_version_min, count(*) from trajectories where slot < 2 group by 1")
     )
-    found = asked(run, "own", where="slot < 2")
+    found = asked(run, "own", filter="slot < 2")
     # The policy is version 3: rows of versions 2, 1 and 0 are 1, 2 and 3 publishes old.
     assert [(part.bucket, part.trajectories) for part in found.data] == [
         ("1", stored[2]),
         ("2-3", stored[1] + stored[0]),
         ("all", sum(stored.values())),
     ]
-    earlier = asked(run, "own", policy=1, where="slot < 2")
+    earlier = asked(run, "own", policy=1, filter="slot < 2")
     assert [(part.bucket, part.trajectories) for part in earlier.data] == [
         ("0", stored[1]),
         ("1", stored[0]),
@@ -215,7 +215,7 @@ def test_objective_that_must_clip_everything_clips_everything(
     )
     (tmp_path / "free.yaml").write_text("loss: {replay: {objective: surrogate}}\nkl: {loss_coef: 0}\n")
     names = [str(tmp_path / "tight.yaml"), str(tmp_path / "free.yaml")]
-    found = asked(finished[0], *names, where="advantage != 0", limit=12)
+    found = asked(finished[0], *names, filter="advantage != 0", limit=12)
     for bucket in (part.bucket for part in found.data):
         tight, free = found.effect("tight", bucket), found.effect("free", bucket)
         assert (tight.clipped, free.clipped) == (1.0, 0.0)
@@ -235,7 +235,7 @@ def test_rows_without_a_known_advantage_are_named_and_not_taken_as_zero(copied: 
     sql(copied / "replay.sqlite", "update draws set advantage = null where trajectory = ?", id)
     sql(copied / "replay.sqlite", "update draws set advantage = 7.0 where iteration = 3 and slot = 1")
     ((other,),) = rows(copied / "replay.sqlite", "select trajectory from draws where iteration = 3 and slot = 1")
-    found = asked(copied, "own", where="iteration = 3")
+    found = asked(copied, "own", filter="iteration == 3")
     assert [(part.why, part.ids) for part in found.left_out] == [
         ("no advantage is known: no update has used it", (id,))
     ]
@@ -243,11 +243,11 @@ def test_rows_without_a_known_advantage_are_named_and_not_taken_as_zero(copied: 
     assert found.advantages == "those of the last update that used the row"
     (copied / "good.yaml").write_text("loss: {replay: {objective: reinforce}}\nkl: {loss_coef: 0}\n")
     (copied / "bc.yaml").write_text("loss: {replay: {objective: bc}}\nkl: {loss_coef: 0}\n")
-    alone = asked(copied, str(copied / "good.yaml"), str(copied / "bc.yaml"), where=f"id = '{other}'")
+    alone = asked(copied, str(copied / "good.yaml"), str(copied / "bc.yaml"), filter=f"id == '{other}'")
     # One row's policy gradient is its cloning gradient, as many times as its advantage is.
     assert alone.effect("good").gradient_norm == pytest.approx(7.0 * alone.effect("bc").gradient_norm, rel=1e-4)
     with pytest.raises(UserError, match="rows to look at must be at least one, got none of .*1 left out"):
-        asked(copied, "own", where=f"id = '{id}'")
+        asked(copied, "own", filter=f"id == '{id}'")
 
 
 def test_run_of_a_gpu_is_asked_without_one(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def test_run_of_a_gpu_is_asked_without_one(copied: Path, monkeypatch: pytest.Mon
 def test_corrupt_rows_are_named(copied: Path) -> None:
     ((id,),) = rows(copied / "replay.sqlite", "select id from trajectories where iteration = 2 and slot = 0")
     sql(copied / "replay.sqlite", "delete from segments where trajectory = ?", id)
-    found = asked(copied, "own", where="slot = 0")
+    found = asked(copied, "own", filter="slot == 0")
     assert [(part.why, part.ids) for part in found.left_out] == [("corrupt: agentloop replay verify says why", (id,))]
     assert rows(copied / "replay.sqlite", "select count(*) from trajectories where state = 'quarantined'") == [(0,)]
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from agentloop.analysis.whatif.compared_rows import Row
+from agentloop.analysis.whatif.losses import WhatIfLoss
+from agentloop.analysis.whatif.measure import all_ready
+from agentloop.analysis.whatif.present import as_text
+from agentloop.analysis.whatif.result import AskedObjective, WhatIf
+from agentloop.analysis.whatif.step import Ready, effects_of, part_data
 from agentloop.errors import UserError
-from agentloop.learning.batch import BatchRow
 from agentloop.learning.stream_losses import corrected, stream_losses
-from agentloop.whatif.answer import AskedObjective, WhatIf
-from agentloop.whatif.losses import WhatIfLoss
-from agentloop.whatif.measure import all_ready
-from agentloop.whatif.rows import Row
-from agentloop.whatif.step import Ready, effects_of, part_data
-from agentloop.whatif.text import as_text
+from replay.records import BatchRow
 from tests.agentloop.training_examples import (
     gradients,
     row,

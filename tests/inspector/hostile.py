@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from context.messages import Message, ToolCall
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.records import FRESH, DrawRecord, IterationRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.databases import Location

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import pytest
 from typer.testing import CliRunner
 
-from agentloop.cli import app
+from agentloop.cli.main import app
 from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.pages import mixing
@@ -119,7 +119,7 @@ def test_commands_name_the_run_where_there_are_several(two_runs: Path, run: str)
     answer = CliRunner().invoke(app, [*command.split()[1:], "--json"])
     with closing(ReplayStore.open(two_runs, read_only=True)) as reader:
         assert json.loads(answer.stdout) == preview_of(reader, run, {"fraction": "0.5"})
-    assert f"agentloop replay ls {two_runs} --sort iteration --where \"run = '{run}'\"" in listed
+    assert f"agentloop replay ls {two_runs} --sort iteration --where \"run == '{run}'\"" in listed
     assert f"agentloop replay ls {two_runs} --sort iteration</code>" in everything
 
 

@@ -16,7 +16,7 @@ import psycopg
 
 from context.authors import ENV, LLM, TEMPLATE, USER, default_authors
 from context.messages import Message, ToolCall
-from context.tokens import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
 from replay.mixing.request import DrawRequest, Limits, Pick
 from replay.records import (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from context.messages import Message, ToolCall
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import ReplayStore, queries
 from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler
@@ -49,7 +49,7 @@ def filled(location: Location) -> ReplayStore:
 
 def test_prune_tells_first_and_does_it_with_yes(location: Location) -> None:
     filled(location).close()
-    where = "iteration = 1 and not success"
+    where = "iteration == 1 and not success"
     dry = ask("prune", str(location), "--where", where)
     assert dry.exit_code == 0
     assert dry.output.startswith("would evict 5 rows")
@@ -140,10 +140,10 @@ def test_forget_leaves_no_byte_of_it_in_the_files(tmp_path: Path) -> None:
     query = "select tokens, said from segments join messages using (trajectory) where trajectory = 'a'"
     ((tokens_before, said_before),) = sql(path, query)
     assert holds_secret(tmp_path) == ["replay.sqlite"]
-    dry = ask("forget", str(path), "--where", "text contains 'vault'")
+    dry = ask("forget", str(path), "--where", "'vault' in text")
     assert dry.output.startswith("would remove the content of 1 trajectories, 4 messages, 1 tasks")
     assert holds_secret(tmp_path) == ["replay.sqlite"]
-    done = ask("forget", str(path), "--where", "text contains 'vault'", "--yes")
+    done = ask("forget", str(path), "--where", "'vault' in text", "--yes")
     assert done.exit_code == 0
     assert "pieces of it: 0 found" in done.output
     # What the other two rows also say is in the file, and is told apart.
@@ -160,7 +160,7 @@ def test_forget_leaves_no_byte_of_it_in_the_files(tmp_path: Path) -> None:
 
 def test_forget_works_on_a_server_and_says_what_it_cannot_search(location: Location) -> None:
     secretive(location).close()
-    answer = json.loads(ask("forget", str(location), "--where", "id = 'a'", "--yes", "--json").output)
+    answer = json.loads(ask("forget", str(location), "--where", "id == 'a'", "--yes", "--json").output)
     assert (answer["trajectories"], answer["messages"], answer["tasks"], answer["done"]) == (1, 4, 1, True)
     for question in (
         "messages where trajectory = 'a'",
@@ -170,7 +170,7 @@ def test_forget_works_on_a_server_and_says_what_it_cannot_search(location: Locat
         assert sql(location, f"select count(*) from {question}") == [(0,)]
     if not isinstance(location, Path):
         assert answer["search"]["files"] == []
-        again = ask("forget", str(location), "--where", "id = 'b'", "--yes")
+        again = ask("forget", str(location), "--where", "id == 'b'", "--yes")
         assert "a server's files can't be searched from here" in again.output
 
 
@@ -179,11 +179,11 @@ def test_forget_finds_the_copy_that_a_migration_kept(tmp_path: Path) -> None:
     secretive(path).close()
     copy = tmp_path / "replay.sqlite.schema-0002.backup"
     copy.write_bytes(path.read_bytes())
-    result = ask("forget", str(path), "--where", "id = 'a'", "--yes")
+    result = ask("forget", str(path), "--where", "id == 'a'", "--yes")
     assert result.exit_code == 1
     assert f"found in {copy}\n" in result.output
     copy.unlink()
-    assert ask("forget", str(path), "--where", "id = 'a'", "--yes").exit_code == 0
+    assert ask("forget", str(path), "--where", "id == 'a'", "--yes").exit_code == 0
 
 
 def test_forget_finds_in_an_older_copy_what_is_laid_out_otherwise_there(tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_forget_finds_in_an_older_copy_what_is_laid_out_otherwise_there(tmp_path
     sql(path, "delete from messages where trajectory = 'a'")
     with closing(ReplayStore.create(path)) as store:
         store.append([], [group("g9", task="task-1")], [trajectory("new", group="g9", slot=9)])
-    assert ask("forget", str(path), "--where", "id = 'new'", "--yes").exit_code == 0
-    result = ask("forget", str(path), "--where", "id = 'a'", "--yes")
+    assert ask("forget", str(path), "--where", "id == 'new'", "--yes").exit_code == 0
+    result = ask("forget", str(path), "--where", "id == 'a'", "--yes")
     assert result.exit_code == 1
     assert "found in " in result.output and ".schema-0003.backup" in result.output
 
@@ -206,7 +206,7 @@ def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.Mo
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("begin")
         reader.execute("select count(*) from trajectories").fetchone()
-        result = ask("forget", str(path), "--where", "id = 'a'", "--yes")
+        result = ask("forget", str(path), "--where", "id == 'a'", "--yes")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "database must be in nobody's use while it is written anew" in result.stderr
     assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
@@ -215,7 +215,7 @@ def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.Mo
 def test_forgotten_task_is_known_again_when_it_comes_again(location: Location) -> None:
     store = secretive(location)
     store.close()
-    ask("forget", str(location), "--where", "task = 't1'", "--yes")
+    ask("forget", str(location), "--where", "task == 't1'", "--yes")
     with closing(ReplayStore.open(location)) as store:
         again = TaskRecord("t1", "lookup_chain", {"phrase": "new"})
         store.append([again], [group("g3", task="t1")], [trajectory("d", group="g3", task="t1", slot=5)])
@@ -224,9 +224,9 @@ def test_forgotten_task_is_known_again_when_it_comes_again(location: Location) -
 
 def test_task_of_a_row_that_stays_is_not_forgotten(location: Location) -> None:
     secretive(location).close()
-    ask("forget", str(location), "--where", "id = 'b'", "--yes")
+    ask("forget", str(location), "--where", "id == 'b'", "--yes")
     assert sql(location, "select count(*) from tasks where payload like '%removed%'") == [(0,)]
-    ask("forget", str(location), "--where", "id = 'c'", "--yes")
+    ask("forget", str(location), "--where", "id == 'c'", "--yes")
     assert sql(location, "select hash from tasks where payload like '%removed%'") == [("t2",)]
 
 
@@ -235,7 +235,7 @@ def test_show_tells_the_numbers_of_a_forgotten_row(tmp_path: Path) -> None:
     store = filled(path)
     id = listed(store, sort=queries.Sort.uses)[0]["id"]
     store.close()
-    ask("forget", str(path), "--where", f"id = '{id}'", "--yes")
+    ask("forget", str(path), "--where", f"id == '{id}'", "--yes")
     output = ask("show", id, str(path)).output
     assert "evicted (forgotten)" in output
     assert "its tokens are gone" in output

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from context.messages import Message
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import CorruptTrajectory, ReplayError, ReplayStore, queries
 from replay.mixing.request import Limits
 from replay.records import Trajectory
@@ -287,7 +287,7 @@ def test_values_no_writer_would_store_quarantine_their_row_alone(
         key = "id" if table == "trajectories" else "trajectory"
         sql(store, f"update {table} set {column} = ? where {key} = 'a'", value)
         assert list(store.verify().corrupt) == ["a"]
-        assert next(row["id"] for row in listed(store, where="id = 'b' and text contains 'drawer'")) == "b"
+        assert next(row["id"] for row in listed(store, filter="id == 'b' and 'drawer' in text")) == "b"
         with pytest.raises(CorruptTrajectory, match="^trajectory a "):
             store.read(["b", "a"])
         assert store.read(["b"])[0].id == "b"

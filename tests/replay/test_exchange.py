@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from context.authors import ENV, LLM, TEMPLATE, USER
 from context.messages import Message, ToolCall
-from context.tokens import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
 from replay.errors import DamagedCell
 from replay.exchange import ExchangeError, export_file, import_file, jsonl, parquet
@@ -235,7 +235,7 @@ def test_rows_are_chosen_and_those_left_out_counted(store: ReplayStore, tmp_path
     store.resume(RUN, 1)  # iteration 2 and its 8 rows are newer than the checkpoint
     report = export_file(store, tmp_path / "all.jsonl")
     assert (report.rows, dict(report.left.states)) == (12, {"orphaned": 8})
-    report = export_file(store, tmp_path / "some.jsonl", where=condition("success and iteration=1"), limit=2)
+    report = export_file(store, tmp_path / "some.jsonl", where=condition("success and iteration == 1"), limit=2)
     assert (report.rows, dict(report.left.states)) == (2, {})
     rows = [json.loads(line) for line in (tmp_path / "some.jsonl").read_text().splitlines()]
     assert [row["success"] for row in rows] == [True, True]

@@ -107,7 +107,7 @@ def test_write_that_fails_is_told_and_loses_nothing(exported: Path, tmp_path: Pa
 
 def forget_within(limit: int, path: Path) -> str:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    return one_line(["forget", str(path), "--where", "id = 'a'", "--yes"])
+    return one_line(["forget", str(path), "--where", "id == 'a'", "--yes"])
 
 
 def test_forget_without_room_for_a_new_file_says_what_is_done(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_forget_without_room_for_a_new_file_says_what_is_done(tmp_path: Path) ->
     assert "What was deleted is gone for every reader; its bytes go when this is run again." in told
     assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
     assert sql(path, "pragma integrity_check") == [("ok",)]
-    again = CliRunner().invoke(app, ["forget", str(path), "--where", "id = 'a'", "--yes"])
+    again = CliRunner().invoke(app, ["forget", str(path), "--where", "id == 'a'", "--yes"])
     assert again.exit_code == 0
 
 

@@ -299,7 +299,7 @@ def test_success_rate_latches_once_reached() -> None:
     drawn = []
     for iteration, success in enumerate([0.2, 0.3, 0.1, None], start=1):
         drawn += replayed(mixer, 1, first=iteration)
-        mixer.observe(success_rate=success, ess_by_age={})
+        mixer.feed(success_rate=success, ess_by_age={})
     assert drawn == [0, 0, 12, 12]
 
 
@@ -324,7 +324,7 @@ def test_controller_acts_on_a_recorded_run_that_drifts() -> None:
         mixer = Mixer(config.mix_rule())
         factors[weights] = []
         for ess in recorded_ess(weights).values():
-            mixer.observe(success_rate=0.0, ess_by_age=ess)
+            mixer.feed(success_rate=0.0, ess_by_age=ess)
             factors[weights].append(mixer.factor)
     # Iterations 2 to 13. Rows of age 2-3 are at 0.38 in iteration 3, and no later one but 4 is without such a bucket.
     assert config.replay.ess.weights == "token"
@@ -353,7 +353,7 @@ def test_controller_lowers_the_fraction_under_the_floor_and_raises_it_back() -> 
     factors, drawn = [], []
     for iteration, ess in enumerate(series, start=1):
         drawn += replayed(mixer, 1, first=iteration)
-        mixer.observe(success_rate=0.5, ess_by_age=ess)
+        mixer.feed(success_rate=0.5, ess_by_age=ess)
         factors.append(mixer.factor)
     assert factors == [0.5, 0.25, 0.125, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     # 12 x 1, .5, .25, .125, .1, .2, .4, .8, 1: 12, 6, 3, 1.5, 1.2, 2.4, 4.8, 9.6, 12; the sums rounded, ties down
@@ -365,7 +365,7 @@ def test_a_resumed_mixer_goes_on_like_the_unbroken_one() -> None:
         made = []
         for iteration in range(first, first + count):
             made += plans(mixer, 1, first=iteration)
-            mixer.observe(success_rate=iteration / 40, ess_by_age={"1": 0.4 if iteration % 5 == 0 else 0.9})
+            mixer.feed(success_rate=iteration / 40, ess_by_age={"1": 0.4 if iteration % 5 == 0 else 0.9})
         return made
 
     for unit in ("any", "trajectory", "task", "group"):

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from context.messages import ToolCall
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import CorruptTrajectory, InvalidRecord, ReplayError, ReplayStore
 from replay.records import Trajectory
 from replay.sampling.samplers import make_sampler

@@ -16,8 +16,8 @@ import pytest
 
 from agentloop.algorithms.advantages import Member, advantages, rule_of
 from context.authors import DEMONSTRATION, INITIALIZATION, LLM
-from context.codec import TokenCodec
-from context.tokens import Segment, TokenSequence
+from context.tokens.codec import TokenCodec
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
 from replay.exchange import ExchangeError, export_file, import_file
 from replay.exchange.teacher import Teaching, group_advantages, import_chat, teaching_of

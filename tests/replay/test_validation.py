@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from context.tokens import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay import InvalidRecord, ReplayStore
 from replay.storage.validate import validate
 from tests.replay.fakes import AUTHORS, SHORT, group, new_store, task, trajectory

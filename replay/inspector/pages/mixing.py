@@ -15,10 +15,10 @@ from replay import queries
 from replay.config import stored_config
 from replay.inspector.drawings.bars import Bar, Height, Tone, bars
 from replay.inspector.server.page import Page, run_of
-from replay.inspector.server.query import Query
+from replay.inspector.server.query_string import QueryString
 from replay.locate import own_folder
 from replay.mixing.rule import SAME_TASK
-from replay.queries import Answer
+from replay.queries import QueryResult
 from replay.queries.open_buffer import Source
 from replay.queries.preview.settings import CONTROLS, WrongSettings, changed, options_of, shown
 from replay.sampling.samplers import SAMPLERS
@@ -54,7 +54,7 @@ _RULES = {
 }
 
 
-def answer(source: Source, query: Query) -> Answer:
+def answer(source: Source, query: QueryString) -> QueryResult:
     """Without a run, where the database has several, only their list."""
     run = run_of(source, query)
     if run is None:
@@ -69,7 +69,7 @@ def answer(source: Source, query: Query) -> Answer:
         return own | {"errors": dict(error.errors)}
 
 
-def at_once(source: Source, query: Query) -> Answer | None:
+def at_once(source: Source, query: QueryString) -> QueryResult | None:
     """Before a large buffer is read for the first time the page says so, and then comes again with `read`."""
     run = run_of(source, query)
     if run is None or query.flag("read"):
@@ -78,14 +78,14 @@ def at_once(source: Source, query: Query) -> Answer | None:
     return {"run": run, "reading": rows} if rows > _MANY else None
 
 
-def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
     if found["run"] is None:
         return {}
     if "reading" in found:
         # With what is empty, which means: any.
         return {"again": "/mixing?" + urlencode({**query.given(), "read": "1"})}
     own, given = found["own"], query.given()
-    settings: Answer = found.get("settings") or own
+    settings: QueryResult = found.get("settings") or own
     fields = {name: given.get(name, _text(settings[name])) for name in CONTROLS}
     values: dict[str, Any] = {
         "fields": fields,
@@ -132,7 +132,7 @@ def _samplers(settings: Mapping[str, Any], chosen: str, given: Mapping[str, str]
     return found
 
 
-def _command(source: Source, found: Answer) -> str:
+def _command(source: Source, found: QueryResult) -> str:
     """The same question in a terminal: what is other than the run's own."""
     words = ["agentloop", "replay", "mix", *source.words_of(found["run"])]
     for name, value in found["settings"].items():
@@ -141,7 +141,7 @@ def _command(source: Source, found: Answer) -> str:
     return shlex.join(words)
 
 
-def _boxed(rows: Sequence[Answer], unit: str) -> list[list[Answer]]:
+def _boxed(rows: Sequence[QueryResult], unit: str) -> list[list[QueryResult]]:
     """Rows that belong together in the batch, side by side."""
     slots = [{**row, "age": _age_class(row["staleness"])} for row in rows]
     if unit != "group" and unit not in SAME_TASK:
@@ -157,14 +157,14 @@ def _age_class(staleness: int | None) -> str:
     return str(next((at for at, end in enumerate((2, 4, 16, 64)) if staleness < end), 4))
 
 
-def _ages(rows: Sequence[Answer]) -> list[tuple[str, str]]:
+def _ages(rows: Sequence[QueryResult]) -> list[tuple[str, str]]:
     """Class and meaning of the colours that occur."""
     there = {_age_class(row["staleness"]) for row in rows}
     names = {"0": "0–1", "1": "2–3", "2": "4–15", "3": "16–63", "4": "64 or more", "unknown": "unknown"}
     return [(age, text) for age, text in names.items() if age in there]
 
 
-def _funnel(steps: Sequence[Answer], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _funnel(steps: Sequence[QueryResult], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rules that leave something out, as widths of bars."""
     whole = max(1, steps[0]["left"])
     return [

@@ -13,7 +13,7 @@ from replay.config import ReplayConfig, StoredConfig
 from replay.mixing.apportion import Remainders
 from replay.mixing.mixer import BatchPlan, Mixer, ReplayStarved
 from replay.mixing.request import Availability
-from replay.queries.filters.question import Answer
+from replay.queries.filters.query import QueryResult
 
 _LIKELY = 0.5
 """Share of fresh episodes that is taken to succeed where no iteration has shown one."""
@@ -64,7 +64,7 @@ class ExpectedTasks:
         return f"new {place}" if self.new is None or place < self.new else self.tried[place - self.new]
 
 
-def new_run(config: StoredConfig, horizon: Horizon = Horizon()) -> Answer:
+def new_run(config: StoredConfig, horizon: Horizon = Horizon()) -> QueryResult:
     """The batches of a run that begins with an empty buffer."""
     horizon = horizon.assuming(None)
     mixer = Mixer(config.mix_rule())
@@ -72,9 +72,9 @@ def new_run(config: StoredConfig, horizon: Horizon = Horizon()) -> Answer:
     return batches(plans, config, first=1, horizon=horizon)
 
 
-def batches(plans: Iterator[BatchPlan], config: StoredConfig, *, first: int, horizon: Horizon) -> Answer:
+def batches(plans: Iterator[BatchPlan], config: StoredConfig, *, first: int, horizon: Horizon) -> QueryResult:
     """The plans from iteration `first` on in numbers, as many as the run has left but at least one."""
-    found: list[Answer] = []
+    found: list[QueryResult] = []
     stopped = None
     try:
         for plan in islice(plans, max(1, min(horizon.iterations, config.run.iterations - first + 1))):
@@ -84,7 +84,7 @@ def batches(plans: Iterator[BatchPlan], config: StoredConfig, *, first: int, hor
     return {"success": horizon.success, "batches": found, "stopped": stopped}
 
 
-def numbers(plan: BatchPlan) -> Answer:
+def numbers(plan: BatchPlan) -> QueryResult:
     """How many rows and groups a plan has: [size, number] of groups, [members, number] of what is replayed in them."""
     sizes = Counter(size for _, size in plan.groups)
     members = Counter(pick.count for pick in plan.picks if pick.task is not None)
@@ -130,7 +130,7 @@ def forecast(
             + Counter(available.by_source_groups),
         )
         tasks.gone_through += plan.num_tasks
-        mixer.observe(success_rate=horizon.success if plan.fresh else None, ess_by_age={})
+        mixer.feed(success_rate=horizon.success if plan.fresh else None, ess_by_age={})
         first += 1
 
 

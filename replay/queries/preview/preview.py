@@ -20,7 +20,7 @@ from replay.errors import ReplayError
 from replay.mixing.mixer import BatchPlan, Mixer
 from replay.mixing.request import Availability, DrawRequest
 from replay.mixing.schedule import Schedule
-from replay.queries.filters.question import Answer
+from replay.queries.filters.query import QueryResult
 from replay.queries.preview.batch_distributions import spreads
 from replay.queries.preview.forecast import ExpectedTasks, Horizon, batches, forecast, numbers
 from replay.queries.preview.run_state import Standing, saved_mixer, standing, tried_tasks
@@ -49,7 +49,7 @@ def preview(
     folder: Path | None = None,
     sampler: Sampler | None = None,
     horizon: Horizon = Horizon(),  # noqa: B008  frozen
-) -> Answer:
+) -> QueryResult:
     """The next batches of `run` (None: the only one), by `config` in place of its own configuration.
 
     `folder`: the run's, whose checkpoint knows what earlier iterations rounded off. `sampler`: one of a person's own,
@@ -77,7 +77,7 @@ def preview(
             raise wrong(str(error)) from error
         times = max(_FEWEST_DRAWS, min(_MOST_DRAWS, _MOST_ROWS // max(1, plan.replay)))
         draws = rehearsal.draws(plan.picks, times) if plan.replay else []
-        exact = goes_on and is_exact and _is_foretold(mixer, config)
+        exact = goes_on and is_exact and _is_certain(mixer, config)
         return {
             "run": record.id,
             "iteration": now.iteration,
@@ -142,13 +142,13 @@ def _rehearsing(store: ReplayStore, config: StoredConfig, now: Standing, sampler
         yield rehearsal
 
 
-def _is_foretold(mixer: Mixer, config: StoredConfig) -> bool:
+def _is_certain(mixer: Mixer, config: StoredConfig) -> bool:
     """Whether what is drawn does not hang on the tasks to come, which are guessed, or on how they will be solved."""
     replay = config.replay
     return not mixer.num_tasks and not replay.complete_zero_variance and replay.retire_solved is None
 
 
-def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> Answer:
+def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult:
     return {
         **numbers(plan),
         "trajectories": mixer.rule.trajectories,
@@ -163,7 +163,7 @@ def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> Answer:
 
 def _funnel(
     rehearsal: Rehearsal, available: Availability, gone: int, mixer: Mixer, upcoming: Sequence[str]
-) -> list[Answer]:
+) -> list[QueryResult]:
     """How many rows are left after each rule, from all that the run stored and others that it may draw.
 
     `gone`: rows of the run that are not eligible.
@@ -182,7 +182,7 @@ def _funnel(
     return [{"rule": rule, "left": rows, "out": last - rows} for (rule, rows), last in zip(steps, before, strict=False)]
 
 
-def _batch(rehearsal: Rehearsal, draws: Sequence[Sequence[Chosen]], now: Standing, *, exact: bool) -> Answer:
+def _batch(rehearsal: Rehearsal, draws: Sequence[Sequence[Chosen]], now: Standing, *, exact: bool) -> QueryResult:
     """The first of the example draws, row by row, and of how many tasks they are on average.
 
     `exact`: the run goes on from just this moment, so that these are the rows it would draw.
@@ -190,7 +190,7 @@ def _batch(rehearsal: Rehearsal, draws: Sequence[Sequence[Chosen]], now: Standin
     index = rehearsal.index
     columns, codes = index.columns, index.codes
 
-    def described(row: Chosen) -> Answer:
+    def described(row: Chosen) -> QueryResult:
         at = row.position
         own = bool(columns["own"][at])
         names = {name: codes[name].names[int(columns[name][at])] for name in ("run", "source", "task", "group")}

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from replay.config import ReplayConfig, StoredConfig
 from replay.errors import ReplayError
-from replay.queries.filters.question import Answer
+from replay.queries.filters.query import QueryResult
 from replay.sampling.samplers import SAMPLERS
 from replay.section import rule_in_words
 
@@ -103,6 +103,6 @@ def wrong(message: str) -> WrongSettings:
     return WrongSettings({_control_of(message): message})
 
 
-def shown(replay: ReplayConfig) -> Answer:
+def shown(replay: ReplayConfig) -> QueryResult:
     """The values of the controls."""
     return {name: getattr(replay, name) for name in (*CONTROLS, "sampler_options")}

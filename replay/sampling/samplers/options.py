@@ -6,7 +6,7 @@ import difflib
 import sys
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ def checked_options(declared: type, given: Mapping[str, Any], *, sampler: str) -
     for name, value in given.items():
         if name not in known:
             raise ValueError(
-                f"replay.sampler_options must hold options of {sampler}, got {name!r}. {hint(name, known)}"
+                f"replay.sampler_options must hold options of {sampler}, got {name!r}. {_hint(name, known)}"
             )
         if not _fits(value, kinds[name]):
             raise ValueError(f"replay.sampler_options.{name} must be {_named(kinds[name])}, got {value!r}.")
@@ -34,8 +34,7 @@ def require(allowed: bool, name: str, rule: str, value: object) -> None:
         raise ValueError(f"{name} must {rule}, got {value!r}.")
 
 
-def hint(name: object, known: Collection[str]) -> str:
-    """What to do about an unknown name."""
+def _hint(name: object, known: list[str]) -> str:
     nearest = difflib.get_close_matches(str(name)[:80], known, n=1)
     if nearest:
         return f"Did you mean {nearest[0]}?"

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay.errors import DamagedCell
 from replay.records import GroupRecord, RunRecord, TrajectoryRecord
 from replay.storage.format.column_types import from_storable, is_storable, to_storable
