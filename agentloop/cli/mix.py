@@ -99,7 +99,7 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
         yield from _next_batch(answer)
         yield ""
     if answer["batches"]:
-        yield f"batches to come, where {answer['success']:.0%} of the fresh episodes succeed:"
+        yield f"batches to come, where {share(answer['success'], 1)} of the fresh episodes succeed:"
         yield from _batches(answer["batches"])
     if answer["stopped"] is not None:
         yield f"stopped: {answer['stopped']}"

@@ -82,7 +82,7 @@ def test_mix_as_text_sums_up(config: Path) -> None:
     result = mix("--config", config, "--success", "1.0", "--iterations", "4")
     assert result.exit_code == 0
     lines = result.output.splitlines()
-    assert lines[0] == "batches to come, where 100% of the fresh episodes succeed:"
+    assert lines[0] == "batches to come, where 100.0 % of the fresh episodes succeed:"
     titles = "iteration fraction planned replayed fresh short groups members replayed"
     assert lines[1].split() == titles.split()
     assert lines[3].split() == ["2", "0.500", "6", "6", "6", "0", "2x3", "-"]
