@@ -170,15 +170,13 @@ class ReplayStore:
         return drawing is not None and drawing.run == run and not drawing.is_new
 
     @contextmanager
-    def rehearsing(
-        self, request: DrawRequest, sampler: Sampler, *, sources: Sequence[str] = ()
-    ) -> Iterator[tuple[Rehearsal, sa.Connection]]:
-        """The moment before a draw, and the database at that moment. Nothing is reserved, also by what is drawn there.
+    def rehearsing(self, request: DrawRequest, sampler: Sampler, *, sources: Sequence[str] = ()) -> Iterator[Rehearsal]:
+        """The moment before a draw. Nothing is reserved, also by what is drawn there.
 
         `sources` are those that picks will name. Nobody else draws for the run meanwhile.
         """
         with self._drawing(request) as drawing, self._database.reading() as connection:
-            yield drawing.rehearsal(connection, request, sampler, sources), connection
+            yield drawing.rehearsal(connection, request, sampler, sources)
 
     def draw(self, request: DrawRequest, sampler: Sampler, *, measure: Measure | None = None) -> list[BatchRow]:
         """Select and reserve, in the order of the picks; fewer than asked if there are not enough.

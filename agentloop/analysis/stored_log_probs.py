@@ -82,24 +82,24 @@ def weights_of_run(folder: RunFolder) -> dict[int, Path | str]:
     return found
 
 
-def named_weights(folder: RunFolder, model: Path | None, policy: int | None) -> tuple[int, Path | str]:
-    """The policy that --model and --policy name; the newest of the run without either."""
+def named_weights(folder: RunFolder, policy: str | None) -> tuple[int, Path | str]:
+    """The policy that --policy names, by its version or by the folder of its weights; the run's newest for None."""
     known = weights_of_run(folder)
-    if model is None:
-        version = max(known) if policy is None else policy
-        if version not in known:
-            there = ", ".join(map(str, sorted(known)))
-            raise UserError(
-                f"--policy must be one whose weights are still in {folder.path}, got {policy}. There is {there}; "
-                "set checkpoint.keep_policies to keep more."
-            )
-        return version, known[version]
-    if (model / "model").is_dir():  # a whole checkpoint
-        model = model / "model"
-    numbered = model.absolute().parent if model.name == "model" else model.absolute()
-    if policy is None and not numbered.name.isdecimal():
-        raise UserError(f"--policy must be given with a model whose folder has no number, got --model {model} alone.")
-    return int(numbered.name) if policy is None else policy, model
+    if policy is None:
+        return max(known), known[max(known)]
+    if policy.isdecimal() and int(policy) in known:
+        return int(policy), known[int(policy)]
+    path = Path(policy)
+    if (path / "model").is_dir():  # a whole checkpoint
+        path = path / "model"
+    numbered = path.absolute().parent if path.name == "model" else path.absolute()
+    if not (path.is_dir() and numbered.name.isdecimal()):
+        there = ", ".join(map(str, sorted(known)))
+        raise UserError(
+            f"--policy must be a version whose weights are still in {folder.path} ({there}), or a folder of weights "
+            f"named by its version, got {policy}. Set checkpoint.keep_policies to keep more."
+        )
+    return int(numbered.name), path
 
 
 def check_log_probs(

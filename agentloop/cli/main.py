@@ -46,7 +46,7 @@ app = typer.Typer(
 app.add_typer(context_app, name="context", epilog="Example: agentloop context check template.jinja")
 
 
-replay_app.command(epilog="Example: agentloop replay mix configs/quickstart.yaml --iterations 20")(mix)
+replay_app.command(epilog="Example: agentloop replay mix runs/quickstart-001 --set replay.fraction=0.5")(mix)
 
 
 replay_app.command("import", epilog="Example: agentloop replay import wins.parquet runs/quickstart-002 --name wins")(
@@ -60,9 +60,7 @@ replay_app.command(epilog="Example: agentloop replay verify runs/quickstart-001 
 replay_app.command(epilog="Example: agentloop replay rescore --where 'staleness > 8'")(rescore)
 
 
-replay_app.command(epilog="Example: agentloop replay whatif runs/quickstart-001 --loss own --loss gspo --report")(
-    whatif
-)
+replay_app.command(epilog="Example: agentloop replay whatif runs/quickstart-001 --loss own --loss gspo")(whatif)
 
 
 app.add_typer(replay_app, name="replay", epilog="Example: agentloop replay ls --failed")

@@ -22,7 +22,6 @@ from replay.exchange.teacher import SOURCE, import_chat, teaching_of
 from replay.locate import run_identity
 from replay.queries import chosen
 from replay.queries.open_buffer import Opened
-from replay.report import REPORT_NAME
 from replay.storage.verify import Verification
 
 if TYPE_CHECKING:
@@ -30,11 +29,15 @@ if TYPE_CHECKING:
     from agentloop.runs.run_folder import RunFolder
 
 
-Model = Annotated[
-    Path | None,
-    typer.Option("--model", metavar="PATH", help="Weights to ask, such as RUN/policies/000012; see also --policy."),
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="VERSION|PATH",
+        help="A policy version that is still there, or a folder of weights named by its version, such as "
+        "RUN/checkpoints/000012.",
+    ),
 ]
-Policy = Annotated[int | None, typer.Option("--policy", help="The policy version that they are.")]
 
 
 def verify(
@@ -44,7 +47,6 @@ def verify(
     log_probs: Annotated[
         bool, typer.Option("--log-probs", help="Also recompute behavior log-probs with every policy still there.")
     ] = False,
-    model: Model = None,
     policy: Policy = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest difference of a recomputed log-prob, in nats.")
@@ -62,8 +64,8 @@ def verify(
         if yes and found.corrupt:
             buffer.store.quarantine(found.corrupt)
         check = None
-        if log_probs or model is not None or policy is not None:
-            check = _check_log_probs(buffer, filter, found, model=model, policy=policy)
+        if log_probs or policy is not None:
+            check = _check_log_probs(buffer, filter, found, policy)
     failed = found.corrupt_share > limit or bool(found.dangling or found.damage)
     failed = failed or (check is not None and check.worst > tolerance)
     if as_json:
@@ -77,22 +79,17 @@ def verify(
     raise typer.Exit(1 if failed else 0)
 
 
-def _check_log_probs(
-    buffer: Opened, filter: str | None, found: Verification, *, model: Path | None, policy: int | None
-) -> LogProbCheck:
+def _check_log_probs(buffer: Opened, filter: str | None, found: Verification, policy: str | None) -> LogProbCheck:
     from agentloop.analysis.stored_log_probs import check_log_probs, named_weights, weights_of_run
 
     folder = _run_folder(buffer)
-    weights = weights_of_run(folder)
-    if model is not None or policy is not None:
-        weights = dict([named_weights(folder, model, policy)])
+    weights = weights_of_run(folder) if policy is None else dict([named_weights(folder, policy)])
     return check_log_probs(buffer.store, folder, weights, filter=filter, skip=found.corrupt)
 
 
 def rescore(
     run: Run = None,
     filter: Filter = None,
-    model: Model = None,
     policy: Policy = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most trajectories scored.")] = None,
     as_json: AsJson = False,
@@ -105,7 +102,7 @@ def rescore(
         from agentloop.analysis import stored_log_probs
 
         folder = _run_folder(buffer)
-        version, weights = stored_log_probs.named_weights(folder, model, policy)
+        version, weights = stored_log_probs.named_weights(folder, policy)
         drifted = stored_log_probs.rescore(buffer.store, folder, version, weights, filter=filter, limit=limit)
     say(json.dumps(vars(drifted)) if as_json else _drift_text(drifted))
 
@@ -175,13 +172,6 @@ _MOST_ROWS = 512
 """Of a what-if: a few updates' worth."""
 
 
-class Stream(StrEnum):
-    """How rows of the buffer are trained."""
-
-    fresh = "fresh"
-    replay = "replay"
-
-
 def whatif(
     run: Run = None,
     loss: Annotated[
@@ -193,23 +183,11 @@ def whatif(
             "The run's own beside a few others when left out.",
         ),
     ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoint",
-            "--model",
-            metavar="PATH",
-            help="Weights to ask, such as RUN/checkpoints/000012; the run's newest when left out.",
-        ),
-    ] = None,
     policy: Policy = None,
     filter: Filter = None,
     limit: Annotated[
         int | None,
         typer.Option(min=1, help=f"Most trajectories, taken evenly over their age; {_MOST_ROWS} when left out."),
-    ] = None,
-    stream: Annotated[
-        Stream | None, typer.Option("--as", help="How they are trained; as replay when left out.")
     ] = None,
     iteration: Annotated[
         int | None,
@@ -219,47 +197,31 @@ def whatif(
             "update started from.",
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=0, help="Most clipped trajectories and tokens named per objective.")] = 0,
-    report: Annotated[bool, typer.Option("--report", help="Also write it into the run's report.html.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """What each objective would have done with stored trajectories: clipping, gradient and ESS, by staleness.
 
     One optimizer step of every objective is computed and none is made: weights and buffer stay as they are.
     """
-    if iteration is not None and (stream is not None or limit is not None):
-        fail("--iteration must be given without --as and --limit, for its batch is looked at as it was, got both.")
+    if iteration is not None and limit is not None:
+        fail("--iteration must be given without --limit, for its batch is looked at whole, got both.")
     with opened(run) as buffer:
         from agentloop.analysis.stored_log_probs import named_weights
         from agentloop.analysis.whatif.compared_rows import Asked, policy_of_iteration
         from agentloop.analysis.whatif.losses import asked_losses
         from agentloop.analysis.whatif.measure import what_if
         from agentloop.analysis.whatif.present import as_text
-        from agentloop.analysis.whatif.section import whatif_section
         from agentloop.runs.display import open_display
-        from agentloop.runs.run_report import report_run
 
         folder = _run_folder(buffer)
         losses = asked_losses(folder.config, loss or ())
-        if iteration is not None and model is None and policy is None:
-            policy = policy_of_iteration(buffer.store, folder, iteration)
-        asked = Asked(filter, limit or _MOST_ROWS, (stream or Stream.replay).value, iteration)
+        if iteration is not None and policy is None:
+            policy = str(policy_of_iteration(buffer.store, folder, iteration))
+        weights = named_weights(folder, policy)
+        asked = Asked(filter, limit or _MOST_ROWS, iteration)
         with closing(open_display(stderr=True)) as display:
-            found = what_if(
-                buffer.store,
-                folder,
-                named_weights(folder, model, policy),
-                losses=losses,
-                asked=asked,
-                tokens=tokens,
-                told=display.phase,
-            )
-        if report:
-            section = whatif_section(found)
-            path = report_run(buffer.store, folder.path / REPORT_NAME, run=folder.run_id, further=(section,))
+            found = what_if(buffer.store, folder, weights, losses=losses, asked=asked, told=display.phase)
     say(json.dumps(found.to_json(), indent=1) if as_json else as_text(found))
-    if report and not as_json:
-        print(f"report: {path}")
 
 
 def _run_folder(buffer: Opened) -> RunFolder:

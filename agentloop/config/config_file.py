@@ -37,8 +37,12 @@ Place = Callable[[KeyPath], str]
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration in `path` with `dotted.key=value` overrides laid over it, the last one winning."""
     given, places = read_keys(path)
-    source = str(path)
+    return _loaded(given, places, overrides, source=str(path))
 
+
+def _loaded(
+    given: Mapping[str, Any], places: dict[KeyPath, str], overrides: Sequence[str], *, source: str
+) -> RunConfig:
     def laid(*, has_model: bool) -> dict[str, Any]:
         values = _laid_over_defaults(given, _place_in(places, source), has_model=has_model)
         for override in overrides:
@@ -88,16 +92,13 @@ def to_plain(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
-def load_plain(values: Mapping[str, Any], *, source: str = "stored configuration") -> RunConfig:
-    """What `to_plain` gave, back again, also of an earlier version; keys it does not mention have their defaults."""
-
-    def place(_: KeyPath) -> str:
-        return source
-
-    model = values.get("model")
-    has_model = isinstance(model, Mapping) and model.get("path") is not None
+def load_plain(
+    values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "stored configuration"
+) -> RunConfig:
+    """What `to_plain` gave, back again, also of an earlier version, with overrides over it; keys it does not mention
+    have their defaults."""
     renamed = {name: _renamed(name, section) for name, section in values.items()}
-    return _validated(_laid_over_defaults(renamed, place, has_model=has_model), place)
+    return _loaded(renamed, {}, overrides, source=source)
 
 
 def _renamed(name: str, section: Any) -> Any:

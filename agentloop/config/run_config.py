@@ -9,9 +9,6 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.config.mixing import EssSection, ScheduleSection, StartSection, check_mixing, mix_rule
-from agentloop.config.sampling import SamplingSection
-from agentloop.config.section import Fraction, NonNegative, Positive, Section
 from agentloop.config.sections.advantage import AdvantageSection, check_advantages
 from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.dataset import TasksSection, check_tasks
@@ -28,123 +25,9 @@ from agentloop.config.sections.reward import RewardSection
 from agentloop.config.sections.rollout import EnvironmentSection, EvaluationSection, RolloutSection
 from agentloop.config.sections.run_section import CheckpointSection, MetricsSection, RunSection
 from agentloop.config.sections.supervised_learning import SftSection, WarmUpSection
+from replay.config import ReplayConfig
 from replay.mixing.rule import MixRule
-from replay.mixing.schedule import progress_at
-from replay.records import SOURCE_NAME
-
-
-class CapacitySection(Section):
-    """What a run keeps of the rows it collected; over a limit the oldest lose their content."""
-
-    rows: Positive | None = Field(None, description="Most rows.")
-    bytes: Positive | None = Field(None, description="Most bytes of their tokens and messages, compressed.")
-    age: Positive | None = Field(None, description="Most iterations since a row was collected.")
-    staleness: Positive | None = Field(None, description="Most publishes since a row's oldest token was sampled.")
-    per_task: Positive | None = Field(None, description="Most rows of one task.")
-
-
-def _check_url(where: str, url: str) -> None:
-    from replay.errors import DatabaseRefused
-    from replay.storage.databases.open import check_url  # here: SQLAlchemy is slow to start, and most runs name none
-
-    try:
-        check_url(url)
-    except DatabaseRefused as error:
-        raise ValueError(f"{where}.{error}") from None
-
-
-class ReplaySection(SamplingSection):
-    database: str | None = Field(
-        None,
-        description="Where experience is kept: postgresql+psycopg://USER@HOST/NAME; null: a file in the run folder.",
-    )
-    fraction: Fraction = Field(0.0, description="Share of the batch's trajectories drawn from the buffer.")
-    schedule: ScheduleSection = Field(
-        default_factory=ScheduleSection, description="How the fraction runs over the run."
-    )
-    start: StartSection = Field(
-        default_factory=StartSection, description="No replay before all of this holds; from then on it is not asked."
-    )
-    controller: Literal["none", "ess"] = Field(
-        "none", description="ess: less replay while an age bucket of it has too low an effective sample size."
-    )
-    ess: EssSection = Field(default_factory=EssSection, description="How the controller `ess` acts.")
-    mode: Literal["train", "observe"] = Field(
-        "train",
-        description="train: replayed tokens carry loss; observe: they come on top and are only measured.",
-    )
-    unit: Literal["any", "trajectory", "task", "group"] = Field(
-        "any",
-        description="any: single trajectories; trajectory: members of every group, of its task; task: of some groups; "
-        "group: whole stored groups; see docs/mixing.md.",
-    )
-    task_members: Positive | None = Field(None, description="Replayed members of a mixed group (unit task).")
-    sources: dict[str, Fraction] = Field(
-        default_factory=dict,
-        description="Shares of the replayed rows by source, or by the id of another run, summing to 1, e.g. {self: "
-        "0.7, teacher: 0.3}; {}: as the sampler takes the run's own and imported ones.",
-    )
-    attach: dict[str, str] = Field(
-        default_factory=dict,
-        description="Other buffers to draw from, by the source their rows get, e.g. {wins: runs/quickstart-001}: run "
-        "folder, file or URL. Copied when the run begins.",
-    )
-    shortfall: Literal["fresh", "shrink", "error"] = Field(
-        "fresh",
-        description="What the buffer can't give: fresh, is collected; shrink, is left out; error, the run stops.",
-    )
-    complete_zero_variance: bool = Field(
-        False,
-        description="A fresh group of equal rewards is given a stored member of its task with another reward, out of "
-        "the replayed part.",
-    )
-    baseline: Literal["stored", "shared", "split", "fresh_only", "leave_one_out"] = Field(
-        "stored",
-        description="Advantage of a replayed row: stored, of the group it was born in; else against members of its "
-        "task in the batch: all (shared), replayed (split), fresh (fresh_only), all but itself (leave_one_out).",
-    )
-    negative_weight: Fraction = Field(
-        1.0,
-        description="What the loss of a replayed row with a negative advantage is multiplied by (credit turn: the "
-        "negative advantages of its tokens); 0: they teach nothing.",
-    )
-    capacity: CapacitySection = Field(
-        default_factory=CapacitySection,
-        description="What the buffer has room for; null everywhere: it keeps everything. See docs/replay-commands.md.",
-    )
-    max_quarantined: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="Share of the run's rows found corrupt above which it stops; the first three never stop it.",
-    )
-    dedupe: bool = Field(
-        False,
-        description="Store a row without its tokens where an eligible one of its task has the same tokens; its group "
-        "is then not drawn whole.",
-    )
-    redact: str | None = Field(
-        None,
-        description="`path/to/file.py:function` that is given a trajectory's messages and returns those to store; a "
-        "row whose messages it changes is stored without its tokens.",
-    )
-    weight: NonNegative = Field(
-        1.0, description="Weight of the replay stream's loss; needs `loss.normalise: per_stream` unless 1."
-    )
-
-    @model_validator(mode="after")
-    def _database_can_be_named(self) -> Self:
-        if self.database is not None:
-            _check_url("replay", self.database)
-        for name, place in self.attach.items():
-            if not SOURCE_NAME.fullmatch(name) or name in ("self", "gateway"):
-                raise ValueError(
-                    f"replay.attach must name sources in {SOURCE_NAME.pattern}, not self or gateway, got {name!r}. "
-                    "Choose another name."
-                )
-            if "://" in place:
-                _check_url(f"replay.attach.{name}", place)
-        return self
+from replay.section import Section
 
 
 class RunConfig(Section):
@@ -173,7 +56,7 @@ class RunConfig(Section):
     compute: ComputeSection = Field(
         default_factory=ComputeSection, description="How numbers are made; see docs/speed.md."
     )
-    replay: ReplaySection = Field(default_factory=ReplaySection, description="The mixing ratio and how rows are drawn.")
+    replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The mixing ratio and how rows are drawn.")
     reward: RewardSection = Field(default_factory=RewardSection, description="What an episode is worth.")
     advantage: AdvantageSection = Field(
         default_factory=AdvantageSection, description="What a trajectory is worth beside others."
@@ -196,7 +79,7 @@ class RunConfig(Section):
             )
         check_tasks(self.tasks, self.environment.task_pool)
         check_compute(self)
-        check_mixing(self)
+        self.replay.check(self.batch, self.tasks, self.environment, self.run.iterations)
         check_learning(self)
         self.lora.check()
         check_advantages(self)
@@ -220,7 +103,7 @@ class RunConfig(Section):
         hinted = "context.strategy is hint" if self.context.strategy == "hint" else None
         why = hinted or (f"context.authors has a trained author, {trained!r}" if trained else None)
         for name, section in (("fresh", self.loss.fresh), ("replay", self.loss.replay)):
-            needed = name == "fresh" or self.mix_rule().fraction.highest > 0
+            needed = name == "fresh" or self.mix_rule().highest_fraction > 0
             if why and needed and section.needs_behavior and section.missing_log_probs == "reject":
                 key, right = ("anchor", "old") if section.anchor == "behavior" else ("correction.kind", "none")
                 got = section.anchor if key == "anchor" else section.correction.kind
@@ -236,12 +119,12 @@ class RunConfig(Section):
             )
 
     def mix_rule(self) -> MixRule:
-        return mix_rule(self)
+        return self.replay.mix_rule(self.batch, self.run.iterations)
 
     def replay_trains(self) -> bool:
         """Whether replayed rows ever take part in an update."""
-        return self.replay.mode == "train" and self.mix_rule().fraction.highest > 0
+        return self.replay.mode == "train" and self.mix_rule().highest_fraction > 0
 
     def replay_fraction(self, iteration: int) -> float:
         """The configured share at 1-based `iteration`, along its schedule."""
-        return self.mix_rule().fraction.at(iteration, progress_at(iteration, self.run.iterations))
+        return self.mix_rule().fraction_at(iteration)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from agentloop.algorithms.aggregation import Normalise, token_weights
 from agentloop.algorithms.diagnostics import sum_by_trajectory
-from agentloop.algorithms.heterogeneous import HeterogeneousLoss, anchor_log_probs, heterogeneous_loss
+from agentloop.algorithms.heterogeneous import anchor_log_probs, heterogeneous_loss
 from agentloop.algorithms.kl import kl_estimate, kl_loss
 from agentloop.algorithms.objectives import ObjectiveInput
 from agentloop.config import RunConfig
@@ -236,16 +236,4 @@ def _objective_input(
         trajectory=batch.trajectory,
         num_trajectories=batch.num_trajectories,
         signal_share=signal_share,
-    )
-
-
-def losses_at_first(scored: ScoredBatch, config: RunConfig, losses: StreamLosses) -> HeterogeneousLoss:
-    """The loss of every token before the first optimizer step, where current log-probs are the old ones; for people."""
-    inputs = _objective_input(scored.old_log_probs, scored, config, signal_share=_signal_share(scored.batch))
-    return heterogeneous_loss(
-        inputs,
-        replay_mask=scored.batch.replay_mask,
-        fresh=losses.fresh,
-        replay=losses.replay,
-        importance_weights=scored.importance_weights,
     )

@@ -12,10 +12,10 @@ from replay.report import write_report
 from replay.store import ReplayStore
 
 
-def report_run(store: ReplayStore, path: Path, *, run: str | None = None, further: tuple[str, ...] = ()) -> Path:
-    """Write the report of `run`, or of the only one in `store`; `further` is markup of sections below the panels."""
+def report_run(store: ReplayStore, path: Path, *, run: str | None = None) -> Path:
+    """Write the report of `run`, or of the only one in `store`."""
     record = store.run(run)
-    return write_report(store, path, run=record.id, config_text=_config_text(record), further=further)
+    return write_report(store, path, run=record.id, config_text=_config_text(record))
 
 
 def _config_text(record: RunRecord) -> str:

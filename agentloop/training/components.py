@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentloop.config import ReplaySection, RunConfig
+from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
 from agentloop.config.seeds import derive_seed
 from agentloop.distributed.ranks import ALONE, Ranks
@@ -42,6 +42,7 @@ from agentloop.user_code import load_function, load_sampler
 from context import AuthorTable
 from context.messages import Message
 from context.templates.template_report import check_template
+from replay.config import ReplayConfig
 from replay.mixing.mixer import Mixer
 from replay.sampling.samplers import Sampler
 from replay.storage.retention import Capacity
@@ -202,7 +203,7 @@ def build_components(
         folder=folder,
         store=store,
         admission=admission,
-        capacity=make_capacity(config.replay),
+        capacity=config.replay.capacity,
         sampler=load_sampler(
             config.replay.sampler, derive_seed(config.run.seed, "sampler"), config.replay.sampler_options
         ),
@@ -239,12 +240,8 @@ def _make_scorer(config: RunConfig) -> RewardScorer:
     return RewardScorer(section, max_tokens=config.context.max_tokens, model=model)
 
 
-def make_admission(section: ReplaySection) -> Admission:
+def make_admission(section: ReplayConfig) -> Admission:
     return Admission(section.dedupe, None if section.redact is None else load_redactor(section.redact))
-
-
-def make_capacity(section: ReplaySection) -> Capacity:
-    return Capacity(**section.capacity.model_dump())
 
 
 def load_redactor(spec: str) -> Redactor:

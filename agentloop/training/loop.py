@@ -20,10 +20,10 @@ from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoi
 from agentloop.runs.signals import StopRequest
 from agentloop.training.components import Components
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, fresh_rows, mix_batch
-from agentloop.training.plan import TaskQueue, draw_request, plan_iteration
+from agentloop.training.plan import TaskQueue
 from agentloop.training.trace import describe_batch, describe_update
 from replay.mixing.mixer import ReplayStarved
-from replay.mixing.request import Availability
+from replay.mixing.request import Availability, DrawRequest
 from replay.records import BatchRow, IterationRecord, Trajectory
 from replay.store import AppendReport
 
@@ -108,23 +108,17 @@ class Loop:
 
     def plan(self, iteration: int) -> IterationPlan:
         """What the batch is made of, given what the buffer can give."""
-        parts = self.components
-        request = draw_request(
-            self.config, run=parts.run_id, iteration=iteration, policy_version=parts.generator.policy_version
-        )
-        replays = self.config.mix_rule().fraction.highest > 0
+        parts, mixer, queue = self.components, self.components.mixer, self.state.tasks
+        version, limits = parts.generator.policy_version, self.config.replay.limits
+        request = DrawRequest(parts.run_id, iteration, version, limits=limits)
+        replays = mixer.rule.highest_fraction > 0
         available = parts.store.available(request, parts.sampler) if replays else Availability()
+        upcoming = [self._task_hash(index) for index in queue.upcoming(mixer.num_tasks)]
         try:
-            plan, tasks = plan_iteration(
-                parts.mixer,
-                self.config,
-                self.state.tasks,
-                iteration=iteration,
-                available=available,
-                task_hash=self._task_hash,
-            )
+            plan = mixer.plan(iteration=iteration, available=available, tasks=upcoming)
         except ReplayStarved as error:
             raise TrainingStopped(str(error)) from error
+        tasks = tuple(queue.upcoming(plan.num_tasks))
         return IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
 
     def _task_hash(self, index: int) -> str:

@@ -1,40 +1,10 @@
-"""The plan of one iteration's batch, as a run makes it and as a dry run does: the same lines of code. No tensors."""
+"""Whose turn it is: the tasks of a run in order, none left out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-from agentloop.config import RunConfig
-from agentloop.config.mixing import limits
-from replay.mixing.mixer import BatchPlan, Mixer
-from replay.mixing.request import Availability, DrawRequest
-from replay.mixing.schedule import progress_at
-
-
-def draw_request(config: RunConfig, *, run: str, iteration: int, policy_version: int) -> DrawRequest:
-    """What `iteration` may draw at all; how much of it is for the plan to say."""
-    return DrawRequest(run, iteration, policy_version, limits=limits(config))
-
-
-def plan_iteration(
-    mixer: Mixer,
-    config: RunConfig,
-    queue: TaskQueue,
-    *,
-    iteration: int,
-    available: Availability,
-    task_hash: Callable[[int], str],
-) -> tuple[BatchPlan, tuple[int, ...]]:
-    """The plan, and the training tasks of its slots. Raises ReplayStarved."""
-    plan = mixer.plan(
-        iteration=iteration,
-        progress=progress_at(iteration, config.run.iterations),
-        available=available,
-        tasks=[task_hash(index) for index in queue.upcoming(mixer.num_tasks)],
-    )
-    return plan, tuple(queue.upcoming(plan.num_tasks))
 
 
 @dataclass

@@ -39,7 +39,7 @@ def prune(
     as_json: AsJson = False,
 ) -> None:
     """Evict rows for good: what stays of them is how they ended, and every update that used them."""
-    capacity = Capacity(rows, bytes, age, staleness, per_task)
+    capacity = Capacity(rows=rows, bytes=bytes, age=age, staleness=staleness, per_task=per_task)
     if (filter is None) == (not capacity):
         given = "neither" if filter is None else "both"
         fail(f"prune must be given --where or limits, got {given}. For example: agentloop replay prune --age 20")

@@ -6,32 +6,44 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pydantic import Field
+
 from replay.records import Count
+from replay.section import Fraction, Positive, Section
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Which rows a draw may take, whatever they weigh."""
+class LimitSection(Section):
+    """Keys of `replay` that say which rows a draw may take, whatever they weigh."""
 
-    successful_only: bool = False
+    successful_only: bool = Field(False, description="Draw successful trajectories only.")
+    max_staleness: int | None = Field(
+        None, ge=0, description="Oldest rows drawn, in policy versions; null: however old."
+    )
+    unknown_staleness: Literal["allow", "refuse"] = Field(
+        "allow", description="Rows of other runs, whose staleness nobody knows: drawn, or never."
+    )
+    max_uses: Positive | None = Field(
+        None, description="How often one row is drawn, over all runs of the database; null: any number of times."
+    )
+    cooldown: int = Field(0, ge=0, description="Iterations a row rests after it was drawn.")
+    per_task: Positive | None = Field(None, description="Most rows of one task in one batch; null: any number.")
+    per_group: Positive | None = Field(None, description="Most rows of one group in one batch; null: any number.")
+    retire_solved: Fraction | None = Field(
+        None,
+        description="A task's rows rest while its newest group has at least this success rate; null: never.",
+    )
+    allow_mismatch: tuple[str, ...] = Field(
+        (),
+        description="Differences to this run that don't keep a row from being drawn, of: tokenizer, template, "
+        "model_family, vocab_size, logprobs_mode, top_p, top_k.",
+    )
+
+
+class Limits(LimitSection):
+    """Which rows a draw may take."""
+
     sources: tuple[str, ...] | None = None
     """None: of every source."""
-    max_staleness: int | None = None
-    """None: however old."""
-    unknown_staleness: Literal["allow", "refuse"] = "allow"
-    """Of rows of other runs."""
-    max_uses: int | None = None
-    """Draws of one row over all runs, committed or reserved; None: any number."""
-    cooldown: int = 0
-    """Iterations of the drawing run that a row rests after it was drawn."""
-    per_task: int | None = None
-    """Most rows of one task in one draw."""
-    per_group: int | None = None
-    """Most rows of one group in one draw."""
-    retire_solved: float | None = None
-    """Rows of a task rest while the drawing run's newest group of it has at least this success rate; None: never."""
-    allow_mismatch: tuple[str, ...] = ()
-    """Of `comparable.MISMATCHES`: differences to the drawing run that are no reason to leave a row out."""
 
     @property
     def counts_uses(self) -> bool:

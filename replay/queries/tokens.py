@@ -16,7 +16,6 @@ from context.tokens.token_sequence import NOT_SAMPLED
 from context.tokens.token_text import MOST_TOKENS_OF_A_CHARACTER, Decoder, pieces
 from replay.errors import ReplayError
 from replay.queries.filters.query import QueryResult
-from replay.queries.preview.expected_ess import LOG_RATIO_BOUND
 from replay.records import COMMITTED, Trajectory
 from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.rows import known
@@ -29,6 +28,8 @@ MOST_TOKENS = 16_384
 _DIGITS = 6
 """Of log-probs and drift, after the point."""
 _NO_TURN = -1
+LOG_RATIO_BOUND = 20.0
+"""Nats; log drifts are clamped to it, as in `agentloop.algorithms.log_probs`."""
 
 
 CodecOf = Callable[[str], Decoder | None]

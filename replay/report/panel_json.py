@@ -22,7 +22,7 @@ def plain_panel(panel: Panel, *, merged: int = 1, after: int | None = None) -> Q
         "title": panel.title,
         "how": panel.how,
         "kind": panel.kind,
-        "axis": {**asdict(panel.axis), "places": list(panel.axis.places)},
+        "axis": asdict(panel.axis),
         "merged": merged,
         "curves": [_curve(curve, first) for curve in panel.curves],
         "steps": _curve(panel.steps, first) if panel.steps and panel.steps.series else None,
@@ -36,8 +36,7 @@ def in_words(panel: Panel) -> str:
     for curve in measured(panel):
         first, last = curve.series[0], curve.series[-1]
         values = [number(point[1], percent=panel.axis.percent) for point in (first, last)]
-        places = [panel.axis.place(point[0]) for point in (first, last)]
-        told.append(f"{curve.label} from {values[0]} at {panel.axis.across} {places[0]} to {values[1]} at {places[1]}")
+        told.append(f"{curve.label} from {values[0]} at iteration {first[0]:,} to {values[1]} at {last[0]:,}")
     return f"{panel.title}: {'; '.join(told) or 'not measured'}."
 
 

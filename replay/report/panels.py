@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from replay.declared import Config
 from replay.queries.runs import STOPS
 from replay.records import StopReason
-from replay.report.headline import stored
+from replay.report.headline import Config, stored
 from replay.report.svg import Axis, Curve, Series, number
 
 Metrics = Mapping[str, Series]

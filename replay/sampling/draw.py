@@ -83,7 +83,7 @@ class Drawing:
         """The moment before a draw of `request`, whose picks may name these sources; they play no part yet."""
         self.refresh(connection, request)
         # Its sampler is asked once: nothing is kept of it.
-        limits = replace(request.limits, per_task=None, per_group=None)
+        limits = request.limits.model_copy(update={"per_task": None, "per_group": None})
         pools = {source: Pool(self._buffer, sampler, limits, source) for source in (None, *sources)}
         for pool in pools.values():
             pool.follow(_moment(request))
@@ -149,7 +149,7 @@ class Drawing:
     def _followed(self, request: DrawRequest, sampler: Sampler) -> dict[str | None, Pool]:
         """By the source that a pick asks for."""
         # Caps hold within one draw; they change no row's weight.
-        limits = replace(request.limits, per_task=None, per_group=None)
+        limits = request.limits.model_copy(update={"per_task": None, "per_group": None})
         pools: dict[str | None, Pool] = {}
         for source in dict.fromkeys([pick.source for pick in request.picks] or [None]):
             key = (sampler, limits, source)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import agentloop.cli.main  # noqa: F401  # adds `replay mix`
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore, queries
 from replay.records import TaskRecord
@@ -78,7 +79,7 @@ EVIL = "\x1b]0;mine\x07\x1b[2J\x9b31m\u202e\u200b\ud800\rz\nfake line"
 
 @pytest.mark.parametrize(
     "command",
-    ["stats", "ls", "show ID", "task TASK", "lineage ID", "lineage 1", "diff ID OTHER", "preview", "ls --where x==1"],
+    ["stats", "ls", "show ID", "task TASK", "lineage ID", "lineage 1", "diff ID OTHER", "mix", "ls --where x==1"],
 )
 def test_nothing_that_was_stored_acts_on_the_terminal(tmp_path: Path, command: str) -> None:
     names = {"ID": f"id{EVIL}", "OTHER": f"other{EVIL}", "TASK": f"task{EVIL}"}

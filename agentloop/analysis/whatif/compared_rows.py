@@ -32,8 +32,6 @@ class Asked:
     filter: str | None = None
     limit: int | None = None
     """Of rows of the buffer."""
-    stream: Stream = "replay"
-    """How rows of the buffer are trained."""
     iteration: int | None = None
     """The batch of this iteration instead of the buffer, whole and as it was."""
 
@@ -89,7 +87,7 @@ def rows_in_words(asked: Asked) -> str:
     where = "" if asked.filter is None else f" where {asked.filter}"
     if asked.iteration is not None:
         return f"the batch of iteration {asked.iteration}{where}"
-    return f"stored rows{where}, as {asked.stream}"
+    return f"stored rows{where}, as replayed"
 
 
 def advantages_in_words(config: RunConfig, asked: Asked) -> str:
@@ -152,8 +150,7 @@ def _of_buffer(store: ReplayStore, folder: RunFolder, version: int, asked: Asked
     for id, owner, sampled_by, born_with, sampling in stored:
         advantage = drawn.get(id) if of_draws else born_with
         staleness = version - sampled_by if owner == run else None
-        compared = kinds[owner] | (sampling if asked.stream == REPLAY or owner != run else 0)
-        mismatch = compared & ~allowed
+        mismatch = (kinds[owner] | sampling) & ~allowed
         if mismatch:
             taken.leave_out(f"not comparable with the run's own: {', '.join(names_of(mismatch))}", id)
         elif staleness is not None and staleness < 0:
@@ -161,7 +158,7 @@ def _of_buffer(store: ReplayStore, folder: RunFolder, version: int, asked: Asked
         elif advantage is None or not math.isfinite(advantage):
             taken.leave_out("no advantage is known: no update has used it" if of_draws else "no advantage is known", id)
         else:
-            candidates.append(_Candidate(id, asked.stream, advantage, staleness, age_bucket(staleness)))
+            candidates.append(_Candidate(id, "replay", advantage, staleness, age_bucket(staleness)))
     return candidates
 
 

@@ -21,7 +21,6 @@ from agentloop.analysis.whatif.compared_rows import (
 from agentloop.analysis.whatif.losses import WhatIfLoss
 from agentloop.analysis.whatif.result import ALL, Effect, PartData, WhatIf
 from agentloop.analysis.whatif.step import Ready, effects_of, part_data
-from agentloop.analysis.whatif.tokens import most_clipped
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.learning.batch import bound_negative, build_batch
@@ -46,14 +45,13 @@ def what_if(
     *,
     losses: Sequence[WhatIfLoss],
     asked: Asked,
-    tokens: int = 0,
     told: Told = lambda *_: None,
 ) -> WhatIf:
     """One optimizer step of every objective on the rows, alone in each staleness bucket and over all of them.
 
-    `policy` is a version of the run's policy and where its weights are; at most `tokens` clipped ones are named per
-    objective. The gradient is the trainer's own (`accumulate_gradients`) and no step is made: weights, database and
-    random states stay as they are. Current and old log-probs are those of `policy`, scored once for all objectives.
+    `policy` is a version of the run's policy and where its weights are. The gradient is the trainer's own
+    (`accumulate_gradients`) and no step is made: weights, database and random states stay as they are. Current and old
+    log-probs are those of `policy`, scored once for all objectives.
     Raises UserError where nothing is left to look at, and for rows that an objective can't be trained on.
     """
     version, weights = policy
@@ -67,15 +65,15 @@ def what_if(
         )
     config = folder.config
     torch.set_num_threads(config.run.threads)
-    loaded = load_weights(folder, weights)
-    actor = Actor(loaded.model, packs=config.batch.layout == "packed", compute=compute_asked(config))
+    actor = Actor(
+        load_weights(folder, weights).model, packs=config.batch.layout == "packed", compute=compute_asked(config)
+    )
     told("score", 0, 1)
     scored = _scored(actor, folder, rows, [loss.config for loss in losses])
     told("score", 1, 1)
     ready, unfit = all_ready(losses, scored, rows)
     losses = [one.loss for one in ready]
     data, effects = _measured(actor, ready, scored, rows, ess_weights=config.replay.ess.weights, told=told)
-    trajectories, clipped = most_clipped(ready, rows, loaded.codec, tokens)
     return WhatIf(
         run=folder.path.name,
         version=version,
@@ -88,8 +86,6 @@ def what_if(
         effects=effects,
         left_out=taken.reasons(),
         notes=(*_notes(config, rows, losses), *unfit),
-        trajectories=trajectories,
-        tokens=clipped,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentloop.analysis.whatif.result import ALL, Effect, WhatIf
+from agentloop.analysis.whatif.result import Effect, WhatIf
 from replay.cli.tables import number, table
 
 _DATA = "bucket rows tokens unknown drift most ESS"
@@ -36,16 +36,9 @@ def _lines(found: WhatIf) -> Iterator[str]:
     )
     yield ""
     yield "one optimizer step of each objective, alone on the rows of a bucket and on all:"
-    with_cosine = found.objectives[1:] != ()
-    titles = [*_EFFECTS.split(), *([f"cos({found.objectives[0].name})"] if with_cosine else [])]
-    yield table(titles, [_effect(effect, found) for effect in found.effects])
-    if len(found.objectives) > 2:
-        yield ""
-        yield "cosines of the gradients on all rows: 1, the weights would move the same way"
-        yield table(["", *(v.name for v in found.objectives)], _cosines(found))
+    yield table(_EFFECTS.split(), [_effect(effect) for effect in found.effects])
     for note in found.notes:
         yield f"note: {note}"
-    yield from _clipped(found)
 
 
 def heading(found: WhatIf) -> Iterator[str]:
@@ -66,8 +59,8 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.2f}%"
 
 
-def _effect(effect: Effect, found: WhatIf) -> list[str]:
-    cells = [
+def _effect(effect: Effect) -> list[str]:
+    return [
         effect.bucket,
         effect.objective,
         str(effect.trained_tokens),
@@ -79,47 +72,3 @@ def _effect(effect: Effect, found: WhatIf) -> list[str]:
         f"{effect.loss:.5f}",
         f"{effect.gradient_norm:.4g}",
     ]
-    return [*cells, *([number(effect.cosines[found.objectives[0].name], 3)] if found.objectives[1:] else [])]
-
-
-def _cosines(found: WhatIf) -> list[list[str]]:
-    names = [objective.name for objective in found.objectives]
-    return [[name, *(number(found.effect(name, ALL).cosines[other], 3) for other in names)] for name in names]
-
-
-def _clipped(found: WhatIf) -> Iterator[str]:
-    for objective in found.objectives:
-        rows = [t for t in found.trajectories if t.objective == objective.name]
-        tokens = [t for t in found.tokens if t.objective == objective.name]
-        if rows:
-            yield f"\nmost clipped by {objective.name}:"
-            yield table(
-                ["trajectory", "bucket", "advantage", "clipped", "of", "share"],
-                [
-                    [
-                        t.trajectory[:12],
-                        t.bucket,
-                        f"{t.advantage:+.2f}",
-                        str(t.clipped),
-                        str(t.trained),
-                        percent(t.clipped / t.trained),
-                    ]
-                    for t in rows
-                ],
-            )
-        if tokens:
-            yield table(
-                ["trajectory", "bucket", "segment", "token", "ratio", "advantage", "text"],
-                [
-                    [
-                        t.trajectory[:12],
-                        t.bucket,
-                        str(t.segment),
-                        str(t.position),
-                        f"{t.ratio:.3g}",
-                        f"{t.advantage:+.2f}",
-                        f"{t.before} [{t.text}]",
-                    ]
-                    for t in tokens
-                ],
-            )

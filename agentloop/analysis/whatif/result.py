@@ -1,4 +1,4 @@
-"""What `replay whatif` finds out: numbers alone, for the terminal, for programs and for the report."""
+"""What `replay whatif` finds out: numbers alone, for the terminal and for programs."""
 
 from __future__ import annotations
 
@@ -58,33 +58,6 @@ class Effect:
     loss: float
     gradient_norm: float
     """Before `optimizer.max_grad_norm`."""
-    cosines: dict[str, float | None]
-    """Of its gradient with each objective's on the same rows: 1, the weights would move the same way; None: one of the
-    two is 0 or not finite."""
-
-
-@dataclass(frozen=True)
-class ClippedTrajectory:
-    objective: str
-    trajectory: str
-    bucket: str
-    advantage: float
-    clipped: int
-    trained: int
-
-
-@dataclass(frozen=True)
-class ClippedToken:
-    objective: str
-    trajectory: str
-    bucket: str
-    segment: int
-    position: int
-    ratio: float
-    advantage: float
-    before: str
-    """The end of the text before it."""
-    text: str
 
 
 @dataclass(frozen=True)
@@ -117,8 +90,6 @@ class WhatIf:
     """By bucket, then by objective."""
     left_out: tuple[LeftOut, ...]
     notes: tuple[str, ...]
-    trajectories: tuple[ClippedTrajectory, ...] = ()
-    tokens: tuple[ClippedToken, ...] = ()
 
     def effect(self, objective: str, bucket: str = ALL) -> Effect:
         (found,) = [e for e in self.effects if (e.objective, e.bucket) == (objective, bucket)]

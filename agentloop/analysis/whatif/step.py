@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +21,6 @@ from agentloop.models.actor import Actor
 
 _QUANTILES = (1, 50, 99)
 """Percent."""
-Gradient = list[Tensor | None]
-"""One per trainable parameter; None where it has none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,40 +69,17 @@ def effects_of(
 ) -> list[Effect]:
     """Every objective on the rows of these trajectories alone. Leaves no gradient behind.
 
-    `told` hears how many objectives are done. Holds the gradient of each at once: as many times the trained weights.
+    `told` hears how many objectives are done.
     """
-    steps = []
+    effects = []
     for one in ready:
-        steps.append(_step(actor, one, members))
-        told(len(steps))
-    names = [one.loss.name for one in ready]
-    gradients = [gradient for _, _, gradient in steps]
-    cosines = [{name: _cosine(mine, other) for name, other in zip(names, gradients, strict=True)} for mine in gradients]
-    return [
-        _effect(name, bucket, step, totals, gradient, told)
-        for name, (step, totals, gradient), told in zip(names, steps, cosines, strict=True)
-    ]
+        effects.append(_effect(actor, one, bucket, members))
+        told(len(effects))
+    return effects
 
 
-def _step(actor: Actor, ready: Ready, members: Tensor) -> tuple[StepLoss, ClipTotals, Gradient]:
-    batch = ready.scored.batch
-    parameters = [p for p in actor.model.parameters() if p.requires_grad]
-    sum_gradients_in_float32(parameters)
-    totals = ClipTotals(batch.replayed)
-    positions = torch.isin(batch.trajectory, members).nonzero()[:, 0]
-    try:
-        step = accumulate_gradients(
-            actor, ready.scored.select(positions), ready.loss.config, losses=ready.losses, totals=totals
-        )
-        return step, totals, [p.grad for p in parameters]
-    finally:
-        for parameter in parameters:
-            parameter.grad = None
-
-
-def _effect(
-    name: str, bucket: str, step: StepLoss, totals: ClipTotals, gradient: Gradient, cosines: dict[str, float | None]
-) -> Effect:
+def _effect(actor: Actor, ready: Ready, bucket: str, members: Tensor) -> Effect:
+    step, totals, gradient_norm = _step(actor, ready, members)
     trained, scored = float(totals.trained.sum()), float(totals.scored.sum())
 
     def share(counted: Tensor) -> float | None:
@@ -113,7 +87,7 @@ def _effect(
 
     low, middle, high = _quantiles(totals)
     return Effect(
-        objective=name,
+        objective=ready.loss.name,
         bucket=bucket,
         trained_tokens=int(trained),
         clipped=share(totals.clipped),
@@ -125,9 +99,26 @@ def _effect(
         ratio_p99=high,
         approx_kl=float(totals.approx_kl.sum()) / scored if scored else None,
         loss=step.loss,
-        gradient_norm=_norm(gradient),
-        cosines=cosines,
+        gradient_norm=gradient_norm,
     )
+
+
+def _step(actor: Actor, ready: Ready, members: Tensor) -> tuple[StepLoss, ClipTotals, float]:
+    """The step with what it counted, and the norm of its gradient."""
+    batch = ready.scored.batch
+    parameters = [p for p in actor.model.parameters() if p.requires_grad]
+    sum_gradients_in_float32(parameters)
+    totals = ClipTotals(batch.replayed)
+    positions = torch.isin(batch.trajectory, members).nonzero()[:, 0]
+    try:
+        step = accumulate_gradients(
+            actor, ready.scored.select(positions), ready.loss.config, losses=ready.losses, totals=totals
+        )
+        gradient = [p.grad for p in parameters if p.grad is not None]
+        return step, totals, float(nn.utils.get_total_norm(gradient)) if gradient else 0.0
+    finally:
+        for parameter in parameters:
+            parameter.grad = None
 
 
 def _quantiles(totals: UpdateTotals) -> list[float | None]:
@@ -137,23 +128,3 @@ def _quantiles(totals: UpdateTotals) -> list[float | None]:
     if not len(ordered):
         return [None] * len(_QUANTILES)
     return [float(ordered[-(-percent * len(ordered) // 100) - 1]) for percent in _QUANTILES]
-
-
-def _norm(gradient: Gradient) -> float:
-    there = [part for part in gradient if part is not None]
-    return float(nn.utils.get_total_norm(there)) if there else 0.0
-
-
-def _cosine(one: Gradient, other: Gradient) -> float | None:
-    """Summed in float64, parameter by parameter; None where a gradient is 0 or not finite."""
-    dot, squares = 0.0, [0.0, 0.0]
-    for a, b in zip(one, other, strict=True):
-        a, b = (None if part is None else part.double().flatten() for part in (a, b))
-        for place, part in enumerate((a, b)):
-            squares[place] += 0.0 if part is None else float(part @ part)
-        if a is not None and b is not None:
-            dot += float(a @ b)
-    size = math.sqrt(squares[0]) * math.sqrt(squares[1])
-    if not math.isfinite(size) or size == 0.0:
-        return None
-    return max(-1.0, min(1.0, dot / size))

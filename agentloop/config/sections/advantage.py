@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from agentloop.config.mixing import check_task_pool
-from agentloop.config.section import Fraction, NonNegative, Section
+from replay.config import check_task_pool
+from replay.section import Fraction, NonNegative, Section
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
@@ -180,4 +180,4 @@ def _check_baseline(config: RunConfig) -> None:
     needs_fresh = replay.baseline == "fresh_only" or replay.unit != "group"
     by_task = config.algorithm in (*COMPARING, "reinforce++_baseline")
     if by_task and needs_fresh:
-        check_task_pool(config, f"replay.baseline is {replay.baseline}")
+        check_task_pool(config.tasks, config.environment, f"replay.baseline is {replay.baseline}")

@@ -9,13 +9,13 @@ from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from agentloop.config.section import Positive, Section
 from context import Author, AuthorTable, default_authors
 from context.authors import DEMONSTRATION
 from context.parse import PARSERS
 from context.strategies import STRATEGIES, Strategy
 from context.tokens.control import TrainingControl
 from context.wording import suggest
+from replay.section import Positive, Section
 
 
 def make_strategy(name: str, options: Mapping[str, Any]) -> Strategy:

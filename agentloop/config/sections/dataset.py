@@ -6,20 +6,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.config.section import Section
+from replay.config import TaskData
+from replay.section import Section
 
 _Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
-class TasksSection(Section):
+class TasksSection(TaskData, Section):
     """Rows of a data set as tasks, and the order in which a pool of tasks is gone through."""
 
-    data: str | None = Field(
-        None,
-        description="Rows to make tasks of: a .jsonl (also .jsonl.gz, .jsonl.zst) or .parquet file, `{split}` in its "
-        "path standing for the split, or hf:NAME for a Hugging Face data set, a hub id or a folder; null: the "
-        "environment makes tasks up.",
-    )
     subset: str | None = Field(None, description="Configuration of a Hugging Face data set that has several.")
     revision: str | None = Field(None, description="Commit of a data set on the hub.")
     split: str | None = Field(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.config.section import NonNegative, PositiveFloat, Section
+from replay.section import NonNegative, PositiveFloat, Section
 
 OBJECTIVE_NAMES = (
     "reinforce",

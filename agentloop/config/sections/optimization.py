@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from agentloop.config.model_defaults import defaults_of
-from agentloop.config.section import BelowOne, Fraction, NonNegative, Positive, PositiveFloat, Section
+from replay.config import BatchSize
+from replay.section import BelowOne, Fraction, NonNegative, Positive, PositiveFloat, Section
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
@@ -183,11 +184,7 @@ def _check_kl(config: RunConfig) -> None:
         )
 
 
-class BatchSection(Section):
-    trajectories: Positive = Field(
-        128, description="Trajectories of one iteration's batch, fresh and replayed together."
-    )
-    group_size: Positive = Field(8, description="Fresh trajectories per task.")
+class BatchSection(BatchSize, Section):
     mini_batch: Positive = Field(64, description="Trajectories per optimizer step.")
     ppo_epochs: Positive = Field(1, description="Passes over the batch in one iteration.")
     micro_batch_tokens: Positive = Field(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.config.section import Positive, PositiveFloat, Section
+from replay.section import Positive, PositiveFloat, Section
 
 Weight = Annotated[float, Field(allow_inf_nan=False)]
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.config.section import NonNegative, Positive, PositiveFloat, Section
+from replay.config import TaskPool
+from replay.section import NonNegative, Positive, PositiveFloat, Section
 
 
-class EnvironmentSection(Section):
+class EnvironmentSection(TaskPool, Section):
     name: str = Field(
         "lookup_chain",
         description="Built-in environment, or `path/to/file.py:ClassName` for one of your own.",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
-    task_pool: Positive | Literal["unlimited"] = Field(
-        "unlimited", description="Number of different training tasks; unlimited: every task is new."
-    )
 
 
 class RolloutSection(Section):

@@ -6,16 +6,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from agentloop.config.section import Fraction, Positive, Section
+from replay.config import RunLength
+from replay.section import Fraction, Positive, Section
 
 
-class RunSection(Section):
+class RunSection(RunLength, Section):
     name: str = Field(
         "run", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Name of the run; part of its folder's name."
     )
     folder: str = Field("runs", description="Where run folders are made: <folder>/<name>-001, -002, ...")
-    seed: int = Field(0, ge=0, lt=2**31, description="Seed of everything that is random.")
-    iterations: Positive = Field(60, description="Most iterations (collect .. publish) the run makes.")
     threads: Positive = Field(1, description="CPU threads torch may use. One is fastest for tiny models.")
     stop_at_success: Fraction | None = Field(
         None,

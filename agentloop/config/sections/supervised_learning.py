@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentloop.config.section import Positive, PositiveFloat, Section
+from replay.section import Positive, PositiveFloat, Section
 
 
 class SftSection(Section):

@@ -144,14 +144,10 @@ def indented(text: str) -> str | None:
     return "".join(parts)
 
 
-def rescore_run(source: Source) -> str:
-    """As it must be typed; RUN stands for a folder that is not known here."""
-    return shlex.quote(source.named or "") if has_run(source) else "RUN"
-
-
 def rescore_command(source: Source, id: str) -> str:
     """As it must be typed to score one trajectory of this database."""
-    return f"agentloop replay rescore {rescore_run(source)} --where {typed([f'id == {id!r}'])}"
+    run = shlex.quote(source.named or "") if has_run(source) else "RUN"  # a folder that is not known here
+    return f"agentloop replay rescore {run} --where {typed([f'id == {id!r}'])}"
 
 
 def has_run(source: Source) -> bool:
