@@ -13,6 +13,8 @@ from agentloop.errors import UserError, one_line
 
 _PROJECT = "agentloop"
 _OFFLINE = "offline"
+_UPLOAD_S = "60"
+"""Seconds that the end of an online run waits for uploads; W&B's own default is without end."""
 
 
 class WandbSink:
@@ -35,6 +37,7 @@ class WandbSink:
         mode: Any = os.environ.get("WANDB_MODE", _OFFLINE)
         # Where it would keep logs of its own; nothing is written outside the run folder.
         os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
+        os.environ.setdefault("WANDB_FINISH_TIMEOUT", _UPLOAD_S)
         try:
             self._run: Any = wandb.init(
                 mode=mode,
