@@ -35,7 +35,6 @@ from agentloop.rollouts.collect import Collector
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import CollectedBy
 from agentloop.training.advantage_estimator import AdvantageEstimator
-from agentloop.training.mixed_batch import fresh_rows
 from context import ChatTemplate, ReactParser, Renderer, TokenCodec, default_authors, loss_mask, response_mask
 from replay import DrawRequest, IterationRecord, Pick, ReplayStore, RunRecord, Trajectory, make_sampler
 
@@ -154,7 +153,7 @@ def follow(store: ReplayStore) -> dict[str, Any]:
 
     request = DrawRequest("worked", iteration=2, policy_version=1, picks=(Pick(1),), first_slot=1)
     sampler = make_sampler("uniform", seed=0)
-    own = fresh_rows(request, fresh)
+    own = request.fresh_rows(fresh.trajectories)
     store.reserve_fresh([row.draw for row in own])
     rows = AdvantageEstimator(config).of_batch([*own, *store.draw(request, sampler)], config.replay.baseline).rows
 
