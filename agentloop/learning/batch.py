@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from agentloop.algorithms.diagnostics import sum_by_trajectory
+from agentloop.algorithms.objectives import ObjectiveInput
 from context.authors import AuthorTable
 from context.tokens.masks import loss_mask, response_mask
 from replay.mixing.apportion import apportion
@@ -70,6 +72,39 @@ class Batch:
         """[N] bool, one per trajectory."""
         flags = torch.zeros(self.num_trajectories, dtype=torch.bool, device=self.replay_mask.device)
         return flags.index_put((self.trajectory,), self.replay_mask)
+
+    @property
+    def signal_share(self) -> Tensor:
+        """[B] float64: of the trained trajectories of the row's stream, the share with an advantage other than 0.
+
+        1 / their number where there is none: then nothing is divided by it but zeros.
+        """
+        count = self.num_trajectories
+        trained = sum_by_trajectory(self.loss_mask, self.trajectory, count) > 0
+        has_signal = sum_by_trajectory(self.loss_mask & (self.advantages != 0), self.trajectory, count) > 0
+        shares = [
+            has_signal[stream].sum().clamp_min(1).double() / trained[stream].sum().clamp_min(1)
+            for stream in (~self.replayed, self.replayed)
+        ]
+        return torch.where(self.replay_mask, shares[1], shares[0])
+
+    def objective_input(
+        self, log_probs: Tensor, anchors: Tensor, *, signal_share: Tensor | None = None
+    ) -> ObjectiveInput:
+        """What the loss of these rows is computed from; both arrays are [B, T] nats.
+
+        `signal_share` is that of the whole optimizer step; None: these rows are all of it.
+        """
+        return ObjectiveInput(
+            log_probs=log_probs,
+            anchors=anchors,
+            behavior_log_probs=self.behavior_log_probs,
+            advantages=self.advantages,
+            loss_mask=self.loss_mask,
+            trajectory=self.trajectory,
+            num_trajectories=self.num_trajectories,
+            signal_share=self.signal_share if signal_share is None else signal_share,
+        )
 
     def select(self, positions: Tensor) -> Batch:
         """Some of the rows, cut to the longest of them. They keep their trajectories' indices."""

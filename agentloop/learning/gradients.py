@@ -11,7 +11,6 @@ from agentloop.algorithms.aggregation import Normalise, token_weights
 from agentloop.algorithms.diagnostics import sum_by_trajectory
 from agentloop.algorithms.heterogeneous import anchor_log_probs, heterogeneous_loss
 from agentloop.algorithms.kl import kl_estimate, kl_loss
-from agentloop.algorithms.objectives import ObjectiveInput
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.learning.batch import Batch, cut_micro_batches, cut_whole_trajectories
@@ -60,7 +59,7 @@ def accumulate_gradients(
     loss, kl = torch.zeros(2, dtype=torch.float64, device=actor.device)
     moved = torch.zeros((2, 2), dtype=torch.float64, device=actor.device)
     contributing = _contributing(batch, config, losses)
-    signal_share = _signal_share(batch)
+    signal_share = batch.signal_share
     max_tokens = config.batch.micro_batch_tokens
     cuts = _passes(batch, contributing, losses, max_tokens=max_tokens, packs=actor.packs)
     for cut in ranks.share(cuts):
@@ -131,21 +130,6 @@ def _passes(batch: Batch, positions: Tensor, losses: StreamLosses, *, max_tokens
     return cut_whole_trajectories(lengths, batch.trajectory[positions].tolist(), max_tokens, packs=packs)
 
 
-def _signal_share(batch: Batch) -> Tensor:
-    """[B] float64: of the trained trajectories of the row's stream, the share with an advantage other than 0.
-
-    1 / their number where there is none: then nothing is divided by it but zeros.
-    """
-    count = batch.num_trajectories
-    trained = sum_by_trajectory(batch.loss_mask, batch.trajectory, count) > 0
-    has_signal = sum_by_trajectory(batch.loss_mask & (batch.advantages != 0), batch.trajectory, count) > 0
-    shares = [
-        has_signal[stream].sum().clamp_min(1).double() / trained[stream].sum().clamp_min(1)
-        for stream in (~batch.replayed, batch.replayed)
-    ]
-    return torch.where(batch.replay_mask, shares[1], shares[0])
-
-
 @dataclass(frozen=True)
 class _Shares:
     """What the rows of one pass are in the whole step."""
@@ -176,7 +160,7 @@ def _backward(
         batch.temperature,
         entropy=section.entropy_coef > 0,
     )
-    inputs = _objective_input(log_probs, micro, config, signal_share=shares.signal)
+    inputs = batch.objective_input(log_probs, _anchors(micro, config), signal_share=shares.signal)
     result = heterogeneous_loss(
         inputs,
         replay_mask=batch.replay_mask,
@@ -216,24 +200,11 @@ def _moved(log_probs: Tensor, micro: ScoredBatch) -> Tensor:
     return torch.stack([(distance * masks).sum(dim=(1, 2)), masks.sum(dim=(1, 2)).double()], dim=1)
 
 
-def _objective_input(
-    log_probs: Tensor, micro: ScoredBatch, config: RunConfig, *, signal_share: Tensor
-) -> ObjectiveInput:
-    batch = micro.batch
-    anchors = anchor_log_probs(
-        micro.old_log_probs,
-        batch.behavior_log_probs,
-        replay_mask=batch.replay_mask,
+def _anchors(scored: ScoredBatch, config: RunConfig) -> Tensor:
+    return anchor_log_probs(
+        scored.old_log_probs,
+        scored.batch.behavior_log_probs,
+        replay_mask=scored.batch.replay_mask,
         fresh=config.loss.fresh.anchor,
         replay=config.loss.replay.anchor,
-    )
-    return ObjectiveInput(
-        log_probs=log_probs,
-        anchors=anchors,
-        behavior_log_probs=batch.behavior_log_probs,
-        advantages=batch.advantages,
-        loss_mask=batch.loss_mask,
-        trajectory=batch.trajectory,
-        num_trajectories=batch.num_trajectories,
-        signal_share=signal_share,
     )

@@ -19,7 +19,7 @@ from agentloop.rollouts.trajectories import Collected, CollectedBy
 from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.runs.signals import StopRequest
 from agentloop.training.components import Components
-from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, fresh_rows, mix_batch
+from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, mix_batch
 from agentloop.training.plan import TaskQueue
 from agentloop.training.trace import describe_batch, describe_update
 from replay.mixing.mixer import ReplayStarved
@@ -163,7 +163,7 @@ class Loop:
     def draw(self, planned: IterationPlan, fresh: Collected) -> MixedBatch:
         """Reserve this iteration's slots, fresh ones first."""
         store, request = self.components.store, replace(planned.request, picks=planned.picks(fresh, self.config))
-        own = fresh_rows(request, fresh)
+        own = [replace(row, reward=fresh.rewards[row.trajectory.id]) for row in request.fresh_rows(fresh.trajectories)]
         store.reserve_fresh([row.draw for row in own if row.draw is not None])
         measure = self.components.trainer.mean_entropies
         drawn = store.draw(request, self.components.sampler, measure=measure) if request.picks else []

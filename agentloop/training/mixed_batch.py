@@ -15,7 +15,7 @@ from agentloop.training.advantage_estimator import AdvantageEstimator, member_of
 from context.authors import LLM_DO_NOT_TRAIN, AuthorTable
 from replay.mixing.mixer import BatchPlan, Mixer, with_completions
 from replay.mixing.request import Availability, DrawRequest, Pick
-from replay.records import FRESH, REPLAY, BatchRow, DrawRecord, Trajectory
+from replay.records import FRESH, REPLAY, BatchRow, Trajectory
 
 
 @dataclass(frozen=True)
@@ -105,27 +105,6 @@ class MixedBatch:
         if stale:
             metrics |= {"replay/staleness_mean": sum(stale) / len(stale), "replay/staleness_max": max(stale)}
         return {name: float(value) for name, value in {**metrics, **self.advantage_metrics}.items()}
-
-
-def fresh_rows(request: DrawRequest, fresh: Collected) -> list[BatchRow]:
-    """The iteration's own rows, which take its first slots."""
-    return [
-        BatchRow(
-            row,
-            DrawRecord(
-                run=request.run,
-                iteration=request.iteration,
-                slot=slot,
-                trajectory=row.id,
-                stream=FRESH,
-                probability=None,
-                staleness=request.policy_version - row.record.policy_version_min,
-            ),
-            advantage=row.record.advantage,
-            reward=fresh.rewards[row.id],
-        )
-        for slot, row in enumerate(fresh.trajectories)
-    ]
 
 
 def mix_batch(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import Field
 
-from replay.records import Count
+from replay.records import FRESH, BatchRow, Count, DrawRecord, Trajectory
 from replay.section import Fraction, Positive, Section
 
 
@@ -96,6 +96,16 @@ class DrawRequest:
     def count(self) -> int:
         """Rows of all picks together."""
         return sum(pick.count for pick in self.picks)
+
+    def fresh_rows(self, trajectories: Sequence[Trajectory]) -> list[BatchRow]:
+        """The iteration's own rows, which take its first slots."""
+        rows = []
+        for slot, trajectory in enumerate(trajectories):
+            record = trajectory.record
+            staleness = self.policy_version - record.policy_version_min
+            draw = DrawRecord(self.run, self.iteration, slot, record.id, FRESH, probability=None, staleness=staleness)
+            rows.append(BatchRow(trajectory, draw, advantage=record.advantage, reward=record.reward))
+        return rows
 
 
 @dataclass(frozen=True)
