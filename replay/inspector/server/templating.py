@@ -48,7 +48,7 @@ def digits(value: float | None, places: int = 3) -> str:
     return "\u2013" if value is None else f"{value:,.{places}f}"
 
 
-def told(value: float | None) -> str:
+def significant(value: float | None) -> str:
     """Three significant digits."""
     return "\u2013" if value is None else number(value)
 
