@@ -27,7 +27,7 @@ BANNED = frozenset(
     }
     | {"talk", "twin", "valuation", "valued", "composing", "rehearsal", "verdict", "retired"}
 )
-"""Words that stood for what the field has names for: progress, metrics, rewards, a signal, dynamic sampling, pending."""
+"""They stood for what the field has names for: progress, metrics, rewards, a signal, dynamic sampling, pending."""
 
 
 def modules() -> list[Path]:

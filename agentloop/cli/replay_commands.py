@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replay.cli.common import AsJson, Filter, Run, fail, opened, say
-from replay.cli.exchange import ENDINGS, conversations_text, import_text, progress_line
+from replay.cli.exchange_commands import ENDINGS, conversations_text, import_text, progress_line
 from replay.cli.tables import number, table
 from replay.exchange import ImportReport, import_file
 from replay.exchange.teacher import SOURCE, import_chat, teaching_of

@@ -14,24 +14,33 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from replay.inspector.pages import buffer, compare, iteration, mixing, run, runs, task, trajectory
+from replay.inspector.pages import (
+    buffer_page,
+    compare_page,
+    iteration_page,
+    mixing_page,
+    run_page,
+    runs_page,
+    task_page,
+    trajectory_page,
+)
 from replay.inspector.server.guard import Guard, GuardedApp
-from replay.inspector.server.page import JSON_ENDING, Page, Pages, error_as_json
+from replay.inspector.server.page_views import JSON_ENDING, Page, Pages, error_as_json
 from replay.inspector.server.templating import environment, static_folder
 from replay.queries.open_buffer import Source
 
 PAGES: tuple[Page, ...] = (
-    runs.PAGE,
-    run.PAGE,
-    iteration.PAGE,
-    buffer.PAGE,
-    buffer.OVERVIEW,
-    trajectory.TOKENS,
-    trajectory.MESSAGE,
-    trajectory.PAGE,
-    task.PAGE,
-    compare.PAGE,
-    mixing.PAGE,
+    runs_page.PAGE,
+    run_page.PAGE,
+    iteration_page.PAGE,
+    buffer_page.PAGE,
+    buffer_page.OVERVIEW,
+    trajectory_page.TOKENS,
+    trajectory_page.MESSAGE,
+    trajectory_page.PAGE,
+    task_page.PAGE,
+    compare_page.PAGE,
+    mixing_page.PAGE,
 )
 
 

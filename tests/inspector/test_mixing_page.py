@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from agentloop.cli.main import app
 from replay import ReplayStore
 from replay.inspector.app import create_app
-from replay.inspector.pages import mixing
 from replay.inspector.server.guard import Guard
 from replay.queries.open_buffer import Source, opened_source
 from replay.sampling.samplers import make_sampler
@@ -52,7 +51,7 @@ def page(server: Served, **parameters: str) -> str:
 
 
 def test_twin_is_the_answer_to_the_same_address(server: Served, store: ReplayStore) -> None:
-    answer = json.loads(server.ask(f"/mixing.json?{urlencode(CHOSEN)}").text)
+    answer = json.loads(server.ask(f"/mixing_page.json?{urlencode(CHOSEN)}").text)
     assert (answer.pop("errors"), answer.pop("own")["fraction"]) == ({}, 0.0)
     assert answer == preview_of(store, RUN, CHOSEN)
 
@@ -163,7 +162,7 @@ def test_a_wrong_setting_is_told_beside_its_control(server: Served, parameters: 
     ],
 )
 def test_options_at_their_ends_are_tried_out(server: Served, given: dict[str, str]) -> None:
-    answer = server.ask(f"/mixing.json?{urlencode({'fraction': '0.0625', **given})}")
+    answer = server.ask(f"/mixing_page.json?{urlencode({'fraction': '0.0625', **given})}")
     assert answer.status == 200, answer.text
     assert json.loads(answer.text)["errors"] == {}
 
@@ -197,7 +196,7 @@ def test_page_writes_nothing(server: Served, store: ReplayStore) -> None:
 
 def test_a_large_buffer_is_announced_before_it_is_read(store: ReplayStore, monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.path is not None
-    monkeypatch.setattr(mixing, "_MANY", 20)
+    monkeypatch.setattr(mixing_page, "_MANY", 20)
     with (
         closing(ReplayStore.open(store.path, read_only=True)) as cold,
         served(create_app(Source(cold), Guard())) as found,

@@ -1,4 +1,4 @@
-"""Templates, and how values are told in them."""
+"""Templates, and how values are shown in them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def environment() -> Environment:
     )
     templates.filters |= {
         "digits": digits,
-        "number": told,
+        "number": significant,
         "short": short,
         "percent": percent,
         "signed": signed,

@@ -101,8 +101,8 @@ class PostgresDatabase(Database):
                 revision = stored_revision(connection) if schema is not None else None
         except exc.DBAPIError as error:
             raise DatabaseRefused(
-                f"database must be a PostgreSQL database that can be reached, got {_first_line(error)!r} at {self.url}. "
-                "Start the server, make the database with createdb, and keep its password in PGPASSFILE."
+                f"database must be a PostgreSQL database that can be reached, got {_first_line(error)!r} at "
+                f"{self.url}. Start the server, make the database with createdb, and keep its password in PGPASSFILE."
             ) from error
         if schema is None:
             raise DatabaseRefused(

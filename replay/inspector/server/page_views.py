@@ -21,8 +21,6 @@ from replay.queries.open_buffer import Source
 
 JSON_ENDING = ".json"
 """Ends the address of a page's answer as JSON."""
-
-
 _LONGEST_MESSAGE = 1000
 
 

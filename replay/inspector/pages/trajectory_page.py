@@ -9,7 +9,7 @@ from typing import Any
 
 from replay import queries
 from replay.errors import ReplayError
-from replay.inspector.server.page import Page, Redirect
+from replay.inspector.server.page_views import Page, Redirect
 from replay.inspector.server.query_string import QueryString, address
 from replay.inspector.text.conversation import turns
 from replay.inspector.text.reading import codec_of, has_run, rescore_command, unread, voice

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replay import queries
-from replay.inspector.server.page import Page, Redirect
+from replay.inspector.server.page_views import Page, Redirect
 from replay.inspector.server.query_string import QueryString, address
 from replay.queries import QueryResult
 from replay.queries.open_buffer import Source

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from replay import queries
 from replay.inspector.drawings.bars import Bar, bars
-from replay.inspector.server.page import Page, Redirect, run_of
+from replay.inspector.server.page_views import Page, Redirect, run_of
 from replay.inspector.server.query_string import QueryString, address
 from replay.inspector.text.shell import typed
 from replay.queries import Query, QueryResult, Sort
