@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from agentloop.cli.main import app
 from replay import ReplayStore
 from replay.inspector.app import create_app
+from replay.inspector.pages import mixing_page
 from replay.inspector.server.guard import Guard
 from replay.queries.open_buffer import Source, opened_source
 from replay.sampling.samplers import make_sampler
@@ -51,7 +52,7 @@ def page(server: Served, **parameters: str) -> str:
 
 
 def test_twin_is_the_answer_to_the_same_address(server: Served, store: ReplayStore) -> None:
-    answer = json.loads(server.ask(f"/mixing_page.json?{urlencode(CHOSEN)}").text)
+    answer = json.loads(server.ask(f"/mixing.json?{urlencode(CHOSEN)}").text)
     assert (answer.pop("errors"), answer.pop("own")["fraction"]) == ({}, 0.0)
     assert answer == preview_of(store, RUN, CHOSEN)
 
@@ -162,7 +163,7 @@ def test_a_wrong_setting_is_told_beside_its_control(server: Served, parameters: 
     ],
 )
 def test_options_at_their_ends_are_tried_out(server: Served, given: dict[str, str]) -> None:
-    answer = server.ask(f"/mixing_page.json?{urlencode({'fraction': '0.0625', **given})}")
+    answer = server.ask(f"/mixing.json?{urlencode({'fraction': '0.0625', **given})}")
     assert answer.status == 200, answer.text
     assert json.loads(answer.text)["errors"] == {}
 

@@ -146,13 +146,11 @@ def _decades(height: Height, top: float, *, width: int, floor: int) -> list[Mark
     assert height.decades is not None
     line = Markup(
         '<line class="decade" x1="{left}" x2="{width}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        '<text class="count" x="{end}" y="{base:.1f}">{told}{unit}</text>'
+        '<text class="count" x="{end}" y="{base:.1f}">{count}{unit}</text>'
     )
     places = [(top / 10**step, _HEAD + (floor - _HEAD) * step / height.decades) for step in range(height.decades)]
     return [
-        line.format(
-            left=_GUTTER, width=width, y=y, end=_GUTTER - 4, base=y + 3.5, significant=f"{count:g}", unit=height.unit
-        )
+        line.format(left=_GUTTER, width=width, y=y, end=_GUTTER - 4, base=y + 3.5, count=f"{count:g}", unit=height.unit)
         for count, y in places
     ]
 
