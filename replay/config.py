@@ -10,13 +10,12 @@ from context.wording import suggest
 from replay.errors import DatabaseRefused, ReplayError
 from replay.mixing.request import Limits, LimitSection
 from replay.mixing.rule import SAME_TASK, MixRule, MixSection
-from replay.records import RunRecord
+from replay.records import SOURCE_NAME, RunRecord
 from replay.sampling.compatibility import MISMATCHES
 from replay.sampling.samplers import SAMPLERS, RankedSampler, make_sampler
 from replay.section import Fraction, NonNegative, Positive, Section
 from replay.storage.databases.open import check_url
 from replay.storage.retention import Capacity
-from replay.storage.validate import SOURCE_NAME
 
 
 class _Part(Section):
@@ -255,8 +254,8 @@ def stored_config(run: RunRecord) -> StoredConfig:
         return StoredConfig.model_validate(run.config)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
+        found = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
         raise ReplayError(
-            f"configuration of run {run.id} must be one that a run was started with, got {key}: {first['msg']:.200}. "
+            f"configuration of run {run.id} must be one that a run was started with, got {found:.200}. "
             "Ask for another run."
         ) from error

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STD_EPSILON = 1e-6
 """Added to a deviation that is divided by."""
@@ -76,6 +77,12 @@ def mean_baseline(members: Sequence[Member], *, normalise_std: bool) -> Baseline
         return Baseline(mean, 1.0)
     std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
     return Baseline(mean, std + STD_EPSILON)
+
+
+def group_advantages(rewards: Sequence[float], normalise_std: bool) -> list[float]:
+    """GRPO's, or Dr. GRPO's, of the members of one group by their rewards."""
+    baseline = mean_baseline([Member(reward) for reward in rewards], normalise_std=normalise_std)
+    return [baseline.of(reward) for reward in rewards]
 
 
 def length_weighted_baseline(members: Sequence[Member]) -> Baseline:

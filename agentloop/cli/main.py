@@ -17,7 +17,7 @@ import typer
 
 from agentloop.cli.context_commands import app as context_app
 from agentloop.cli.mix import mix
-from agentloop.cli.replay_commands import rescore, verify, whatif
+from agentloop.cli.replay_commands import import_, rescore, verify, whatif
 from agentloop.distributed.torchrun import check_alone, own_rank
 from agentloop.errors import TrainingStopped, UserError, one_line, one_line_with_place, place_in_user_code
 from context import PrefixError, RenderError
@@ -47,6 +47,11 @@ app.add_typer(context_app, name="context", epilog="Example: agentloop context ch
 
 
 replay_app.command(epilog="Example: agentloop replay mix runs/quickstart-001 --set replay.fraction=0.5")(mix)
+
+
+replay_app.command("import", epilog="Example: agentloop replay import wins.parquet runs/quickstart-002 --name wins")(
+    import_
+)
 
 
 replay_app.command(epilog="Example: agentloop replay verify runs/quickstart-001 --log-probs")(verify)

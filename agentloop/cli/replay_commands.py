@@ -1,4 +1,4 @@
-"""`agentloop replay verify | rescore | whatif`: the commands that may ask a model.
+"""`agentloop replay import | verify | rescore | whatif`: the commands that need more than a buffer.
 
 What needs torch is imported when a model is asked, so that all other commands answer at once.
 """
@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from replay.cli.common import AsJson, Filter, Run, fail, opened, say
+from replay.cli.exchange import ENDINGS, conversations_text, import_text, progress_line
 from replay.cli.tables import number, table
+from replay.exchange import ImportReport, import_file
+from replay.exchange.teacher import SOURCE, import_chat, teaching_of
+from replay.locate import run_identity
 from replay.queries import chosen
 from replay.queries.open_buffer import Opened
 from replay.storage.verify import Verification
@@ -98,6 +105,67 @@ def rescore(
         version, weights = stored_log_probs.named_weights(folder, policy)
         drifted = stored_log_probs.rescore(buffer.store, folder, version, weights, filter=filter, limit=limit)
     say(json.dumps(vars(drifted)) if as_json else _drift_text(drifted))
+
+
+class Format(StrEnum):
+    """Of a file to import."""
+
+    agentloop = "agentloop"
+    openai_chat = "openai-chat"
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"An exported file; ends in {ENDINGS}.")],
+    run: Run = None,
+    form: Annotated[
+        Format, typer.Option("--format", help="What FILE holds: exported rows, or one conversation a line.")
+    ] = Format.agentloop,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What the set is called: the source of its rows. [import, or teacher for conversations]"),
+    ] = None,
+    keep_source: Annotated[
+        bool, typer.Option("--keep-source", help="Let every row keep the source it was exported with.")
+    ] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Count bad rows and leave them out; without it, one is enough to stop.")
+    ] = False,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Conversations: tokenizer and chat template; the run's own when left out."),
+    ] = None,
+    reward: Annotated[float | None, typer.Option(help="Conversations: of rows that name none.")] = None,
+    advantage: Annotated[
+        float | None, typer.Option(help="Conversations: of every row; from the rewards of its group when left out.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Store the rows of a file. Rows that are stored already stay as they are, so a file can be imported again.
+
+    Every row is checked before the first is stored. With --format openai-chat, each line is a conversation
+    ({"messages": [...], "tools": [...], "reward": 1.0}) and becomes the tokens that RUN's policy would have said.
+    """
+    if form is not Format.openai_chat and (model, reward, advantage) != (None, None, None):
+        fail("--model, --reward and --advantage must come with --format openai-chat, got another format.")
+    if form is Format.openai_chat and keep_source:
+        fail("--keep-source must come with exported rows, got conversations, which have no source.")
+    report: ImportReport
+    with opened(run, read_only=False) as buffer, progress_line() as show:
+        learner = buffer.run or (None if buffer.folder is None else run_identity(buffer.folder).id)
+        if form is Format.openai_chat:
+            from agentloop.algorithms.advantages import group_advantages
+
+            own = None if buffer.folder is None else buffer.folder / "model"
+            teaching = teaching_of(
+                buffer.store, learner, own, group_advantages, model=model, reward=reward, advantage=advantage
+            )
+            report = import_chat(buffer.store, file, teaching, name=name or SOURCE, skip_bad=skip_bad, progress=show)
+            text = conversations_text(report, file)
+        else:
+            source = None if keep_source else name or "import"
+            report = import_file(buffer.store, file, name=source, learner=learner, skip_bad=skip_bad, progress=show)
+            text = import_text(report, file)
+    say(json.dumps(asdict(report)) if as_json else text)
 
 
 _MOST_ROWS = 512

@@ -16,8 +16,7 @@ from agentloop.config.sections.dataset import TasksSection
 from agentloop.errors import UserError, one_line, shortened
 from replay.errors import ReplayError
 from replay.exchange.files import is_parquet, lines
-from replay.exchange.row_format import BadRow
-from replay.exchange.strict_json import NotStrict, loads
+from replay.exchange.row_format import BadRow, read_json
 
 Row = Mapping[str, Any]
 HUGGING_FACE = "hf:"
@@ -33,7 +32,7 @@ class TaskRows:
     train: Sequence[Row]
     held_out: Sequence[Row]
     digest: str
-    """Of the contents, in order: a resumed run must find the same rows."""
+    """A digest of the contents, in order: a resumed run must find the same rows."""
     shared: int
     """Held-out rows that are also among the training ones: another split's, so they were not chosen here."""
 
@@ -61,11 +60,13 @@ def load_rows(section: TasksSection) -> TaskRows:
             f"{len(set(digests))} contents. Name a split with tasks.held_out, or add rows."
         )
     away = [number for number, held in enumerate(there) if held]
-    return TaskRows(_Chosen(rows, kept), _Chosen(rows, away), digest_of([*digests, str(section.held_out_share)]), 0)
+    return TaskRows(
+        _RowSubset(rows, kept), _RowSubset(rows, away), digest_of([*digests, str(section.held_out_share)]), 0
+    )
 
 
 def held_out_by_content(digests: Sequence[str], share: float) -> list[bool]:
-    """By content alone: more rows leave the side of the others as it is. Of few rows, at least one content."""
+    """Which rows are held out, by content alone: more rows leave the others where they are. Of few, one content is."""
     most = max(int(share * 2**64), min(int(digest[:16], 16) for digest in digests))
     return [int(digest[:16], 16) <= most for digest in digests]
 
@@ -77,14 +78,14 @@ def _split(section: TasksSection, name: str | None) -> Sequence[Row]:
     elif _PLACEHOLDER in data:
         rows = _file(data.replace(_PLACEHOLDER, name or _TRAIN))
     else:
-        rows = _of_split(data, _file(data), name)
+        rows = _with_split(data, _file(data), name)
     if not len(rows):
         raise UserError(f"tasks.data must hold at least one row, got none in {data!r}. Add rows.")
     return rows
 
 
-def _of_split(data: str, rows: Sequence[Row], name: str | None) -> Sequence[Row]:
-    """Of a file with several splits; one without the field is a single one, which has no name."""
+def _with_split(data: str, rows: Sequence[Row], name: str | None) -> Sequence[Row]:
+    """A file's rows of one split; a file without the field is a single split, which has no name."""
     named = [row.get(_FIELD) for row in rows]
     if name is None and not any(named):
         return rows
@@ -96,11 +97,11 @@ def _of_split(data: str, rows: Sequence[Row], name: str | None) -> Sequence[Row]
             f"tasks.data must hold rows whose field 'split' is {wanted!r}, got {there} in {data!r}. "
             "Name one of these, or write {split} for the split's name into the path."
         )
-    return _Chosen(rows, found)
+    return _RowSubset(rows, found)
 
 
-class _Chosen(Sequence[Row]):
-    """Some rows of others."""
+class _RowSubset(Sequence[Row]):
+    """Some rows of a sequence, by their numbers."""
 
     def __init__(self, rows: Sequence[Row], numbers: Sequence[int]) -> None:
         self._rows = rows
@@ -124,10 +125,9 @@ def _jsonl(path: Path) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            row = loads(line.decode())
-        except (UnicodeDecodeError, NotStrict) as error:
-            problem = str(error) if isinstance(error, NotStrict) else "be UTF-8"
-            raise UserError(f"{path}:{number}: the line must {problem}. Mend the file.") from None
+            row = read_json(line)
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: the line must be JSON ({error}). Mend the file.") from None
         if not isinstance(row, dict):
             raise UserError(
                 f"{path}:{number}: the line must be a JSON object, got {shortened(str(row))}. Mend the file."
@@ -141,7 +141,7 @@ def _parquet(path: Path) -> Sequence[Row]:
     except ImportError as error:
         raise UserError(
             "tasks.data must name a format that can be read here, got Parquet without pyarrow. Install the extra: "
-            "pip install 'agentloop[parquet]', or use .jsonl."
+            "pip install 'agentloop-replay[parquet]', or use .jsonl."
         ) from error
     if not path.is_file():
         raise UserError(f"tasks.data must be a file that exists, got {str(path)!r}. Check the path.")
@@ -169,7 +169,7 @@ def _hugging_face(section: TasksSection, name: str, split: str) -> Sequence[Row]
     except ImportError as error:
         raise UserError(
             f"tasks.data must name a format that can be read here, got {HUGGING_FACE}{name} without its library. "
-            "Install the extra: pip install 'agentloop[datasets]'."
+            "Install the extra: pip install 'agentloop-replay[datasets]'."
         ) from error
     shown = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()

@@ -45,8 +45,8 @@ class Task:
         )
 
 
-def in_words(task: Task, messages: Sequence[Message] = ()) -> str:
-    """Which task and which reply an error is about: `the task 'What is ...' and the reply '42'`, both cut short."""
+def quoted_task(task: Task, messages: Sequence[Message] = ()) -> str:
+    """A task, and the reply to it, for an error: `the task 'What is ...' and the reply '42'`, both cut short."""
     asked = f"the task {_excerpt(task.messages()[-1])}"
     return f"{asked} and the reply {_excerpt(messages[-1])}" if messages else asked
 
@@ -84,10 +84,11 @@ def tool(function: _Function | None = None, *, isolated: bool = False) -> _Funct
     return mark if function is None else mark(function)
 
 
-def tool_isolation(function: object) -> bool | None:
+def tool_isolation(method: object) -> bool | None:
     """Whether a tool asks for a process of its own; None for what is no tool."""
-    mark = getattr(function, _TOOL_MARK, None)
-    return mark if isinstance(mark, bool) else None
+    # A staticmethod or classmethod may carry the mark itself or on what it wraps.
+    marks = (getattr(carrier, _TOOL_MARK, None) for carrier in (method, getattr(method, "__func__", None)))
+    return next((mark for mark in marks if isinstance(mark, bool)), None)
 
 
 class Environment:
@@ -112,7 +113,7 @@ class Environment:
         """Set up this episode's state."""
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
-        """What the whole conversation is worth: a finite number, whatever the policy wrote."""
+        """The reward of the whole conversation: a finite number, whatever the policy wrote."""
         raise NotImplementedError
 
     def turn_rewards(self, task: Task, messages: Sequence[Message]) -> Sequence[float] | None:

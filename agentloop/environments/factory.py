@@ -10,18 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agentloop.environments.check import (
-    check_class,
-    check_options,
-    check_reads_alike,
-    check_repeatable,
-    check_reward,
-    check_task,
-)
-from agentloop.environments.environment import Environment, Task, in_words
+from agentloop.environments.check import check_class, check_options, check_repeatable, check_reward, check_task
+from agentloop.environments.environment import Environment, Task, quoted_task
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.source_digest import source_digest
-from agentloop.environments.tools.schema import describe_tools
+from agentloop.environments.tools.schema import tools_of
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.user_code import load_class
 from context.authors import Author
@@ -64,26 +57,20 @@ class EnvironmentFactory:
 
     def make_task(self, rng: random.Random) -> Task:
         """A task from a new instance, so that it depends on nothing but `rng`."""
-        environment = self.create()
-        try:
-            task = environment.make_task(rng)
-        except Exception as error:
-            raise UserError(
-                f"{self.where}.make_task must make a task, got {one_line_with_place(error)}. Mend it."
-            ) from error
-        check_task(task, f"{self.where}.make_task", self.registered)
-        return task
+        return self._task("make_task", rng, rule="make a task")
 
     def task_from_row(self, row: Mapping[str, Any], place: str) -> Task:
         """The task of a row of the user's data from a new instance; `place` names the row in errors."""
-        environment = self.create()
+        return self._task("task_from_row", row, rule="read every row", place=f" in {place}")
+
+    def _task(self, method: str, source: Any, *, rule: str, place: str = "") -> Task:
+        make = getattr(self.create(), method)
         try:
-            task = environment.task_from_row(row)
+            task: Task = make(source)
         except Exception as error:
-            raise UserError(
-                f"{self.where}.task_from_row must read every row, got {one_line_with_place(error)} in {place}. Mend it."
-            ) from error
-        check_task(task, f"{self.where}.task_from_row", self.registered)
+            problem = f"{one_line_with_place(error)}{place}"
+            raise UserError(f"{self.where}.{method} must {rule}, got {problem}. Mend it.") from error
+        check_task(task, f"{self.where}.{method}", self.registered)
         return task
 
     @property
@@ -98,7 +85,7 @@ class EnvironmentFactory:
         except Exception as error:
             raise UserError(
                 f"{self.where}.turn_rewards must return a list of numbers, got {one_line_with_place(error)} for "
-                f"{in_words(task, messages)}. Mend it, and --resume if the run had begun."
+                f"{quoted_task(task, messages)}. Mend it, and --resume if the run had begun."
             ) from error
         if rewards is not None and (len(rewards) != replies or not all(map(math.isfinite, rewards))):
             raise UserError(
@@ -135,7 +122,7 @@ def load_environment(
     Raises UserError with one line that names file, class and method for whatever its author got wrong.
     """
     environment = check_class(_find(name), name, reads_rows=row is not None)
-    tools = describe_tools(environment, name)
+    tools = tools_of(environment, name)
     factory = EnvironmentFactory(
         name=name if name in BUILT_IN else f"{Path(name.rpartition(':')[0]).name}:{environment.__name__}",
         version=environment.version,
@@ -148,12 +135,17 @@ def load_environment(
         source=source_digest(_file_of(name)),
         registered=tuple(registered),
     )
+
+    def make(trial: int) -> Task:
+        if row is None:
+            return factory.make_task(random.Random(f"check/{trial}"))
+        return factory.task_from_row(row, "row 1")
+
     if row is None:
-        check_repeatable(factory.make_task, name)
-        example = factory.make_task(random.Random("check"))
+        check_repeatable(make, f"{name}.make_task", source="rng", advice="Draw every random number from rng.")
     else:
-        check_reads_alike(factory.task_from_row, row, name)
-        example = factory.task_from_row(row, "row 1")
+        check_repeatable(make, f"{name}.task_from_row", source="row", advice="Take everything from the row.")
+    example = make(0)
     check_reward(factory.create(), example, name)
     return replace(factory, example=example)
 

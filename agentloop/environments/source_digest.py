@@ -1,4 +1,4 @@
-"""What an environment is written in, as one digest: whether it is still what a run was collected with."""
+"""A digest of an environment's source, which says whether it is still what a run was collected with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def source_digest(file: Path) -> str:
-    """Of the file and of what it imports from beside it, and that from beside it; not of what is installed."""
+    """The digest covers the file and what it imports from beside it, and that from beside it; nothing installed."""
     found: dict[str, str] = {}
     waiting = [file]
     while waiting:

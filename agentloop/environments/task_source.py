@@ -15,8 +15,8 @@ from agentloop.environments.environment import Task
 from agentloop.environments.factory import EnvironmentFactory, load_environment
 from agentloop.errors import UserError
 
-Tried = tuple[str, int, float]
-"""Of a group: its task's hash, attempts of the policy, and the share of them that succeeded."""
+GroupResult = tuple[str, int, float]
+"""A group's task by its hash, the attempts of the policy, and the share of them that succeeded."""
 _MOST_CHECKED = 20_000
 """Rows that are read as tasks before a run begins: a second or two. The rest are when their turn comes."""
 
@@ -85,17 +85,17 @@ class TaskSource:
         give every task once. A curriculum has rules of its own: see `TaskOrder`.
         """
         number = index if self._order is None else self._order.at(index)
-        return self._made("train", number) if self._rows is None else self._of_row(self._rows.train, number)
+        return self._make("train", number) if self._rows is None else self._read(self._rows.train, number)
 
     def held_out(self, count: int) -> list[Task]:
         """The first `count` held-out tasks, or as many as there are; a longer list begins with a shorter one."""
         if self._rows is None:
-            return [self._made("held-out", number) for number in range(count)]
+            return [self._make("held-out", number) for number in range(count)]
         order = list(range(len(self._rows.held_out)))
         random.Random(f"{self._seed}/held-out").shuffle(order)
-        return [self._of_row(self._rows.held_out, number) for number in order[:count]]
+        return [self._read(self._rows.held_out, number) for number in order[:count]]
 
-    def record_success(self, done: Sequence[int], groups: Sequence[Tried]) -> None:
+    def record_success(self, done: Sequence[int], groups: Sequence[GroupResult]) -> None:
         """The tasks at the indices `done` have been in a batch; `groups` are those that the policy tried in it.
 
         A task's groups are counted together and once, at however many of the indices it stands.
@@ -135,8 +135,8 @@ class TaskSource:
         if self._order is not None:
             self._order.load_state(state["order"])
 
-    def _made(self, stream: str, number: int) -> Task:
+    def _make(self, stream: str, number: int) -> Task:
         return self._factory.make_task(random.Random(f"{self._seed}/{stream}/{number}"))
 
-    def _of_row(self, rows: Sequence[Mapping[str, Any]], number: int) -> Task:
+    def _read(self, rows: Sequence[Mapping[str, Any]], number: int) -> Task:
         return self._factory.task_from_row(rows[number], f"row {number + 1}")

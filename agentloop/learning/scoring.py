@@ -10,6 +10,7 @@ from torch import Tensor
 
 from agentloop.algorithms.diagnostics import Drift, trajectory_drift
 from agentloop.algorithms.log_probs import log_ratios
+from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.learning.batch import Batch, cut_micro_batches
 from agentloop.models.actor import Actor
@@ -61,12 +62,8 @@ class ScoredBatch:
             None if weights is None else weights[positions, :width],
         )
 
-    def token_drift(self) -> Tensor:
-        """exp(old - behavior) of every action token, [B, T]; NaN elsewhere and where behavior is not known."""
-        return self.token_log_drift().exp()
-
     def token_log_drift(self) -> Tensor:
-        """Its log, [B, T] nats, clamped."""
+        """old - behavior of every action token, [B, T] nats, clamped; NaN elsewhere and where behavior is not known."""
         batch = self.batch
         known = batch.response_mask & ~batch.behavior_log_probs.isnan()
         logs = log_ratios(self.old_log_probs, batch.behavior_log_probs.to(self.old_log_probs.dtype), known)
@@ -113,8 +110,23 @@ def score(
     return log_probs, entropies.masked_fill(of_stored, torch.nan)
 
 
-def scored_rows(batch: Batch) -> Tensor:
-    """[B] bool: rows that need no pass, for their behavior log-probs are those of the weights as they are."""
+def score_batch(
+    batch: Batch, actor: Actor, reference: Actor | None, config: RunConfig, *, reuse: bool, ranks: Ranks = ALONE
+) -> ScoredBatch:
+    """The batch on the actor's device with its old log-probs, and those of the reference if there is one.
+
+    `reuse`: rows sampled by the weights as they are need no pass, for their behavior log-probs are their old ones.
+    """
+    batch = batch.to(actor.device)
+    max_tokens = config.batch.micro_batch_tokens
+    stored = reusable_rows(batch) if reuse else torch.zeros_like(batch.replay_mask)
+    old, entropies = score(actor, batch, max_tokens=max_tokens, known=stored, ranks=ranks)
+    ref = None if reference is None else score(reference, batch, max_tokens=max_tokens, ranks=ranks)[0]
+    return ScoredBatch(batch, old, ref, entropies=entropies)
+
+
+def reusable_rows(batch: Batch) -> Tensor:
+    """[B] bool: rows whose behavior log-probs are those of the weights as they are."""
     flags = torch.tensor([member.scored for member in batch.members], device=batch.trajectory.device)[batch.trajectory]
     return flags & ~(batch.behavior_log_probs.isnan() & batch.response_mask).any(dim=1)
 

@@ -11,31 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.diagnostics import Drift, sum_by_trajectory
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.tensor_files import read_tensors, write_tensors
 from agentloop.errors import TrainingStopped
 from agentloop.learning.batch import Batch, build_batch, plan_mini_batches
-from agentloop.learning.critic_update import CriticLearner, CriticLog, mean_reward_kl, value_metrics, with_values
+from agentloop.learning.critic_update import CriticLearner, CriticLog, mean_reward_kl
 from agentloop.learning.gradients import accumulate_gradients
 from agentloop.learning.optimizer import WeightOptimizer, learning_rate
-from agentloop.learning.scoring import ScoredBatch, fresh_entropy, score, scored_rows
+from agentloop.learning.scoring import ScoredBatch, fresh_entropy, reusable_rows, score, score_batch
 from agentloop.learning.stream_losses import check_behavior, corrected, stream_losses
-from agentloop.learning.update_stats import (
-    RowStats,
-    UpdateTotals,
-    binned,
-    drift_metrics,
-    drift_quantiles,
-    histograms,
-    row_stats,
-)
+from agentloop.learning.update_stats import RowStats, UpdateTotals, update_report
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from context.authors import AuthorTable
-from replay.records import REPLAY, BatchRow, Histogram, Trajectory, age_bucket
+from replay.records import REPLAY, BatchRow, Histogram, Trajectory
 
 
 @dataclass(frozen=True)
@@ -77,7 +68,7 @@ class _Log:
     held: bool = False
     """True: the policy makes no more steps in this iteration."""
     held_steps: int = 0
-    stored: bool = False
+    reuses: bool = False
     """True: there are old log-probs that were not recomputed."""
     sampling_gap: float | None = None
     """Nats, root mean square: how far they are from those of the first step's passes, before any weight has moved."""
@@ -164,28 +155,27 @@ class Trainer:
         """
         batch = build_batch(rows, self._authors)
         check_behavior(batch, self._config)
-        stored = scored_rows(batch)
         try:
-            return self._update(batch, stored, iteration=iteration, before_steps=before_steps)
+            return self._update(batch, reuse=True, iteration=iteration, before_steps=before_steps)
         except _StoredLogProbsDiffer as found:
-            result = self._update(batch, torch.zeros_like(stored), iteration=iteration, before_steps=before_steps)
+            result = self._update(batch, reuse=False, iteration=iteration, before_steps=before_steps)
             return replace(result, metrics=result.metrics | {"actor/sampling_gap": found.gap, RECOMPUTED: 1.0})
 
-    def _update(self, batch: Batch, stored: Tensor, *, iteration: int, before_steps: ShowBatch | None) -> UpdateResult:
-        """`stored` [B] bool: rows whose behavior log-probs are taken for their old ones."""
+    def _update(self, batch: Batch, *, reuse: bool, iteration: int, before_steps: ShowBatch | None) -> UpdateResult:
+        """`reuse`: behavior log-probs of rows that the present weights sampled are taken for their old ones."""
         reference = self._reference if self._needs_reference() else None
-        scored = self._score(batch, stored, reference=reference)
+        scored = score_batch(batch, self._actor, reference, self._config, reuse=reuse, ranks=self._ranks)
         metrics = fresh_entropy(scored)
         if self._critic is not None:
-            scored = with_values(scored, self._critic.critic, self._config, kl_coef=self.kl_coef.value)
-            metrics |= value_metrics(scored, self._config)
+            scored, values = self._critic.with_values(scored, kl_coef=self.kl_coef.value)
+            metrics |= values
         scored, correction = corrected(scored, self._config.loss)
         metrics |= correction
         if before_steps is not None:
             before_steps(scored)
         rates = self._begin(iteration)
         totals = UpdateTotals(scored.batch.replayed)
-        log, critic_log = _Log(stored=bool(stored.any())), CriticLog()
+        log, critic_log = _Log(reuses=reuse and bool(reusable_rows(scored.batch).any())), CriticLog()
         log.held = self._critic is not None and iteration <= self._config.critic.warmup_iterations
         for members in self._plan(batch, iteration):
             chosen = torch.isin(
@@ -193,14 +183,12 @@ class Trainer:
             )
             mini = scored.select(chosen.nonzero()[:, 0])
             self._step_both(mini, totals, (log, critic_log), iteration=iteration)
-        drift = scored.drift()
-        metrics |= _drift_metrics(scored, drift, self._config) | totals.metrics() | log.metrics() | rates
+        metrics |= log.metrics() | rates
         if self._critic is not None:
             metrics |= critic_log.metrics()
         metrics |= self._feed_kl(scored)
-        stats = row_stats(drift, totals, batch.trajectory_ids)
-        spreads = histograms("ratio", totals.spread, _ages(batch)) + _drift_histograms(scored)
-        return UpdateResult(metrics, stats, log.steps, _mean_advantages(scored), spreads)
+        report = update_report(scored, totals, ess_weights=self._config.replay.ess.weights)
+        return UpdateResult(metrics | report.metrics, report.rows, log.steps, report.advantages, report.histograms)
 
     def _begin(self, iteration: int) -> dict[str, float]:
         """Set the learning rates of the iteration, and forget gradients that others left."""
@@ -256,13 +244,11 @@ class Trainer:
         = drift, the only ratio there is without an update. There are no losses and no clip fractions.
         """
         batch = build_batch(rows, self._authors)
-        scored = self._score(batch, scored_rows(batch), reference=None)
-        drift = scored.drift()
+        scored = score_batch(batch, self._actor, None, self._config, reuse=True, ranks=self._ranks)
         totals = UpdateTotals(scored.batch.replayed)
-        totals.add_drift(drift)
-        metrics = _drift_metrics(scored, drift, self._config) | totals.metrics()
-        stats = row_stats(drift, totals, scored.batch.trajectory_ids)
-        return UpdateResult(metrics, stats, 0, histograms=_drift_histograms(scored))
+        totals.add_drift(scored.drift())
+        report = update_report(scored, totals, ess_weights=self._config.replay.ess.weights)
+        return UpdateResult(report.metrics, report.rows, 0, histograms=report.histograms)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Nats per action token of the current policy; NaN where there is none."""
@@ -310,14 +296,6 @@ class Trainer:
             self._critic.load_state(critic)
         self.kl_coef.value = values.get("kl_coef", self.kl_coef.value)
 
-    def _score(self, batch: Batch, stored: Tensor, *, reference: Actor | None) -> ScoredBatch:
-        """The batch with its old log-probs, and those of the reference if there is one."""
-        batch, stored = batch.to(self._actor.device), stored.to(self._actor.device)
-        max_tokens = self._config.batch.micro_batch_tokens
-        old, entropies = score(self._actor, batch, max_tokens=max_tokens, known=stored, ranks=self._ranks)
-        ref = None if reference is None else score(reference, batch, max_tokens=max_tokens, ranks=self._ranks)[0]
-        return ScoredBatch(batch, old, ref, entropies=entropies)
-
     def _step(self, mini: ScoredBatch, totals: UpdateTotals, log: _Log, *, iteration: int) -> None:
         """One optimizer step over the rows of one mini-batch."""
         log.steps += 1
@@ -328,7 +306,7 @@ class Trainer:
         step = accumulate_gradients(
             self._actor, mini, self._config, losses=self._losses, totals=step_totals, ranks=self._ranks
         )
-        if log.steps == 1 and log.stored and step.moved is not None:
+        if log.steps == 1 and log.reuses and step.moved is not None:
             # k3 is half the square of a small difference.
             log.sampling_gap = math.sqrt(max(0.0, 2 * step.moved))
             if log.sampling_gap > SAMPLING_GAP_BOUND:
@@ -361,38 +339,7 @@ class Trainer:
         self._optimizer.step(norm)
 
 
-def _drift_metrics(scored: ScoredBatch, drift: Drift, config: RunConfig) -> dict[str, float]:
-    quantiles = drift_quantiles(scored.token_drift(), scored.batch.replay_mask)
-    weights = config.replay.ess.weights
-    return drift_metrics(drift, scored.batch.replayed, _ages(scored.batch), ess_weights=weights) | quantiles
-
-
-def _drift_histograms(scored: ScoredBatch) -> tuple[Histogram, ...]:
-    batch, logs = scored.batch, scored.token_log_drift()
-    spread = binned(logs, batch.response_mask, batch.trajectory, count=batch.num_trajectories)
-    return histograms("drift", spread, _ages(batch))
-
-
-def _ages(batch: Batch) -> list[str | None]:
-    """The age bucket of each replayed row."""
-    return [age_bucket(member.staleness) if member.stream == REPLAY else None for member in batch.members]
-
-
 def _rewards_here(config: RunConfig) -> bool:
     """True: the update looks at the KL in the rewards. A fixed penalty on whole trajectories is taken where they are
     collected."""
     return config.kl.reward_coef > 0 and (config.algorithm == "ppo" or config.kl.target is not None)
-
-
-def _mean_advantages(scored: ScoredBatch) -> dict[str, float]:
-    """Of each trajectory with a trained token, from a batch whose advantages a critic made."""
-    batch = scored.batch
-    if scored.critic is None:
-        return {}
-    sums = sum_by_trajectory(batch.advantages, batch.trajectory, batch.num_trajectories)
-    counts = sum_by_trajectory(batch.loss_mask, batch.trajectory, batch.num_trajectories)
-    return {
-        name: total / count
-        for name, total, count in zip(batch.trajectory_ids, sums.tolist(), counts.tolist(), strict=True)
-        if count
-    }

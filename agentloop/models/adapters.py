@@ -24,7 +24,8 @@ def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = No
         return load_model(config.model, saved or first)
     if importlib.util.find_spec("peft") is None:
         raise UserError(
-            f"lora.rank must be 0 where peft is not installed, got {config.lora.rank}. pip install 'agentloop[peft]'"
+            f"lora.rank must be 0 where peft is not installed, got {config.lora.rank}. "
+            "pip install 'agentloop-replay[peft]'"
         )
     loaded = load_model(config.model, first)
     if has_adapters(loaded.model):

@@ -100,7 +100,7 @@ def _check_adapters(path: str | Path) -> None:
     if (Path(path) / "adapter_config.json").exists() and importlib.util.find_spec("peft") is None:
         raise UserError(
             f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}. "
-            "pip install 'agentloop[peft]'"
+            "pip install 'agentloop-replay[peft]'"
         )
 
 

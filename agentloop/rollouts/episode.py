@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentloop.environments import POLICY_ERRORS, Environment, Task, ToolLimits, call_tool
-from agentloop.environments.environment import in_words
+from agentloop.environments.environment import quoted_task
 from agentloop.errors import UserError, one_line_with_place, shortened
 from agentloop.generation import Completion, GenerationFailed
 from context import ContextManager, Message, RenderError, Reply, Segment
@@ -152,7 +152,7 @@ def _start(environment: Environment, task: Task) -> None:
     except Exception as error:
         raise UserError(
             f"{type(environment).__name__}.start must accept its tasks, got {one_line_with_place(error)} for "
-            f"{in_words(task)}. Mend it and --resume: this iteration is collected again."
+            f"{quoted_task(task)}. Mend it and --resume: this iteration is collected again."
         ) from error
 
 
@@ -207,12 +207,12 @@ def _score(environment: Environment, task: Task, messages: Sequence[Message]) ->
         reward = float(environment.reward(task, messages))
     except Exception as error:
         raise UserError(
-            f"{name}.reward must return a number, got {one_line_with_place(error)} for {in_words(task, messages)}. "
+            f"{name}.reward must return a number, got {one_line_with_place(error)} for {quoted_task(task, messages)}. "
             "Mend it and --resume: this iteration is collected again."
         ) from error
     if not math.isfinite(reward):
         raise UserError(
-            f"{name}.reward must return a finite number, got {reward} for {in_words(task, messages)}. "
+            f"{name}.reward must return a finite number, got {reward} for {quoted_task(task, messages)}. "
             "Mend it and --resume: this iteration is collected again."
         )
     return reward

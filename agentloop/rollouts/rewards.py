@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentloop.config.sections.reward import OverlongSection, RewardFunctionSection, RewardSection
-from agentloop.environments.environment import in_words
+from agentloop.environments.environment import quoted_task
 from agentloop.environments.tools.deadline import run_with_deadline
 from agentloop.environments.tools.results import ToolTimeout
 from agentloop.errors import UserError, one_line, one_line_with_place
@@ -127,8 +127,8 @@ class RewardScorer:
             return math.nan
         raise UserError(
             f"reward.functions must return a finite number for every episode, got {problem} from {row.function} for "
-            f"{in_words(episode.task, episode.messages)}. Mend it and --resume: this iteration is collected again; or "
-            "set reward.on_error: drop."
+            f"{quoted_task(episode.task, episode.messages)}. Mend it and --resume: this iteration is collected again; "
+            "or set reward.on_error: drop."
         ) from (answer if isinstance(answer, BaseException) else None)
 
 

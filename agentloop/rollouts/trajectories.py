@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ from agentloop.config import RunConfig
 from agentloop.records import KlPenalty, kl_metrics
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episode import Episode
-from context import NOT_SAMPLED, TokenSequence, response_mask
 from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay.storage.format.summary import summarised
 
 
 @dataclass(frozen=True)
@@ -131,11 +130,6 @@ def trajectory_of(
     actors: Actors, episode: Episode, reward: float, collected_by: CollectedBy, place: MemberPlace, config: RunConfig
 ) -> Trajectory:
     """The episode as it is stored; its advantage is still to be set."""
-    tokens = TokenSequence.concatenate(segment.tokens for segment in episode.segments)
-    action = response_mask(tokens, actors.authors)
-    log_probs = tokens.behavior_log_probs[action]
-    known = log_probs[~np.isnan(log_probs)]
-    versions = tokens.policy_versions[tokens.policy_versions != NOT_SAMPLED]
     record = TrajectoryRecord(
         id=collected_by.id_of(place.task, place.member),
         run=collected_by.run,
@@ -153,21 +147,16 @@ def trajectory_of(
         error_kind=episode.error_kind,
         num_turns=episode.num_turns,
         num_tool_calls=episode.num_tool_calls,
-        num_tokens=len(tokens),
-        num_action_tokens=int(action.sum()),
-        policy_version_min=int(versions.min()),
-        policy_version_max=int(versions.max()),
         temperature=config.rollout.temperature,
         top_p=1.0,
         top_k=0,
         logprobs_mode="full",
         mean_entropy=float(np.mean(episode.entropies)),
-        mean_behavior_log_prob=float(known.mean()) if len(known) else math.nan,
-        min_behavior_log_prob=float(known.min()) if len(known) else math.nan,
         environment=actors.factory.name,
         environment_version=actors.factory.version,
     )
-    return Trajectory(record, episode.segments, episode.messages)
+    (row,) = summarised([Trajectory(record, episode.segments, episode.messages)], actors.authors)
+    return row
 
 
 def succeeded(episode: Episode, config: RunConfig) -> bool:

@@ -33,7 +33,7 @@ from agentloop.runs.display import RunDisplay, open_display
 from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import RunFolder, create_run_folder, resumed_run_folder
 from agentloop.runs.signals import StopRequest, graceful_stop
-from agentloop.runs.sinks import SinkFan, load_sinks
+from agentloop.runs.sinks import MetricSinks, open_sinks
 from agentloop.supervised.demonstrations import Demonstration, DemonstrationReader
 from agentloop.supervised.supervised_update import Learned, learn, measure
 
@@ -83,9 +83,9 @@ def sft(config: RunConfig, *, resume: bool = False, display: RunDisplay | None =
             saved = checkpoint.model if checkpoint else None
             data = data or _Data.of(config, config.model.path, display, saved=saved)
             update = checkpoint.values["progress"]["update"] if checkpoint else -1
-            sinks = load_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=update)
-            with closing(SinkFan(sinks, warn=display.note)) as fan:
-                training = _Training(data, folder, fan, display)
+            sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=update)
+            with closing(sinks):
+                training = _Training(data, folder, sinks, display)
                 training.begin(checkpoint)
                 training.run(stop)
     finally:
@@ -156,7 +156,7 @@ def _sides(config: RunConfig, read: list[Demonstration]) -> tuple[list[Demonstra
 
 
 class _Training:
-    def __init__(self, data: _Data, folder: RunFolder, sinks: SinkFan, display: RunDisplay) -> None:
+    def __init__(self, data: _Data, folder: RunFolder, sinks: MetricSinks, display: RunDisplay) -> None:
         self.data = data
         self.progress = _Progress()
         self._folder = folder
@@ -253,7 +253,6 @@ class _Training:
         self._save()
 
     def _save(self) -> None:
-        self._sinks.flush()
         progress: dict[str, Any] = {"update": self.progress.update, "held_out": self.progress.held_out}
         values = {"digest": self.data.digest, "progress": progress}
         folder = self._folder.checkpoints

@@ -33,7 +33,7 @@ from agentloop.rollouts.turn_rewards import stored_turn_rewards
 from agentloop.runs.checkpoint import COMPLETE, Checkpoint, write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import RunFolder
-from agentloop.runs.sinks import SinkFan, load_sinks
+from agentloop.runs.sinks import MetricSinks, open_sinks
 from agentloop.supervised.warm_up import Demonstrator, demonstrations, warm_up
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.publish import Publisher
@@ -70,7 +70,7 @@ class Components:
     generator: LocalGenerator
     trainer: Learner
     publisher: Publisher
-    sinks: SinkFan
+    sinks: MetricSinks
     display: RunDisplay
     authors: AuthorTable
     fingerprint: Mapping[str, str | int]
@@ -195,7 +195,7 @@ def build_components(
         gather = leader.publish
     else:
         trainer, gather = Trainer(actor, config, authors=authors, reference=reference), None
-    sinks = load_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
+    sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
     store = ReplayStore.create(folder.database)
     estimator = AdvantageEstimator(config, authors, stored_turn_rewards(factory, store))
     return Components(
@@ -220,7 +220,7 @@ def build_components(
         generator=generator,
         trainer=trainer,
         publisher=Publisher(loaded, generator, store, folder=folder.path, run=folder.run_id, gather=gather),
-        sinks=SinkFan(sinks, warn=display.note),
+        sinks=sinks,
         display=display,
         authors=authors,
         fingerprint=loaded.fingerprint,

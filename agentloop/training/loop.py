@@ -309,8 +309,6 @@ class Loop:
     def save(self) -> None:
         """A full checkpoint of this moment."""
         self.components.store.refuse_replaced(self.components.run_id)
-        # What a resume trusts to be there up to this iteration must be there.
-        self.components.sinks.flush()
         trainer = self.components.trainer
         state = {
             "run": self.components.run_id,

@@ -240,7 +240,7 @@ def attach_buffers(parts: Components) -> None:
     for name, place in replay.attach.items():
         told = partial(_tell, parts, name)
         allowed = replay.allow_mismatch
-        report = attach(parts.store, parts.run_id, name, place, allow_mismatch=allowed, told=told)
+        report = attach(parts.store, parts.run_id, name, place, allow_mismatch=allowed, progress=told)
         for problem in report.problems:
             parts.display.note(f"replay.attach: left out {problem}")
         parts.display.note(

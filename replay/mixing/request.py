@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from replay.records import Count
 from replay.section import Fraction, Positive, Section
 
 
@@ -66,7 +67,7 @@ class Pick:
     unit: Literal["trajectory", "group"] = "trajectory"
     """group: whole stored groups only, of at most `count` rows together."""
     size: int | None = None
-    """Members of the groups the rows were born in; None: any."""
+    """Members of the groups the rows were collected with; None: any."""
     reward_other_than: float | None = None
     """Only rows with another reward; None: any."""
 
@@ -76,13 +77,13 @@ class DrawRequest:
     """What one iteration asks of the buffer."""
 
     run: str
-    iteration: int
+    iteration: Count
     """Its own rows are never drawn, nor later ones."""
-    policy_version: int
+    policy_version: Count
     """Of the policy that is about to learn; staleness is counted from it."""
     picks: tuple[Pick, ...] = ()
     """Served in order; a row is drawn once."""
-    first_slot: int = 0
+    first_slot: Count = 0
     """Of the iteration's batch; drawn rows take this slot and the ones after it."""
     limits: Limits = field(default_factory=Limits)
 

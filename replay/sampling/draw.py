@@ -16,13 +16,13 @@ from replay.mixing.request import Availability, DrawRequest, Limits, Pick
 from replay.records import REPLAY, BatchRow, DrawRecord, Trajectory
 from replay.sampling.availability import count_available
 from replay.sampling.samplers import Moment, RankedSampler, Sampler
-from replay.sampling.selection import Chosen, Selection
+from replay.sampling.selection import SelectedRow, Selection
 from replay.sampling.trial_draw import Rehearsal
 from replay.sampling.weights import Buffer, Pool, refuse_incomparable
 from replay.storage.draws import release, reserve
 from replay.storage.format.schema import runs
 from replay.storage.read import load, quarantine
-from replay.storage.validate import check_fields
+from replay.storage.validate import checked
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Drawing:
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
     ) -> list[BatchRow]:
         """In place of what was reserved for the request's slots before."""
-        check_fields([request], "draw of iteration", "iteration")
+        checked([request], "draw of iteration", "iteration")
         slots = range(request.first_slot, request.first_slot + request.count)
         release(connection, request.run, request.iteration, slots, stream=REPLAY)
         self.refresh(connection, request)
@@ -102,7 +102,7 @@ class Drawing:
         selection = self._selection(request, sampler)
         if candidates is not None:
             _quarantined(connection, candidates.corrupt)
-        drawn: list[tuple[Chosen, Trajectory]] = []
+        drawn: list[tuple[SelectedRow, Trajectory]] = []
         chosen = [
             self._best(selection, pick, candidates, at) if candidates else selection.choose(pick)
             for at, pick in enumerate(request.picks)
@@ -175,14 +175,14 @@ class Drawing:
                     f"replay.sources must name other runs by the id they have in this database, got {name!r}. {known}."
                 )
 
-    def _best(self, selection: Selection, pick: Pick, candidates: Candidates, at: int) -> list[Chosen]:
+    def _best(self, selection: Selection, pick: Pick, candidates: Candidates, at: int) -> list[SelectedRow]:
         """Of candidates measured before: some may have gone since."""
         found = [(self._buffer.index.position(id), candidates.scores.get(id, np.nan)) for id in candidates.ids[at]]
         there = [(position, score) for position, score in found if position is not None]
         positions: npt.NDArray[np.intp] = np.array([position for position, _ in there], np.intp)
         return selection.best(positions, np.array([score for _, score in there]), pick)
 
-    def _load(self, connection: sa.Connection, rows: Sequence[Chosen]) -> dict[int, Trajectory]:
+    def _load(self, connection: sa.Connection, rows: Sequence[SelectedRow]) -> dict[int, Trajectory]:
         """Those that can be read, by position. Corrupt ones are quarantined."""
         ids = {self._buffer.index.ids[row.position]: row.position for row in rows}
         loaded = load(connection, list(ids), with_messages=False, by_hash=False)
@@ -194,11 +194,11 @@ class Drawing:
         connection: sa.Connection,
         selection: Selection,
         pick: Pick,
-        rows: list[Chosen],
+        rows: list[SelectedRow],
         loaded: dict[int, Trajectory],
-    ) -> list[tuple[Chosen, Trajectory]]:
+    ) -> list[tuple[SelectedRow, Trajectory]]:
         """The rows of a pick with others in place of those that can't be read; a group that lacks one goes whole."""
-        kept: list[tuple[Chosen, Trajectory]] = []
+        kept: list[tuple[SelectedRow, Trajectory]] = []
         while rows:
             good = [row for row in rows if row.position in loaded]
             if pick.unit == "group" and len(good) < len(rows):
@@ -213,7 +213,7 @@ class Drawing:
             loaded = self._load(connection, rows)
         return kept
 
-    def _record(self, request: DrawRequest, slot: int, row: Chosen, trajectory: Trajectory) -> DrawRecord:
+    def _record(self, request: DrawRequest, slot: int, row: SelectedRow, trajectory: Trajectory) -> DrawRecord:
         own = trajectory.record.run == request.run
         return DrawRecord(
             run=request.run,

@@ -106,7 +106,7 @@ def test_adapters_where_peft_is_missing_are_refused_in_one_line(
     lora: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"got the adapters in .*pip install 'agentloop\[peft\]'"):
+    with pytest.raises(UserError, match=r"got the adapters in .*pip install 'agentloop-replay\[peft\]'"):
         load_model(ModelSection(), lora[1])
 
 
@@ -248,7 +248,7 @@ def test_lora_where_peft_is_missing_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        UserError, match=r"lora.rank must be 0 where peft is not .* got 2. pip install 'agentloop\[peft\]'"
+        UserError, match=r"lora.rank must be 0 where peft is not .* got 2. pip install 'agentloop-replay\[peft\]'"
     ):
         load_policy(with_lora(tmp_path, lora[0]), lora[0])
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agentloop.algorithms.advantages import group_advantages
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.training.train import train
@@ -115,7 +116,7 @@ def taught(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "chat.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in CHAT))
     with closing(ReplayStore.open(folder / "replay.sqlite")) as store:
-        teaching = teaching_of(store, None, first / "model")
+        teaching = teaching_of(store, None, first / "model", group_advantages)
         by_behavior = {**teaching.run.config, "loss": {"replay": {"anchor": "behavior"}}}
         refused = replace(teaching, run=replace(teaching.run, config=by_behavior))
         with pytest.raises(ExchangeError, match=r"loss.replay.anchor of run .* must be old .* 2 replies without"):

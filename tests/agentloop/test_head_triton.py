@@ -14,7 +14,7 @@ from agentloop.models.token_log_probs.chunked import How, head_log_probs
 from tests.agentloop.test_head_log_probs import TOLERANCES, assert_close, case, derivatives, plain
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed: pip install 'agentloop[gpu]'"
+    importlib.util.find_spec("triton") is None, reason="triton is not installed: pip install 'agentloop-replay[gpu]'"
 )
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -12,7 +12,7 @@ from agentloop.learning.batch import build_batch
 from agentloop.learning.trainer import UpdateResult
 from agentloop.learning.update_stats import binned, histograms
 from replay.records import BatchRow
-from replay.storage.format.histograms import BINS, Counts, bounds, count, merged, quantile_bounds
+from replay.storage.format.ratio_histograms import BINS, Counts, bounds, count, merged, quantile_bounds
 from tests.agentloop.training_examples import (
     AUTHORS,
     LOSS,

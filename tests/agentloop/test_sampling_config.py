@@ -59,7 +59,7 @@ def made(sampler: str, sampler_options: dict[str, Any]) -> Sampler:
     [
         ({"sampler": "sucess"}, "replay.sampler must be a built-in sampler or path/to/file.py:ClassName, got 'sucess'"),
         ({"sampler_options": {"half_life": 3}}, "replay.sampler_options must hold options of success, got 'half_life'"),
-        ({"sampler": "recency", "sampler_options": {"half_life": 0}}, "half_life must be > 0, got 0"),
+        ({"sampler": "recency", "sampler_options": {"half_life": 0}}, "half_life must be greater than 0, got 0"),
         ({"allow_mismatch": ["tokeniser"]}, "must name what may differ, got 'tokeniser'. Did you mean tokenizer?"),
         ({"sampler": "entropy", "unit": "group"}, "replay.sampler must weigh rows when replay.unit is group"),
     ],

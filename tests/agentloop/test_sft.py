@@ -277,7 +277,10 @@ def test_loss_that_is_no_number_stops_the_training_with_exit_code_1(
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ('{"messages": []}\n', ":1: row must hold a list of messages, got []."),
+        (
+            '{"messages": []}\n',
+            ":1: messages must end in a reply of the assistant",
+        ),
         (json.dumps(conversation(1)) + "\n{", ":2: line must be JSON"),
         (
             json.dumps({"messages": conversation(1)["messages"][:1]}),

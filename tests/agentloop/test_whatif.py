@@ -290,7 +290,7 @@ def test_bounds_of_the_runs_own_objective_do_not_follow_another_one(
         ("replay: {weight: 2.0}", "replay.weight must be 1 when loss.normalise is joint, got 2.0"),
         ("\nbatch: {mini_batch: 16}", "bad.yaml:2: batch must be left out of a loss, got a key that is no part of one"),
         ("kl: {reference: copy}", "kl.reference must be left out of a loss"),
-        ("loss: {replay: {objective: [gspo]}}", "loss.replay.objective must be text, got ['gspo']"),
+        ("loss: {replay: {objective: [gspo]}}", 'loss.replay.objective must be text, got ["gspo"]'),
         ("loss: 3", "loss must be a section of keys, got 3"),
         ("[1]", "the file must hold keys and values, got [1]"),
         (None, "the file must be there to read, got: no such file or directory"),

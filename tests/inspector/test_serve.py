@@ -62,7 +62,7 @@ def test_without_the_extra_the_command_says_what_to_install() -> None:
         [sys.executable, "-c", script, "inspect"], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'agentloop[inspect]'" in done.stderr
+    assert "pip install 'agentloop-replay[inspect]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -27,7 +27,7 @@ from replay.queries.filters import condition
 from replay.records import TrajectoryRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from replay.storage.format.messages import plain_text
+from replay.storage.format.message_json import plain_text
 from tests.replay.fakes import (
     AUTHORS,
     MESSAGES,
@@ -252,7 +252,7 @@ def test_row_evicted_meanwhile_is_left_out_and_counted(location: Location, tmp_p
                 store.prune(rows=condition("id in ('t005', 't063', 't064', 't129')"), dry_run=False)
                 store.append([], [], [trajectory("t1295", slot=200)])
 
-        report = export_file(store, tmp_path / "rows.jsonl", told=evict)
+        report = export_file(store, tmp_path / "rows.jsonl", progress=evict)
     assert (report.rows, dict(report.left.states)) == (128, {"evicted": 2})
     rows = [json.loads(line)["id"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert rows == [f"t{slot:03d}" for slot in range(130) if slot not in (64, 129)]
@@ -267,7 +267,7 @@ def test_export_lets_the_log_be_tidied_up_while_it_runs(store: ReplayStore, tmp_
             store.append([], [], [trajectory(f"new{done}", slot=100 + done)])
             busy.append(sql(store, "pragma wal_checkpoint(truncate)"))
 
-    export_file(store, tmp_path / "rows.jsonl", told=tidy)
+    export_file(store, tmp_path / "rows.jsonl", progress=tidy)
     # (whether a reader was in the way, pages in the log, pages taken from it)
     assert busy == [[(0, 0, 0)], [(0, 0, 0)]]
 
@@ -322,7 +322,7 @@ def test_datasets_reads_both_formats(store: ReplayStore, tmp_path: Path, monkeyp
 
 def test_parquet_says_what_it_needs(store: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ExchangeError, match=r"pip install 'agentloop\[parquet\]'"):
+    with pytest.raises(ExchangeError, match=r"pip install 'agentloop-replay\[parquet\]'"):
         export_file(store, tmp_path / "rows.parquet")
     assert list(tmp_path.glob("*rows*")) == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,38 +62,18 @@ class _BadArgument(Exception):
 
 
 def _checked(spec: ToolSpec, given: Any) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
+    try:
+        return spec.arguments.validate_python(dict(given) if isinstance(given, Mapping) else given)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+    # A name that is mistyped is also missing where it belongs; the mistyped one says more.
+    first = min(found, key=lambda problem: problem["type"] != "extra_forbidden")
+    name, kind = next(iter(first["loc"]), None), first["type"]
+    if name is None:
         raise _BadArgument(f"arguments must be an object, got {type(given).__name__}")
-    for name in given:
-        if name not in spec.arguments:
-            raise _BadArgument(f"{spec.name} has no argument {_short(name)}. {suggest(str(name), spec.arguments)}")
-    for name in spec.required:
-        if name not in given:
-            raise _BadArgument(f"argument {name!r} is missing")
-    checked = {}
-    for name, value in given.items():
-        try:
-            checked[name] = spec.arguments[name].validate_python(value)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            raise _BadArgument(f"argument {name!r}: {first['msg']}") from None
-        if _holds_infinity(value):
-            raise _BadArgument(f"argument {name!r}: Input should hold finite numbers only")
-    return checked
-
-
-def _holds_infinity(value: Any) -> bool:
-    """Whether a number in a JSON value is NaN or infinite. No recursion: the policy chooses the depth."""
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, float) and not math.isfinite(item):
-            return True
-        if isinstance(item, Mapping):
-            pending.extend(item.values())
-        elif isinstance(item, list):
-            pending.extend(item)
-    return False
+    if kind == "extra_forbidden":
+        raise _BadArgument(f"{spec.name} has no argument {_short(name)}. {suggest(str(name), spec.argument_names)}")
+    raise _BadArgument(f"argument {name!r} is missing" if kind == "missing" else f"argument {name!r}: {first['msg']}")
 
 
 def _short(name: object) -> str:

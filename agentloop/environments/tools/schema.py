@@ -1,4 +1,8 @@
-"""A tool's JSON schema, from its signature and docstring; says in one line what its author got wrong."""
+"""What is known about an environment's tools, from their signatures and docstrings.
+
+Each tool has one pydantic type, a `TypedDict` of its arguments: it gives the JSON schema that the model is shown and
+checks what the model's calls hold. What a tool's author got wrong is an error of one line.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +13,22 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Union
+from typing import Annotated, Any, Literal, NotRequired, Union
 from weakref import WeakKeyDictionary
 
-from pydantic import ConfigDict, TypeAdapter
+import docstring_parser
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from typing_extensions import TypedDict
 
 from agentloop.environments.environment import Environment, tool_isolation
-from agentloop.environments.tools.docstrings import Docstring, parse_docstring
-from agentloop.errors import UserError
+from agentloop.errors import UserError, one_line
 from context.wording import suggest
 
 PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...] or one of these | None"
 RESULT_TYPES = "str, int, float, bool, None, list[...] or dict[str, ...]"
-_SCALARS: dict[Any, str] = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    type(None): "null",
-}
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+_SCALARS = (str, int, float, bool, type(None))
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -41,78 +41,80 @@ class ToolSpec:
     schema: Mapping[str, Any]
     """As chat templates expect it: {"type": "function", "function": {...}}."""
     isolated: bool
-    arguments: Mapping[str, TypeAdapter[Any]]
-    """A strict validator per parameter."""
-    required: tuple[str, ...]
+    arguments: TypeAdapter[dict[str, Any]]
+    """Checks the arguments of a call, strictly: text is no number."""
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        return tuple(self.schema["function"]["parameters"]["properties"])
 
 
-_DESCRIBED: WeakKeyDictionary[type[Environment], Mapping[str, ToolSpec]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[type[Environment], Mapping[str, ToolSpec]] = WeakKeyDictionary()
 
 
-def tools_of(environment: type[Environment]) -> Mapping[str, ToolSpec]:
-    """The tools of an environment class by name."""
-    if environment not in _DESCRIBED:
-        where = f"{environment.__module__}:{environment.__qualname__}"
-        _DESCRIBED[environment] = describe_tools(environment, where)
-    return _DESCRIBED[environment]
-
-
-def describe_tools(environment: type[Environment], where: str) -> Mapping[str, ToolSpec]:
+def tools_of(environment: type[Environment], where: str = "") -> Mapping[str, ToolSpec]:
     """The tools by name, base classes first, as ordered in the file; `where` names the class in errors."""
-    names: dict[str, None] = {}
-    for base in reversed(environment.__mro__):
-        for name, member in vars(base).items():
-            # A staticmethod or classmethod may carry the mark itself or on what it wraps.
-            if tool_isolation(member) is None and tool_isolation(getattr(member, "__func__", None)) is None:
-                continue
-            if not inspect.isfunction(member):
-                raise UserError(
-                    f"{where}.{name} must be a plain method to be a tool, got a {type(member).__name__}. "
-                    "Write def name(self, ...)."
-                )
-            names[name] = None
-    methods = {name: getattr(environment, name) for name in names}
-    return {
-        name: _describe(method, name, f"{where}.{name}")
-        for name, method in methods.items()
-        if tool_isolation(method) is not None
-    }
+    if environment not in _KNOWN:
+        where = where or f"{environment.__module__}:{environment.__qualname__}"
+        names = dict.fromkeys(name for base in reversed(environment.__mro__) for name in vars(base))
+        members = {name: inspect.getattr_static(environment, name) for name in names}
+        _KNOWN[environment] = {
+            name: _describe(member, name, f"{where}.{name}")
+            for name, member in members.items()
+            if tool_isolation(member) is not None
+        }
+    return _KNOWN[environment]
 
 
-def _describe(method: Callable[..., Any], name: str, where: str) -> ToolSpec:
+def _describe(method: Any, name: str, where: str) -> ToolSpec:
+    if not inspect.isfunction(method):
+        kind = type(method).__name__
+        raise UserError(f"{where} must be a plain method to be a tool, got a {kind}. Write def name(self, ...).")
     if not _TOOL_NAME.fullmatch(name):
         raise UserError(f"{where} must be named in at most 64 of A-Z, a-z, 0-9 and _, got {name!r}. Rename it.")
     if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
         raise UserError(f"{where} must be a plain method that returns its result, got an async or yielding one.")
-    docstring = parse_docstring(method.__doc__)
-    if not docstring.description:
-        raise UserError(
-            f"{where} must have a docstring that tells the model what the tool does, got none. "
-            "Write one sentence below its def line."
-        )
     parameters = _parameters(method, where)
-    for documented in docstring.parameters:
-        if documented not in parameters:
-            raise UserError(
-                f"{where} must document only arguments it has, got {documented!r} in its docstring. "
-                f"{suggest(documented, parameters)}"
-            )
+    description, descriptions = _documented(method, parameters, where)
     hints = _hints(method, where)
     _check_result(hints, where)
-    properties = {p.name: _property(p, hints, docstring, where) for p in parameters.values()}
-    required = [p.name for p in parameters.values() if p.default is inspect.Parameter.empty]
-    function = {
-        "name": name,
-        "description": docstring.description,
-        "parameters": {"type": "object", "properties": properties, "required": required},
-    }
-    return ToolSpec(
-        name=name,
-        schema={"type": "function", "function": function},
-        isolated=bool(tool_isolation(method)),
-        arguments={p: TypeAdapter(hints[p], config=_STRICT) for p in properties},
-        required=tuple(required),
-    )
+    fields = {p.name: _field(p, hints[p.name], descriptions.get(p.name), where) for p in parameters.values()}
+    arguments = TypeAdapter(with_config(_STRICT)(TypedDict(name, fields)))  # type: ignore[operator]
+    schema = arguments.json_schema(schema_generator=_ToolSchema)
+    inputs = {"type": "object", "properties": schema["properties"], "required": schema.get("required", [])}
+    function = {"name": name, "description": description, "parameters": inputs}
+    return ToolSpec(name, {"type": "function", "function": function}, bool(tool_isolation(method)), arguments)
+
+
+def _documented(
+    method: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], where: str
+) -> tuple[str, dict[str, str]]:
+    """What the docstring says of the tool, its first paragraph, and of each argument, on one line each."""
+    try:
+        docstring = docstring_parser.parse(method.__doc__ or "")
+    except Exception as error:  # the parser raises IndexError and others of some malformed ones
+        raise UserError(
+            f"{where} must have a docstring in the style of Google, reST or NumPy, got one that can't be read "
+            f"({one_line(error)}). Describe its arguments under Args:"
+        ) from error
+    description = _on_one_line((docstring.description or "").partition("\n\n")[0])
+    if not description:
+        raise UserError(
+            f"{where} must have a docstring that says what the tool does, got none. "
+            "Write one sentence below its def line."
+        )
+    for entry in docstring.params:
+        if entry.arg_name not in parameters:
+            raise UserError(
+                f"{where} must document only arguments it has, got {entry.arg_name!r} in its docstring. "
+                f"{suggest(entry.arg_name, parameters)}"
+            )
+    described = {entry.arg_name: _on_one_line(entry.description or "") for entry in docstring.params}
+    return description, {name: text for name, text in described.items() if text}
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _parameters(method: Callable[..., Any], where: str) -> dict[str, inspect.Parameter]:
@@ -142,67 +144,60 @@ def _hints(method: Callable[..., Any], where: str) -> dict[str, Any]:
 def _check_result(hints: Mapping[str, Any], where: str) -> None:
     if "return" not in hints:
         raise UserError(f"{where} must annotate what it returns, got no type. Use -> {RESULT_TYPES}.")
-    if _schema_of(hints["return"]) is None:
+    if not _is_json(hints["return"]):
         raise UserError(
             f"{where} must return what can be shown to the model, got -> {type_name(hints['return'])}. "
             f"Use -> {RESULT_TYPES}."
         )
 
 
-def _property(
-    parameter: inspect.Parameter, hints: Mapping[str, Any], docstring: Docstring, where: str
-) -> dict[str, Any]:
-    schema = _schema_of(hints[parameter.name])
-    if schema is None:
+def _field(parameter: inspect.Parameter, hint: Any, description: str | None, where: str) -> Any:
+    """The parameter as a field of the tool's `TypedDict`."""
+    if not _is_json(hint):
         raise UserError(
             f"{where} must annotate its argument {parameter.name!r} with a type JSON has, "
-            f"got {type_name(hints[parameter.name])}. Use {PARAMETER_TYPES}."
+            f"got {type_name(hint)}. Use {PARAMETER_TYPES}."
         )
-    if docstring.parameters.get(parameter.name):
-        schema["description"] = docstring.parameters[parameter.name]
-    if parameter.default is not inspect.Parameter.empty and parameter.default is not None:
-        try:
-            schema["default"] = json.loads(json.dumps(parameter.default, allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise UserError(
-                f"{where} must have defaults JSON has, got {parameter.default!r} for {parameter.name!r}."
-            ) from error
-    return schema
+    if parameter.default is inspect.Parameter.empty:
+        return Annotated[hint, Field(description=description)]
+    try:
+        default = json.loads(json.dumps(parameter.default, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{where} must have defaults JSON has, got {parameter.default!r} for {parameter.name!r}."
+        ) from error
+    shown = None if default is None else {"default": default}
+    return NotRequired[Annotated[hint, Field(description=description, json_schema_extra=shown)]]
 
 
-def _schema_of(annotation: Any, *, nested: bool = False) -> dict[str, Any] | None:
-    """The JSON schema of a type; None where JSON has no such type."""
-    if annotation is None or (isinstance(annotation, type) and annotation in _SCALARS):
-        return {"type": _SCALARS[annotation or type(None)]}
-    if annotation is Any and nested:
-        return {}
-    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is list or origin is list:
-        return _container("array", "items", parts)
-    if annotation is dict or origin is dict:
-        return _container("object", "additionalProperties", parts[1:]) if not parts or parts[0] is str else None
+def _is_json(annotation: Any, *, nested: bool = False) -> bool:
+    """Whether JSON has the type, so that what a model writes and what the tool gets are the same."""
+    origin, parts = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin is Literal:
-        return _choice(parts)
+        return all(type(value) in _SCALARS for value in parts)
     if origin in (Union, types.UnionType):
-        options = [_schema_of(part, nested=nested) for part in parts]
-        return {"anyOf": options} if None not in options else None
-    return None
+        return all(_is_json(part, nested=nested) for part in parts)
+    if origin is dict and parts:
+        return parts[0] is str and _is_json(parts[1], nested=True)
+    if origin is list:
+        return all(_is_json(part, nested=True) for part in parts)
+    return origin in (None, dict, *_SCALARS) or (nested and origin is Any)
 
 
-def _container(kind: str, key: str, parts: tuple[Any, ...]) -> dict[str, Any] | None:
-    if not parts:
-        return {"type": kind}
-    inner = _schema_of(parts[0], nested=True)
-    if inner is None:
-        return None
-    return {"type": kind, key: inner} if inner else {"type": kind}
+class _ToolSchema(GenerateJsonSchema):
+    """JSON schemas in the form that chat templates know: without titles, a choice always as `enum`."""
 
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
 
-def _choice(values: tuple[Any, ...]) -> dict[str, Any] | None:
-    kinds = {_SCALARS.get(type(value)) for value in values}
-    if None in kinds:
-        return None
-    return {"type": kinds.pop(), "enum": list(values)} if len(kinds) == 1 else {"enum": list(values)}
+    def literal_schema(self, schema: Any) -> JsonSchemaValue:
+        found = super().literal_schema(schema)
+        choices = found.pop("enum", None) or [found.pop("const")]
+        return {**found, "enum": choices}
+
+    def sort(self, value: JsonSchemaValue, parent_key: str | None = None) -> JsonSchemaValue:
+        """Leave keys in their order: type, description, default."""
+        return value
 
 
 def type_name(annotation: Any) -> str:

@@ -51,7 +51,7 @@ class Head:
         if self._chosen == "triton" and not _has_triton(model.device):
             raise UserError(
                 f"compute.log_probs must be auto, plain or chunked without a CUDA device and triton, got triton on "
-                f"{model.device.type}. Take it out, or pip install 'agentloop[gpu]'."
+                f"{model.device.type}. Take it out, or pip install 'agentloop-replay[gpu]'."
             )
 
     def probe(self) -> None:

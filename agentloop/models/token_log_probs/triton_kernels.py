@@ -1,6 +1,6 @@
 """The passes over a chunk of logits as one Triton kernel each, for CUDA; beside them the matrix products are cuBLAS's.
 
-Imported only where triton is (`pip install 'agentloop[gpu]'`). On a CPU they run in its interpreter, for tests.
+Imported only where triton is (`pip install 'agentloop-replay[gpu]'`). On a CPU they run in its interpreter, for tests.
 """
 
 from __future__ import annotations

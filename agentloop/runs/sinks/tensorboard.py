@@ -22,7 +22,7 @@ class TensorBoardSink:
         except ImportError as error:
             raise UserError(
                 "metrics.sinks must name what is installed, got tensorboard without its package. Install the extra: "
-                "pip install 'agentloop[tensorboard]', or remove it."
+                "pip install 'agentloop-replay[tensorboard]', or remove it."
             ) from error
         writer: Any = SummaryWriter
         purged = None if keep_through is None else keep_through + 1

@@ -13,6 +13,8 @@ from agentloop.errors import UserError, one_line
 
 _PROJECT = "agentloop"
 _OFFLINE = "offline"
+_UPLOAD_S = "60"
+"""Seconds that the end of an online run waits for uploads; W&B's own default is without end."""
 
 
 class WandbSink:
@@ -29,12 +31,13 @@ class WandbSink:
         except ImportError as error:
             raise UserError(
                 "metrics.sinks must name what is installed, got wandb without its package. Install the extra: "
-                "pip install 'agentloop[wandb]', or remove it."
+                "pip install 'agentloop-replay[wandb]', or remove it."
             ) from error
         made: dict[str, Any] = json.loads((folder / "run.json").read_text())
         mode: Any = os.environ.get("WANDB_MODE", _OFFLINE)
         # Where it would keep logs of its own; nothing is written outside the run folder.
         os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
+        os.environ.setdefault("WANDB_FINISH_TIMEOUT", _UPLOAD_S)
         try:
             self._run: Any = wandb.init(
                 mode=mode,

@@ -27,7 +27,7 @@ from replay.queries.preview.run_state import Standing, saved_mixer, standing, tr
 from replay.queries.preview.settings import as_yaml, shown, wrong
 from replay.records import ELIGIBLE, STATES
 from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
-from replay.sampling.selection import Chosen
+from replay.sampling.selection import SelectedRow
 from replay.sampling.trial_draw import Rehearsal
 from replay.storage.format.schema import IMPORTED, trajectories
 from replay.store import ReplayStore
@@ -182,7 +182,7 @@ def _funnel(
     return [{"rule": rule, "left": rows, "out": last - rows} for (rule, rows), last in zip(steps, before, strict=False)]
 
 
-def _batch(rehearsal: Rehearsal, draws: Sequence[Sequence[Chosen]], now: Standing, *, exact: bool) -> QueryResult:
+def _batch(rehearsal: Rehearsal, draws: Sequence[Sequence[SelectedRow]], now: Standing, *, exact: bool) -> QueryResult:
     """The first of the example draws, row by row, and of how many tasks they are on average.
 
     `exact`: the run goes on from just this moment, so that these are the rows it would draw.
@@ -190,7 +190,7 @@ def _batch(rehearsal: Rehearsal, draws: Sequence[Sequence[Chosen]], now: Standin
     index = rehearsal.index
     columns, codes = index.columns, index.codes
 
-    def described(row: Chosen) -> QueryResult:
+    def described(row: SelectedRow) -> QueryResult:
         at = row.position
         own = bool(columns["own"][at])
         names = {name: codes[name].names[int(columns[name][at])] for name in ("run", "source", "task", "group")}

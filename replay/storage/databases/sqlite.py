@@ -6,15 +6,13 @@ with "database is locked", which no timeout mends.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
 import sqlite3
 import time
-import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -23,7 +21,7 @@ from sqlalchemy import exc
 
 from replay.errors import DatabaseFailed, DatabaseRefused, ReplayError
 from replay.storage.databases.backup import back_up
-from replay.storage.databases.base import Answer, Database
+from replay.storage.databases.database import Database, Result
 from replay.storage.databases.migrate import check_revision, migrate, stored_revision
 from replay.storage.databases.network import network_file_system
 from replay.storage.format.encoding import BlobError, decompress_text
@@ -39,45 +37,31 @@ _BUSY_MILLISECONDS = 120_000
 _BEGIN = "replay_begin"
 
 
-Mode = Literal["ro", "immutable", "rw", "migrate"]
+OpenMode = Literal["ro", "immutable", "rw", "migrate"]
 """A file is looked at, also where side files can't be made; written to; or migrated with whatever journal it has."""
 _LOOKING = ("ro", "immutable")
 _OPTIONS = {"ro": "mode=ro", "immutable": "mode=ro&immutable=1", "rw": "mode=rw", "migrate": "mode=rw"}
 
 
-# As SQLite does where it can: when a file was written need not be kept.
-_sync = getattr(os, "fdatasync", os.fsync)
-
-
 class SqliteDatabase(Database):
-    """A file. A commit takes one fsync, for which writers wait at the same time, without the lock."""
+    """A file. A commit that returned is on the disk: SQLite waits for it (synchronous=FULL) while it has the lock."""
 
     path: Path
     compresses_text = True
     groups_by_sorting = True
 
-    def __init__(self, path: Path, *, mode: Mode) -> None:
+    def __init__(self, path: Path, *, mode: OpenMode) -> None:
         self.path = path
         self.url = str(path)
         self.read_only = mode in _LOOKING
         self._found = _signature(path) if mode == "immutable" else None
-        # Why nothing more is written.
-        self._unkept: str | None = None
         self._engine = _engine(path, mode)
         self._snapshots = self._engine.execution_options(**{_BEGIN: "BEGIN"})
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
-        if self._unkept is not None:
-            raise DatabaseFailed(self._unkept)
-        with self._explained(), self._engine.connect() as connection:
-            writer = connection.connection.driver_connection
-            with connection.begin():
-                if isinstance(writer, _Writer):  # who may only read is told so by SQLite
-                    writer.open_log()
-                yield connection
-            if isinstance(writer, _Writer):
-                self._keep(writer)
+        with self._explained(), self._engine.begin() as connection:
+            yield connection
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
@@ -89,52 +73,19 @@ class SqliteDatabase(Database):
                 f"was changed at {self.path}. Open it anew."
             )
 
-    def _keep(self, writer: _Writer) -> None:
-        """Wait until what was committed is on the disk.
-
-        SQLite itself would wait while it holds the write lock, and the next writer for both of them. What it moves
-        from the log to the file meanwhile it waits for.
-
-        A log that could not be written has a hole, behind which nothing would be found again, and no second try fills
-        it: for the system it is written. So all is moved to the file, and the log begun anew. Where that fails too,
-        nothing more is written through this database.
-        """
-        try:
-            writer.wait_for_disk()
-        except OSError as error:
-            if not writer.empty_log():
-                is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-                self._unkept = (
-                    f"database must be on a disk that keeps what is written, got {error.strerror!r} at "
-                    f"{self.path}{_room(self.path)}. What was stored last may be lost if the machine stops; nothing "
-                    "more is stored until it is opened anew. "
-                    f"{_REMEDIES[sqlite3.SQLITE_FULL if is_full else sqlite3.SQLITE_IOERR]}"
-                )
-                raise DatabaseFailed(self._unkept) from error
-            _log.warning("database %s: its log could not be written (%s), and was begun anew", self.path, error)
-
-    def erase(self, work: Callable[[sa.Connection], Answer]) -> Answer:
-        def overwriting(connection: sa.Connection) -> Answer:
-            connection.exec_driver_sql("PRAGMA secure_delete=ON")
-            return work(connection)
-
-        answer = self.write(overwriting)
+    def erase(self, work: Callable[[sa.Connection], Result]) -> Result:
+        answer = self.write(work)
         with self._explained(), self._engine.connect() as connection:
             raw = connection.connection.driver_connection
             assert raw is not None
             try:
                 raw.execute("VACUUM")
                 # What stood there before also stands in the log, until the log is emptied.
-                busy = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+                is_busy = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
             except sqlite3.DatabaseError as error:
-                if _kind(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                    raise _not_rewritten(str(error), self.path) from error
-                raise ReplayError(
-                    f"database must have room to be written anew, got {str(error)!r} at {self.path}{_room(self.path)}. "
-                    f"What was deleted is gone for every reader; its bytes go when this is run again. {_remedy(error)}"
-                ) from error
-        if busy:
-            raise _not_rewritten("readers of the log", self.path)
+                raise self._not_rewritten(*_cause(error)) from error
+        if is_busy:
+            raise self._not_rewritten("readers of its log", _REMEDIES[sqlite3.SQLITE_BUSY])
         return answer
 
     def upgrade(self) -> None:
@@ -173,32 +124,44 @@ class SqliteDatabase(Database):
         except exc.DatabaseError as error:
             if type(error) not in (exc.OperationalError, exc.DatabaseError):
                 raise
-            raise self._failed(str(error.orig), _remedy(error.orig)) from error
+            # It is written where others would find it after a crash, and may or may not be on the disk.
+            is_unsure = getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_FSYNC
+            outcome = "Whether the transaction was stored is not known" if is_unsure else _NOTHING
+            raise self._failed(outcome, *_cause(error)) from error
         except UnicodeDecodeError as error:
-            raise self._failed(_UNREADABLE, _REMEDIES[sqlite3.SQLITE_CORRUPT]) from error
+            raise self._failed(_NOTHING, *_cause(error)) from error
 
-    def _failed(self, found: str, remedy: str) -> DatabaseFailed:
+    def _failed(self, outcome: str, found: str, remedy: str) -> DatabaseFailed:
         return DatabaseFailed(
             f"database must be intact and accessible, got {found!r} at {self.path}{_room(self.path)}. "
-            f"Nothing of the transaction was stored; what was stored before is safe. {remedy}"
+            f"{outcome}; what was stored before is safe. {remedy}"
+        )
+
+    def _not_rewritten(self, found: str, remedy: str) -> ReplayError:
+        return ReplayError(
+            f"database must be free and have room to be written anew, got {found!r} at {self.path}{_room(self.path)}. "
+            f"What was deleted is gone for every reader; its bytes go when this is run again. {remedy}"
         )
 
 
-_UNREADABLE = "malformed database schema"
-"""Of a message of SQLite's that repeats what stands in a damaged schema, and is no text."""
+_NOTHING = "Nothing of the transaction was stored"
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "Make room on its disk and run this again; a run goes on with --resume.",
     sqlite3.SQLITE_IOERR: "Look for a failing disk, or a limit on the size of files (ulimit -f).",
     sqlite3.SQLITE_CORRUPT: "Put a copy in its place, or export what can still be read: agentloop replay export",
     sqlite3.SQLITE_NOTADB: "Put a copy in its place.",
     sqlite3.SQLITE_READONLY: "Become a user who may write it and in its folder; to look, copy it elsewhere.",
-    sqlite3.SQLITE_BUSY: "Stop what has been writing to it all this time.",
+    sqlite3.SQLITE_BUSY: "Stop what has been using it all this time.",
     sqlite3.SQLITE_CANTOPEN: "Check its folder, who may write there, and the limit on open files (ulimit -n).",
 }
 
 
-def _remedy(error: BaseException | None) -> str:
-    return _REMEDIES.get(_kind(error), "Check the file and its folder.")
+def _cause(error: Exception) -> tuple[str, str]:
+    """What SQLite found, and what to do about it."""
+    if isinstance(error, UnicodeDecodeError):  # where SQLite repeats what stands in a damaged schema
+        return "malformed database schema", _REMEDIES[sqlite3.SQLITE_CORRUPT]
+    found = error.orig if isinstance(error, exc.DBAPIError) else error
+    return str(found), _REMEDIES.get(_kind(found), "Check the file and its folder.")
 
 
 def _kind(error: BaseException | None) -> int:
@@ -221,13 +184,6 @@ def _room(path: Path) -> str:
     except OSError:
         # The folder has gone, or can't be entered any more.
         return ""
-
-
-def _not_rewritten(found: str, path: Path) -> ReplayError:
-    return ReplayError(
-        f"database must be in nobody's use while it is written anew, got {found} at {path}. "
-        "What was deleted is gone for every reader; stop what uses it and run this again to free its bytes."
-    )
 
 
 def create(path: Path) -> SqliteDatabase:
@@ -253,7 +209,7 @@ def create(path: Path) -> SqliteDatabase:
 
 
 def schema_of(path: Path) -> str:
-    """Of an existing database; raises DatabaseRefused for nothing, and what is newer or not ours."""
+    """The schema of an existing database; raises DatabaseRefused for nothing, and what is newer or not ours."""
     _check_exists(path)
     return _check_revision(path, migrates=True, writes=True)[1] or ""
 
@@ -266,7 +222,7 @@ def _check_exists(path: Path) -> None:
 
 def _check_local(path: Path) -> None:
     """A write-ahead log needs memory that all its users share: over a network, writers would damage the file."""
-    found = network_file_system(path.absolute().parent)
+    found = network_file_system(Path(os.path.realpath(path)).parent)
     if found is not None:
         raise DatabaseRefused(
             f"database must be on a local disk to be written to, got {found} at {path}. Keep it on a PostgreSQL server "
@@ -286,7 +242,7 @@ class _Cursor(sqlite3.Cursor):
     """Makes indexes anew that a row which was damaged in the file can't be found in, and goes on.
 
     A change of a row takes its entry out of the index. Where a bit of the row has flipped there is no such entry, and
-    SQLite refuses: the row could not even be quarantined. What is wrong with the row itself its checksum tells.
+    SQLite refuses: the row could not even be quarantined. Its checksum finds what is wrong with the row itself.
     """
 
     def execute(self, sql: str, parameters: Any = (), /) -> Self:
@@ -300,61 +256,17 @@ class _Cursor(sqlite3.Cursor):
         return super().execute(sql, parameters)
 
 
-class _Writer(sqlite3.Connection):
-    """With its log, so that it can be waited for: see `SqliteDatabase`.
-
-    The log is there from the first transaction on, and the same until the last connection is closed. It is kept open
-    because a failure to write it is told once to everybody who has.
-    """
-
-    path: str
-    _descriptor: int | None = None
-    """Of the log."""
-
+class _Connection(sqlite3.Connection):
     def cursor(self, factory: Any = _Cursor) -> Any:
         return super().cursor(factory)
 
-    def open_log(self) -> None:
-        """Within a transaction, before it writes anything."""
-        if self._descriptor is None:
-            try:
-                self._descriptor = os.open(f"{self.path}-wal", os.O_RDWR)
-            except OSError as error:
-                problem = sqlite3.OperationalError(f"unable to open its log: {error.strerror}")
-                problem.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
-                raise exc.OperationalError(None, None, problem) from error
-            self._close_log = weakref.finalize(self, os.close, self._descriptor)
 
-    def wait_for_disk(self) -> None:
-        assert self._descriptor is not None
-        _sync(self._descriptor)
-
-    def empty_log(self) -> bool:
-        """Whether all of it is in the file, and on the disk. SQLite, too, is told once of an earlier failure."""
-        for _ in range(2):
-            with suppress(sqlite3.Error):
-                if not self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-                    return True
-        return False
-
-    def close(self) -> None:
-        super().close()
-        if self._descriptor is not None:
-            self._close_log()
-            self._descriptor = None
-
-
-def _engine(path: Path, mode: Mode) -> sa.Engine:
-    # Links are followed once: the log stands beside the file itself.
-    whole = Path(os.path.realpath(path))
-    uri = f"{whole.as_uri()}?{_OPTIONS[mode]}"
-    kind = sqlite3.Connection if mode in _LOOKING else _Writer
+def _engine(path: Path, mode: OpenMode) -> sa.Engine:
+    uri = f"{path.absolute().as_uri()}?{_OPTIONS[mode]}"
 
     def connect() -> sqlite3.Connection:
         # isolation_level=None: the driver begins no transactions of its own; `_begin` does.
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=kind)
-        if isinstance(connection, _Writer):
-            connection.path = str(whole)
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=_Connection)
         try:
             _prepare(connection, mode)
         except sqlite3.Error:
@@ -372,7 +284,7 @@ def _engine(path: Path, mode: Mode) -> sa.Engine:
     return engine
 
 
-def _prepare(connection: sqlite3.Connection, mode: Mode) -> None:
+def _prepare(connection: sqlite3.Connection, mode: OpenMode) -> None:
     connection.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS}")
     connection.execute("PRAGMA foreign_keys=ON")
     connection.create_function("plain_text", 1, _plain_text, deterministic=True)
@@ -381,15 +293,16 @@ def _prepare(connection: sqlite3.Connection, mode: Mode) -> None:
         connection.execute(f"PRAGMA cache_size=-{_READERS_CACHE_KIB}")
     if mode == "rw":
         _write_ahead(connection)
-        # `SqliteDatabase` itself waits for the disk.
-        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        # What is deleted is overwritten, also where the file can't be written anew behind it.
+        connection.execute("PRAGMA secure_delete=ON")
     if mode == "migrate":
         # A journal that a power cut brings back would undo what it was removed for.
         connection.execute("PRAGMA synchronous=EXTRA")
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Of two that change the file's mode at once, SQLite refuses one at once, however long it may wait."""
+    """SQLite refuses one of two that change the file's mode at once, however long it may wait."""
     deadline = time.monotonic() + _BUSY_MILLISECONDS / 1000
     while True:
         try:
@@ -402,39 +315,33 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 
 
 def _plain_text(frame: bytes) -> str | None:
-    """For searches: a damaged conversation says nothing. Reading it, and `verify`, tell of the damage."""
+    """For searches: a damaged conversation says nothing. Reading it, and `verify`, name the damage."""
     try:
         return decompress_text(frame)
     except BlobError:
         return None
 
 
-def _check_revision(path: Path, *, migrates: bool, writes: bool) -> tuple[Mode, str | None]:
-    """Its schema, and the mode that it can be looked at in.
+def _check_revision(path: Path, *, migrates: bool, writes: bool) -> tuple[OpenMode, str | None]:
+    """The mode that the file can be looked at in, and its schema.
 
     Refuse what is not ours before anything could change it: even switching to WAL rewrites a file's header.
     """
-    mode: Mode = "ro"
+    mode: OpenMode = "ro"
     try:
         try:
             revision = _revision(path, mode)
         except exc.OperationalError as error:
             mode = _other_mode(path, error, writes=writes)
             revision = _revision(path, mode)
-    except exc.DatabaseError as error:
-        raise DatabaseRefused(
-            f"database must be a readable SQLite file, got {str(error.orig)!r} at {path}. {_remedy(error.orig)}"
-        ) from error
-    except UnicodeDecodeError as error:
-        remedy = _REMEDIES[sqlite3.SQLITE_CORRUPT]
-        raise DatabaseRefused(
-            f"database must be a readable SQLite file, got {_UNREADABLE!r} at {path}. {remedy}"
-        ) from error
+    except (exc.DatabaseError, UnicodeDecodeError) as error:
+        found, remedy = _cause(error)
+        raise DatabaseRefused(f"database must be a readable SQLite file, got {found!r} at {path}. {remedy}") from error
     check_revision(revision, str(path), migrates=migrates)
     return mode, revision
 
 
-def _revision(path: Path, mode: Mode) -> str | None:
+def _revision(path: Path, mode: OpenMode) -> str | None:
     engine = _engine(path, mode)
     try:
         with engine.begin() as connection:
@@ -443,8 +350,8 @@ def _revision(path: Path, mode: Mode) -> str | None:
         engine.dispose()
 
 
-def _other_mode(path: Path, error: exc.OperationalError, *, writes: bool) -> Mode:
-    """Of a file that can't be looked at in the ordinary way; raises the error where there is no other.
+def _other_mode(path: Path, error: exc.OperationalError, *, writes: bool) -> OpenMode:
+    """How to look at a file that the ordinary way fails for; raises the error where there is no other.
 
     What a killed migration left half done only who writes can undo, and SQLite does. In a folder where nobody can
     write, SQLite can't make its side files, and needs none where all is in the file itself.

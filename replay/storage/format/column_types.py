@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -29,7 +29,7 @@ class Checked(sa.types.TypeDecorator[Any]):
     """`table.column`, for errors."""
     rule = ""
     python_types: frozenset[type] = frozenset()
-    """Of what drivers make of it."""
+    """The types that drivers make of it."""
     is_required = False
     bounds: tuple[float, float] | None = None
     """The least and the greatest value there can be."""
@@ -169,6 +169,10 @@ class Truth(Checked):
         return bool(value)
 
 
+def real_columns(columns: Iterable[sa.Column[Any]]) -> list[sa.Column[Any]]:
+    return [column for column in columns if isinstance(column.type, Real)]
+
+
 def required(value: sa.ColumnElement[Any], column: sa.Column[Any]) -> sa.ColumnElement[Any]:
     """`value`, which is the column's wherever it is asked for: NULL where the column may not hold it is damage."""
     kind = column.type
@@ -215,7 +219,7 @@ def from_storable(value: str | None) -> str | None:
 
 
 def is_storable(text: str) -> bool:
-    """Also False for a text that holds the mark somewhere: it would not need to be JSON, and does no harm as JSON."""
+    """Whether a column can hold it as it is. A text with the mark in it can't: as JSON it does no harm."""
     if "\x00" in text or ESCAPE in text:
         return False
     try:

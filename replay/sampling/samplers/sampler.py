@@ -73,7 +73,7 @@ class Rows:
 
     @property
     def advantage(self) -> Floats:
-        """In the group the row was born in."""
+        """In the group it was collected with."""
         return self.column("advantage")
 
     @property
@@ -105,7 +105,7 @@ class Rows:
 
     @property
     def group_reward_std(self) -> Floats:
-        """Population standard deviation at birth."""
+        """Population standard deviation when it was collected."""
         return self.column("group_reward_std")
 
 

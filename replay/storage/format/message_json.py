@@ -9,21 +9,18 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from context.messages import Message, ToolCall
 from replay.storage.format.column_types import from_storable, is_storable, to_storable
 from replay.storage.format.encoding import BlobError, compress_text, decompress_text
-
-Row = dict[str, Any]
-
+from replay.storage.format.rows import Row
 
 _OPTIONAL = ("name", "tool_call_id", "reasoning")
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def conversation_row(trajectory: str, messages: Sequence[Message], *, compressed: bool) -> tuple[Row, int]:
-    """Of the table `messages`; compressed where the database does not do it by itself. And the bytes it takes."""
+    """A row of the table `messages`, compressed where the database does not do it by itself, and the bytes it takes."""
     text = to_text(messages)
     frame = compress_text(text)
     row = {
@@ -52,15 +49,6 @@ def messages_of(num_messages: int, said: bytes | str, checksum: int) -> tuple[Me
 def plain_text(said: bytes | str) -> str:
     """The JSON, however it is stored; raises BlobError for a damaged frame."""
     return said if isinstance(said, str) else decompress_text(said)
-
-
-def stored_texts(said: bytes | str) -> list[str]:
-    """What it says, text by text as a column would hold it; nothing of what can't be read."""
-    try:
-        rows = json.loads(plain_text(said))
-        return [row[name] for row in rows for name in ("content", "note", "reasoning", "tool_calls") if name in row]
-    except (BlobError, ValueError, TypeError):
-        return []
 
 
 def to_text(messages: Sequence[Message]) -> str:
