@@ -254,8 +254,8 @@ def stored_config(run: RunRecord) -> StoredConfig:
         return StoredConfig.model_validate(run.config)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
+        found = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
         raise ReplayError(
-            f"configuration of run {run.id} must be one that a run was started with, got {key}: {first['msg']:.200}. "
+            f"configuration of run {run.id} must be one that a run was started with, got {found:.200}. "
             "Ask for another run."
         ) from error
