@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 import sqlite3
 import stat
-import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from multiprocessing import get_context
@@ -17,14 +14,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from replay import DatabaseRefused, InvalidRecord, ReplayError, ReplayStore
-from replay.errors import DatabaseFailed
-from replay.records import FRESH, DrawRecord
+from replay import DatabaseRefused, ReplayError, ReplayStore
 from replay.sampling.samplers import make_sampler
-from replay.storage.databases import sqlite
 from replay.storage.databases.open import parsed
 from replay.storage.format.schema import REVISION, metadata
-from tests.replay.fakes import RUN, group, new_store, request, sql, task, trajectory
+from tests.replay.fakes import group, new_store, request, sql, task, trajectory
 from tests.replay.old_databases import REVISIONS, fill_old
 
 
@@ -373,43 +367,12 @@ def test_database_writes_ahead_and_checks_references(tmp_path: Path) -> None:
         settings = {
             name: connection.exec_driver_sql(f"pragma {name}").scalar() for name in ("journal_mode", "synchronous")
         }
-        assert settings == {"journal_mode": "wal", "synchronous": 1}
+        assert settings == {"journal_mode": "wal", "synchronous": 2}
         assert connection.exec_driver_sql("pragma foreign_keys").scalar() == 1
 
 
 def ids(where: Path | ReplayStore) -> set[str]:
     return {row[0] for row in sql(where, "select id from trajectories")}
-
-
-def test_a_commit_that_returned_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the log and the file are when the disk is waited for is all that a machine keeps which stops right after."""
-    path = tmp_path / "replay.sqlite"
-    store = new_store(path)
-    synced: list[set[str]] = []
-    sync = sqlite._sync
-
-    def kept(log: int) -> None:
-        assert os.path.samefile(f"{path}-wal", log)
-        machine = tmp_path / f"machine-{len(synced)}"
-        machine.mkdir()
-        for file in (path, path.with_name(path.name + "-wal")):
-            shutil.copy(file, machine)
-        synced.append(ids(machine / path.name))
-        sync(log)
-
-    monkeypatch.setattr(sqlite, "_sync", kept)
-    store.append([task()], [group()], [trajectory("a")])
-    assert synced == [{"a"}]
-    store.append([], [], [trajectory("b", member=1)])
-    assert synced == [{"a"}, {"a", "b"}]
-    with store.reading():
-        pass
-    with pytest.raises(InvalidRecord):
-        store.append([], [], [trajectory("c", num_turns=-1)])
-    assert len(synced) == 2
-    store.reserve_fresh([DrawRecord(RUN, 1, 0, "a", FRESH, None, 0)])
-    assert len(synced) == 3
-    store.close()
 
 
 def test_a_link_leads_to_the_file_and_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,83 +385,3 @@ def test_a_link_leads_to_the_file_and_its_log(tmp_path: Path, monkeypatch: pytes
     store.append([task()], [group()], [trajectory("a")])
     store.close()
     assert ids(tmp_path / "disk" / "replay.sqlite") == {"a"}
-
-
-def test_writers_wait_for_the_disk_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, other = new_store(tmp_path / "replay.sqlite"), ReplayStore.open(tmp_path / "replay.sqlite")
-    store.append([task()], [group()], [])
-    slow, waiting, go_on = threading.Lock(), threading.Event(), threading.Event()
-
-    def sync(log: int) -> None:
-        if slow.acquire(blocking=False):
-            waiting.set()
-            assert go_on.wait(20)
-
-    monkeypatch.setattr(sqlite, "_sync", sync)
-    with ThreadPoolExecutor() as pool:
-        first = pool.submit(store.append, [], [], [trajectory("a")])
-        assert waiting.wait(20)
-        pool.submit(other.append, [], [], [trajectory("b", member=1)]).result(20)
-        assert not first.done()
-        go_on.set()
-        first.result(20)
-    assert ids(store) == {"a", "b"}
-    store.close()
-    other.close()
-
-
-def fails(log: int) -> None:
-    raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-
-def test_a_log_that_could_not_be_written_is_begun_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """For the system it is written, and nobody would write it a second time."""
-    store = new_store(tmp_path / "replay.sqlite")
-    with monkeypatch.context() as broken:
-        broken.setattr(sqlite, "_sync", fails)
-        store.append([task()], [group()], [trajectory("a")])
-    assert "its log could not be written ([Errno 5] Input/output error), and was begun anew" in caplog.text
-    (tmp_path / "machine").mkdir()
-    shutil.copy(tmp_path / "replay.sqlite", tmp_path / "machine")  # without its log
-    assert ids(tmp_path / "machine" / "replay.sqlite") == {"a"}
-    store.append([], [], [trajectory("b", member=1)])
-    store.close()
-
-
-def test_nothing_is_stored_behind_a_hole_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = new_store(tmp_path / "replay.sqlite")
-    reader = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
-    # Whoever reads keeps the log from being begun anew.
-    monkeypatch.setattr(sqlite, "_BUSY_MILLISECONDS", 50)
-    broken = ReplayStore.open(tmp_path / "replay.sqlite")
-    told = r"got 'Input/output error' at .*replay\.sqlite \([0-9]+ bytes free\)\. What was stored last may be lost if"
-    with reader.reading() as snapshot, monkeypatch.context() as disk, pytest.raises(DatabaseFailed, match=told):
-        snapshot.exec_driver_sql("select count(*) from trajectories")
-        disk.setattr(sqlite, "_sync", fails)
-        broken.append([task()], [group()], [trajectory("a")])
-    with pytest.raises(DatabaseFailed, match=told):
-        broken.append([], [], [trajectory("b", member=1)])
-    broken.close()
-    # Whoever opens it anew and sends it again stores it once.
-    store.append([task()], [group()], [trajectory("a")])
-    assert ids(store) == {"a"}
-    reader.close()
-    store.close()
-
-
-def test_a_log_that_can_not_be_opened_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    new_store(tmp_path / "replay.sqlite").close()
-    store = ReplayStore.open(tmp_path / "replay.sqlite")
-
-    def no_more(*_: Any) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    told = r"got 'unable to open its log: Too many open files' at .* Nothing of the transaction was stored; .*ulimit -n"
-    with monkeypatch.context() as full:
-        full.setattr(os, "open", no_more)
-        with pytest.raises(DatabaseFailed, match=told):
-            store.append([task()], [group()], [trajectory("a")])
-    assert ids(store) == set()
-    store.close()

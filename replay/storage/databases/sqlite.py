@@ -6,15 +6,13 @@ with "database is locked", which no timeout mends.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
 import sqlite3
 import time
-import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -45,12 +43,8 @@ _LOOKING = ("ro", "immutable")
 _OPTIONS = {"ro": "mode=ro", "immutable": "mode=ro&immutable=1", "rw": "mode=rw", "migrate": "mode=rw"}
 
 
-# As SQLite does where it can: when a file was written need not be kept.
-_sync = getattr(os, "fdatasync", os.fsync)
-
-
 class SqliteDatabase(Database):
-    """A file. A commit takes one fsync, for which writers wait at the same time, without the lock."""
+    """A file. A commit that returned is on the disk: SQLite waits for it (synchronous=FULL) while it has the lock."""
 
     path: Path
     compresses_text = True
@@ -61,23 +55,13 @@ class SqliteDatabase(Database):
         self.url = str(path)
         self.read_only = mode in _LOOKING
         self._found = _signature(path) if mode == "immutable" else None
-        # Why nothing more is written.
-        self._unkept: str | None = None
         self._engine = _engine(path, mode)
         self._snapshots = self._engine.execution_options(**{_BEGIN: "BEGIN"})
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
-        if self._unkept is not None:
-            raise DatabaseFailed(self._unkept)
-        with self._explained(), self._engine.connect() as connection:
-            writer = connection.connection.driver_connection
-            with connection.begin():
-                if isinstance(writer, _Writer):  # who may only read is told so by SQLite
-                    writer.open_log()
-                yield connection
-            if isinstance(writer, _Writer):
-                self._keep(writer)
+        with self._explained(), self._engine.begin() as connection:
+            yield connection
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
@@ -88,30 +72,6 @@ class SqliteDatabase(Database):
                 f"database must stay as it is while it is looked at in a folder without a right to write, got one that "
                 f"was changed at {self.path}. Open it anew."
             )
-
-    def _keep(self, writer: _Writer) -> None:
-        """Wait until what was committed is on the disk.
-
-        SQLite itself would wait while it holds the write lock, and the next writer for both of them. What it moves
-        from the log to the file meanwhile it waits for.
-
-        A log that could not be written has a hole, behind which nothing would be found again, and no second try fills
-        it: for the system it is written. So all is moved to the file, and the log begun anew. Where that fails too,
-        nothing more is written through this database.
-        """
-        try:
-            writer.wait_for_disk()
-        except OSError as error:
-            if not writer.empty_log():
-                is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-                self._unkept = (
-                    f"database must be on a disk that keeps what is written, got {error.strerror!r} at "
-                    f"{self.path}{_room(self.path)}. What was stored last may be lost if the machine stops; nothing "
-                    "more is stored until it is opened anew. "
-                    f"{_REMEDIES[sqlite3.SQLITE_FULL if is_full else sqlite3.SQLITE_IOERR]}"
-                )
-                raise DatabaseFailed(self._unkept) from error
-            _log.warning("database %s: its log could not be written (%s), and was begun anew", self.path, error)
 
     def erase(self, work: Callable[[sa.Connection], Answer]) -> Answer:
         def overwriting(connection: sa.Connection) -> Answer:
@@ -173,17 +133,21 @@ class SqliteDatabase(Database):
         except exc.DatabaseError as error:
             if type(error) not in (exc.OperationalError, exc.DatabaseError):
                 raise
-            raise self._failed(str(error.orig), _remedy(error.orig)) from error
+            # It is written where others would find it after a crash, and may or may not be on the disk.
+            is_unsure = getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_FSYNC
+            outcome = "Whether the transaction was stored is not known" if is_unsure else _NOTHING
+            raise self._failed(str(error.orig), outcome, _remedy(error.orig)) from error
         except UnicodeDecodeError as error:
-            raise self._failed(_UNREADABLE, _REMEDIES[sqlite3.SQLITE_CORRUPT]) from error
+            raise self._failed(_UNREADABLE, _NOTHING, _REMEDIES[sqlite3.SQLITE_CORRUPT]) from error
 
-    def _failed(self, found: str, remedy: str) -> DatabaseFailed:
+    def _failed(self, found: str, outcome: str, remedy: str) -> DatabaseFailed:
         return DatabaseFailed(
             f"database must be intact and accessible, got {found!r} at {self.path}{_room(self.path)}. "
-            f"Nothing of the transaction was stored; what was stored before is safe. {remedy}"
+            f"{outcome}; what was stored before is safe. {remedy}"
         )
 
 
+_NOTHING = "Nothing of the transaction was stored"
 _UNREADABLE = "malformed database schema"
 """Of a message of SQLite's that repeats what stands in a damaged schema, and is no text."""
 _REMEDIES = {
@@ -300,61 +264,17 @@ class _Cursor(sqlite3.Cursor):
         return super().execute(sql, parameters)
 
 
-class _Writer(sqlite3.Connection):
-    """With its log, so that it can be waited for: see `SqliteDatabase`.
-
-    The log is there from the first transaction on, and the same until the last connection is closed. It is kept open
-    because a failure to write it is told once to everybody who has.
-    """
-
-    path: str
-    _descriptor: int | None = None
-    """Of the log."""
-
+class _Connection(sqlite3.Connection):
     def cursor(self, factory: Any = _Cursor) -> Any:
         return super().cursor(factory)
 
-    def open_log(self) -> None:
-        """Within a transaction, before it writes anything."""
-        if self._descriptor is None:
-            try:
-                self._descriptor = os.open(f"{self.path}-wal", os.O_RDWR)
-            except OSError as error:
-                problem = sqlite3.OperationalError(f"unable to open its log: {error.strerror}")
-                problem.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
-                raise exc.OperationalError(None, None, problem) from error
-            self._close_log = weakref.finalize(self, os.close, self._descriptor)
-
-    def wait_for_disk(self) -> None:
-        assert self._descriptor is not None
-        _sync(self._descriptor)
-
-    def empty_log(self) -> bool:
-        """Whether all of it is in the file, and on the disk. SQLite, too, is told once of an earlier failure."""
-        for _ in range(2):
-            with suppress(sqlite3.Error):
-                if not self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-                    return True
-        return False
-
-    def close(self) -> None:
-        super().close()
-        if self._descriptor is not None:
-            self._close_log()
-            self._descriptor = None
-
 
 def _engine(path: Path, mode: Mode) -> sa.Engine:
-    # Links are followed once: the log stands beside the file itself.
-    whole = Path(os.path.realpath(path))
-    uri = f"{whole.as_uri()}?{_OPTIONS[mode]}"
-    kind = sqlite3.Connection if mode in _LOOKING else _Writer
+    uri = f"{path.absolute().as_uri()}?{_OPTIONS[mode]}"
 
     def connect() -> sqlite3.Connection:
         # isolation_level=None: the driver begins no transactions of its own; `_begin` does.
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=kind)
-        if isinstance(connection, _Writer):
-            connection.path = str(whole)
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=_Connection)
         try:
             _prepare(connection, mode)
         except sqlite3.Error:
@@ -381,8 +301,7 @@ def _prepare(connection: sqlite3.Connection, mode: Mode) -> None:
         connection.execute(f"PRAGMA cache_size=-{_READERS_CACHE_KIB}")
     if mode == "rw":
         _write_ahead(connection)
-        # `SqliteDatabase` itself waits for the disk.
-        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA synchronous=FULL")
     if mode == "migrate":
         # A journal that a power cut brings back would undo what it was removed for.
         connection.execute("PRAGMA synchronous=EXTRA")
