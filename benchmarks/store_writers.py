@@ -1,4 +1,5 @@
-"""32 processes that append to one buffer, and one that reads it all the while: what was lost, and who saw an error."""
+"""1, 8 and 32 processes that append to one file, and one that reads it all the while: appends per second, the longest
+wait, what was lost, and who saw an error."""
 
 from __future__ import annotations
 
@@ -20,18 +21,17 @@ from benchmarks._rows import TASK, add_run, make_group, make_trajectory, row_id
 from replay import ReplayStore, Trajectory
 from replay.storage.format.schema import segments, trajectories
 
-WRITERS, COMMITS, ROWS = 32, 8, 4
-GOALS = {"lost": "<= 0", "errors": "<= 0", "torn": "<= 0"}
+WRITERS, COMMITS, ROWS = (1, 8, 32), 256, 4
+GOALS = {f"{figure}_{count}": "<= 0" for count in WRITERS for figure in ("lost", "errors", "torn")}
 
 
-def write(path: Path, writer: int, rows: Sequence[Trajectory], start: Barrier, answers: Any) -> None:
-    """Appends `COMMITS` batches of ids of its own, and answers the seconds each took, or its error."""
+def write(path: Path, iterations: range, rows: Sequence[Trajectory], start: Barrier, answers: Any) -> None:
+    """Appends a batch of ids of its own per iteration, and answers the seconds each took, or its error."""
     took = []
     try:
         store = ReplayStore.open(path)
         start.wait()
-        for commit in range(COMMITS):
-            iteration = 1 + writer * COMMITS + commit
+        for iteration in iterations:
             batch = [_renamed(row, iteration, slot) for slot, row in enumerate(rows)]
             began = time.perf_counter()
             store.append([TASK], [make_group(iteration, ROWS)], batch)
@@ -66,16 +66,18 @@ def _renamed(row: Trajectory, iteration: int, slot: int) -> Trajectory:
     return replace(row, record=replace(row.record, id=row_id(iteration, slot), **place))
 
 
-def measure(folder: Path) -> dict[str, float]:
-    path = folder / "store.sqlite"
+def measure(folder: Path, count: int) -> dict[str, float]:
+    """`COMMITS` appends of `ROWS` rows, divided among `count` writers."""
+    path = folder / f"store-{count}.sqlite"
     add_run(ReplayStore.create(path)).close()
     random = np.random.default_rng(0)
     rows = [make_trajectory(random, iteration=1, slot=slot) for slot in range(ROWS)]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks._rows"])
-    start, done = context.Barrier(WRITERS + 2), context.Event()
+    start, done = context.Barrier(count + 2), context.Event()
     answers, seen = context.Queue(), context.Queue()
-    writers = [context.Process(target=write, args=(path, n, rows, start, answers)) for n in range(WRITERS)]
+    parts = [range(1 + n * COMMITS // count, 1 + (n + 1) * COMMITS // count) for n in range(count)]
+    writers = [context.Process(target=write, args=(path, part, rows, start, answers)) for part in parts]
     reader = context.Process(target=read, args=(path, start, done, seen))
     for process in (*writers, reader):
         process.start()
@@ -90,29 +92,31 @@ def measure(folder: Path) -> dict[str, float]:
     errors = [error for error in (*(error for _, error in told), failed) if error]
     for error in errors:
         print(error)
-    expected = {row_id(1 + n, slot) for n in range(WRITERS * COMMITS) for slot in range(ROWS)}
+    expected = {row_id(1 + n, slot) for n in range(COMMITS) for slot in range(ROWS)}
     store = ReplayStore.open(path, read_only=True)
     with store.reading() as connection:
         stored = set(connection.scalars(sa.select(trajectories.c.id)))
     intact = len(store.read(sorted(stored)))  # raises for one that is not what was written
     store.close()
     waits = sorted(wait for each, _ in told for wait in each)
-    return {
+    found = {
         "lost": float(len(expected) - intact),
         "errors": float(len(errors)),
         "torn": float(torn),
-        "rows": float(intact),
         "reader_rounds": float(rounds),
-        "rows_per_second": intact / took,
+        "appends_per_second": len(waits) / took,
         "append_median_ms": 1e3 * waits[len(waits) // 2] if waits else float("nan"),
         "append_longest_ms": 1e3 * waits[-1] if waits else float("nan"),
     }
+    return {f"{name}_{count}": value for name, value in found.items()}
 
 
 def main() -> dict[str, float]:
-    print(f"{WRITERS} writers with {COMMITS} commits of {ROWS} trajectories each, and a reader")
+    print(f"{COMMITS} commits of {ROWS} trajectories each by {', '.join(map(str, WRITERS))} writers, beside a reader")
+    found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder))
+        for count in WRITERS:
+            found |= measure(Path(folder), count)
     show(found, GOALS)
     return found
 
