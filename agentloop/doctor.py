@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import sqlite3
 import sys
@@ -26,13 +25,6 @@ _DISTRIBUTION = "agentloop"
 _GIGABYTE = 1024**3
 _LITTLE_DISK = 2 * _GIGABYTE
 _NO_DISK = _GIGABYTE // 4
-# File systems whose locks or shared memory SQLite can't rely on: https://www.sqlite.org/faq.html#q5
-_NETWORK = frozenset(
-    {
-        "9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.sshfs",
-        "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs",
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -162,36 +154,15 @@ def check_writable(folder: Path) -> Check:
     return Check("run folder", OK, f"can write in {folder}")
 
 
-def check_file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Check:
+def check_file_system(folder: Path) -> Check:
     """SQLite's WAL needs shared memory and locks that network file systems don't give."""
-    kind = _file_system_of(folder, mounts)
+    from replay.storage.databases.network import network_file_system  # here: another `replay` is found above
+
+    kind = network_file_system(folder)
     if kind is None:
-        return Check("file system", OK, "unknown on this system", "Keep run.folder on a local disk.")
-    if kind in _NETWORK:
-        advice = (
-            "SQLite can lose or damage the buffer on a network file system. Set run.folder to a local disk, or "
-            "replay.database to PostgreSQL."
-        )
-        return Check("file system", WARN, f"{kind}, a network file system, at {folder}", advice)
-    return Check("file system", OK, f"{kind} at {folder}")
-
-
-def _file_system_of(folder: Path, mounts: Path) -> str | None:
-    """The type of the mount that holds `folder`: the last of the longest mount points that contain it."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return None
-    real = os.path.realpath(folder)
-    longest, kind = -1, None
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        # Spaces and backslashes in a mount point are octal escapes: `\040`.
-        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split(" ")[4])
-        inside = point == "/" or real == point or real.startswith(point + "/")
-        if inside and len(point) >= longest:
-            longest, kind = len(point), after.split(" ")[0]
-    return kind
+        return Check("file system", OK, f"no network file system known at {folder}")
+    advice = "A SQLite buffer is refused there. Set run.folder to a local disk, or replay.database to PostgreSQL."
+    return Check("file system", WARN, f"{kind}, a network file system, at {folder}", advice)
 
 
 def _nearest_existing(folder: Path) -> Path:

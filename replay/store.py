@@ -30,7 +30,7 @@ from replay.sampling.trial_draw import Rehearsal
 from replay.storage import counters, draws, erase, read, retention, write
 from replay.storage.databases import Answer, Database, Location, create_database, open_database, retried
 from replay.storage.draws import ResumeReport
-from replay.storage.erase import Proof, Traces
+from replay.storage.erase import Forgotten
 from replay.storage.format.rows import RUN_COLUMNS, run_of
 from replay.storage.format.schema import runs
 from replay.storage.retention import Capacity, Evicted
@@ -319,14 +319,11 @@ class ReplayStore:
 
         return self._database.read(work) if dry_run else self._database.write(work)
 
-    def forgettable(self, rows: sa.ColumnElement[bool]) -> Traces:
-        """What `forget` would remove."""
-        return self._database.read(lambda connection: erase.count(connection, erase.marked(connection, rows)))
-
-    def forget(self, rows: sa.ColumnElement[bool]) -> tuple[Traces, Proof]:
-        """Remove content for good, with the database written anew, and search its files for what was removed."""
-        traces = self._database.erase(lambda connection: erase.forget(connection, erase.marked(connection, rows)))
-        return traces, self._database.read(lambda connection: erase.proof(connection, traces, self.path))
+    def forget(self, rows: sa.ColumnElement[bool], *, dry_run: bool) -> Forgotten:
+        """Remove content for good, with the database written anew without it; or only count it."""
+        if dry_run:
+            return self._database.read(lambda connection: erase.count(connection, rows))
+        return self._database.erase(lambda connection: erase.forget(connection, rows))
 
     def verify(self, wanted: sa.ColumnElement[bool] | None = None) -> Verification:
         """Read every row, or those of `wanted`: see `replay.storage.verify`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,9 @@ from replay.locate import place, run_identity
 from replay.queries import chosen
 from replay.queries.filters import condition
 from replay.queries.open_buffer import Opened
-from replay.storage.databases.backup import backup_path
+from replay.storage.databases.backup import backup_path, backups
 from replay.storage.databases.open import create_database, parsed, schema_of
-from replay.storage.erase import Proof, Traces
+from replay.storage.erase import Forgotten
 from replay.storage.format.schema import REVISION
 from replay.storage.retention import Capacity, Evicted
 
@@ -68,47 +68,31 @@ def forget(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove content for good, and search the database's files for what was removed.
+    """Remove content for good: it is overwritten, and the file or the server's tables are written anew.
 
-    Ids and how they ended stay, so that lineage still tells which updates a forgotten trajectory fed. Exit code 1 if a
-    copy was found.
+    Ids and how they ended stay, so that lineage still tells which updates a forgotten trajectory fed. Exit code 1 while
+    a copy that a migration made stands beside the file.
     """
     with opened(run, read_only=not yes) as buffer:
-        rows = chosen(buffer.run, where)
-        traces, proof = buffer.store.forget(rows) if yes else (buffer.store.forgettable(rows), None)
-    counts = {name: getattr(traces, name) for name in ("trajectories", "messages", "tasks", "updates")}
+        found = buffer.store.forget(chosen(buffer.run, where), dry_run=not yes)
+        path = buffer.store.path
+    copies = [str(copy) for copy in backups(path)] if path and yes else []
     if as_json:
-        told: dict[str, Any] = {**counts, "done": yes, "search": None if proof is None else vars(proof)}
-        say(json.dumps(told))
+        say(json.dumps({**vars(found), "done": yes, "copies": copies}))
     else:
-        say(_forgotten_text(traces, proof))
-    raise typer.Exit(1 if proof is not None and proof.left else 0)
+        say(_forgotten_text(found, done=yes, on_server=path is None))
+        if copies:
+            say(f"copies that migrations made may hold it: remove {', '.join(copies)}")
+    raise typer.Exit(1 if copies else 0)
 
 
-def _forgotten_text(traces: Traces, proof: Proof | None) -> str:
-    what = f"the content of {traces.trajectories:,} trajectories, {traces.messages:,} messages, {traces.tasks:,} tasks"
-    weights = f"{traces.updates:,} updates used them: weights keep what they learned (agentloop replay lineage ID)"
-    if proof is None:
+def _forgotten_text(found: Forgotten, *, done: bool, on_server: bool) -> str:
+    what = f"the content of {found.trajectories:,} trajectories, {found.messages:,} messages, {found.tasks:,} tasks"
+    weights = f"{found.updates:,} updates used them: weights keep what they learned (agentloop replay lineage ID)"
+    if not done:
         return f"would remove {what}\n{weights}\n{_DRY}"
-    lines = [f"removed {what}", weights]
-    if not proof.files:
-        lines.append(
-            "the tables were written anew; a server's files can't be searched from here: backups and archived "
-            "write-ahead logs keep what they hold"
-        )
-    else:
-        lines.append(
-            f"searched {len(proof.files)} files for {proof.searched:,} pieces of it: "
-            f"{'found in ' + ', '.join(proof.left) if proof.left else '0 found'}"
-        )
-    if proof.kept:
-        lines.append(f"{proof.kept:,} more pieces also stand in rows that were kept")
-    if not traces.complete:
-        lines.append("there was too much of it to search for all")
-    if proof.left:
-        lines.append("remove these files, or what uses the database, and run it again")
-    lines.append("copies elsewhere (exports, checkpoints, reports) are not touched")
-    return "\n".join(lines)
+    server = ", a server's backups and archived write-ahead logs" if on_server else ""
+    return f"removed {what}\n{weights}\ncopies elsewhere (exports, reports{server}) are not touched"
 
 
 @app.command(epilog="Example: agentloop replay migrate runs/quickstart-001")

@@ -19,6 +19,8 @@ from agentloop.doctor import (
     check_writable,
     checks,
 )
+from replay.storage.databases import network
+from tests.replay.test_machine import mounted
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,19 +76,15 @@ def test_doctor_judges_free_disk_in_gibibytes(free: float, status: str) -> None:
     ("kind", "status"),
     [("nfs4", "warn"), ("fuse.sshfs", "warn"), ("ext4", "ok"), ("overlay", "ok"), ("tmpfs", "ok")],
 )
-def test_doctor_warns_of_a_network_file_system(tmp_path: Path, kind: str, status: str) -> None:
-    mounts = tmp_path / "mountinfo"
-    folder = tmp_path / "my runs é"
-    folder.mkdir()
-    escaped = str(folder).replace(" ", "\\040")
-    mounts.write_text(
-        f"30 21 0:5 / {escaped} rw - {kind} server:/export rw\n"
-        f"31 21 0:6 / {tmp_path}/my rw - smb3 other rw\n"
-        "21 1 8:1 / / rw,relatime shared:1 - xfs /dev/root rw\n"
-    )
-    check = check_file_system(folder / "inner", mounts)
+def test_doctor_warns_where_the_store_refuses_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: str
+) -> None:
+    mounted(monkeypatch, tmp_path, kind)
+    check = check_file_system(tmp_path)
     assert check.status == status
-    assert check.found.startswith(kind)
+    assert (kind in check.found) == (status == "warn")
+    monkeypatch.setattr(network, "_MOUNTS", tmp_path / "another system")
+    assert check_file_system(tmp_path).status == "ok"
 
 
 def test_doctor_says_when_it_can_not_write() -> None:

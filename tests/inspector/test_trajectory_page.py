@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         store.append([], [], [trajectory("broken", member=3, slot=3)])
         current = np.array([np.nan, np.nan, -0.5, -1.5, np.nan, -1.0], np.float32)
         store.add_scores(RUN, 4, {("scored", 0): current})
-        store.forget(schema.trajectories.c.id == "gone")
+        store.forget(schema.trajectories.c.id == "gone", dry_run=False)
         sql(store, "update segments set tokens = ? where trajectory = 'broken'", bytes(40))
     return path
 

@@ -202,7 +202,7 @@ def test_pruned_and_forgotten_rows_leave_the_same(location: Location) -> None:
     store = trained(location)
     ids = [str(id) for (id,) in sql(store, "select id from trajectories where iteration = 1 order by slot")]
     store.prune(RUN, rows=schema.trajectories.c.id == ids[0], dry_run=False)
-    store.forget(schema.trajectories.c.id == ids[1])
+    store.forget(schema.trajectories.c.id == ids[1], dry_run=False)
     left = "select id, state_reason from reclaimed order by slot"
     assert sql(store, left) == [(ids[0], "pruned by where"), (ids[1], "forgotten")]
     assert counts(store, *TABLES) == [22, 22, 22, 0]

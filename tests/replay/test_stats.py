@@ -414,7 +414,7 @@ def test_damaged_scores_are_told_and_not_shown(location: Location) -> None:
 def test_overview_of_a_forgotten_row_keeps_its_numbers(location: Location) -> None:
     store = new_store(location)
     store.append([task()], [group()], [trajectory("a")])
-    store.forget(schema.trajectories.c.id == "a")
+    store.forget(schema.trajectories.c.id == "a", dry_run=False)
     answer = queries.overview(store, "a")
     assert answer["problem"] == {"kind": "reclaimed", "reason": "forgotten"}
     assert (answer["reclaimed"]["reward"], answer["segments"], answer["messages"]) == (1.0, [], [])

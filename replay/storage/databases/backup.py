@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import sqlite3
 from contextlib import closing, suppress
@@ -9,13 +10,16 @@ from pathlib import Path
 
 from replay.errors import DatabaseRefused
 
-COPY = ".backup"
-"""Ends the names of copies."""
-
 
 def backup_path(path: Path, revision: str) -> Path:
     """Where a database of that schema is kept before it is migrated."""
-    return path.with_name(f"{path.name}.schema-{revision}{COPY}")
+    return path.with_name(f"{path.name}.schema-{revision}.backup")
+
+
+def backups(path: Path) -> list[Path]:
+    """The copies that migrations of a database have left beside it."""
+    pattern = backup_path(path.with_name(glob.escape(path.name)), "*").name
+    return sorted(path.parent.glob(pattern))
 
 
 def back_up(path: Path, revision: str) -> Path:

@@ -1,4 +1,7 @@
-"""Whether a file would stand on another machine's disk."""
+"""File systems of other machines, whose locks and shared memory SQLite can't rely on.
+
+https://www.sqlite.org/faq.html#q5
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ _NETWORK = (
 
 
 def network_file_system(folder: Path) -> str | None:
-    """The type of the network file system the folder stands on; None: a local one, or none that can be told.
+    """The type of the network file system the folder stands on; None: a local one, or one that is not known.
 
-    Told by Linux's list of mounts: other systems don't have one that needs no privileges.
+    Linux lists mounts for everybody; other systems have no list that needs no privileges.
     """
     try:
         device = os.stat(folder).st_dev

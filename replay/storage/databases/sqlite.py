@@ -74,11 +74,7 @@ class SqliteDatabase(Database):
             )
 
     def erase(self, work: Callable[[sa.Connection], Answer]) -> Answer:
-        def overwriting(connection: sa.Connection) -> Answer:
-            connection.exec_driver_sql("PRAGMA secure_delete=ON")
-            return work(connection)
-
-        answer = self.write(overwriting)
+        answer = self.write(work)
         with self._explained(), self._engine.connect() as connection:
             raw = connection.connection.driver_connection
             assert raw is not None
@@ -230,7 +226,7 @@ def _check_exists(path: Path) -> None:
 
 def _check_local(path: Path) -> None:
     """A write-ahead log needs memory that all its users share: over a network, writers would damage the file."""
-    found = network_file_system(path.absolute().parent)
+    found = network_file_system(Path(os.path.realpath(path)).parent)
     if found is not None:
         raise DatabaseRefused(
             f"database must be on a local disk to be written to, got {found} at {path}. Keep it on a PostgreSQL server "
@@ -302,6 +298,8 @@ def _prepare(connection: sqlite3.Connection, mode: Mode) -> None:
     if mode == "rw":
         _write_ahead(connection)
         connection.execute("PRAGMA synchronous=FULL")
+        # What is deleted is overwritten, also where the file can't be written anew behind it.
+        connection.execute("PRAGMA secure_delete=ON")
     if mode == "migrate":
         # A journal that a power cut brings back would undo what it was removed for.
         connection.execute("PRAGMA synchronous=EXTRA")

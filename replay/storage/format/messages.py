@@ -54,15 +54,6 @@ def plain_text(said: bytes | str) -> str:
     return said if isinstance(said, str) else decompress_text(said)
 
 
-def stored_texts(said: bytes | str) -> list[str]:
-    """What it says, text by text as a column would hold it; nothing of what can't be read."""
-    try:
-        rows = json.loads(plain_text(said))
-        return [row[name] for row in rows for name in ("content", "note", "reasoning", "tool_calls") if name in row]
-    except (BlobError, ValueError, TypeError):
-        return []
-
-
 def to_text(messages: Sequence[Message]) -> str:
     rows = [_row(message) for message in messages]
     if not is_storable("".join(value for row in rows for value in row.values())):
