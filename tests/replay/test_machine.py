@@ -117,7 +117,7 @@ def test_forget_without_room_for_a_new_file_says_what_is_done(tmp_path: Path) ->
         long = (Message("user", random.Random(0).randbytes(2_000_000).hex()),)
         store.append([], [], [replace(trajectory("c", run="run-2"), messages=long)])
     told = in_child(forget_within, 1_000_000, path)
-    assert "database must have room to be written anew, got 'disk I/O error' at" in told
+    assert "database must be free and have room to be written anew, got 'disk I/O error' at" in told
     assert "What was deleted is gone for every reader; its bytes go when this is run again." in told
     assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
     assert sql(path, "pragma integrity_check") == [("ok",)]

@@ -81,16 +81,11 @@ class SqliteDatabase(Database):
             try:
                 raw.execute("VACUUM")
                 # What stood there before also stands in the log, until the log is emptied.
-                busy = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+                is_busy = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
             except sqlite3.DatabaseError as error:
-                if _kind(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                    raise _not_rewritten(str(error), self.path) from error
-                raise ReplayError(
-                    f"database must have room to be written anew, got {str(error)!r} at {self.path}{_room(self.path)}. "
-                    f"What was deleted is gone for every reader; its bytes go when this is run again. {_remedy(error)}"
-                ) from error
-        if busy:
-            raise _not_rewritten("readers of the log", self.path)
+                raise self._not_rewritten(*_cause(error)) from error
+        if is_busy:
+            raise self._not_rewritten("readers of its log", _REMEDIES[sqlite3.SQLITE_BUSY])
         return answer
 
     def upgrade(self) -> None:
@@ -132,33 +127,41 @@ class SqliteDatabase(Database):
             # It is written where others would find it after a crash, and may or may not be on the disk.
             is_unsure = getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_FSYNC
             outcome = "Whether the transaction was stored is not known" if is_unsure else _NOTHING
-            raise self._failed(str(error.orig), outcome, _remedy(error.orig)) from error
+            raise self._failed(outcome, *_cause(error)) from error
         except UnicodeDecodeError as error:
-            raise self._failed(_UNREADABLE, _NOTHING, _REMEDIES[sqlite3.SQLITE_CORRUPT]) from error
+            raise self._failed(_NOTHING, *_cause(error)) from error
 
-    def _failed(self, found: str, outcome: str, remedy: str) -> DatabaseFailed:
+    def _failed(self, outcome: str, found: str, remedy: str) -> DatabaseFailed:
         return DatabaseFailed(
             f"database must be intact and accessible, got {found!r} at {self.path}{_room(self.path)}. "
             f"{outcome}; what was stored before is safe. {remedy}"
         )
 
+    def _not_rewritten(self, found: str, remedy: str) -> ReplayError:
+        return ReplayError(
+            f"database must be free and have room to be written anew, got {found!r} at {self.path}{_room(self.path)}. "
+            f"What was deleted is gone for every reader; its bytes go when this is run again. {remedy}"
+        )
+
 
 _NOTHING = "Nothing of the transaction was stored"
-_UNREADABLE = "malformed database schema"
-"""Of a message of SQLite's that repeats what stands in a damaged schema, and is no text."""
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "Make room on its disk and run this again; a run goes on with --resume.",
     sqlite3.SQLITE_IOERR: "Look for a failing disk, or a limit on the size of files (ulimit -f).",
     sqlite3.SQLITE_CORRUPT: "Put a copy in its place, or export what can still be read: agentloop replay export",
     sqlite3.SQLITE_NOTADB: "Put a copy in its place.",
     sqlite3.SQLITE_READONLY: "Become a user who may write it and in its folder; to look, copy it elsewhere.",
-    sqlite3.SQLITE_BUSY: "Stop what has been writing to it all this time.",
+    sqlite3.SQLITE_BUSY: "Stop what has been using it all this time.",
     sqlite3.SQLITE_CANTOPEN: "Check its folder, who may write there, and the limit on open files (ulimit -n).",
 }
 
 
-def _remedy(error: BaseException | None) -> str:
-    return _REMEDIES.get(_kind(error), "Check the file and its folder.")
+def _cause(error: Exception) -> tuple[str, str]:
+    """What SQLite found, and what to do about it."""
+    if isinstance(error, UnicodeDecodeError):  # where SQLite repeats what stands in a damaged schema
+        return "malformed database schema", _REMEDIES[sqlite3.SQLITE_CORRUPT]
+    found = error.orig if isinstance(error, exc.DBAPIError) else error
+    return str(found), _REMEDIES.get(_kind(found), "Check the file and its folder.")
 
 
 def _kind(error: BaseException | None) -> int:
@@ -181,13 +184,6 @@ def _room(path: Path) -> str:
     except OSError:
         # The folder has gone, or can't be entered any more.
         return ""
-
-
-def _not_rewritten(found: str, path: Path) -> ReplayError:
-    return ReplayError(
-        f"database must be in nobody's use while it is written anew, got {found} at {path}. "
-        "What was deleted is gone for every reader; stop what uses it and run this again to free its bytes."
-    )
 
 
 def create(path: Path) -> SqliteDatabase:
@@ -213,7 +209,7 @@ def create(path: Path) -> SqliteDatabase:
 
 
 def schema_of(path: Path) -> str:
-    """Of an existing database; raises DatabaseRefused for nothing, and what is newer or not ours."""
+    """The schema of an existing database; raises DatabaseRefused for nothing, and what is newer or not ours."""
     _check_exists(path)
     return _check_revision(path, migrates=True, writes=True)[1] or ""
 
@@ -327,7 +323,7 @@ def _plain_text(frame: bytes) -> str | None:
 
 
 def _check_revision(path: Path, *, migrates: bool, writes: bool) -> tuple[Mode, str | None]:
-    """Its schema, and the mode that it can be looked at in.
+    """The mode that the file can be looked at in, and its schema.
 
     Refuse what is not ours before anything could change it: even switching to WAL rewrites a file's header.
     """
@@ -338,15 +334,9 @@ def _check_revision(path: Path, *, migrates: bool, writes: bool) -> tuple[Mode, 
         except exc.OperationalError as error:
             mode = _other_mode(path, error, writes=writes)
             revision = _revision(path, mode)
-    except exc.DatabaseError as error:
-        raise DatabaseRefused(
-            f"database must be a readable SQLite file, got {str(error.orig)!r} at {path}. {_remedy(error.orig)}"
-        ) from error
-    except UnicodeDecodeError as error:
-        remedy = _REMEDIES[sqlite3.SQLITE_CORRUPT]
-        raise DatabaseRefused(
-            f"database must be a readable SQLite file, got {_UNREADABLE!r} at {path}. {remedy}"
-        ) from error
+    except (exc.DatabaseError, UnicodeDecodeError) as error:
+        found, remedy = _cause(error)
+        raise DatabaseRefused(f"database must be a readable SQLite file, got {found!r} at {path}. {remedy}") from error
     check_revision(revision, str(path), migrates=migrates)
     return mode, revision
 
@@ -361,7 +351,7 @@ def _revision(path: Path, mode: Mode) -> str | None:
 
 
 def _other_mode(path: Path, error: exc.OperationalError, *, writes: bool) -> Mode:
-    """Of a file that can't be looked at in the ordinary way; raises the error where there is no other.
+    """How to look at a file that the ordinary way fails for; raises the error where there is no other.
 
     What a killed migration left half done only who writes can undo, and SQLite does. In a folder where nobody can
     write, SQLite can't make its side files, and needs none where all is in the file itself.
