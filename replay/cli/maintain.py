@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -20,9 +22,19 @@ from replay.storage.erase import Forgotten
 from replay.storage.format.schema import REVISION
 from replay.storage.retention import Capacity, Evicted
 
+Limit = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=N",
+        help="Most that is kept: rows, bytes, age (iterations since a row was collected), staleness (publishes since it "
+        "was sampled), per_task (rows of a task). May be repeated.",
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only tell what would be done.")]
 
 
+_LIMITS = tuple(field.name for field in fields(Capacity))
+"""The keys of `replay.capacity`."""
 _DRY = "nothing was changed; add --yes to do it"
 
 
@@ -30,24 +42,27 @@ _DRY = "nothing was changed; add --yes to do it"
 def prune(
     run: Run = None,
     where: Where = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Most rows kept; the oldest go first.")] = None,
-    bytes: Annotated[int | None, typer.Option(min=1, help="Most bytes kept.")] = None,
-    age: Annotated[int | None, typer.Option(min=1, help="Most iterations since a row was collected.")] = None,
-    staleness: Annotated[int | None, typer.Option(min=1, help="Most publishes since it was sampled.")] = None,
-    per_task: Annotated[int | None, typer.Option(min=1, help="Most rows of one task.")] = None,
+    limit: Limit = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Evict rows for good: what stays of them is how they ended, and every update that used them."""
-    capacity = Capacity(rows, bytes, age, staleness, per_task)
+    capacity = Capacity(**dict(map(_limit, limit or ())))
     if (where is None) == (not capacity):
         given = "neither" if where is None else "both"
-        fail(f"prune must be given --where or limits, got {given}. For example: agentloop replay prune --age 20")
+        fail(f"prune must be given --where or --limit, got {given}. For example: agentloop replay prune --limit age=20")
     with opened(run, read_only=not yes) as buffer:
         picked = None if where is None else condition(where)
         run_id = buffer.run if where is not None else _own_run(buffer)
         found = buffer.store.prune(run_id, rows=picked, capacity=capacity, dry_run=not yes)
     say(json.dumps({**vars(found), "done": yes}) if as_json else _pruned_text(found, done=yes))
+
+
+def _limit(text: str) -> tuple[str, int]:
+    match = re.fullmatch(rf"({'|'.join(_LIMITS)})=([1-9][0-9]{{0,17}})", text)
+    if match is None:
+        fail(f"--limit must be NAME=N, a NAME of {', '.join(_LIMITS)} and N a whole number >= 1, got {text!r}.")
+    return match[1], int(match[2])
 
 
 def _own_run(buffer: Opened) -> str | None:

@@ -250,7 +250,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["replay", "rescore", "runs/small-001", "--where", "x"], "where must "),
     (["replay", "whatif", "runs/small-001", "--loss", "nowhere.yaml"], ""),
     (["replay", "verify", "empty"], ""),
-    (["replay", "prune", "runs/small-001"], "prune must be given --where or limits, got neither."),
+    (["replay", "prune", "runs/small-001"], "prune must be given --where or --limit, got neither."),
     (["replay", "export", "runs/small-001", "x.jsonl", "--where", "nosuch=1"], "where must name a field here, got"),
     (["replay", "import", "nowhere.jsonl", "runs/small-001"], "FILE must be readable, got 'nowhere.jsonl'"),
     (["inspect", "nowhere"], ""),

@@ -77,7 +77,7 @@ def test_prune_keeps_to_limits_and_never_takes_reserved_rows(location: Location)
         "select count(*) from draws join trajectories on id = trajectory "
         "where draws.state = 'reserved' and trajectories.iteration < 3",
     )
-    found = json.loads(ask("prune", str(location), "--rows", "8", "--yes", "--json").output)
+    found = json.loads(ask("prune", str(location), "--limit", "rows=8", "--yes", "--json").output)
     assert found["by_rule"] == {"rows": 16 - reserved}
     assert ask("prune", str(location), "--where", "reward >= 0", "--yes").exit_code == 0
     assert sql(location, EVICTED) == [(24 - 3,)]
@@ -89,19 +89,26 @@ def test_limits_are_about_the_run_of_the_folder(tmp_path: Path) -> None:
     for iteration in (1, 2):
         Born(iteration, run="imported", size=4).append_to(store)
     store.close()
-    everything = json.loads(ask("prune", str(tmp_path), "--rows", "4", "--json").output)
+    everything = json.loads(ask("prune", str(tmp_path), "--limit", "rows=4", "--json").output)
     # Of each run's rows but those of its last iteration: 16 of 24, and 4 of 8.
     assert everything["rows"] == 16 + 4
     (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {}}}))
-    assert json.loads(ask("prune", str(tmp_path), "--rows", "4", "--json").output)["rows"] == 16
+    assert json.loads(ask("prune", str(tmp_path), "--limit", "rows=4", "--json").output)["rows"] == 16
 
 
 def test_prune_wants_a_filter_or_limits(tmp_path: Path) -> None:
     filled(tmp_path / "replay.sqlite").close()
-    for words, given in (([], "neither"), (["--where", "success", "--rows", "3"], "both")):
+    for words, given in (([], "neither"), (["--where", "success", "--limit", "rows=3"], "both")):
         result = ask("prune", str(tmp_path), *words)
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-        assert f"prune must be given --where or limits, got {given}" in result.stderr
+        assert f"prune must be given --where or --limit, got {given}" in result.stderr
+
+
+@pytest.mark.parametrize("limit", ["rows", "rows=0", "rows=-3", "weight=3", "age=x", "age=" + "9" * 5000, "rows=3 "])
+def test_limit_that_is_none_is_refused_in_one_line(tmp_path: Path, limit: str) -> None:
+    result = ask("prune", str(tmp_path), "--limit", limit)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "--limit must be NAME=N, a NAME of rows, bytes, age, staleness, per_task and N a whole" in result.stderr
 
 
 def secretive(location: Location) -> ReplayStore:

@@ -158,11 +158,11 @@ LOOKS = (
     ["lineage", "1"],
     ["task", "a"],
     ["export", "{run}", "{rows}.copy"],
-    ["prune", "--age", "3"],
+    ["prune", "--limit", "age=3"],
 )
 CHANGES = (
     ["import", "{rows}"],
-    ["prune", "--age", "3", "--yes"],
+    ["prune", "--limit", "age=3", "--yes"],
     ["forget", "--where", "success", "--yes"],
 )
 COMMANDS = (*LOOKS, *CHANGES, ["migrate"])
@@ -297,7 +297,7 @@ def test_closed_buffer_on_a_read_only_disk_is_looked_at(tmp_path: Path) -> None:
         subprocess.run(["mount", "-o", "remount,bind,ro", str(disk)], check=True)
         with closing(ReplayStore.open(disk / "replay.sqlite", read_only=True)) as store:
             assert [row.id for row in store.read(["a", "b"])] == ["a", "b"]
-        refused = one_line(["prune", "--age", "3", "--yes", str(disk / "replay.sqlite")])
+        refused = one_line(["prune", "--limit", "age=3", "--yes", str(disk / "replay.sqlite")])
         assert refused.startswith("agentloop: database must be ")
     finally:
         subprocess.run(["umount", str(disk)], check=True)

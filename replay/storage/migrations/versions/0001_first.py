@@ -21,6 +21,10 @@ def _column(
     return sa.Column(name, kind, *reference, nullable=null)
 
 
+def _columns(kind: type[sa.types.TypeEngine[Any]], *names: str, null: bool = False) -> list[sa.Column[Any]]:
+    return [_column(name, kind, null=null) for name in names]
+
+
 def upgrade() -> None:
     _sources()
     _trajectories()
@@ -30,13 +34,7 @@ def upgrade() -> None:
 def _sources() -> None:
     op.create_table(
         "runs",
-        _column("id", sa.Text),
-        _column("name", sa.Text),
-        _column("config", sa.Text),
-        _column("authors", sa.Text),
-        _column("authors_hash", sa.Text),
-        _column("code_version", sa.Text),
-        _column("started_at", sa.Text),
+        *_columns(sa.Text, "id", "name", "config", "authors", "authors_hash", "code_version", "started_at"),
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_table(
@@ -44,16 +42,12 @@ def _sources() -> None:
         _column("run", sa.Text, "runs.id"),
         _column("version", sa.BigInteger),
         _column("checkpoint", sa.Text, null=True),
-        _column("tokenizer_hash", sa.Text),
-        _column("template_hash", sa.Text),
-        _column("created_at", sa.Text),
+        *_columns(sa.Text, "tokenizer_hash", "template_hash", "created_at"),
         sa.PrimaryKeyConstraint("run", "version"),
     )
     op.create_table(
         "tasks",
-        _column("hash", sa.Text),
-        _column("environment", sa.Text),
-        _column("payload", sa.Text),
+        *_columns(sa.Text, "hash", "environment", "payload"),
         sa.PrimaryKeyConstraint("hash"),
     )
     op.create_table(
@@ -61,11 +55,8 @@ def _sources() -> None:
         _column("id", sa.Text),
         _column("run", sa.Text, "runs.id"),
         _column("task", sa.Text, "tasks.hash"),
-        _column("iteration", sa.BigInteger),
-        _column("size", sa.BigInteger),
-        _column("reward_mean", sa.Double),
-        _column("reward_std", sa.Double),
-        _column("success_rate", sa.Double),
+        *_columns(sa.BigInteger, "iteration", "size"),
+        *_columns(sa.Double, "reward_mean", "reward_std", "success_rate"),
         sa.PrimaryKeyConstraint("id"),
     )
 
@@ -77,32 +68,27 @@ def _trajectories() -> None:
         _column("run", sa.Text, "runs.id"),
         _column("group_id", sa.Text, "groups.id"),
         _column("task", sa.Text, "tasks.hash"),
-        _column("iteration", sa.BigInteger),
-        _column("slot", sa.BigInteger),
-        _column("member", sa.BigInteger),
-        _column("attempt", sa.BigInteger),
+        *_columns(sa.BigInteger, "iteration", "slot", "member", "attempt"),
         _column("source", sa.Text),
         _column("reward", sa.Double),
         _column("success", sa.Boolean),
         _column("advantage", sa.Double),
         _column("stop_reason", sa.Text),
         _column("error_kind", sa.Text, null=True),
-        _column("num_turns", sa.BigInteger),
-        _column("num_tool_calls", sa.BigInteger),
-        _column("num_tokens", sa.BigInteger),
-        _column("num_action_tokens", sa.BigInteger),
-        _column("policy_version_min", sa.BigInteger),
-        _column("policy_version_max", sa.BigInteger),
-        _column("temperature", sa.Double),
-        _column("top_p", sa.Double),
+        *_columns(
+            sa.BigInteger,
+            "num_turns",
+            "num_tool_calls",
+            "num_tokens",
+            "num_action_tokens",
+            "policy_version_min",
+            "policy_version_max",
+        ),
+        *_columns(sa.Double, "temperature", "top_p"),
         _column("top_k", sa.BigInteger),
         _column("logprobs_mode", sa.Text),
-        _column("mean_entropy", sa.Double, null=True),
-        _column("mean_behavior_log_prob", sa.Double, null=True),
-        _column("min_behavior_log_prob", sa.Double, null=True),
-        _column("environment", sa.Text),
-        _column("environment_version", sa.Text),
-        _column("content_hash", sa.Text),
+        *_columns(sa.Double, "mean_entropy", "mean_behavior_log_prob", "min_behavior_log_prob", null=True),
+        *_columns(sa.Text, "environment", "environment_version", "content_hash"),
         _column("parent", sa.Text, null=True),
         _column("state", sa.Text),
         _column("state_reason", sa.Text, null=True),
@@ -120,22 +106,15 @@ def _trajectories() -> None:
         _column("position", sa.BigInteger),
         _column("reason", sa.Text),
         _column("num_tokens", sa.BigInteger),
-        _column("token_ids", sa.LargeBinary),
-        _column("authors", sa.LargeBinary),
-        _column("behavior_log_probs", sa.LargeBinary),
-        _column("policy_versions", sa.LargeBinary),
+        *_columns(sa.LargeBinary, "token_ids", "authors", "behavior_log_probs", "policy_versions"),
         sa.PrimaryKeyConstraint("trajectory", "position"),
     )
     op.create_table(
         "messages",
         _column("trajectory", sa.Text, "trajectories.id"),
         _column("position", sa.BigInteger),
-        _column("author", sa.Text),
-        _column("role", sa.Text),
-        _column("content", sa.Text),
-        _column("tool_calls", sa.Text, null=True),
-        _column("name", sa.Text, null=True),
-        _column("tool_call_id", sa.Text, null=True),
+        *_columns(sa.Text, "author", "role", "content"),
+        *_columns(sa.Text, "tool_calls", "name", "tool_call_id", null=True),
         sa.PrimaryKeyConstraint("trajectory", "position"),
     )
 
@@ -144,31 +123,22 @@ def _learning() -> None:
     op.create_table(
         "draws",
         _column("run", sa.Text, "runs.id"),
-        _column("iteration", sa.BigInteger),
-        _column("slot", sa.BigInteger),
+        *_columns(sa.BigInteger, "iteration", "slot"),
         _column("trajectory", sa.Text, "trajectories.id"),
         _column("stream", sa.Text),
         _column("probability", sa.Double, null=True),
         _column("staleness", sa.BigInteger, null=True),
         _column("state", sa.Text),
-        _column("advantage", sa.Double, null=True),
-        _column("drift_mean", sa.Double, null=True),
-        _column("drift_max", sa.Double, null=True),
-        _column("ess_share", sa.Double, null=True),
-        _column("approx_kl", sa.Double, null=True),
-        _column("clip_fraction", sa.Double, null=True),
+        *_columns(
+            sa.Double, "advantage", "drift_mean", "drift_max", "ess_share", "approx_kl", "clip_fraction", null=True
+        ),
         sa.PrimaryKeyConstraint("run", "iteration", "slot"),
     )
     op.create_index("draws_by_trajectory", "draws", ["trajectory"])
     op.create_table(
         "iterations",
         _column("run", sa.Text, "runs.id"),
-        _column("iteration", sa.BigInteger),
-        _column("policy_version", sa.BigInteger),
-        _column("planned_fresh", sa.BigInteger),
-        _column("planned_replay", sa.BigInteger),
-        _column("fresh", sa.BigInteger),
-        _column("replay", sa.BigInteger),
+        *_columns(sa.BigInteger, "iteration", "policy_version", "planned_fresh", "planned_replay", "fresh", "replay"),
         _column("fraction", sa.Double),
         _column("optimizer_steps", sa.BigInteger),
         sa.PrimaryKeyConstraint("run", "iteration"),
