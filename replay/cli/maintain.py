@@ -26,8 +26,8 @@ Limit = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=N",
-        help="Most that is kept: rows, bytes, age (iterations since a row was collected), staleness (publishes since it "
-        "was sampled), per_task (rows of a task). May be repeated.",
+        help="Most that is kept: rows, bytes, age (iterations since a row was collected), staleness (publishes since "
+        "it was sampled), per_task (rows of a task). May be repeated.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only tell what would be done.")]
