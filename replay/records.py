@@ -189,7 +189,7 @@ class Histogram:
     age: str
     """The age bucket of replayed rows; empty for fresh ones, which have none."""
     counts: npt.NDArray[np.int64]
-    """[BINS] tokens: see `replay.storage.format.histograms`."""
+    """[BINS] tokens: see `replay.storage.format.ratio_histograms`."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Histogram):

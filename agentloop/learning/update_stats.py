@@ -13,7 +13,7 @@ from agentloop.algorithms.diagnostics import Drift, EssWeights, sum_by_trajector
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
 from agentloop.ranks import Ranks
 from replay.records import FRESH, REPLAY, Histogram
-from replay.storage.format.histograms import BINS, EDGES
+from replay.storage.format.ratio_histograms import BINS, EDGES
 
 ESS_BY_AGE = "actor/replay/ess/age_"
 """Begins the names of the ESS metrics of the replay stream's age buckets."""
@@ -61,7 +61,7 @@ class UpdateTotals:
         self.ratios: list[tuple[Tensor, Tensor]] = []
         """Of each pass: ratios [B, T] float32, NaN where not trained, and whether their rows are replayed, [B]."""
         self.spread = zeros.new_zeros((len(replayed), BINS))
-        """[N, BINS]: the scored tokens by their ratio, see `replay.storage.format.histograms`."""
+        """[N, BINS]: the scored tokens by their ratio, see `replay.storage.format.ratio_histograms`."""
         self.approx_kl = zeros.clone()
         self.pg_loss = zeros.clone()
         """Token losses weighted as if the stream were alone in its optimizer step."""

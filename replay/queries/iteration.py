@@ -11,7 +11,7 @@ from replay.errors import ReplayError
 from replay.queries.filters.question import Answer
 from replay.records import COMMITTED, FRESH, REPLAY
 from replay.storage.format.encoding import BlobError
-from replay.storage.format.histograms import EDGES, decode, quantile
+from replay.storage.format.ratio_histograms import EDGES, decode, quantile
 from replay.storage.format.rows import chunked, named
 from replay.storage.format.schema import draws, groups, histograms, iterations, metrics, policies, trajectories
 from replay.storage.reclaimed import BORN, IS_KNOWN, with_born
@@ -23,8 +23,8 @@ _QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 def iteration(store: ReplayStore, run: str, number: int) -> Answer:
     """What one update learned from, in the order of its slots, what came of it, and the policy it made.
 
-    `histograms` are those of `replay.storage.format.histograms`, whose inner edges are `edges`; quantiles are middles
-    of bins. There are none of updates of before they were kept. `groups`: of the rows that went in, with their slots.
+    `histograms` are those of `replay.storage.format.ratio_histograms`, whose inner edges are `edges`; quantiles are
+    middles of bins. There are none of updates of before they were kept. `groups`: of the rows that went in, with their slots.
     """
     with store.reading() as connection:
         record = committed(connection, run, number)

@@ -15,7 +15,7 @@ from replay.sampling.samplers.by_outcome import successes
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.encoding import BlobError
-from replay.storage.format.messages import messages_of
+from replay.storage.format.message_json import messages_of
 from replay.storage.format.schema import draws, groups, iterations, messages, tasks
 from replay.store import ReplayStore
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REPLAY, RESERVED, UNTRAINABLE, DrawRecord, IterationRecord
 from replay.storage.counters import LEASE_DRAWS, is_live, next_number
-from replay.storage.format.histograms import COUNTS_RULE, encode, is_counts
+from replay.storage.format.ratio_histograms import COUNTS_RULE, encode, is_counts
 from replay.storage.format.rows import Row, chunked, known
 from replay.storage.format.schema import (
     draws,

@@ -29,7 +29,7 @@ from replay.records import (
 )
 from replay.storage.counters import next_number
 from replay.storage.format.encoding import encode_log_probs, token_hash
-from replay.storage.format.messages import conversation_row
+from replay.storage.format.message_json import conversation_row
 from replay.storage.format.rows import (
     CHECKED_COLUMNS,
     GROUP_COLUMNS,

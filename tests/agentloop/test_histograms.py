@@ -12,7 +12,7 @@ import torch
 from agentloop.learning.batch import BatchRow, build_batch
 from agentloop.learning.trainer import UpdateResult
 from agentloop.learning.update_stats import binned, histograms
-from replay.storage.format.histograms import BINS, Counts, bounds, count, merged, quantile_bounds
+from replay.storage.format.ratio_histograms import BINS, Counts, bounds, count, merged, quantile_bounds
 from tests.agentloop.training_examples import AUTHORS, LOSS, mixed_rows, row, run_config, segment, tiny_actor, trainer
 
 AGES = {None: "unknown", 0: "0", 3: "2-3", 2: "2-3"}

@@ -16,7 +16,7 @@ from agentloop.cli import main
 from agentloop.errors import UserError
 from agentloop.training import TrainResult, train
 from replay.storage.format.column_types import ESCAPE
-from replay.storage.format.messages import plain_text
+from replay.storage.format.message_json import plain_text
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
 
 REDACTOR = """

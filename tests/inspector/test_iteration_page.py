@@ -20,7 +20,7 @@ from replay.queries.open_buffer import Source
 from replay.records import FRESH, REPLAY, Histogram
 from replay.sampling.samplers import make_sampler
 from replay.storage.format import schema
-from replay.storage.format.histograms import count
+from replay.storage.format.ratio_histograms import count
 from tests.inspector.serving import Served, served
 from tests.replay.asking import ask
 from tests.replay.fakes import RUN, iterate, new_store, run_record, sql

@@ -31,7 +31,7 @@ from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location, open_database
 from replay.storage.format.column_types import ExactText, Real, Truth, Whole
 from replay.storage.format.encoding import content_hash
-from replay.storage.format.histograms import count
+from replay.storage.format.ratio_histograms import count
 from replay.storage.format.schema import metadata
 from replay.storage.retention import Capacity
 from replay.storage.write import Admission

@@ -27,7 +27,7 @@ from replay.queries.filters import condition
 from replay.records import TrajectoryRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from replay.storage.format.messages import plain_text
+from replay.storage.format.message_json import plain_text
 from tests.replay.fakes import (
     AUTHORS,
     MESSAGES,

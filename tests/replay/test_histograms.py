@@ -15,7 +15,7 @@ from replay.records import Histogram
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.encoding import BlobError
-from replay.storage.format.histograms import (
+from replay.storage.format.ratio_histograms import (
     BINS,
     EDGES,
     Scale,

@@ -15,7 +15,7 @@ from replay.errors import ContentGone
 from replay.sampling.samplers import make_sampler
 from replay.storage.counters import LEASE_DRAWS
 from replay.storage.databases import Location
-from replay.storage.format.messages import plain_text
+from replay.storage.format.message_json import plain_text
 from replay.storage.retention import Capacity
 from replay.store import Admission
 from tests.replay.fakes import (

@@ -14,7 +14,7 @@ from replay import ReplayError, ReplayStore, queries
 from replay.records import EVICTED, FRESH, ORPHANED, REPLAY, DrawRecord, Histogram
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from replay.storage.format.histograms import EDGES, count
+from replay.storage.format.ratio_histograms import EDGES, count
 from tests.replay.asking import ask, counted
 from tests.replay.fakes import RUN, Born, iterate, iteration_record, new_store, set_state, sql, task
 

@@ -16,7 +16,7 @@ from replay.queries import chosen
 from replay.records import FRESH, Histogram
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from replay.storage.format.histograms import count
+from replay.storage.format.ratio_histograms import count
 from replay.storage.format.schema import segments
 from replay.storage.write import Admission
 from tests.replay.fakes import RUN, Born, group, iterate, new_store, policy, request, sql, task, trajectory

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from replay.inspector.drawings.bars import Bar, Height, Tick, Tone, bars
 from replay.queries import Answer
 from replay.records import REPLAY
-from replay.storage.format.histograms import Counts, Scale, merged, quantile, scale_for
+from replay.storage.format.ratio_histograms import Counts, Scale, merged, quantile, scale_for
 
 _FACTORS = (1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0, 100.0, 1000.0, 10000.0)
 """Labelled on both sides of 1, where there is room."""

@@ -9,7 +9,7 @@ from sqlalchemy import exc
 
 from replay.errors import DatabaseRefused
 from replay.storage.databases import postgres, sqlite
-from replay.storage.databases.base import Database
+from replay.storage.databases.database import Database
 
 Location = str | Path
 """A file, `sqlite:///PATH`, or `postgresql+psycopg://USER@HOST/NAME`."""

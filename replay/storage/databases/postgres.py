@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from replay.errors import ConnectionLost, DamagedCell, DatabaseFailed, DatabaseRefused, InvalidRecord
-from replay.storage.databases.base import Answer, Database
+from replay.storage.databases.database import Answer, Database
 from replay.storage.databases.migrate import check_revision, migrate, stored_revision
 from replay.storage.format.schema import REVISION, metadata
 

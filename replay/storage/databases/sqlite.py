@@ -21,7 +21,7 @@ from sqlalchemy import exc
 
 from replay.errors import DatabaseFailed, DatabaseRefused, ReplayError
 from replay.storage.databases.backup import back_up
-from replay.storage.databases.base import Answer, Database
+from replay.storage.databases.database import Answer, Database
 from replay.storage.databases.migrate import check_revision, migrate, stored_revision
 from replay.storage.databases.network import network_file_system
 from replay.storage.format.encoding import BlobError, decompress_text

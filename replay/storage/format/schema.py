@@ -288,7 +288,7 @@ token_scores = sa.Table(
 )
 
 
-# How a per-token quantity of one update was spread: see `replay.storage.format.histograms`.
+# How a per-token quantity of one update was spread: see `replay.storage.format.ratio_histograms`.
 histograms = sa.Table(
     "histograms",
     metadata,
