@@ -28,7 +28,7 @@ from replay.sampling.draw import Candidates, Drawing, Drawn, Measure
 from replay.sampling.samplers import RankedSampler, Sampler
 from replay.sampling.trial_draw import Rehearsal
 from replay.storage import counters, draws, erase, read, retention, write
-from replay.storage.databases import Answer, Database, Location, create_database, open_database, retried
+from replay.storage.databases import Database, Location, Result, create_database, open_database, retried
 from replay.storage.draws import ResumeReport
 from replay.storage.erase import Forgotten
 from replay.storage.format.rows import RUN_COLUMNS, run_of
@@ -363,10 +363,10 @@ class ReplayStore:
                     counters.refuse_replaced(connection, run, self._epochs[run])
             yield connection
 
-    def _write(self, work: Callable[[sa.Connection], Answer], *runs: str) -> Answer:
+    def _write(self, work: Callable[[sa.Connection], Result], *runs: str) -> Result:
         """Idempotent work in such a transaction, done again when the connection is lost."""
 
-        def done() -> Answer:
+        def done() -> Result:
             with self._writing(*runs) as connection:
                 return work(connection)
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from replay.errors import ConnectionLost
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 _MOST_TRIES = 8
@@ -47,22 +47,22 @@ class Database(ABC):
     def reading(self) -> AbstractContextManager[sa.Connection]:
         """One consistent view, however many statements ask it."""
 
-    def write(self, work: Callable[[sa.Connection], Answer]) -> Answer:
+    def write(self, work: Callable[[sa.Connection], Result]) -> Result:
         """`work` in one write transaction; raises ConnectionLost as `writing` does."""
         with self.writing() as connection:
             return work(connection)
 
-    def read(self, question: Callable[[sa.Connection], Answer]) -> Answer:
+    def read(self, question: Callable[[sa.Connection], Result]) -> Result:
         """The answer from one consistent view, asked again when the connection is lost."""
 
-        def asked() -> Answer:
+        def asked() -> Result:
             with self.reading() as connection:
                 return question(connection)
 
         return retried(asked)
 
     @abstractmethod
-    def erase(self, work: Callable[[sa.Connection], Answer]) -> Answer:
+    def erase(self, work: Callable[[sa.Connection], Result]) -> Result:
         """`work` in one write transaction, and then the database written anew without what it deleted.
 
         Raises ReplayError where others who use the database keep it from being written anew.
@@ -81,7 +81,7 @@ class Database(ABC):
         """Give every connection back."""
 
 
-def retried(work: Callable[[], Answer]) -> Answer:
+def retried(work: Callable[[], Result]) -> Result:
     """Idempotent work, done again when the connection is lost: nobody knows whether the first time counted."""
     for _ in range(_MOST_TRIES - 1):
         try:

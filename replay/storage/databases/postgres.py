@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from replay.errors import ConnectionLost, DamagedCell, DatabaseFailed, DatabaseRefused, InvalidRecord
-from replay.storage.databases.database import Answer, Database
+from replay.storage.databases.database import Database, Result
 from replay.storage.databases.migrate import check_revision, migrate, stored_revision
 from replay.storage.format.schema import REVISION, metadata
 
@@ -79,7 +79,7 @@ class PostgresDatabase(Database):
         with self._begun(self._snapshots, None) as connection, self._explained("What was stored is safe."):
             yield connection
 
-    def erase(self, work: Callable[[sa.Connection], Answer]) -> Answer:
+    def erase(self, work: Callable[[sa.Connection], Result]) -> Result:
         answer = self.write(work)
         engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         with self._explained("What was deleted is gone for every reader."), engine.connect() as connection:

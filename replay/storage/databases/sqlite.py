@@ -21,7 +21,7 @@ from sqlalchemy import exc
 
 from replay.errors import DatabaseFailed, DatabaseRefused, ReplayError
 from replay.storage.databases.backup import back_up
-from replay.storage.databases.database import Answer, Database
+from replay.storage.databases.database import Database, Result
 from replay.storage.databases.migrate import check_revision, migrate, stored_revision
 from replay.storage.databases.network import network_file_system
 from replay.storage.format.encoding import BlobError, decompress_text
@@ -37,7 +37,7 @@ _BUSY_MILLISECONDS = 120_000
 _BEGIN = "replay_begin"
 
 
-Mode = Literal["ro", "immutable", "rw", "migrate"]
+OpenMode = Literal["ro", "immutable", "rw", "migrate"]
 """A file is looked at, also where side files can't be made; written to; or migrated with whatever journal it has."""
 _LOOKING = ("ro", "immutable")
 _OPTIONS = {"ro": "mode=ro", "immutable": "mode=ro&immutable=1", "rw": "mode=rw", "migrate": "mode=rw"}
@@ -50,7 +50,7 @@ class SqliteDatabase(Database):
     compresses_text = True
     groups_by_sorting = True
 
-    def __init__(self, path: Path, *, mode: Mode) -> None:
+    def __init__(self, path: Path, *, mode: OpenMode) -> None:
         self.path = path
         self.url = str(path)
         self.read_only = mode in _LOOKING
@@ -73,7 +73,7 @@ class SqliteDatabase(Database):
                 f"was changed at {self.path}. Open it anew."
             )
 
-    def erase(self, work: Callable[[sa.Connection], Answer]) -> Answer:
+    def erase(self, work: Callable[[sa.Connection], Result]) -> Result:
         answer = self.write(work)
         with self._explained(), self._engine.connect() as connection:
             raw = connection.connection.driver_connection
@@ -261,7 +261,7 @@ class _Connection(sqlite3.Connection):
         return super().cursor(factory)
 
 
-def _engine(path: Path, mode: Mode) -> sa.Engine:
+def _engine(path: Path, mode: OpenMode) -> sa.Engine:
     uri = f"{path.absolute().as_uri()}?{_OPTIONS[mode]}"
 
     def connect() -> sqlite3.Connection:
@@ -284,7 +284,7 @@ def _engine(path: Path, mode: Mode) -> sa.Engine:
     return engine
 
 
-def _prepare(connection: sqlite3.Connection, mode: Mode) -> None:
+def _prepare(connection: sqlite3.Connection, mode: OpenMode) -> None:
     connection.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS}")
     connection.execute("PRAGMA foreign_keys=ON")
     connection.create_function("plain_text", 1, _plain_text, deterministic=True)
@@ -322,12 +322,12 @@ def _plain_text(frame: bytes) -> str | None:
         return None
 
 
-def _check_revision(path: Path, *, migrates: bool, writes: bool) -> tuple[Mode, str | None]:
+def _check_revision(path: Path, *, migrates: bool, writes: bool) -> tuple[OpenMode, str | None]:
     """The mode that the file can be looked at in, and its schema.
 
     Refuse what is not ours before anything could change it: even switching to WAL rewrites a file's header.
     """
-    mode: Mode = "ro"
+    mode: OpenMode = "ro"
     try:
         try:
             revision = _revision(path, mode)
@@ -341,7 +341,7 @@ def _check_revision(path: Path, *, migrates: bool, writes: bool) -> tuple[Mode, 
     return mode, revision
 
 
-def _revision(path: Path, mode: Mode) -> str | None:
+def _revision(path: Path, mode: OpenMode) -> str | None:
     engine = _engine(path, mode)
     try:
         with engine.begin() as connection:
@@ -350,7 +350,7 @@ def _revision(path: Path, mode: Mode) -> str | None:
         engine.dispose()
 
 
-def _other_mode(path: Path, error: exc.OperationalError, *, writes: bool) -> Mode:
+def _other_mode(path: Path, error: exc.OperationalError, *, writes: bool) -> OpenMode:
     """How to look at a file that the ordinary way fails for; raises the error where there is no other.
 
     What a killed migration left half done only who writes can undo, and SQLite does. In a folder where nobody can

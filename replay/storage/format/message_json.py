@@ -9,14 +9,11 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from context.messages import Message, ToolCall
 from replay.storage.format.column_types import from_storable, is_storable, to_storable
 from replay.storage.format.encoding import BlobError, compress_text, decompress_text
-
-Row = dict[str, Any]
-
+from replay.storage.format.rows import Row
 
 _OPTIONAL = ("name", "tool_call_id", "reasoning")
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
