@@ -30,7 +30,7 @@ Limit = Annotated[
         "it was sampled), per_task (rows of a task). May be repeated.",
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only tell what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be done.")]
 
 
 _LIMITS = tuple(field.name for field in fields(Capacity))
@@ -85,7 +85,7 @@ def forget(
 ) -> None:
     """Remove content for good: it is overwritten, and the file or the server's tables are written anew.
 
-    Ids and how they ended stay, so that lineage still tells which updates a forgotten trajectory fed. Exit code 1 while
+    Ids and how they ended stay, so that lineage still names the updates that a forgotten trajectory fed. Exit code 1 while
     a copy that a migration made stands beside the file.
     """
     with opened(run, read_only=not yes) as buffer:

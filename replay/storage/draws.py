@@ -169,7 +169,7 @@ USES = (
     .correlate(trajectories)
     .scalar_subquery()
 )
-"""Of a row of `trajectories`, counted: what its column `uses` must say."""
+"""The committed replays of a row of `trajectories`, counted: what its column `uses` must say."""
 
 
 def _count_uses(connection: sa.Connection, ids: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 """Removing the content of rows for good.
 
-Of a row stays what is left of any evicted one (`replay.storage.reclaimed`), so that lineage still tells what it fed:
+What is left of any evicted row stays (`replay.storage.reclaimed`), so that lineage still names the updates it fed:
 weights that learned from it are not changed by forgetting it.
 """
 

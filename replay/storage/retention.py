@@ -40,7 +40,7 @@ class Capacity:
 
     rows: int | None = None
     bytes: int | None = None
-    """Of their content in the database, compressed."""
+    """The size of their content in the database, compressed."""
     age: int | None = None
     """Iterations since the one that collected the row."""
     staleness: int | None = None

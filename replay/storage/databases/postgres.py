@@ -180,7 +180,7 @@ def create(url: sa.URL) -> PostgresDatabase:
 
 
 def schema_of(url: sa.URL) -> str:
-    """Of a database that is there; an empty one has none."""
+    """The schema of a database that is there; an empty one has none."""
     database = PostgresDatabase(url, read_only=True)
     try:
         return database.check(migrates=True) or ""

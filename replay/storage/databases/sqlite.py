@@ -242,7 +242,7 @@ class _Cursor(sqlite3.Cursor):
     """Makes indexes anew that a row which was damaged in the file can't be found in, and goes on.
 
     A change of a row takes its entry out of the index. Where a bit of the row has flipped there is no such entry, and
-    SQLite refuses: the row could not even be quarantined. What is wrong with the row itself its checksum tells.
+    SQLite refuses: the row could not even be quarantined. Its checksum finds what is wrong with the row itself.
     """
 
     def execute(self, sql: str, parameters: Any = (), /) -> Self:
@@ -302,7 +302,7 @@ def _prepare(connection: sqlite3.Connection, mode: OpenMode) -> None:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Of two that change the file's mode at once, SQLite refuses one at once, however long it may wait."""
+    """SQLite refuses one of two that change the file's mode at once, however long it may wait."""
     deadline = time.monotonic() + _BUSY_MILLISECONDS / 1000
     while True:
         try:
@@ -315,7 +315,7 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 
 
 def _plain_text(frame: bytes) -> str | None:
-    """For searches: a damaged conversation says nothing. Reading it, and `verify`, tell of the damage."""
+    """For searches: a damaged conversation says nothing. Reading it, and `verify`, name the damage."""
     try:
         return decompress_text(frame)
     except BlobError:

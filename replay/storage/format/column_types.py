@@ -29,7 +29,7 @@ class Checked(sa.types.TypeDecorator[Any]):
     """`table.column`, for errors."""
     rule = ""
     python_types: frozenset[type] = frozenset()
-    """Of what drivers make of it."""
+    """The types that drivers make of it."""
     is_required = False
     bounds: tuple[float, float] | None = None
     """The least and the greatest value there can be."""
@@ -215,7 +215,7 @@ def from_storable(value: str | None) -> str | None:
 
 
 def is_storable(text: str) -> bool:
-    """Also False for a text that holds the mark somewhere: it would not need to be JSON, and does no harm as JSON."""
+    """Whether a column can hold the text; False for a text that holds the mark somewhere: it would not need to be JSON, and does no harm as JSON."""
     if "\x00" in text or ESCAPE in text:
         return False
     try:

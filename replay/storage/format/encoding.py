@@ -100,7 +100,7 @@ def encode_counts(counts: npt.NDArray[np.int64]) -> bytes:
 
 
 def decode_counts(blob: bytes, kinds: int) -> npt.NDArray[np.int64]:
-    """Of so many kinds; raises BlobError for any other blob."""
+    """The counts of so many kinds; raises BlobError for any other blob."""
     counts = np.frombuffer(_decode("counts", _COUNTS, blob, kinds, size=_COUNT.itemsize), _COUNT)
     return counts.astype(np.int64)
 

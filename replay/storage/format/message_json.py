@@ -20,7 +20,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def conversation_row(trajectory: str, messages: Sequence[Message], *, compressed: bool) -> tuple[Row, int]:
-    """Of the table `messages`; compressed where the database does not do it by itself. And the bytes it takes."""
+    """A row of the table `messages`, compressed where the database does not do it by itself, and the bytes it takes."""
     text = to_text(messages)
     frame = compress_text(text)
     row = {

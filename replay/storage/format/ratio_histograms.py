@@ -66,14 +66,14 @@ def decode(blob: bytes) -> Counts:
 
 
 def count(logs: npt.ArrayLike) -> Counts:
-    """Of any number of logs, in nats."""
+    """The counts of any number of logs, in nats."""
     values = np.asarray(logs, np.float64).ravel()
     places = np.searchsorted(EDGES, values[~np.isnan(values)], side="right")
     return np.bincount(places, minlength=BINS).astype(np.int64)
 
 
 def merged(counts: Iterable[Counts]) -> Counts:
-    """Of all of them together."""
+    """The counts of all of them together."""
     total = np.zeros(BINS, np.int64)
     for each in counts:
         total += each
@@ -111,7 +111,7 @@ def bounds(place: int) -> tuple[float, float]:
 
 
 _MIDDLES = [(lower + upper) / 2 for lower, upper in map(bounds, range(BINS))]
-"""Of a bin, which tells the wider one it belongs to; infinite for the outermost two."""
+"""The middle of each bin, by which the wider one it is in is found; infinite for the outermost two."""
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def _index() -> None:
 
 
 def _reclaim() -> None:
-    """Of rows that had no content any more, a few numbers are left."""
+    """A few numbers are left of rows that had no content any more."""
     op.create_table(
         "reclaimed",
         sa.Column("id", sa.Text, nullable=False),
