@@ -85,8 +85,8 @@ def forget(
 ) -> None:
     """Remove content for good: it is overwritten, and the file or the server's tables are written anew.
 
-    Ids and how they ended stay, so that lineage still names the updates that a forgotten trajectory fed. Exit code 1 while
-    a copy that a migration made stands beside the file.
+    Ids and how they ended stay, so that lineage still names the updates that a forgotten trajectory fed. Exit code 1
+    while a copy that a migration made stands beside the file.
     """
     with opened(run, read_only=not yes) as buffer:
         found = buffer.store.forget(chosen(buffer.run, where), dry_run=not yes)

@@ -215,7 +215,7 @@ def from_storable(value: str | None) -> str | None:
 
 
 def is_storable(text: str) -> bool:
-    """Whether a column can hold the text; False for a text that holds the mark somewhere: it would not need to be JSON, and does no harm as JSON."""
+    """Whether a column can hold it as it is. A text with the mark in it can't: as JSON it does no harm."""
     if "\x00" in text or ESCAPE in text:
         return False
     try:
