@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
-    from agentloop.config.file import load_config
+    from agentloop.config.config_file import load_config
     from agentloop.environments import Environment, Task, tool
-    from agentloop.training import TrainResult, train
+    from agentloop.training.train import TrainResult, train
 
 __version__ = "0.1.0"
 
@@ -21,9 +21,9 @@ _HOMES = {
     "Task": "agentloop.environments",
     "tool": "agentloop.environments",
     "RunConfig": "agentloop.config",
-    "load_config": "agentloop.config.file",
-    "TrainResult": "agentloop.training",
-    "train": "agentloop.training",
+    "load_config": "agentloop.config.config_file",
+    "TrainResult": "agentloop.training.train",
+    "train": "agentloop.training.train",
 }
 
 __all__ = ["Environment", "RunConfig", "Task", "TrainResult", "load_config", "tool", "train"]

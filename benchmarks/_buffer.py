@@ -10,16 +10,8 @@ import numpy as np
 from benchmarks._rows import RUN, make_tokens, make_trajectory
 from context.authors import ENV, LLM, default_authors
 from context.messages import Message, ToolCall
-from context.tokens import Segment, TokenSequence
-from replay import (
-    GroupRecord,
-    IterationRecord,
-    PolicyRecord,
-    ReplayStore,
-    RunRecord,
-    TaskRecord,
-    Trajectory,
-)
+from context.tokens.token_sequence import Segment, TokenSequence
+from replay import GroupRecord, IterationRecord, PolicyRecord, ReplayStore, RunRecord, TaskRecord, Trajectory
 from replay.records import FRESH, REPLAY, DrawRecord
 
 FRESH_ROWS, REPLAYED, MEMBERS = 64, 32, 8

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_model
 
 from agentloop.config import RunConfig
-from agentloop.config.file import load_config
+from agentloop.config.config_file import load_config
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"

@@ -7,24 +7,24 @@ from typing import Any
 
 import torch
 
-from agentloop.assemble import Parts, assemble
-from agentloop.collect import Collected
-from agentloop.composing import Planned
-from agentloop.console import open_display
-from agentloop.loop import Loop, LoopState
 from agentloop.models.actor import Actor
-from agentloop.run_folder import create_run_folder
-from agentloop.training import _begin
+from agentloop.rollouts.trajectories import Collected
+from agentloop.runs.display import open_display
+from agentloop.runs.run_folder import create_run_folder
+from agentloop.training.components import Components, build_components
+from agentloop.training.loop import Loop, LoopState
+from agentloop.training.mixed_batch import IterationPlan
+from agentloop.training.train import _begin
 from benchmarks._peer import MOST_ITERATIONS, Phases, Talk, order, run_config
 
 
 class TimedLoop(Loop):
-    def __init__(self, parts: Parts, state: LoopState, phases: Phases) -> None:
+    def __init__(self, parts: Components, state: LoopState, phases: Phases) -> None:
         super().__init__(parts, state)
         self._phases = phases
         self.fresh = 0
 
-    def collect(self, iteration: int, planned: Planned) -> Collected:
+    def collect(self, iteration: int, planned: IterationPlan) -> Collected:
         with self._phases.timed("generation"):
             collected = super().collect(iteration, planned)
         self.fresh = len(collected.trajectories)
@@ -54,7 +54,7 @@ def main() -> None:
     torch.set_num_threads(config.run.threads)
     torch.manual_seed(asked.seed)
     display = open_display(stderr=True)
-    with closing(assemble(folder, display, checkpoint=None, first=asked.model)) as parts:
+    with closing(build_components(folder, display, checkpoint=None, first=asked.model)) as parts:
         loop = TimedLoop(parts, _begin(parts, None), talk.phases)
         time_log_probs_without_gradient(talk.phases)
         talk.begin()

@@ -20,7 +20,7 @@ from trl.chat_template_utils import qwen3_template
 from agentloop.config import RunConfig
 from agentloop.environments import Environment, EnvironmentFactory, Task, TaskSource, open_tasks
 from agentloop.environments.lookup_chain import MAX_CALLS
-from agentloop.models.load import load_model
+from agentloop.models.loading import load_model
 from benchmarks._peer import MOST_ITERATIONS, Phases, Talk, order, run_config
 from context import Message, Renderer, ToolCall
 

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from agentloop import __version__
-from agentloop.assemble import Parts, assemble, starting_model
 from agentloop.config import RunConfig
-from agentloop.config.file import load_config, to_plain
+from agentloop.config.config_file import load_config, to_plain
 from agentloop.environments import load_environment
-from agentloop.evaluate import evaluate
-from agentloop.learners import settle_process
 from agentloop.learning.update_stats import ESS_BY_AGE
-from agentloop.loop import Loop, LoopState
-from agentloop.run_folder import create_run_folder
+from agentloop.rollouts.evaluation import evaluate
+from agentloop.runs.process import seed_process
+from agentloop.runs.run_folder import create_run_folder
+from agentloop.training.components import Components, build_components, starting_model
+from agentloop.training.loop import Loop, LoopState
 from benchmarks._replay_arms import BUDGET, COMMON, TARGET, TASKS, Settings
 from replay.locate import DATABASE
 from replay.records import RunRecord
@@ -77,7 +77,7 @@ def starting_point(task: str, seed: int, work: Path) -> Path:
         if not target.exists():
             config = configuration({**COMMON, **TASKS[name].settings}, seed=seed, folder=work / "warm-up")
             folder = create_run_folder(config)
-            settle_process(config)
+            seed_process(config)
             starting_model(folder, _Display())
             target.parent.mkdir(exist_ok=True)
             folder.model.rename(target)
@@ -104,10 +104,10 @@ def run_arm(task: str, settings: Settings, seed: int, work: Path, *, budget: int
     everything = {"run.iterations": _iterations(everything), **everything}
     config = configuration(everything, seed=seed, folder=work / "runs")
     folder = create_run_folder(config)
-    settle_process(config)
+    seed_process(config)
     display = _Display()
     try:
-        with closing(assemble(folder, display, checkpoint=None, first=start)) as parts:
+        with closing(build_components(folder, display, checkpoint=None, first=start)) as parts:
             _begin(parts)
             result = _train(Loop(parts, LoopState()), display, budget=budget or BUDGET)
     finally:
@@ -122,7 +122,7 @@ def run_arm(task: str, settings: Settings, seed: int, work: Path, *, budget: int
     }
 
 
-def _begin(parts: Parts) -> None:
+def _begin(parts: Components) -> None:
     parts.store.add_run(
         RunRecord(
             id=parts.run_id,
@@ -155,8 +155,8 @@ def _train(loop: Loop, display: _Display, *, budget: int) -> Result:
         due = fresh // WINDOW > evaluated // WINDOW and recent_success(iterations) >= _NEAR
         if due or fresh >= budget:
             evaluated = fresh
-            evaluations.append([len(iterations), round(held_out_success(loop.parts), 5)])
-    for iteration, calls in _tool_calls(loop.parts):
+            evaluations.append([len(iterations), round(held_out_success(loop.components), 5)])
+    for iteration, calls in _tool_calls(loop.components):
         iterations[iteration - 1][ITERATION.index("calls")] = calls
     return {
         "iterations": iterations,
@@ -180,14 +180,14 @@ def recent_success(iterations: list[list[float]]) -> float:
     return 0.0
 
 
-def _tool_calls(parts: Parts) -> list[tuple[int, int]]:
+def _tool_calls(parts: Components) -> list[tuple[int, int]]:
     """By iteration, of the fresh episodes."""
     query = "select iteration, sum(num_tool_calls) from trajectories group by iteration"
     with closing(sqlite3.connect(f"file:{parts.folder.path / DATABASE}?mode=ro", uri=True)) as connection:
         return connection.execute(query).fetchall()
 
 
-def held_out_success(parts: Parts) -> float:
+def held_out_success(parts: Components) -> float:
     """As `agentloop evaluate` has it, without the tools' delay: evaluations are no part of what is measured."""
     config, factory = parts.config, parts.actors.factory
     options = {**config.environment.options, "delay_s": 0.0}

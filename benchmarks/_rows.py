@@ -16,16 +16,8 @@ import numpy.typing as npt
 from agentloop.models.tiny import train_tokenizer
 from context.authors import ENV, LLM, TEMPLATE, default_authors
 from context.messages import Message
-from context.tokens import Segment, TokenSequence
-from replay import (
-    GroupRecord,
-    PolicyRecord,
-    ReplayStore,
-    RunRecord,
-    TaskRecord,
-    Trajectory,
-    TrajectoryRecord,
-)
+from context.tokens.token_sequence import Segment, TokenSequence
+from replay import GroupRecord, PolicyRecord, ReplayStore, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
 
 RUN = "benchmark"
 TASK = TaskRecord("task", "benchmark", {})

@@ -15,7 +15,7 @@ import torch
 from sqlalchemy import orm
 
 from context.messages import to_template
-from context.tokens import TokenSequence
+from context.tokens.token_sequence import TokenSequence
 from replay import Trajectory
 
 FIELDS = ("token_ids", "authors", "behavior_log_probs", "policy_versions")

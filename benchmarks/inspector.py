@@ -27,7 +27,7 @@ from benchmarks._buffer import LONG, TASKS, add_long, fill
 from benchmarks._goals import show
 from benchmarks._rows import RUN
 from replay import ReplayStore
-from replay.queries import Question, Sort, page
+from replay.queries import Query, Sort, page
 
 SIZE = 100_000
 GOALS = {
@@ -43,13 +43,13 @@ _FREE = 2 * 1024**3
 _FILTERS = (
     (),
     ("success",),
-    ("reward > 0.2 and reward < 0.9", "state = 'eligible'"),
+    ("reward > 0.2 and reward < 0.9", "state == 'eligible'"),
     ("staleness < 100",),
     ("uses >= 3",),
 )
-_SEARCHES = ("text contains 'import'", "text contains 'nowhere at all'", "tool = 'search'")
+_SEARCHES = ("'import' in text", "'nowhere at all' in text", "tool == 'search'")
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_SERVE = "from agentloop.cli import main; main()"
+_SERVE = "from agentloop.cli.main import main; main()"
 
 
 def lists(store: ReplayStore) -> Iterator[str]:
@@ -60,14 +60,14 @@ def lists(store: ReplayStore) -> Iterator[str]:
                 asked = [("run", RUN), ("sort", sort.value), ("order", "asc" if ascending else "desc")]
                 asked += [("where", condition) for condition in where]
                 yield "/buffer?" + urlencode(asked)
-                after = page(store, Question(RUN, where, sort, ascending))["after"]
+                after = page(store, Query(RUN, where, sort, ascending))["after"]
                 if after:
                     yield "/buffer?" + urlencode([*asked, ("after", after)])
 
 
 def pages(store: ReplayStore) -> dict[str, str]:
     """One address of every kind, by its name."""
-    newest, other = page(store, Question(RUN, ("uses >= 1",)), limit=2)["rows"]
+    newest, other = page(store, Query(RUN, ("uses >= 1",)), limit=2)["rows"]
     first, second = newest["id"], other["id"]
     run = quote(RUN)
     found = {

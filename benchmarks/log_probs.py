@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.head_log_probs import How, head_log_probs
 from agentloop.algorithms.log_probs import entropies, log_softmax
+from agentloop.models.token_log_probs.chunked import How, head_log_probs
 from benchmarks._goals import show
 
 VOCABULARY = 151_936
@@ -70,7 +70,7 @@ class Case:
         return log_probs.sum() if uncertainty is None else log_probs.sum() + 0.01 * uncertainty.sum()
 
     def triton(self) -> Tensor:
-        from agentloop.algorithms.head_triton import TritonRows
+        from agentloop.models.token_log_probs.triton_kernels import TritonRows
 
         return self.chunked(TritonRows())
 

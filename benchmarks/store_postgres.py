@@ -27,7 +27,7 @@ from benchmarks._rows import (
     seconds,
 )
 from benchmarks._stores import FIELDS, raw_tokens, raw_values
-from context.tokens import TokenSequence
+from context.tokens.token_sequence import TokenSequence
 from replay import DrawRequest, Pick, ReplayStore, Trajectory, make_sampler
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -31,7 +32,9 @@ from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
 from agentloop.models.tiny import train_tokenizer
 from benchmarks._goals import show
+from benchmarks._rows import make_trajectory
 from benchmarks.rollout import VOCABULARY, tiny_model
+from replay.records import BatchRow
 
 ROWS = 64
 PROMPT, REPLY, RESULT = 96, 14, 26
@@ -39,6 +42,7 @@ LONGEST_RESULT = 400
 TRL_ROWS = 16
 KINDS = ("episodes", "long_tail")
 ONE_PASS = 10**9
+_RANDOM = np.random.default_rng(0)
 
 
 def make_batch(kind: str, *, rows: int = ROWS) -> Batch:
@@ -70,7 +74,7 @@ def make_batch(kind: str, *, rows: int = ROWS) -> Batch:
         loss_weights=torch.ones(rows),
         temperature=torch.ones(rows),
         trajectory=torch.arange(rows),
-        trajectory_ids=tuple(map(str, range(rows))),
+        members=tuple(BatchRow(make_trajectory(_RANDOM, iteration=1, slot=slot)) for slot in range(rows)),
     )
 
 

@@ -26,14 +26,15 @@ from typing import Any
 import torch
 from safetensors.torch import load_model as load_weights
 
-from agentloop.assemble import make_actors, starting_model
-from agentloop.config.file import load_config
-from agentloop.console import open_display
+from agentloop.config.config_file import load_config
 from agentloop.environments import open_tasks
-from agentloop.evaluate import evaluate
-from agentloop.generation import LocalGenerator
-from agentloop.models.load import load_model
-from agentloop.run_folder import create_run_folder
+from agentloop.generation.local import LocalGenerator
+from agentloop.models.loading import load_model
+from agentloop.rollouts.actors import make_actors
+from agentloop.rollouts.evaluation import evaluate
+from agentloop.runs.display import open_display
+from agentloop.runs.run_folder import create_run_folder
+from agentloop.training.components import starting_model
 from benchmarks._goals import show
 from benchmarks._peer import GO_ON, MOST_ITERATIONS, QUICKSTART, ROOT
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from agentloop.checkpoint import save_checkpoint
 from agentloop.config import RunConfig
 from agentloop.learning.optimizer import WeightOptimizer
 from agentloop.models.adapters import add_adapters
+from agentloop.runs.checkpoint import save_checkpoint
 from benchmarks._goals import show
 
 LORA = "adamw, LoRA of rank 16"

@@ -1,23 +1,15 @@
 """What the model saw and who wrote each token: exact tokens, their authors, and the masks that follow."""
 
 from context.authors import Author, AuthorTable, default_authors, discarded
-from context.codec import TokenCodec
-from context.control import TrainingControl
 from context.manager import ContextManager, PrefixError
-from context.masks import loss_mask, response_mask
 from context.messages import Message, ToolCall
-from context.parse import (
-    HermesParser,
-    Llama3JsonParser,
-    PythonicParser,
-    ReactParser,
-    Reply,
-    ReplyParser,
-    choose_parser,
-)
-from context.render import Renderer
-from context.template import ChatTemplate, RenderError
-from context.tokens import NOT_SAMPLED, Segment, TokenSequence
+from context.parse import HermesParser, Llama3JsonParser, PythonicParser, ReactParser, Reply, ReplyParser, choose_parser
+from context.templates.chat_template import ChatTemplate, RenderError
+from context.templates.render import Renderer
+from context.tokens.codec import TokenCodec
+from context.tokens.control import TrainingControl
+from context.tokens.masks import loss_mask, response_mask
+from context.tokens.token_sequence import NOT_SAMPLED, Segment, TokenSequence
 
 __all__ = [
     "NOT_SAMPLED",

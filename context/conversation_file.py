@@ -9,7 +9,7 @@ from typing import Any
 
 from context.authors import ENV, INITIALIZATION, USER
 from context.messages import Message, ToolCall
-from context.template import RenderError
+from context.templates.chat_template import RenderError
 
 _AUTHORS = {"user": USER, "tool": ENV}
 

@@ -12,12 +12,9 @@ from typing import Any
 import numpy as np
 
 from context.authors import DEMONSTRATION, HISTORY, LLM
-from context.control import TrainingControl, withhold
+from context.message_checks import admitted, visible
 from context.messages import Message
-from context.outside import admitted, visible
 from context.parse import Reply, ReplyParser
-from context.render import Renderer
-from context.segments import OpenSegment
 from context.strategies import (
     CONTEXT_FULL,
     STRATEGIES,
@@ -33,8 +30,11 @@ from context.strategies import (
     Turn,
     shown,
 )
-from context.template import RenderError
-from context.tokens import NOT_SAMPLED, Segment, SegmentReason, TokenSequence
+from context.templates.chat_template import RenderError
+from context.templates.render import Renderer
+from context.tokens.control import TrainingControl, withhold
+from context.tokens.segments import OpenSegment
+from context.tokens.token_sequence import NOT_SAMPLED, Segment, SegmentReason, TokenSequence
 
 _Tools = Sequence[Mapping[str, Any]]
 

@@ -8,9 +8,9 @@ from itertools import groupby
 from rich.text import Text
 
 from context.authors import DISCARD_SUFFIX, AuthorTable
-from context.masks import loss_mask, response_mask
-from context.pieces import Decoder, pieces
-from context.tokens import TokenSequence
+from context.tokens.masks import loss_mask, response_mask
+from context.tokens.token_sequence import TokenSequence
+from context.tokens.token_text import Decoder, pieces
 from context.visible import visible
 
 _COLOURS = {

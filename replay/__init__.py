@@ -3,6 +3,7 @@
 from replay.errors import ConnectionLost, CorruptTrajectory, DatabaseRefused, InvalidRecord, ReplayError, RunReplaced
 from replay.mixing.request import Availability, DrawRequest, Limits, Pick
 from replay.records import (
+    BatchRow,
     DrawRecord,
     GroupRecord,
     IterationRecord,
@@ -13,17 +14,17 @@ from replay.records import (
     TrajectoryRecord,
 )
 from replay.sampling.samplers import Rows, Sampler, make_sampler
-from replay.store import AppendReport, Drawn, ReplayStore, ResumeReport
+from replay.store import AppendReport, ReplayStore, ResumeReport
 
 __all__ = [
     "AppendReport",
+    "BatchRow",
     "Availability",
     "ConnectionLost",
     "CorruptTrajectory",
     "DatabaseRefused",
     "DrawRecord",
     "DrawRequest",
-    "Drawn",
     "GroupRecord",
     "InvalidRecord",
     "IterationRecord",

@@ -2,6 +2,37 @@
 
 from __future__ import annotations
 
+import reprlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+_RULES = {"model_type": "be an object", "dict_type": "be an object", "recursion_depth_exceeded": "be nested less deep"}
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def shortened(value: object) -> str:
+    """For messages: one short line, whatever the value."""
+    return _SHORT.repr(value)
+
+
+def first_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str, str]:
+    """Where it is, what it must do, and what was found in short, for `<field> must <rule>, got <value>`.
+
+    What a row has and should not have comes before what it lacks: it may be the same, spelled otherwise.
+    """
+    found = error.errors(include_url=False)
+    first = min(found, key=lambda problem: problem["type"] == "missing")
+    (*within, name), kind = first["loc"] or ("",), first["type"]
+    if kind == "missing":
+        return tuple(within), f"hold {name!r}", "none"
+    if kind == "extra_forbidden":
+        return tuple(within), "hold known columns", shortened(name)
+    rule = _RULES.get(kind) or first["msg"].partition(" should ")[2] or f"be valid ({first['msg']})"
+    return first["loc"], rule, shortened(first["input"])
+
 
 class ReplayError(Exception):
     """A person can put it right."""

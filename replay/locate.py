@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from context.codec import TokenCodec
+from context.tokens.codec import TokenCodec
 from replay.errors import ReplayError
 from replay.storage.databases.open import Location
 

@@ -1,16 +1,23 @@
-"""Frozen dataclasses, one per table row. Facts only; what is derived is asked of `stats`."""
+"""Frozen dataclasses, one per table row. Facts only; what is derived is asked of `queries`.
+
+The annotation of a field is also its rule: the store and the files of `replay.exchange` check records by it.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import AfterValidator, Field
 
 from context.messages import Message
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 
 ELIGIBLE = "eligible"
 UNTRAINABLE = "untrainable"
@@ -44,13 +51,42 @@ FRESH = "fresh"
 REPLAY = "replay"
 
 
-ANSWERED = "answered"
-"""Stop reason of an episode that ended with an answer."""
+class StopReason(StrEnum):
+    """What ended an episode. A context strategy has reasons of its own, and an import may bring any other."""
+
+    ANSWERED = "answered"
+    """The policy ended it with an answer: the only end that the environment scores."""
+    TRUNCATED = "truncated"
+    """A reply reached its limit on tokens."""
+    MAX_TURNS = "max_turns"
+    """The policy had all the turns it may have."""
+    ENGINE_FAILURE = "engine_failure"
+    """The engine gave no usable reply: the episode says nothing about the policy."""
+    CALLED_LAST = "tool_calls"
+    """The last reply of an imported conversation calls a tool."""
+
+
+SOURCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+"""What a set of rows may be called, in `--name`, `replay.attach` and `TrajectoryRecord.source`."""
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise ValueError("should be a text of at least one character")
+    return text
+
+
+# Pydantic's own limit of length refuses lone surrogates, which ids may hold.
+Id = Annotated[str, AfterValidator(_not_empty)]
+Source = Annotated[str, Field(pattern=f"^{SOURCE_NAME.pattern}$")]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+"""What counts something: no database and no index has to hold more."""
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    id: str
+    id: Id
     name: str
     config: Mapping[str, Any]
     authors: str
@@ -64,7 +100,7 @@ class RunRecord:
 @dataclass(frozen=True)
 class PolicyRecord:
     run: str
-    version: int
+    version: Count
     """Publishes before; 0 = the policy the run started with."""
     checkpoint: str | None
     """Path of the snapshot relative to the run folder; None when it was not kept."""
@@ -83,55 +119,59 @@ class TaskRecord:
 class GroupRecord:
     """The members of one task in one iteration. Its statistics outlive evicted members."""
 
-    id: str
+    id: Id
     run: str
     task: str
-    iteration: int
-    size: int
-    reward_mean: float
-    reward_std: float
-    """Population standard deviation at birth."""
-    success_rate: float
+    iteration: Count
+    size: Annotated[int, Field(ge=1, lt=2**31)]
+    reward_mean: Finite
+    reward_std: Annotated[Finite, Field(ge=0)]
+    """Population standard deviation when it was collected."""
+    success_rate: Annotated[Finite, Field(ge=0, le=1)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrajectoryRecord:
-    id: str
+    """What is known of a trajectory besides its content. What follows from its tokens is filled in by the store."""
+
+    id: Id
     """Hash of run, iteration, task, member and attempt."""
     run: str
     group: str
     task: str
-    iteration: int
+    iteration: Count
     """The iteration that collected it."""
-    slot: int
+    slot: Count
     """Position within the iteration's fresh rows; with `iteration` the order of every selection."""
-    member: int
+    member: Count
     """Position within the group."""
-    attempt: int
+    attempt: Count
     """How often the run had been resumed when it was collected."""
-    source: str
+    source: Source
     """self | teacher | import | gateway"""
-    reward: float
+    reward: Finite
     success: bool
-    advantage: float
-    """Of the group it was born in."""
+    advantage: Finite
+    """In the group it was collected with."""
     stop_reason: str
     error_kind: str | None
-    num_turns: int
-    num_tool_calls: int
-    num_tokens: int
-    num_action_tokens: int
-    policy_version_min: int
-    policy_version_max: int
-    temperature: float
-    top_p: float
-    top_k: int
+    num_turns: Count
+    num_tool_calls: Count
+    num_tokens: Count = 0
+    num_action_tokens: Count = 0
+    policy_version_min: Count = 0
+    policy_version_max: Count = 0
+    """Of the sampled tokens; as given where there are none."""
+    temperature: Annotated[Finite, Field(ge=0)]
+    top_p: Annotated[Finite, Field(ge=0, le=1)]
+    top_k: Count
     logprobs_mode: str
     """`full`: over the whole vocabulary, at `temperature`."""
-    mean_entropy: float | None
+    mean_entropy: Finite | None
     """Nats per action token when sampled; None where the generator does not tell."""
-    mean_behavior_log_prob: float
-    min_behavior_log_prob: float
+    mean_behavior_log_prob: float = math.nan
+    min_behavior_log_prob: float = math.nan
+    """Nats; NaN: no token comes with the log-prob it was sampled with."""
     environment: str
     environment_version: str
     content_hash: str = ""
@@ -158,23 +198,52 @@ class DrawRecord:
     """One slot of one iteration's batch: which experience fed which update, and how far it had drifted."""
 
     run: str
-    iteration: int
-    slot: int
+    iteration: Count
+    slot: Count
     trajectory: str
     stream: str
     """fresh | replay"""
-    probability: float | None
+    probability: Finite | None
     """Share of the sampler's weight this row, or its group, had at the draw; None: fresh, or taken by rank."""
-    staleness: int | None
+    staleness: Count | None
     """The drawing policy's version minus the row's smallest; None for rows of another run."""
     state: str = RESERVED
-    advantage: float | None = None
-    drift_mean: float | None = None
-    drift_max: float | None = None
-    ess_share: float | None = None
+    advantage: Finite | None = None
+    drift_mean: Finite | None = None
+    drift_max: Finite | None = None
+    ess_share: Finite | None = None
     """The row's weight over the sum of its stream's weights."""
-    approx_kl: float | None = None
-    clip_fraction: float | None = None
+    approx_kl: Finite | None = None
+    clip_fraction: Finite | None = None
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """A trajectory in its role within one batch: as what it was drawn, and what it is trained with."""
+
+    trajectory: Trajectory
+    """A replayed one comes without its messages, which training does not read."""
+    draw: DrawRecord | None = None
+    """Its slot in the iteration's batch; None: a fresh row that is in none."""
+    advantage: float = 0.0
+    """Of the whole trajectory; reward units."""
+    reward: float = math.nan
+    """Less the KL penalty of a whole trajectory; reward units."""
+    weight: float = 1.0
+    """Of its loss: the sampler's correction for what it prefers, at most 1."""
+    token_advantages: tuple[npt.NDArray[np.float32], ...] | None = None
+    """One array per segment, one number per token; None: `advantage` on every trained token."""
+    scored: bool = False
+    """Sampled by the weights as they are, in sight of just these tokens: its behavior log-probs are its old ones."""
+
+    @property
+    def stream(self) -> str:
+        """fresh | replay"""
+        return FRESH if self.draw is None else self.draw.stream
+
+    @property
+    def staleness(self) -> int | None:
+        return None if self.draw is None else self.draw.staleness
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,16 +270,16 @@ class Histogram:
 @dataclass(frozen=True)
 class IterationRecord:
     run: str
-    iteration: int
-    policy_version: int
+    iteration: Count
+    policy_version: Count
     """Of the policy that collected it."""
-    planned_fresh: int
-    planned_replay: int
-    fresh: int
-    replay: int
-    fraction: float
+    planned_fresh: Count
+    planned_replay: Count
+    fresh: Count
+    replay: Count
+    fraction: Finite
     """Configured for this iteration, after the schedule."""
-    optimizer_steps: int
+    optimizer_steps: Count
     metrics: Mapping[str, float] = field(default_factory=dict)
     histograms: Sequence[Histogram] = ()
     """One per quantity, stream and age; what had no token to be measured on is absent."""

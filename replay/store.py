@@ -16,6 +16,7 @@ from context.authors import AuthorTable
 from replay.errors import ReplayError
 from replay.mixing.request import Availability, DrawRequest, Limits, Pick
 from replay.records import (
+    BatchRow,
     DrawRecord,
     GroupRecord,
     IterationRecord,
@@ -24,7 +25,7 @@ from replay.records import (
     TaskRecord,
     Trajectory,
 )
-from replay.sampling.draw import Candidates, Drawing, Drawn, Measure
+from replay.sampling.draw import Candidates, Drawing, Measure
 from replay.sampling.samplers import RankedSampler, Sampler
 from replay.sampling.trial_draw import Rehearsal
 from replay.storage import counters, draws, erase, read, retention, write
@@ -43,7 +44,6 @@ __all__ = [
     "Availability",
     "Capacity",
     "DrawRequest",
-    "Drawn",
     "Limits",
     "Pick",
     "ReplayStore",
@@ -170,17 +170,15 @@ class ReplayStore:
         return drawing is not None and drawing.run == run and not drawing.is_new
 
     @contextmanager
-    def rehearsing(
-        self, request: DrawRequest, sampler: Sampler, *, sources: Sequence[str] = ()
-    ) -> Iterator[tuple[Rehearsal, sa.Connection]]:
-        """The moment before a draw, and the database at that moment. Nothing is reserved, also by what is drawn there.
+    def rehearsing(self, request: DrawRequest, sampler: Sampler, *, sources: Sequence[str] = ()) -> Iterator[Rehearsal]:
+        """The moment before a draw. Nothing is reserved, also by what is drawn there.
 
         `sources` are those that picks will name. Nobody else draws for the run meanwhile.
         """
         with self._drawing(request) as drawing, self._database.reading() as connection:
-            yield drawing.rehearsal(connection, request, sampler, sources), connection
+            yield drawing.rehearsal(connection, request, sampler, sources)
 
-    def draw(self, request: DrawRequest, sampler: Sampler, *, measure: Measure | None = None) -> list[Drawn]:
+    def draw(self, request: DrawRequest, sampler: Sampler, *, measure: Measure | None = None) -> list[BatchRow]:
         """Select and reserve, in the order of the picks; fewer than asked if there are not enough.
 
         Advances the sampler's random state. A corrupt row is quarantined, logged and replaced by another draw.
@@ -189,7 +187,7 @@ class ReplayStore:
         """
         begun = sampler.state()
 
-        def drawn() -> list[Drawn]:
+        def drawn() -> list[BatchRow]:
             sampler.load_state(begun)
             with self._drawing(request) as drawing:
                 candidates = self._measured(drawing, request, sampler, measure)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STD_EPSILON = 1e-6
 """Added to a deviation that is divided by."""
 WHITENING_EPSILON = 1e-8
 """Added to a variance whose root is divided by: a deviation below 1e-4 is damped, for it is rounding."""
-
 Algorithm = Literal["grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "remax"]
 
 
@@ -77,6 +77,12 @@ def mean_baseline(members: Sequence[Member], *, normalise_std: bool) -> Baseline
         return Baseline(mean, 1.0)
     std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
     return Baseline(mean, std + STD_EPSILON)
+
+
+def group_advantages(rewards: Sequence[float], normalise_std: bool) -> list[float]:
+    """GRPO's, or Dr. GRPO's, of the members of one group by their rewards."""
+    baseline = mean_baseline([Member(reward) for reward in rewards], normalise_std=normalise_std)
+    return [baseline.of(reward) for reward in rewards]
 
 
 def length_weighted_baseline(members: Sequence[Member]) -> Baseline:
@@ -189,3 +195,47 @@ def _whitening(values: Sequence[float]) -> Baseline:
 def returns(advantages: Tensor, values: Tensor) -> Tensor:
     """What a critic regresses on: advantages + values; reward units."""
     return advantages + values
+
+
+ReplayBaseline = Literal["stored", "shared", "split", "fresh_only", "leave_one_out"]
+
+
+def compared_members(
+    members: Sequence[Member], baseline: ReplayBaseline, *, whole_batch: bool
+) -> list[tuple[int, ...]]:
+    """Positions of the members that each member is compared with; none for a replayed one under `stored`.
+
+    - stored: fresh members with their group; a replayed row keeps the advantage it was born with
+    - split: besides, replayed members of a task with each other (RePO's split, Li et al. 2025, arXiv 2506.09340)
+    - fresh_only: replayed members with the fresh ones of their task
+    - shared: all members of a task with each other
+    - leave_one_out: likewise, each without itself
+
+    A task's fresh members can be several groups; under `stored`, `split` and `fresh_only` each fresh member is
+    compared with its own. With `whole_batch` the batch is one task and its fresh members one group.
+    """
+    same_task: dict[str, list[int]] = {}
+    same_group: dict[tuple[str, str], list[int]] = {}
+    for position, member in enumerate(members):
+        task, group = _names(member, whole_batch)
+        same_task.setdefault(task, []).append(position)
+        if not member.replayed:
+            same_group.setdefault((task, group), []).append(position)
+    compared: list[tuple[int, ...]] = []
+    for position, member in enumerate(members):
+        task, group = _names(member, whole_batch)
+        if baseline == "shared":
+            compared.append(tuple(same_task[task]))
+        elif baseline == "leave_one_out":
+            compared.append(tuple(p for p in same_task[task] if p != position))
+        elif not member.replayed:
+            compared.append(tuple(same_group[task, group]))
+        elif baseline == "stored":
+            compared.append(())
+        else:
+            compared.append(tuple(p for p in same_task[task] if members[p].replayed == (baseline == "split")))
+    return compared
+
+
+def _names(member: Member, whole_batch: bool) -> tuple[str, str]:
+    return ("", "") if whole_batch else (member.task, member.group)

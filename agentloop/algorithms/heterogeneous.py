@@ -22,7 +22,7 @@ class StreamLoss:
     """For the tokens whose behavior policy is unknown; None: `objective` as for all others."""
     whole_trajectories: bool = False
     """All rows of a trajectory must be in one pass."""
-    silent_at_zero: bool = True
+    needs_advantage: bool = True
     """A token of advantage 0 has neither loss nor gradient."""
 
 

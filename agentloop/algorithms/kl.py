@@ -99,7 +99,7 @@ class KlCoefficient:
     def adapts(self) -> bool:
         return self._target is not None
 
-    def observe(self, kl: float, trajectories: int) -> None:
+    def feed(self, kl: float, trajectories: int) -> None:
         """Nats per token, mean over the iteration's tokens. Without a target nothing changes."""
         if self._target is not None:
             error = max(-_LARGEST_ERROR, min(_LARGEST_ERROR, kl / self._target - 1.0))

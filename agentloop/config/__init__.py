@@ -1,12 +1,8 @@
 """What a run can be told: every section of its configuration, and reading it from files and the command line."""
 
-from agentloop.config.run import (
-    CheckpointSection,
-    ModelSection,
-    ReplaySection,
-    RunConfig,
-    TinyModelSection,
-    WarmUpSection,
-)
+from agentloop.config.run_config import RunConfig
+from agentloop.config.sections.model import ModelSection, TinyModelSection
+from agentloop.config.sections.run_section import CheckpointSection
+from agentloop.config.sections.supervised_learning import WarmUpSection
 
-__all__ = ["CheckpointSection", "ModelSection", "ReplaySection", "RunConfig", "TinyModelSection", "WarmUpSection"]
+__all__ = ["CheckpointSection", "ModelSection", "RunConfig", "TinyModelSection", "WarmUpSection"]

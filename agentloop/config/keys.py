@@ -9,6 +9,7 @@ from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.config.model_defaults import MODEL_DEFAULTS
+from replay.section import rule_in_words
 
 
 @dataclass(frozen=True)
@@ -68,52 +69,4 @@ def _entries(
         else:
             free = part.get("type") == "object"
             model_default = MODEL_DEFAULTS.get(path, defaults[name])
-            yield Key(path, _rule(part), defaults[name], model_default, part.get("description", ""), free)
-
-
-def _rule(schema: dict[str, Any]) -> str:
-    if "anyOf" in schema:
-        return " or ".join(_rule(part) for part in schema["anyOf"])
-    if "enum" in schema:
-        names = [str(name) for name in schema["enum"]]
-        return ", ".join(names[:-1]) + " or " + names[-1]
-    if "const" in schema:
-        return str(schema["const"])
-    if "$ref" in schema:  # an entry of a list
-        return "a mapping"
-    kind = schema.get("type")
-    if kind in ("integer", "number"):
-        return _number_rule("a whole number" if kind == "integer" else "a number", schema)
-    if kind == "array":
-        return _array_rule(schema)
-    text = f"text matching {schema['pattern']}" if "pattern" in schema else "text"
-    return {"string": text, "boolean": "true or false", "null": "null", "object": "a mapping"}[str(kind)]
-
-
-def _number_rule(noun: str, schema: dict[str, Any]) -> str:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and high is not None:
-        return f"{noun} from {low:g} to {high:g}"
-    bounds = []
-    if low is not None:
-        bounds.append(f"of at least {low:g}")
-    if high is not None:
-        bounds.append(f"of at most {high:g}")
-    if "exclusiveMinimum" in schema:
-        bounds.append(f"above {schema['exclusiveMinimum']:g}")
-    if "exclusiveMaximum" in schema:
-        bounds.append(f"below {_plain(schema['exclusiveMaximum'])}")
-    return f"{noun} {' and '.join(bounds)}".strip()
-
-
-def _plain(number: float) -> str:
-    return str(int(number)) if float(number).is_integer() else f"{number:g}"
-
-
-def _array_rule(schema: dict[str, Any]) -> str:
-    if "prefixItems" in schema:
-        parts = [_rule(part) for part in schema["prefixItems"]]
-        return f"a list of {len(parts)}: {', '.join(parts)}"
-    rule = _rule(schema["items"])
-    plural = {"a mapping": "mappings", "a whole number": "whole numbers", "text": "texts"}
-    return f"a list of {plural.get(rule, rule.replace('a list', 'lists', 1))}"
+            yield Key(path, rule_in_words(part), defaults[name], model_default, part.get("description", ""), free)

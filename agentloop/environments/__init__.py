@@ -1,11 +1,11 @@
 """Where the agent acts: environments with tasks, tools and rewards."""
 
-from agentloop.environments.base import Environment, Task, tool
-from agentloop.environments.load import EnvironmentFactory, load_environment
+from agentloop.environments.environment import Environment, Task, tool
+from agentloop.environments.factory import EnvironmentFactory, load_environment
 from agentloop.environments.lookup_chain import LookupChain
-from agentloop.environments.observations import ToolResult
-from agentloop.environments.tasks import TaskSource, open_tasks
-from agentloop.environments.tools import POLICY_ERRORS, ToolLimits, call_tool
+from agentloop.environments.task_source import TaskSource, open_tasks
+from agentloop.environments.tools.call import POLICY_ERRORS, ToolLimits, call_tool
+from agentloop.environments.tools.results import ToolResult
 
 __all__ = [
     "POLICY_ERRORS",

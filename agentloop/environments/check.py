@@ -1,10 +1,9 @@
-"""Tells an environment's author at the start, in one line, what would fail at the first call."""
+"""Checks an environment before a run starts: what would fail at the first call is an error of one line."""
 
 from __future__ import annotations
 
 import inspect
 import math
-import random
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -12,11 +11,11 @@ from typing import Any
 
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
-from agentloop.class_file import suggest
-from agentloop.environments.base import Environment, Task, in_words
+from agentloop.environments.environment import Environment, Task, quoted_task
 from agentloop.errors import UserError, one_line, one_line_with_place
 from context.authors import INITIALIZATION, LLM, USER, Author
 from context.messages import Message, canonical_json, messages_hash
+from context.wording import suggest
 
 _MAKE_TASK = "make_task(self, rng) -> Task"
 _TASK_FROM_ROW = "task_from_row(self, row) -> Task"
@@ -120,27 +119,12 @@ def _check_authors(messages: Sequence[Message], where: str, registered: Mapping[
             )
 
 
-def check_repeatable(make_task: Callable[[random.Random], Task], where: str) -> None:
-    """Refuse an environment whose tasks depend on more than the random numbers they are given."""
+def check_repeatable(make: Callable[[int], Task], where: str, *, source: str, advice: str) -> None:
+    """Refuse an environment whose tasks depend on more than their `source`: the random numbers, or the row."""
     for trial in range(_TRIALS):
-        first, second = (make_task(random.Random(f"check/{trial}")) for _ in range(2))
+        first, second = make(trial), make(trial)
         if (first.payload, first.messages()) != (second.payload, second.messages()):
-            raise UserError(
-                f"{where}.make_task must make the same task from the same rng, got two different ones. "
-                "Draw every random number from rng."
-            )
-
-
-def check_reads_alike(
-    task_from_row: Callable[[Mapping[str, Any], str], Task], row: Mapping[str, Any], where: str
-) -> None:
-    """Refuse an environment whose task depends on more than its row."""
-    first, second = (task_from_row(row, "row 1") for _ in range(2))
-    if (first.payload, first.messages()) != (second.payload, second.messages()):
-        raise UserError(
-            f"{where}.task_from_row must make the same task from the same row, got two different ones. "
-            "Take everything from the row."
-        )
+            raise UserError(f"{where} must make the same task from the same {source}, got two different ones. {advice}")
 
 
 def check_reward(environment: Environment, task: Task, where: str) -> None:
@@ -149,14 +133,14 @@ def check_reward(environment: Environment, task: Task, where: str) -> None:
         environment.start(task)
     except Exception as error:
         raise UserError(
-            f"{where}.start must accept its tasks, got {one_line_with_place(error)} for {in_words(task)}. Mend it."
+            f"{where}.start must accept its tasks, got {one_line_with_place(error)} for {quoted_task(task)}. Mend it."
         ) from error
     try:
         reward: Any = environment.reward(task, (*task.messages(), Message("assistant", "", author=LLM)))
     except Exception as error:
         raise UserError(
-            f"{where}.reward must judge any reply, got {one_line_with_place(error)} for {in_words(task)} and an empty "
-            "reply. Return 0.0 there."
+            f"{where}.reward must judge any reply, got {one_line_with_place(error)} for {quoted_task(task)} and an "
+            "empty reply. Return 0.0 there."
         ) from error
     if not isinstance(reward, Real) or not math.isfinite(reward):
         raise UserError(f"{where}.reward must return a finite number, got {reward!r} for an empty reply.")

@@ -33,8 +33,8 @@ class TaskOrder:
     Foster & Foerster 2025, arXiv 2502.12272). No task comes again while it is under way, and for `floor` none is left
     out for good.
 
-    p = (successes + 1) / (attempts + 2), so a task that was never tried has 1/2; `decay` is what earlier counts
-    keep each time a task is tried again, for the policy that made them is gone.
+    p = (successes + 1) / (attempts + 2), so a task that was never tried has 1/2; `decay` is the factor of
+    earlier counts each time a task is tried again, for the policy that made them is gone.
 
     What an index was given is kept until it has been learned from: rates that change in between move nothing.
     """
@@ -58,7 +58,7 @@ class TaskOrder:
         return self._rule.curriculum != "none"
 
     def at(self, index: int) -> int:
-        """The number of the task. With a curriculum, for indices not yet observed, or new ones in turn."""
+        """The number of the task. With a curriculum, for indices without a recorded success, or new ones in turn."""
         if not self.adapts:
             return self._plain(index)
         while self._next <= index:
@@ -66,7 +66,7 @@ class TaskOrder:
             self._next += 1
         return self._given[index]
 
-    def observe(self, index: int, *, attempts: int, successes: float) -> None:
+    def record_success(self, index: int, *, attempts: int, successes: float) -> None:
         """The task at `index` is done: of `attempts` of the policy at it (0: none was made), so many succeeded."""
         if not self.adapts:
             return
@@ -83,7 +83,7 @@ class TaskOrder:
         return (solved + 1.0) / (tried + 2.0)
 
     def metrics(self) -> dict[str, float]:
-        """Of the pool: how much of it was never tried, and what is expected of the rest."""
+        """How much of the pool was never tried, and the success that is expected of the rest."""
         if not self.adapts:
             return {}
         rates = [self.success(number) for number in self._counts]

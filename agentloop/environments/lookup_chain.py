@@ -6,7 +6,7 @@ Every task has a private store of 32 keys. A record is {"next": key, "see": key}
 random, so there is nothing to memorise: an agent has to copy keys, read fields and know when to stop.
 
 With `thinking` and `padding` episodes grow long enough for what a context strategy leaves out to matter. With `delay_s`
-acting takes as long as it does with tools that wait for something, which is when fresh episodes are dear.
+acting takes as long as it does with tools that wait for something, which is when fresh episodes are expensive.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any
 
-from agentloop.environments.base import Environment, Task, tool
+from agentloop.environments.environment import Environment, Task, tool
 from context.authors import DEMONSTRATION, LLM
 from context.messages import Message, ToolCall
 

@@ -1,7 +1,6 @@
 """Engines that sample from the published policy."""
 
-from agentloop.generation.base import Completion, GenerationFailed, GenerationRequest, Generator
 from agentloop.generation.checks import replies
-from agentloop.generation.local import LocalGenerator
+from agentloop.generation.generator import Completion, GenerationFailed, GenerationRequest, Generator
 
-__all__ = ["Completion", "GenerationFailed", "GenerationRequest", "Generator", "LocalGenerator", "replies"]
+__all__ = ["Completion", "GenerationFailed", "GenerationRequest", "Generator", "replies"]

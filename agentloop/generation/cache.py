@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from agentloop.generation.base import GenerationRequest
+from agentloop.generation.generator import GenerationRequest
 
 _GROWTH = 64
 _WORTH_A_CALL = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from agentloop.generation.base import Completion, GenerationFailed, GenerationRequest, Generator
+from agentloop.generation.generator import Completion, GenerationFailed, GenerationRequest, Generator
 
 _ROUNDING = 1e-6
 """A log-prob this far above 0 is a rounding error of softmax; beyond it, it is no log-prob."""

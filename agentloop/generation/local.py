@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentloop.config.compute import ComputeSection
+from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import TrainingStopped
-from agentloop.generation.base import Completion, GenerationRequest
 from agentloop.generation.cache import EpisodeCache
+from agentloop.generation.generator import Completion, GenerationRequest
 
 _FEW = 0.5
 """Share of a batch that copying its keys and values pays for, to go on without the others' holes."""

@@ -5,34 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from agentloop.algorithms.diagnostics import sum_by_trajectory
+from agentloop.algorithms.objectives import ObjectiveInput
 from context.authors import AuthorTable
-from context.masks import loss_mask, response_mask
-from replay.records import REPLAY, Trajectory
-
-
-@dataclass(frozen=True)
-class BatchRow:
-    """A trajectory in its role within one iteration."""
-
-    trajectory: Trajectory
-    stream: Literal["fresh", "replay"]
-    advantage: float
-    """Of the whole trajectory; reward units."""
-    staleness: int | None = None
-    """Of a replayed row, in publishes; None: unknown."""
-    weight: float = 1.0
-    """Of the row's loss: what its sampler corrects for."""
-    token_advantages: tuple[npt.NDArray[np.float32], ...] | None = None
-    """One array per segment, one number per token; None: `advantage` on every trained token."""
-    scored: bool = False
-    """Sampled by the weights as they are, in sight of just these tokens: its behavior log-probs are its old ones."""
+from context.tokens.masks import loss_mask, response_mask
+from replay.mixing.apportion import apportion
+from replay.records import REPLAY, BatchRow
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,14 +43,23 @@ class Batch:
     temperature: Tensor
     """[B] float32: what the row was sampled at."""
     trajectory: Tensor
-    """[B] int64: index into `trajectory_ids`."""
-    trajectory_ids: tuple[str, ...]
+    """[B] int64: index into `members`."""
+    members: tuple[BatchRow, ...]
+    """The trajectories, each once."""
 
     def __post_init__(self) -> None:
         if bool((self.loss_mask & ~self.response_mask).any()):
             raise ValueError("loss_mask must be within response_mask, got a trained token that is no action token.")
         if bool((self.response_mask & ~self.attention_mask).any()):
             raise ValueError("response_mask must be within attention_mask, got an action token in the padding.")
+
+    @property
+    def num_trajectories(self) -> int:
+        return len(self.members)
+
+    @property
+    def trajectory_ids(self) -> tuple[str, ...]:
+        return tuple(member.trajectory.id for member in self.members)
 
     @property
     def lengths(self) -> list[int]:
@@ -76,10 +70,43 @@ class Batch:
     @property
     def replayed(self) -> Tensor:
         """[N] bool, one per trajectory."""
-        flags = torch.zeros(len(self.trajectory_ids), dtype=torch.bool, device=self.replay_mask.device)
+        flags = torch.zeros(self.num_trajectories, dtype=torch.bool, device=self.replay_mask.device)
         return flags.index_put((self.trajectory,), self.replay_mask)
 
-    def rows(self, positions: Tensor) -> Batch:
+    @property
+    def signal_share(self) -> Tensor:
+        """[B] float64: of the trained trajectories of the row's stream, the share with an advantage other than 0.
+
+        1 / their number where there is none: then nothing is divided by it but zeros.
+        """
+        count = self.num_trajectories
+        trained = sum_by_trajectory(self.loss_mask, self.trajectory, count) > 0
+        has_signal = sum_by_trajectory(self.loss_mask & (self.advantages != 0), self.trajectory, count) > 0
+        shares = [
+            has_signal[stream].sum().clamp_min(1).double() / trained[stream].sum().clamp_min(1)
+            for stream in (~self.replayed, self.replayed)
+        ]
+        return torch.where(self.replay_mask, shares[1], shares[0])
+
+    def objective_input(
+        self, log_probs: Tensor, anchors: Tensor, *, signal_share: Tensor | None = None
+    ) -> ObjectiveInput:
+        """What the loss of these rows is computed from; both arrays are [B, T] nats.
+
+        `signal_share` is that of the whole optimizer step; None: these rows are all of it.
+        """
+        return ObjectiveInput(
+            log_probs=log_probs,
+            anchors=anchors,
+            behavior_log_probs=self.behavior_log_probs,
+            advantages=self.advantages,
+            loss_mask=self.loss_mask,
+            trajectory=self.trajectory,
+            num_trajectories=self.num_trajectories,
+            signal_share=self.signal_share if signal_share is None else signal_share,
+        )
+
+    def select(self, positions: Tensor) -> Batch:
         """Some of the rows, cut to the longest of them. They keep their trajectories' indices."""
         width = int(self.attention_mask[positions].any(dim=0).sum())
         return self._map(lambda t: t[positions, :width] if t.ndim == 2 else t[positions])
@@ -88,7 +115,7 @@ class Batch:
         return self._map(lambda t: t.to(device))
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "trajectory_ids"}
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "members"}
         changed: dict[str, Any] = {name: change(array) for name, array in arrays.items()}
         return replace(self, **changed)
 
@@ -122,7 +149,7 @@ def build_batch(rows: Sequence[BatchRow], authors: AuthorTable) -> Batch:
         loss_weights=torch.tensor([row.weight for row in owners], dtype=torch.float32),
         temperature=torch.tensor([row.trajectory.record.temperature for row in owners], dtype=torch.float32),
         trajectory=torch.tensor([index for index, _, _ in segments]),
-        trajectory_ids=tuple(row.trajectory.id for row in rows),
+        members=tuple(rows),
         **padded,
     )
 
@@ -163,3 +190,77 @@ def _padded(arrays: Sequence[npt.NDArray[np.generic]], fill: float, dtype: type[
     for row, array in zip(table, arrays, strict=True):
         row[: len(array)] = array
     return torch.from_numpy(table)
+
+
+def bound_negative(row: BatchRow, share: float) -> BatchRow:
+    """A bound on what a replayed row can push away: its weight is at most 1, and multiplied by another such one.
+
+    `share` is `replay.negative_weight`. Where tokens have advantages of their own, the negative ones are multiplied
+    instead, whatever the row's is.
+    """
+    if row.stream != REPLAY or share == 1.0:
+        return row
+    if row.token_advantages is not None:
+        bounded = tuple(np.where(values < 0, np.float32(share) * values, values) for values in row.token_advantages)
+        return replace(row, token_advantages=bounded)
+    return replace(row, weight=share * row.weight) if row.advantage < 0 else row
+
+
+def plan_mini_batches(groups: Sequence[str | None], size: int, *, seed: Sequence[int]) -> list[list[int]]:
+    """Positions of the trajectories of each of the ceil(len(groups) / size) mini-batches; none lost, none
+    twice.
+
+    `groups` names the group of each fresh trajectory, None for a replayed one. Groups stay whole and are
+    spread as evenly as their sizes allow, so a mini-batch can be larger or smaller than `size`. Replayed
+    trajectories follow them in proportion, so that every mini-batch has the batch's fresh:replay split within
+    one trajectory; with fewer groups than mini-batches that is impossible, and they are spread evenly. Which
+    go where depends on `seed` alone.
+    """
+    count = -(-len(groups) // size)
+    if count == 0:
+        return []
+    random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(list(seed))))
+    members: dict[str, list[int]] = {}
+    replayed: list[int] = []
+    for position in random.permutation(len(groups)).tolist():
+        group = groups[position]
+        (replayed if group is None else members.setdefault(group, [])).append(position)
+    bins: list[list[int]] = [[] for _ in range(count)]
+    # The largest first, each into the emptiest: sizes differ by at most the largest group.
+    for rows in sorted(members.values(), key=len, reverse=True):
+        min(bins, key=len).extend(rows)
+    shares = [len(rows) / (len(groups) - len(replayed)) for rows in bins] if all(bins) else [1 / count] * count
+    start = 0
+    for rows, number in zip(bins, apportion(len(replayed), shares), strict=True):
+        rows.extend(replayed[start : start + number])
+        start += number
+    return [sorted(rows) for rows in bins]
+
+
+def cut_micro_batches(lengths: Sequence[int], max_tokens: int, *, packs: bool = False) -> list[list[int]]:
+    """Positions of the rows of each pass, by length: at most `max_tokens` tokens, at least one row.
+
+    Padding counts, unless rows are packed.
+    """
+    return cut_whole_trajectories(lengths, range(len(lengths)), max_tokens, packs=packs)
+
+
+def cut_whole_trajectories(
+    lengths: Sequence[int], trajectories: Sequence[int], max_tokens: int, *, packs: bool = False
+) -> list[list[int]]:
+    """Positions of the rows of each pass, all rows of a trajectory in the same one, however long it is."""
+    rows: dict[int, list[int]] = {}
+    for position, trajectory in enumerate(trajectories):
+        rows.setdefault(trajectory, []).append(position)
+    longest = {trajectory: max(lengths[position] for position in rows[trajectory]) for trajectory in rows}
+    cuts: list[list[int]] = []
+    for trajectory in sorted(rows, key=lambda trajectory: longest[trajectory]):
+        whole = rows[trajectory]
+        together = [*cuts[-1], *whole] if cuts else whole
+        # Ascending order: the newest row is the longest, and sets the padded width.
+        tokens = sum(lengths[p] for p in together) if packs else len(together) * longest[trajectory]
+        if cuts and tokens <= max_tokens:
+            cuts[-1] = together
+        else:
+            cuts.append(whole)
+    return cuts

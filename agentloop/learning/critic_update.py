@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from agentloop.algorithms.advantages import returns
 from agentloop.algorithms.aggregation import token_weights
+from agentloop.algorithms.gae import at_last_action_token, gae, whitened
+from agentloop.algorithms.kl import kl_estimate, kl_penalised_rewards
 from agentloop.algorithms.value_loss import explained_variance, value_loss
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
-from agentloop.learning.batch import Batch
-from agentloop.learning.mini_batches import cut_micro_batches
+from agentloop.learning.batch import Batch, cut_micro_batches
 from agentloop.learning.optimizer import WeightOptimizer, learning_rate
-from agentloop.learning.scoring import ScoredBatch
+from agentloop.learning.scoring import CriticOutputs, ScoredBatch
 from agentloop.models.critic import Critic
+from context.strategies import CONTEXT_FULL, SUMMARY_TOO_LONG
+from replay.records import StopReason
+
+CUT_OFF = frozenset(
+    {StopReason.TRUNCATED, StopReason.MAX_TURNS, StopReason.CALLED_LAST, CONTEXT_FULL, SUMMARY_TOO_LONG}
+)
+"""Limits on tokens and turns, and records that stop short: from the state they leave, an episode could have gone on.
+Whatever is not named here is an end of the task itself, imported reasons too."""
 
 
 @dataclass
@@ -60,6 +70,11 @@ class CriticLearner:
         self._optimizer.clear_gradients()
         return rate
 
+    def with_values(self, scored: ScoredBatch, *, kl_coef: float) -> tuple[ScoredBatch, dict[str, float]]:
+        """The batch with values, advantages and returns, and how well the critic knew them."""
+        scored = with_values(scored, self.critic, self._config, kl_coef=kl_coef)
+        return scored, value_metrics(scored, self._config)
+
     def accumulate(self, mini: ScoredBatch, log: CriticLog, *, backbone_share: float) -> float | None:
         """Add the gradient of the mini-batch's value loss to the critic's parameters; its loss, None without a token.
 
@@ -67,8 +82,8 @@ class CriticLearner:
         row's `loss_weights`: cutting the step into passes changes speed and memory only. `backbone_share` of the
         gradient reaches a shared backbone too, and is then the policy's optimizer's to apply.
         """
-        batch, valued = mini.batch, mini.valued
-        assert valued is not None, "a critic learns from a batch it has valued"
+        batch, critic = mini.batch, mini.critic
+        assert critic is not None, "a critic learns from a batch with its own values"
         mask = learned(batch, self._config)
         if not bool(mask.any()):
             return None
@@ -88,7 +103,7 @@ class CriticLearner:
         lengths = batch.attention_mask[contributing].sum(dim=1).tolist()
         for cut in cut_micro_batches(lengths, self._config.batch.micro_batch_tokens, packs=self.critic.packs):
             positions = contributing[torch.tensor(cut, device=contributing.device)]
-            part, width = mini.rows(positions), int(batch.attention_mask[positions].any(dim=0).sum())
+            part, width = mini.select(positions), int(batch.attention_mask[positions].any(dim=0).sum())
             result = self._value_loss(part, mask[positions, :width], backbone_share)
             passed = (result[0] * weights[positions, :width]).sum()
             torch.autograd.backward(passed)
@@ -99,12 +114,12 @@ class CriticLearner:
         return float(loss)
 
     def _value_loss(self, part: ScoredBatch, mask: Tensor, backbone_share: float) -> tuple[Tensor, Tensor]:
-        batch, valued = part.batch, part.valued
-        assert valued is not None
+        batch, critic = part.batch, part.critic
+        assert critic is not None
         values, _ = self.critic.values(
             batch.token_ids, batch.attention_mask, batch.response_mask, backbone_share=backbone_share
         )
-        result = value_loss(values, valued.values, valued.returns, mask=mask, value_clip=self._config.critic.value_clip)
+        result = value_loss(values, critic.values, critic.returns, mask=mask, value_clip=self._config.critic.value_clip)
         return result.loss, result.clipped
 
     def step(self, loss: float | None, log: CriticLog, *, iteration: int) -> None:
@@ -161,12 +176,83 @@ def learned(batch: Batch, config: RunConfig) -> Tensor:
 
 def value_metrics(scored: ScoredBatch, config: RunConfig) -> dict[str, float]:
     """How well the critic knew, before it learned from them, the returns it is about to learn."""
-    valued = scored.valued
-    assert valued is not None
+    critic = scored.critic
+    assert critic is not None
     mask = learned(scored.batch, config)
-    values, targets = valued.values[mask].double(), valued.returns[mask].double()
+    values, targets = critic.values[mask].double(), critic.returns[mask].double()
     if len(values) == 0:
         return {}
     metrics = {"critic/value_mean": float(values.mean()), "critic/return_mean": float(targets.mean())}
     explained = explained_variance(values, targets)
     return metrics if explained is None else metrics | {"critic/explained_variance": explained}
+
+
+def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig, *, kl_coef: float) -> ScoredBatch:
+    """The batch with values under the critic as it is, and with advantages and returns by GAE.
+
+    The same for fresh and replayed rows: whatever advantage a row is stored with is replaced. The KL penalty is that
+    of the old log-probs against the reference's; without a reference there is none.
+    """
+    batch, section = scored.batch, config.critic
+    values, behind = state_values(critic, batch, max_tokens=config.batch.micro_batch_tokens)
+    scores = at_last_action_token(_scores(batch, values), batch.response_mask, batch.trajectory)
+    rewards = scores
+    if scored.ref_log_probs is not None:
+        kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, batch.response_mask, config.kl.reward_estimator)
+        rewards = kl_penalised_rewards(scores, kl.to(scores.dtype), kl_coef)
+    advantages = gae(
+        rewards,
+        values,
+        response_mask=batch.response_mask,
+        trajectory=batch.trajectory,
+        bootstrap=_bootstrap(batch, behind) * section.bootstrap_truncated,
+        gamma=section.gamma,
+        gae_lambda=section.gae_lambda,
+    )
+    used = torch.where(batch.loss_mask, advantages, 0.0)
+    if section.whiten_advantages:
+        fresh = batch.loss_mask & ~batch.replay_mask[:, None]
+        used = whitened(advantages, batch.loss_mask, fresh if bool(fresh.any()) else batch.loss_mask)
+    return replace(
+        scored,
+        batch=replace(batch, advantages=used.float()),
+        critic=CriticOutputs(scores, rewards, values, returns(advantages, values)),
+    )
+
+
+@torch.no_grad()
+def state_values(critic: Critic, batch: Batch, *, max_tokens: int) -> tuple[Tensor, Tensor]:
+    """Values before the action tokens of all rows, [B, T], and behind their last tokens, [B], in passes of
+    `max_tokens`."""
+    values = torch.zeros(batch.token_ids.shape, dtype=critic.dtype, device=critic.device)
+    behind = values.new_zeros(len(values))
+    for positions in cut_micro_batches(batch.lengths, max_tokens, packs=critic.packs):
+        index = torch.tensor(positions, device=critic.device)
+        part = batch.select(index)
+        found, ends = critic.values(part.token_ids, part.attention_mask, part.response_mask)
+        values[index, : part.token_ids.shape[1]], behind[index] = found, ends
+    return values, behind
+
+
+def _scores(batch: Batch, like: Tensor) -> Tensor:
+    """[N]: the reward of each trajectory."""
+    return like.new_tensor([member.trajectory.record.reward for member in batch.members])
+
+
+def _bootstrap(batch: Batch, behind: Tensor) -> Tensor:
+    """[N] value of the state that a limit cut each trajectory off in; 0 of those that ended."""
+    last = torch.zeros(batch.num_trajectories, dtype=torch.int64, device=behind.device)
+    positions = torch.arange(len(behind), device=behind.device)
+    last.scatter_reduce_(0, batch.trajectory, positions, "amax")
+    cut = [member.trajectory.record.stop_reason in CUT_OFF for member in batch.members]
+    return torch.where(torch.tensor(cut, device=behind.device), behind[last], 0.0)
+
+
+def mean_reward_kl(scored: ScoredBatch, config: RunConfig) -> float | None:
+    """KL to the reference per fresh action token as the rewards see it, in nats; None where there is none to see."""
+    batch = scored.batch
+    fresh = batch.response_mask & ~batch.replay_mask[:, None]
+    if scored.ref_log_probs is None or not bool(fresh.any()):
+        return None
+    kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, fresh, config.kl.reward_estimator)
+    return float(kl.double().sum() / fresh.sum())

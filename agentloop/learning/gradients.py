@@ -9,17 +9,15 @@ from torch import Tensor
 
 from agentloop.algorithms.aggregation import Normalise, token_weights
 from agentloop.algorithms.diagnostics import sum_by_trajectory
-from agentloop.algorithms.heterogeneous import HeterogeneousLoss, anchor_log_probs, heterogeneous_loss
+from agentloop.algorithms.heterogeneous import anchor_log_probs, heterogeneous_loss
 from agentloop.algorithms.kl import kl_estimate, kl_loss
-from agentloop.algorithms.objectives import ObjectiveInput
 from agentloop.config import RunConfig
-from agentloop.learning.batch import Batch
-from agentloop.learning.mini_batches import cut_micro_batches, cut_whole_trajectories
+from agentloop.distributed.ranks import ALONE, Ranks
+from agentloop.learning.batch import Batch, cut_micro_batches, cut_whole_trajectories
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.stream_losses import StreamLosses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
-from agentloop.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -61,12 +59,12 @@ def accumulate_gradients(
     loss, kl = torch.zeros(2, dtype=torch.float64, device=actor.device)
     moved = torch.zeros((2, 2), dtype=torch.float64, device=actor.device)
     contributing = _contributing(batch, config, losses)
-    signal_share = _signal_share(batch)
+    signal_share = batch.signal_share
     max_tokens = config.batch.micro_batch_tokens
     cuts = _passes(batch, contributing, losses, max_tokens=max_tokens, packs=actor.packs)
     for cut in ranks.share(cuts):
         positions = contributing[torch.tensor(cuts[0] if cut is None else cut, device=contributing.device)]
-        micro = mini.rows(positions)
+        micro = mini.select(positions)
         if cut is None:
             _idle_pass(actor, micro.batch)
             continue
@@ -116,12 +114,12 @@ def _contributing(batch: Batch, config: RunConfig, losses: StreamLosses) -> Tens
     Every other row adds exactly 0 to the loss and to its gradient.
     """
     regularised = config.kl.loss_coef > 0 or config.loss.entropy_coef > 0
-    silent = losses.silent_at_zero(batch.replay_mask)[:, None] & (not regularised)
-    speaking = (batch.loss_mask & ((batch.advantages != 0) | ~silent)).any(dim=1)
+    needs_advantage = losses.needs_advantage(batch.replay_mask)[:, None] & (not regularised)
+    contributes = (batch.loss_mask & ((batch.advantages != 0) | ~needs_advantage)).any(dim=1)
     if losses.whole_trajectories(batch.replay_mask):
-        heard = sum_by_trajectory(speaking[:, None], batch.trajectory, len(batch.trajectory_ids)) > 0
-        speaking = heard[batch.trajectory] & batch.loss_mask.any(dim=1)
-    return speaking.nonzero()[:, 0]
+        trained = sum_by_trajectory(contributes[:, None], batch.trajectory, batch.num_trajectories) > 0
+        contributes = trained[batch.trajectory] & batch.loss_mask.any(dim=1)
+    return contributes.nonzero()[:, 0]
 
 
 def _passes(batch: Batch, positions: Tensor, losses: StreamLosses, *, max_tokens: int, packs: bool) -> list[list[int]]:
@@ -130,21 +128,6 @@ def _passes(batch: Batch, positions: Tensor, losses: StreamLosses, *, max_tokens
     if not losses.whole_trajectories(batch.replay_mask):
         return cut_micro_batches(lengths, max_tokens, packs=packs)
     return cut_whole_trajectories(lengths, batch.trajectory[positions].tolist(), max_tokens, packs=packs)
-
-
-def _signal_share(batch: Batch) -> Tensor:
-    """[B] float64: of the trained trajectories of the row's stream, the share with an advantage other than 0.
-
-    1 / their number where there is none: then nothing is divided by it but zeros.
-    """
-    count = len(batch.trajectory_ids)
-    trained = sum_by_trajectory(batch.loss_mask, batch.trajectory, count) > 0
-    speaking = sum_by_trajectory(batch.loss_mask & (batch.advantages != 0), batch.trajectory, count) > 0
-    shares = [
-        speaking[stream].sum().clamp_min(1).double() / trained[stream].sum().clamp_min(1)
-        for stream in (~batch.replayed, batch.replayed)
-    ]
-    return torch.where(batch.replay_mask, shares[1], shares[0])
 
 
 @dataclass(frozen=True)
@@ -177,7 +160,7 @@ def _backward(
         batch.temperature,
         entropy=section.entropy_coef > 0,
     )
-    inputs = _objective_input(log_probs, micro, config, signal_share=shares.signal)
+    inputs = batch.objective_input(log_probs, _anchors(micro, config), signal_share=shares.signal)
     result = heterogeneous_loss(
         inputs,
         replay_mask=batch.replay_mask,
@@ -217,36 +200,11 @@ def _moved(log_probs: Tensor, micro: ScoredBatch) -> Tensor:
     return torch.stack([(distance * masks).sum(dim=(1, 2)), masks.sum(dim=(1, 2)).double()], dim=1)
 
 
-def _objective_input(
-    log_probs: Tensor, micro: ScoredBatch, config: RunConfig, *, signal_share: Tensor
-) -> ObjectiveInput:
-    batch = micro.batch
-    anchors = anchor_log_probs(
-        micro.old_log_probs,
-        batch.behavior_log_probs,
-        replay_mask=batch.replay_mask,
+def _anchors(scored: ScoredBatch, config: RunConfig) -> Tensor:
+    return anchor_log_probs(
+        scored.old_log_probs,
+        scored.batch.behavior_log_probs,
+        replay_mask=scored.batch.replay_mask,
         fresh=config.loss.fresh.anchor,
         replay=config.loss.replay.anchor,
-    )
-    return ObjectiveInput(
-        log_probs=log_probs,
-        anchors=anchors,
-        behavior_log_probs=batch.behavior_log_probs,
-        advantages=batch.advantages,
-        loss_mask=batch.loss_mask,
-        trajectory=batch.trajectory,
-        num_trajectories=len(batch.trajectory_ids),
-        signal_share=signal_share,
-    )
-
-
-def losses_at_first(scored: ScoredBatch, config: RunConfig, losses: StreamLosses) -> HeterogeneousLoss:
-    """The loss of every token before the first optimizer step, where current log-probs are the old ones; for people."""
-    inputs = _objective_input(scored.old_log_probs, scored, config, signal_share=_signal_share(scored.batch))
-    return heterogeneous_loss(
-        inputs,
-        replay_mask=scored.batch.replay_mask,
-        fresh=losses.fresh,
-        replay=losses.replay,
-        importance_weights=scored.importance_weights,
     )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from agentloop.config.learning import OptimizerSection
+from agentloop.config.sections.optimization import OptimizerSection
 
 _HALF_PRECISION = (torch.bfloat16, torch.float16)
 _MASTER = "master"

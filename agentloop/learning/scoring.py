@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -11,14 +10,14 @@ from torch import Tensor
 
 from agentloop.algorithms.diagnostics import Drift, trajectory_drift
 from agentloop.algorithms.log_probs import log_ratios
-from agentloop.learning.batch import Batch, BatchRow
-from agentloop.learning.mini_batches import cut_micro_batches
+from agentloop.config import RunConfig
+from agentloop.distributed.ranks import ALONE, Ranks
+from agentloop.learning.batch import Batch, cut_micro_batches
 from agentloop.models.actor import Actor
-from agentloop.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True, eq=False)
-class Valued:
+class CriticOutputs:
     """What the critic makes of a batch; [B, T], reward units, 0 where not an action token."""
 
     scores: Tensor
@@ -30,8 +29,8 @@ class Valued:
     returns: Tensor
     """advantages + values, before advantages are whitened: what the critic regresses on."""
 
-    def rows(self, positions: Tensor, width: int) -> Valued:
-        return Valued(*(getattr(self, f.name)[positions, :width] for f in fields(self)))
+    def select(self, positions: Tensor, width: int) -> CriticOutputs:
+        return CriticOutputs(*(getattr(self, f.name)[positions, :width] for f in fields(self)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,32 +42,28 @@ class ScoredBatch:
     """[B, T] nats; 0 where not an action token."""
     ref_log_probs: Tensor | None
     """[B, T] nats; None where no reference is needed."""
-    valued: Valued | None = None
+    critic: CriticOutputs | None = None
     """None without a critic."""
     importance_weights: Tensor | None = None
     """[B, T]: what the policy loss of a token is multiplied by; None: 1."""
     entropies: Tensor | None = None
-    """[B, T] nats, of the whole batch; NaN where log-probs needed no pass. Parts of a batch have none."""
+    """[B, T] nats, of the whole batch; NaN where log-probs needed no pass. Components of a batch have none."""
 
-    def rows(self, positions: Tensor) -> ScoredBatch:
+    def select(self, positions: Tensor) -> ScoredBatch:
         """Some of the rows, cut to the longest of them."""
-        batch = self.batch.rows(positions)
+        batch = self.batch.select(positions)
         width = batch.token_ids.shape[1]
-        ref, valued, weights = self.ref_log_probs, self.valued, self.importance_weights
+        ref, critic, weights = self.ref_log_probs, self.critic, self.importance_weights
         return ScoredBatch(
             batch,
             self.old_log_probs[positions, :width],
             None if ref is None else ref[positions, :width],
-            None if valued is None else valued.rows(positions, width),
+            None if critic is None else critic.select(positions, width),
             None if weights is None else weights[positions, :width],
         )
 
-    def token_drift(self) -> Tensor:
-        """exp(old - behavior) of every action token, [B, T]; NaN elsewhere and where behavior is not known."""
-        return self.token_log_drift().exp()
-
     def token_log_drift(self) -> Tensor:
-        """Its log, [B, T] nats, clamped."""
+        """old - behavior of every action token, [B, T] nats, clamped; NaN elsewhere and where behavior is not known."""
         batch = self.batch
         known = batch.response_mask & ~batch.behavior_log_probs.isnan()
         logs = log_ratios(self.old_log_probs, batch.behavior_log_probs.to(self.old_log_probs.dtype), known)
@@ -81,7 +76,7 @@ class ScoredBatch:
             self.batch.behavior_log_probs,
             response_mask=self.batch.response_mask,
             trajectory=self.batch.trajectory,
-            count=len(self.batch.trajectory_ids),
+            count=self.batch.num_trajectories,
         )
 
 
@@ -103,7 +98,7 @@ def score(
     cuts = cut_micro_batches(lengths, max_tokens, packs=actor.packs)
     for cut in ranks.share(cuts):
         index = positions[torch.tensor(cuts[0] if cut is None else cut, device=actor.device)]
-        part = batch.rows(index)
+        part = batch.select(index)
         scores = actor.log_probs(part.token_ids, part.attention_mask, part.response_mask, part.temperature)
         if cut is not None:
             width = part.token_ids.shape[1]
@@ -115,22 +110,37 @@ def score(
     return log_probs, entropies.masked_fill(of_stored, torch.nan)
 
 
-def scored_rows(batch: Batch, rows: Sequence[BatchRow]) -> Tensor:
-    """[B] bool: rows that need no pass, for their behavior log-probs are those of the weights as they are."""
-    flags = torch.tensor([row.scored for row in rows], device=batch.trajectory.device)[batch.trajectory]
+def score_batch(
+    batch: Batch, actor: Actor, reference: Actor | None, config: RunConfig, *, reuse: bool, ranks: Ranks = ALONE
+) -> ScoredBatch:
+    """The batch on the actor's device with its old log-probs, and those of the reference if there is one.
+
+    `reuse`: rows sampled by the weights as they are need no pass, for their behavior log-probs are their old ones.
+    """
+    batch = batch.to(actor.device)
+    max_tokens = config.batch.micro_batch_tokens
+    stored = reusable_rows(batch) if reuse else torch.zeros_like(batch.replay_mask)
+    old, entropies = score(actor, batch, max_tokens=max_tokens, known=stored, ranks=ranks)
+    ref = None if reference is None else score(reference, batch, max_tokens=max_tokens, ranks=ranks)[0]
+    return ScoredBatch(batch, old, ref, entropies=entropies)
+
+
+def reusable_rows(batch: Batch) -> Tensor:
+    """[B] bool: rows whose behavior log-probs are those of the weights as they are."""
+    flags = torch.tensor([member.scored for member in batch.members], device=batch.trajectory.device)[batch.trajectory]
     return flags & ~(batch.behavior_log_probs.isnan() & batch.response_mask).any(dim=1)
 
 
-def fresh_entropy(scored: ScoredBatch, rows: Sequence[BatchRow]) -> dict[str, float]:
-    """`actor/entropy`: of the policy as it is, mean over the fresh rows' action tokens.
+def fresh_entropy(scored: ScoredBatch) -> dict[str, float]:
+    """`actor/entropy` of the policy as it is: the mean over the fresh rows' action tokens.
 
     Of rows that needed no pass it is what was measured when they were sampled.
     """
     batch, entropies = scored.batch, scored.entropies
     assert entropies is not None
-    stored = [row.trajectory.record.mean_entropy for row in rows]
-    told = entropies.new_tensor([math.nan if value is None else value for value in stored])
-    values = torch.where(entropies.isnan(), told[batch.trajectory][:, None], entropies)
+    stored = [member.trajectory.record.mean_entropy for member in batch.members]
+    at_sampling = entropies.new_tensor([math.nan if value is None else value for value in stored])
+    values = torch.where(entropies.isnan(), at_sampling[batch.trajectory][:, None], entropies)
     fresh = values[batch.response_mask & ~batch.replay_mask[:, None]]
     known = fresh[~fresh.isnan()]
     return {"actor/entropy": float(known.mean())} if len(known) else {}

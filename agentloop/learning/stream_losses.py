@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,13 +14,13 @@ from torch import Tensor
 from agentloop.algorithms.corrections import Correction, correct
 from agentloop.algorithms.heterogeneous import StreamLoss
 from agentloop.algorithms.objectives import OBJECTIVES, Objective, ObjectiveInput, PolicyLoss
-from agentloop.algorithms.objectives.base import unclipped
-from agentloop.class_file import load_function
+from agentloop.algorithms.objectives.objective import unclipped
 from agentloop.config import RunConfig
-from agentloop.config.loss import LossSection, StreamLossSection
+from agentloop.config.sections.loss import LossSection, StreamLossSection
 from agentloop.errors import TruncatedSampling, UnknownAnchor, UserError, one_line
-from agentloop.learning.batch import Batch, BatchRow
+from agentloop.learning.batch import Batch
 from agentloop.learning.scoring import ScoredBatch
+from agentloop.user_code import load_function
 from replay.records import FRESH, REPLAY
 
 
@@ -33,9 +33,9 @@ class StreamLosses:
         """Whether the rows of a trajectory must stay together, by the streams that are there."""
         return bool(torch.where(replay_mask, self.replay.whole_trajectories, self.fresh.whole_trajectories).any())
 
-    def silent_at_zero(self, replay_mask: Tensor) -> Tensor:
+    def needs_advantage(self, replay_mask: Tensor) -> Tensor:
         """[B] bool: a token of that row and of advantage 0 adds exactly nothing."""
-        return torch.where(replay_mask, self.replay.silent_at_zero, self.fresh.silent_at_zero)
+        return torch.where(replay_mask, self.replay.needs_advantage, self.fresh.needs_advantage)
 
 
 def stream_losses(section: LossSection) -> StreamLosses:
@@ -49,15 +49,15 @@ def _stream_loss(where: str, section: StreamLossSection) -> StreamLoss:
     if kind is None:
         function = load_function(section.objective, what=f"{where}.objective")
         # Nobody knows what it looks at: it sees whole trajectories, and every row with a trained token.
-        built = StreamLoss(_own(function, options, where), whole_trajectories=True, silent_at_zero=False)
+        built = StreamLoss(_own(function, options, where), whole_trajectories=True, needs_advantage=False)
     else:
         objective = partial(kind.function, **options)
-        built = StreamLoss(objective, None, kind.whole_trajectories, kind.silent_at_zero)
+        built = StreamLoss(objective, None, kind.whole_trajectories, kind.needs_advantage)
     other = OBJECTIVES.get(section.missing_log_probs)
     if other is None:
         return built
     missing = partial(other.function, **section.options_of(section.missing_log_probs))
-    return replace(built, missing=missing, silent_at_zero=built.silent_at_zero and other.silent_at_zero)
+    return replace(built, missing=missing, needs_advantage=built.needs_advantage and other.needs_advantage)
 
 
 def _own(function: Callable[..., Any], options: dict[str, Any], where: str) -> Objective:
@@ -94,7 +94,7 @@ def _own(function: Callable[..., Any], options: dict[str, Any], where: str) -> O
     return objective
 
 
-def check_behavior(batch: Batch, rows: Sequence[BatchRow], config: RunConfig) -> None:
+def check_behavior(batch: Batch, config: RunConfig) -> None:
     """Refuse behavior log-probs that are no denominator: unknown ones, and those of a truncated distribution.
 
     Any number in the place of an unknown one would be a made-up ratio. With top-p or top-k, the stored ones are of a
@@ -117,7 +117,7 @@ def check_behavior(batch: Batch, rows: Sequence[BatchRow], config: RunConfig) ->
                 f"got {int(unknown[row])} unknown. Set loss.{stream}.{way}, or loss.{stream}.missing_log_probs, "
                 "or do not train on it."
             )
-    for item in rows:
+    for item in batch.members:
         record, section = item.trajectory.record, loss.replay if item.stream == REPLAY else loss.fresh
         known = not math.isnan(record.mean_behavior_log_prob)
         truncated = known and (record.top_p < 1.0 or record.top_k > 0)

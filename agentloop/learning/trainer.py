@@ -11,33 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.diagnostics import Drift, sum_by_trajectory
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
+from agentloop.distributed.ranks import ALONE, Ranks
+from agentloop.distributed.tensor_files import read_tensors, write_tensors
 from agentloop.errors import TrainingStopped
-from agentloop.learning.batch import Batch, BatchRow, build_batch
-from agentloop.learning.critic_pass import mean_reward_kl, valued
-from agentloop.learning.critic_update import CriticLearner, CriticLog, value_metrics
+from agentloop.learning.batch import Batch, build_batch, plan_mini_batches
+from agentloop.learning.critic_update import CriticLearner, CriticLog, mean_reward_kl
 from agentloop.learning.gradients import accumulate_gradients
-from agentloop.learning.mini_batches import plan_mini_batches
 from agentloop.learning.optimizer import WeightOptimizer, learning_rate
-from agentloop.learning.scoring import ScoredBatch, fresh_entropy, score, scored_rows
+from agentloop.learning.scoring import ScoredBatch, fresh_entropy, reusable_rows, score, score_batch
 from agentloop.learning.stream_losses import check_behavior, corrected, stream_losses
-from agentloop.learning.update_stats import (
-    RowStats,
-    UpdateTotals,
-    binned,
-    drift_metrics,
-    drift_quantiles,
-    histograms,
-    row_stats,
-)
+from agentloop.learning.update_stats import RowStats, UpdateTotals, update_report
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
-from agentloop.ranks import ALONE, Ranks
-from agentloop.state_files import read_tensors, write_tensors
 from context.authors import AuthorTable
-from replay.records import REPLAY, Histogram, Trajectory, age_bucket
+from replay.records import REPLAY, BatchRow, Histogram, Trajectory
 
 
 @dataclass(frozen=True)
@@ -67,8 +56,8 @@ class _StoredLogProbsDiffer(Exception):
         self.gap = gap
 
 
-Told = Callable[[ScoredBatch], None]
-"""Is shown the batch as the optimizer steps will see it."""
+ShowBatch = Callable[[ScoredBatch], None]
+"""Called with the batch as the optimizer steps will see it."""
 
 
 @dataclass
@@ -79,7 +68,7 @@ class _Log:
     held: bool = False
     """True: the policy makes no more steps in this iteration."""
     held_steps: int = 0
-    stored: bool = False
+    reuses: bool = False
     """True: there are old log-probs that were not recomputed."""
     sampling_gap: float | None = None
     """Nats, root mean square: how far they are from those of the first step's passes, before any weight has moved."""
@@ -137,7 +126,9 @@ class Trainer:
             self._critic = CriticLearner(critic, config)
         self.kl_coef = KlCoefficient(config.kl.reward_coef, target=config.kl.target, horizon=config.kl.horizon)
 
-    def update(self, rows: Sequence[BatchRow], *, iteration: int, told: Told | None = None) -> UpdateResult:
+    def update(
+        self, rows: Sequence[BatchRow], *, iteration: int, before_steps: ShowBatch | None = None
+    ) -> UpdateResult:
         """Old log-probs of all rows, then ppo_epochs x ceil(batch / mini_batch) optimizer steps.
 
         With a critic, first its values, KL-penalised rewards, advantages and returns; and a step of its own beside
@@ -163,46 +154,41 @@ class Trainer:
         ratio needs, and TruncatedSampling for one of top-p or top-k sampling.
         """
         batch = build_batch(rows, self._authors)
-        check_behavior(batch, rows, self._config)
-        stored = scored_rows(batch, rows)
+        check_behavior(batch, self._config)
         try:
-            return self._update(batch, rows, stored, iteration=iteration, told=told)
+            return self._update(batch, reuse=True, iteration=iteration, before_steps=before_steps)
         except _StoredLogProbsDiffer as found:
-            result = self._update(batch, rows, torch.zeros_like(stored), iteration=iteration, told=told)
+            result = self._update(batch, reuse=False, iteration=iteration, before_steps=before_steps)
             return replace(result, metrics=result.metrics | {"actor/sampling_gap": found.gap, RECOMPUTED: 1.0})
 
-    def _update(
-        self, batch: Batch, rows: Sequence[BatchRow], stored: Tensor, *, iteration: int, told: Told | None
-    ) -> UpdateResult:
-        """`stored` [B] bool: rows whose behavior log-probs are taken for their old ones."""
+    def _update(self, batch: Batch, *, reuse: bool, iteration: int, before_steps: ShowBatch | None) -> UpdateResult:
+        """`reuse`: behavior log-probs of rows that the present weights sampled are taken for their old ones."""
         reference = self._reference if self._needs_reference() else None
-        scored = self._score(batch, stored, reference=reference)
-        metrics = fresh_entropy(scored, rows)
+        scored = score_batch(batch, self._actor, reference, self._config, reuse=reuse, ranks=self._ranks)
+        metrics = fresh_entropy(scored)
         if self._critic is not None:
-            scored = valued(scored, rows, self._critic.critic, self._config, kl_coef=self.kl_coef.value)
-            metrics |= value_metrics(scored, self._config)
+            scored, values = self._critic.with_values(scored, kl_coef=self.kl_coef.value)
+            metrics |= values
         scored, correction = corrected(scored, self._config.loss)
         metrics |= correction
-        if told is not None:
-            told(scored)
+        if before_steps is not None:
+            before_steps(scored)
         rates = self._begin(iteration)
         totals = UpdateTotals(scored.batch.replayed)
-        log, critic_log = _Log(stored=bool(stored.any())), CriticLog()
+        log, critic_log = _Log(reuses=reuse and bool(reusable_rows(scored.batch).any())), CriticLog()
         log.held = self._critic is not None and iteration <= self._config.critic.warmup_iterations
-        for members in self._plan(rows, iteration):
+        for members in self._plan(batch, iteration):
             chosen = torch.isin(
                 scored.batch.trajectory, torch.tensor(members, dtype=torch.int64, device=self._actor.device)
             )
-            mini = scored.rows(chosen.nonzero()[:, 0])
+            mini = scored.select(chosen.nonzero()[:, 0])
             self._step_both(mini, totals, (log, critic_log), iteration=iteration)
-        drift = scored.drift()
-        metrics |= _drift_metrics(scored, drift, rows, self._config) | totals.metrics() | log.metrics() | rates
+        metrics |= log.metrics() | rates
         if self._critic is not None:
             metrics |= critic_log.metrics()
-        metrics |= self._observe_kl(scored)
-        stats = row_stats(drift, totals, batch.trajectory_ids)
-        spreads = histograms("ratio", totals.spread, _ages(rows)) + _drift_histograms(scored, rows)
-        return UpdateResult(metrics, stats, log.steps, _mean_advantages(scored), spreads)
+        metrics |= self._feed_kl(scored)
+        report = update_report(scored, totals, ess_weights=self._config.replay.ess.weights)
+        return UpdateResult(metrics | report.metrics, report.rows, log.steps, report.advantages, report.histograms)
 
     def _begin(self, iteration: int) -> dict[str, float]:
         """Set the learning rates of the iteration, and forget gradients that others left."""
@@ -214,9 +200,9 @@ class Trainer:
             rates["critic/learning_rate"] = self._critic.begin(iteration=iteration)
         return rates
 
-    def _plan(self, rows: Sequence[BatchRow], iteration: int) -> Iterator[list[int]]:
+    def _plan(self, batch: Batch, iteration: int) -> Iterator[list[int]]:
         """The trajectories of each optimizer step."""
-        groups = [None if row.stream == REPLAY else row.trajectory.record.group for row in rows]
+        groups = [None if member.stream == REPLAY else member.trajectory.record.group for member in batch.members]
         for epoch in range(self._config.batch.ppo_epochs):
             seed = (self._config.run.seed, iteration, epoch)
             yield from plan_mini_batches(groups, self._config.batch.mini_batch, seed=seed)
@@ -239,18 +225,18 @@ class Trainer:
     def _needs_reference(self) -> bool:
         return self._config.kl.loss_coef > 0 or _rewards_here(self._config)
 
-    def _observe_kl(self, scored: ScoredBatch) -> dict[str, float]:
-        """The KL that the rewards were charged for, told and given to the coefficient."""
+    def _feed_kl(self, scored: ScoredBatch) -> dict[str, float]:
+        """The KL that the rewards were charged for, as metrics and as feedback to the coefficient."""
         if not _rewards_here(self._config):
             return {}
         metrics = {"actor/kl_coef": self.kl_coef.value}
         kl = mean_reward_kl(scored, self._config)
         if kl is not None:
             metrics["actor/reward_kl"] = kl
-            self.kl_coef.observe(kl, int((~scored.batch.replayed).sum()))
+            self.kl_coef.feed(kl, int((~scored.batch.replayed).sum()))
         return metrics
 
-    def observe(self, rows: Sequence[BatchRow]) -> UpdateResult:
+    def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult:
         """Score rows in passes of their own, without gradient or a trace in weights, optimizer or random
         state.
 
@@ -258,17 +244,15 @@ class Trainer:
         = drift, the only ratio there is without an update. There are no losses and no clip fractions.
         """
         batch = build_batch(rows, self._authors)
-        scored = self._score(batch, scored_rows(batch, rows), reference=None)
-        drift = scored.drift()
+        scored = score_batch(batch, self._actor, None, self._config, reuse=True, ranks=self._ranks)
         totals = UpdateTotals(scored.batch.replayed)
-        totals.observe(drift)
-        metrics = _drift_metrics(scored, drift, rows, self._config) | totals.metrics()
-        stats = row_stats(drift, totals, scored.batch.trajectory_ids)
-        return UpdateResult(metrics, stats, 0, histograms=_drift_histograms(scored, rows))
+        totals.add_drift(scored.drift())
+        report = update_report(scored, totals, ess_weights=self._config.replay.ess.weights)
+        return UpdateResult(report.metrics, report.rows, 0, histograms=report.histograms)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Nats per action token of the current policy; NaN where there is none."""
-        batch = build_batch([BatchRow(t, "replay", 0.0) for t in trajectories], self._authors).to(self._actor.device)
+        batch = build_batch([BatchRow(t) for t in trajectories], self._authors).to(self._actor.device)
         _, entropies = score(self._actor, batch, max_tokens=self._config.batch.micro_batch_tokens, ranks=self._ranks)
         sums = entropies.new_zeros((2, len(trajectories)))
         sums[0].index_add_(0, batch.trajectory, torch.where(batch.response_mask, entropies, 0.0).sum(dim=1))
@@ -312,14 +296,6 @@ class Trainer:
             self._critic.load_state(critic)
         self.kl_coef.value = values.get("kl_coef", self.kl_coef.value)
 
-    def _score(self, batch: Batch, stored: Tensor, *, reference: Actor | None) -> ScoredBatch:
-        """The batch with its old log-probs, and those of the reference if there is one."""
-        batch, stored = batch.to(self._actor.device), stored.to(self._actor.device)
-        max_tokens = self._config.batch.micro_batch_tokens
-        old, entropies = score(self._actor, batch, max_tokens=max_tokens, known=stored, ranks=self._ranks)
-        ref = None if reference is None else score(reference, batch, max_tokens=max_tokens, ranks=self._ranks)[0]
-        return ScoredBatch(batch, old, ref, entropies=entropies)
-
     def _step(self, mini: ScoredBatch, totals: UpdateTotals, log: _Log, *, iteration: int) -> None:
         """One optimizer step over the rows of one mini-batch."""
         log.steps += 1
@@ -330,7 +306,7 @@ class Trainer:
         step = accumulate_gradients(
             self._actor, mini, self._config, losses=self._losses, totals=step_totals, ranks=self._ranks
         )
-        if log.steps == 1 and log.stored and step.moved is not None:
+        if log.steps == 1 and log.reuses and step.moved is not None:
             # k3 is half the square of a small difference.
             log.sampling_gap = math.sqrt(max(0.0, 2 * step.moved))
             if log.sampling_gap > SAMPLING_GAP_BOUND:
@@ -363,38 +339,7 @@ class Trainer:
         self._optimizer.step(norm)
 
 
-def _drift_metrics(scored: ScoredBatch, drift: Drift, rows: Sequence[BatchRow], config: RunConfig) -> dict[str, float]:
-    quantiles = drift_quantiles(scored.token_drift(), scored.batch.replay_mask)
-    weights = config.replay.ess.weights
-    return drift_metrics(drift, scored.batch.replayed, _ages(rows), ess_weights=weights) | quantiles
-
-
-def _drift_histograms(scored: ScoredBatch, rows: Sequence[BatchRow]) -> tuple[Histogram, ...]:
-    batch, logs = scored.batch, scored.token_log_drift()
-    spread = binned(logs, batch.response_mask, batch.trajectory, count=len(batch.trajectory_ids))
-    return histograms("drift", spread, _ages(rows))
-
-
-def _ages(rows: Sequence[BatchRow]) -> list[str | None]:
-    """The age bucket of each replayed row."""
-    return [age_bucket(row.staleness) if row.stream == REPLAY else None for row in rows]
-
-
 def _rewards_here(config: RunConfig) -> bool:
     """True: the update looks at the KL in the rewards. A fixed penalty on whole trajectories is taken where they are
     collected."""
     return config.kl.reward_coef > 0 and (config.algorithm == "ppo" or config.kl.target is not None)
-
-
-def _mean_advantages(scored: ScoredBatch) -> dict[str, float]:
-    """Of each trajectory with a trained token, from a batch whose advantages a critic made."""
-    batch = scored.batch
-    if scored.valued is None:
-        return {}
-    sums = sum_by_trajectory(batch.advantages, batch.trajectory, len(batch.trajectory_ids))
-    counts = sum_by_trajectory(batch.loss_mask, batch.trajectory, len(batch.trajectory_ids))
-    return {
-        name: total / count
-        for name, total, count in zip(batch.trajectory_ids, sums.tolist(), counts.tolist(), strict=True)
-        if count
-    }

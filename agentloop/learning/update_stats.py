@@ -11,8 +11,9 @@ from torch import Tensor
 
 from agentloop.algorithms.diagnostics import Drift, EssWeights, sum_by_trajectory
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
-from agentloop.ranks import Ranks
-from replay.records import FRESH, REPLAY, Histogram
+from agentloop.distributed.ranks import Ranks
+from agentloop.learning.scoring import ScoredBatch
+from replay.records import FRESH, REPLAY, Histogram, age_bucket
 from replay.storage.format.ratio_histograms import BINS, EDGES
 
 ESS_BY_AGE = "actor/replay/ess/age_"
@@ -108,7 +109,7 @@ class UpdateTotals:
         for replayed, steps in step.steps.items():
             self.steps[replayed] += steps
 
-    def observe(self, drift: Drift) -> None:
+    def add_drift(self, drift: Drift) -> None:
         """Without an update there is only the drift: it gives approx_kl, over action tokens."""
         self.scored, self.approx_kl = drift.tokens, drift.kl_sum
 
@@ -134,6 +135,48 @@ class UpdateTotals:
         none = torch.empty(0, device=self.replayed.device)
         together = torch.cat([none, *(ratios[rows == replayed].flatten() for ratios, rows in self.ratios)])
         return together[~together.isnan()]
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """What is shown and stored of one update."""
+
+    metrics: dict[str, float]
+    rows: dict[str, RowStats]
+    """By trajectory id."""
+    histograms: tuple[Histogram, ...]
+    """Of drift, and of ratios where there was a gradient pass."""
+    advantages: dict[str, float]
+    """By trajectory id, where a critic made them: the mean over the trained tokens."""
+
+
+def update_report(scored: ScoredBatch, totals: UpdateTotals, *, ess_weights: EssWeights) -> UpdateReport:
+    """Drift from the scored batch, ratios and losses from the totals of its gradient passes, if there were any."""
+    batch, drift = scored.batch, scored.drift()
+    ages = [age_bucket(member.staleness) if member.stream == REPLAY else None for member in batch.members]
+    log_drift = scored.token_log_drift()
+    spread = binned(log_drift, batch.response_mask, batch.trajectory, count=batch.num_trajectories)
+    metrics = drift_metrics(drift, batch.replayed, ages, ess_weights=ess_weights)
+    return UpdateReport(
+        metrics | drift_quantiles(log_drift.exp(), batch.replay_mask) | totals.metrics(),
+        row_stats(drift, totals, batch.trajectory_ids),
+        histograms("ratio", totals.spread, ages) + histograms("drift", spread, ages),
+        _mean_advantages(scored),
+    )
+
+
+def _mean_advantages(scored: ScoredBatch) -> dict[str, float]:
+    """The mean of each trajectory with a trained token, from a batch whose advantages a critic made."""
+    batch = scored.batch
+    if scored.critic is None:
+        return {}
+    sums = sum_by_trajectory(batch.advantages, batch.trajectory, batch.num_trajectories)
+    counts = sum_by_trajectory(batch.loss_mask, batch.trajectory, batch.num_trajectories)
+    return {
+        name: total / count
+        for name, total, count in zip(batch.trajectory_ids, sums.tolist(), counts.tolist(), strict=True)
+        if count
+    }
 
 
 def binned(logs: Tensor, mask: Tensor, trajectory: Tensor, *, count: int) -> Tensor:

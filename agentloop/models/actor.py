@@ -11,10 +11,9 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from agentloop.algorithms.log_probs import Predictions, entropies, log_softmax, predictions
-from agentloop.config.compute import ComputeSection
-from agentloop.models.head import Asked, Head
-from agentloop.models.layout import Laid, packed, padded
-from agentloop.models.passes import Passes
+from agentloop.config.sections.model import ComputeSection
+from agentloop.models.passes import Laid, Passes, packed, padded
+from agentloop.models.token_log_probs.head import Asked, Head
 
 
 class Actor:

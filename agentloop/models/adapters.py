@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from agentloop.config import RunConfig
+from agentloop.config.seeds import derive_seed
 from agentloop.errors import UserError, one_line
-from agentloop.models.load import LoadedModel, has_adapters, load_model, quiet
-from agentloop.seeds import derive_seed
+from agentloop.models.loading import LoadedModel, has_adapters, load_model, muted_libraries
 
 
 def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = None) -> LoadedModel:
@@ -24,7 +24,8 @@ def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = No
         return load_model(config.model, saved or first)
     if importlib.util.find_spec("peft") is None:
         raise UserError(
-            f"lora.rank must be 0 where peft is not installed, got {config.lora.rank}. pip install 'agentloop[peft]'"
+            f"lora.rank must be 0 where peft is not installed, got {config.lora.rank}. "
+            "pip install 'agentloop-replay[peft]'"
         )
     loaded = load_model(config.model, first)
     if has_adapters(loaded.model):
@@ -36,7 +37,7 @@ def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = No
     if saved is None:
         add_adapters(model, config, first)
     else:
-        with quiet():
+        with muted_libraries():
             model.load_adapter(str(saved))
         model.enable_adapters()  # they are loaded frozen
     model.eval()

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from agentloop.algorithms.log_probs import predictions
 from agentloop.models.actor import Actor
-from agentloop.models.layout import Laid, packed, padded
-from agentloop.models.passes import Passes
+from agentloop.models.passes import Laid, Passes, packed, padded
 
 
 class Critic:

@@ -7,15 +7,16 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, arange, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agentloop.config.compute import ComputeSection
+from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
 
 
@@ -84,3 +85,29 @@ def _missing_compiler(device: torch.device) -> str | None:
     if device.type == "cpu":
         return None if shutil.which(os.environ.get("CXX", "g++")) else "C++ compiler"
     return None if importlib.util.find_spec("triton") else "triton"
+
+
+@dataclass(frozen=True)
+class Laid:
+    """Tokens as a model takes them, and where to find each row in what it returns."""
+
+    inputs: dict[str, Tensor]
+    starts: Tensor
+    """[B]: where each row begins among all positions, rows one behind another."""
+
+
+def padded(token_ids: Tensor) -> Laid:
+    """[B, T] as it is; padding stands on the right, where causal attention alone keeps it out of every result."""
+    return Laid({"input_ids": token_ids}, arange(len(token_ids), device=token_ids.device) * token_ids.shape[1])
+
+
+def packed(token_ids: Tensor, attention_mask: Tensor) -> Laid:
+    """[1, N] real tokens alone. Positions that begin again at 0 tell the model where rows begin.
+
+    Hugging Face models make a block-diagonal attention mask of them, and flash-attention kernels need none: a token
+    sees its own row. A model that takes no notice of positions mixes rows up; `check_scoring` finds that out.
+    """
+    positions = (attention_mask.long().cumsum(dim=1) - 1)[attention_mask]
+    lengths = attention_mask.sum(dim=1)
+    inputs = {"input_ids": token_ids[attention_mask][None], "position_ids": positions[None]}
+    return Laid(inputs, lengths.cumsum(0) - lengths)

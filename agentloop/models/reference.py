@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
+from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
-from agentloop.models.load import has_adapters
+from agentloop.models.loading import has_adapters, load_model
 
 
 class WithoutAdapters(Actor):
@@ -41,3 +44,15 @@ class WithoutAdapters(Actor):
                 return super().log_probs(token_ids, attention_mask, response_mask, temperature, entropy=entropy)
         finally:
             self.model.enable_adapters()
+
+
+def reference_policy(config: RunConfig, first: Path | str, actor: Actor) -> Actor | None:
+    """What the KL is measured against; None where no part of the configuration asks for it."""
+    section = config.kl
+    if section.loss_coef == 0.0 and section.reward_coef == 0.0:
+        return None
+    if section.reference == "adapter_off" or (section.reference == "auto" and has_adapters(actor.model)):
+        return WithoutAdapters(actor)
+    model = load_model(config.model, first).model
+    model.requires_grad_(False)
+    return Actor(model, packs=actor.packs, compute=actor.compute)

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from agentloop.config import ModelSection
-from agentloop.config.reward import RewardModelSection
+from agentloop.config.sections.reward import RewardModelSection
 from agentloop.errors import UserError, one_line
-from agentloop.models.load import choose_device, quiet
+from agentloop.models.loading import choose_device, muted_libraries
 from context.messages import Message, below, to_template
 
 
@@ -25,7 +25,7 @@ class SequenceClassifier:
         self._section = section
         origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
         try:
-            with quiet():
+            with muted_libraries():
                 self._tokenizer: Any = AutoTokenizer.from_pretrained(str(section.path), **origin)
                 model, loading = AutoModelForSequenceClassification.from_pretrained(
                     str(section.path),

@@ -1,7 +1,7 @@
 """What the next prompt shows of a conversation."""
 
-from context.strategies.asked import Memory, SelfClip
 from context.strategies.linear import Hint, Linear, LinearThink
+from context.strategies.model_questions import Memory, SelfClip
 from context.strategies.protocol import (
     CONTEXT_FULL,
     SUMMARY_TOO_LONG,

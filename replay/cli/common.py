@@ -32,10 +32,12 @@ Run = Annotated[
 RunId = Annotated[
     str | None, typer.Option("--run", metavar="ID", help="Id or name of the run, in a database that several share.")
 ]
-Where = Annotated[
+Filter = Annotated[
     str | None,
     typer.Option(
-        "--where", metavar="FILTER", help="Only these, for example \"reward>0.5 and staleness<8 and tool='lookup'\"."
+        "--where",
+        metavar="FILTER",
+        help="Only these, for example \"reward > 0.5 and staleness < 8 and tool == 'lookup'\".",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]

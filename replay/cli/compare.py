@@ -26,7 +26,7 @@ from replay.queries.trajectory import lineage_of
 _CONTEXT = 8
 """Tokens shown before the first one that differs."""
 _COMPLETE = "COMPLETE"
-"""Marks whole checkpoints; see agentloop.checkpoint."""
+"""Marks whole checkpoints; see agentloop.runs.checkpoint."""
 
 
 @app.command(epilog="Example: agentloop replay diff 3f9a21 b07c44")

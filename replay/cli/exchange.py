@@ -1,12 +1,10 @@
-"""`replay export | import`: experience to files and back."""
+"""`replay export`, and what `replay import` says: experience to files and back."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,28 +12,19 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from replay.cli.common import AsJson, Run, Where, app, fail, opened, say
-from replay.exchange import ExportReport, ImportReport, export_file, import_file
-from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
-from replay.locate import run_identity
+from replay.cli.common import AsJson, Filter, app, opened, say
+from replay.exchange import ExportReport, ImportReport, export_file
+from replay.exchange.teacher import TeacherReport
 from replay.queries.filters import condition
 
-
-class Format(StrEnum):
-    """Of a file to import."""
-
-    agentloop = "agentloop"
-    openai_chat = "openai-chat"
+ENDINGS = ".jsonl, .jsonl.gz, .jsonl.zst or .parquet"
 
 
-_ENDINGS = ".jsonl, .jsonl.gz, .jsonl.zst or .parquet"
-
-
-@app.command(epilog='Example: agentloop replay export runs/quickstart-001 wins.parquet --where "success and turns<4"')
+@app.command(epilog='Example: agentloop replay export runs/quickstart-001 wins.parquet --where "success and turns < 4"')
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, database file or postgresql:// URL.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What to write; ends in {_ENDINGS}.")],
-    where: Where = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What to write; ends in {ENDINGS}.")],
+    filter: Filter = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most rows, in the order of the file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     as_json: AsJson = False,
@@ -44,15 +33,15 @@ def export(
 
     Exit code 1 if a row is corrupt and was left out.
     """
-    with opened(run) as buffer, _progress() as told:
+    with opened(run) as buffer, progress_line() as show:
         report = export_file(
             buffer.store,
             file,
             run=buffer.run,
-            where=None if where is None else condition(where),
+            where=None if filter is None else condition(filter),
             limit=limit,
             force=force,
-            told=lambda done, total: told("export", done, total),
+            progress=lambda done, total: show("export", done, total),
         )
     size = file.stat().st_size
     if as_json:
@@ -63,61 +52,6 @@ def export(
     raise typer.Exit(1 if report.left.corrupt else 0)
 
 
-@app.command("import", epilog="Example: agentloop replay import wins.parquet runs/quickstart-002 --name wins")
-def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"An exported file; ends in {_ENDINGS}.")],
-    run: Run = None,
-    form: Annotated[
-        Format, typer.Option("--format", help="What FILE holds: exported rows, or one conversation a line.")
-    ] = Format.agentloop,
-    name: Annotated[
-        str | None,
-        typer.Option(help="What the set is called: the source of its rows. [import, or teacher for conversations]"),
-    ] = None,
-    keep_source: Annotated[
-        bool, typer.Option("--keep-source", help="Let every row keep the source it was exported with.")
-    ] = False,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Count bad rows and leave them out; without it, one is enough to stop.")
-    ] = False,
-    model: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Conversations: tokenizer and chat template; the run's own when left out."),
-    ] = None,
-    reward: Annotated[float | None, typer.Option(help="Conversations: of rows that name none.")] = None,
-    advantage: Annotated[
-        float | None, typer.Option(help="Conversations: of every row; from the rewards of its group when left out.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Store the rows of a file. Rows that are stored already stay as they are, so a file can be imported again.
-
-    Every row is checked before the first is stored. With --format openai-chat, each line is a conversation
-    ({"messages": [...], "tools": [...], "reward": 1.0}) and becomes the tokens that RUN's policy would have said.
-    """
-    if form is not Format.openai_chat and (model, reward, advantage) != (None, None, None):
-        fail("--model, --reward and --advantage must come with --format openai-chat, got another format.")
-    if form is Format.openai_chat and keep_source:
-        fail("--keep-source must come with exported rows, got conversations, which have no source.")
-    report: ImportReport
-    with opened(run, read_only=False) as buffer, _progress() as tell:
-
-        def told(phase: str, done: int) -> None:
-            tell(phase, done, None)
-
-        learner = buffer.run or (None if buffer.folder is None else run_identity(buffer.folder).id)
-        if form is Format.openai_chat:
-            own = None if buffer.folder is None else buffer.folder / "model"
-            teaching = teaching_of(buffer.store, learner, own, model=model, reward=reward, advantage=advantage)
-            taught = import_chat(buffer.store, file, teaching, name=name or SOURCE, skip_bad=skip_bad, told=told)
-            report, text = taught, _taught_text(taught, file)
-        else:
-            source = None if keep_source else name or "import"
-            report = import_file(buffer.store, file, name=source, learner=learner, skip_bad=skip_bad, told=told)
-            text = _import_text(report, file)
-    say(json.dumps(asdict(report)) if as_json else text)
-
-
 def _export_text(report: ExportReport, file: Path, size: int) -> str:
     lines = [f"{report.rows:,} rows in {file} ({size / 1e6:.1f} MB)"]
     if report.left.states:
@@ -126,7 +60,7 @@ def _export_text(report: ExportReport, file: Path, size: int) -> str:
     return "\n".join(lines)
 
 
-def _import_text(report: ImportReport, file: Path) -> str:
+def import_text(report: ImportReport, file: Path) -> str:
     lines = [
         f"{report.inserted:,} rows imported from {file}, {report.duplicates:,} were there already, "
         f"{report.bad:,} bad rows left out"
@@ -140,9 +74,9 @@ def _import_text(report: ImportReport, file: Path) -> str:
     return "\n".join(lines)
 
 
-def _taught_text(report: TeacherReport, file: Path) -> str:
+def conversations_text(report: TeacherReport, file: Path) -> str:
     lines = [
-        _import_text(report, file),
+        import_text(report, file),
         f"{report.groups:,} groups; {report.replies:,} replies, {report.replies_with_log_probs:,} with log-probs",
     ]
     lines += [f"log-probs not taken from {count:,} replies: {why}" for why, count in report.log_probs_refused.items()]
@@ -158,10 +92,10 @@ def _taught_text(report: TeacherReport, file: Path) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
+def progress_line() -> Iterator[Callable[..., None]]:
     """A line on stderr that people see and programs don't."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
-        yield lambda phase, done, total: progress.update(task, description=phase, completed=done, total=total)
+        yield lambda phase, done, total=None: progress.update(task, description=phase, completed=done, total=total)

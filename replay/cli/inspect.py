@@ -28,7 +28,7 @@ def inspect(
     try:
         from replay.inspector.serve import serve
     except ModuleNotFoundError as error:
-        fail(f"inspect must have {error.name} installed, got none. pip install 'agentloop[inspect]'")
+        fail(f"inspect must have {error.name} installed, got none. pip install 'agentloop-replay[inspect]'")
     from replay.queries.open_buffer import opened_source
 
     with opened_source(run) as source:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from replay.cli.common import AsJson, Run, Where, app, fail, opened, say
+from replay.cli.common import AsJson, Filter, Run, app, fail, opened, say
 from replay.errors import ReplayError
 from replay.locate import place, run_identity
 from replay.queries import chosen
@@ -22,47 +20,34 @@ from replay.storage.erase import Forgotten
 from replay.storage.format.schema import REVISION
 from replay.storage.retention import Capacity, Evicted
 
-Limit = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=N",
-        help="Most that is kept: rows, bytes, age (iterations since a row was collected), staleness (publishes since "
-        "it was sampled), per_task (rows of a task). May be repeated.",
-    ),
-]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be done.")]
 
 
-_LIMITS = tuple(field.name for field in fields(Capacity))
-"""The keys of `replay.capacity`."""
 _DRY = "nothing was changed; add --yes to do it"
 
 
-@app.command(epilog='Example: agentloop replay prune --where "success = false and staleness > 20"')
+@app.command(epilog='Example: agentloop replay prune --where "not success and staleness > 20"')
 def prune(
     run: Run = None,
-    where: Where = None,
-    limit: Limit = None,
+    filter: Filter = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Most rows kept; the oldest go first.")] = None,
+    bytes: Annotated[int | None, typer.Option(min=1, help="Most bytes kept.")] = None,
+    age: Annotated[int | None, typer.Option(min=1, help="Most iterations since a row was collected.")] = None,
+    staleness: Annotated[int | None, typer.Option(min=1, help="Most publishes since it was sampled.")] = None,
+    per_task: Annotated[int | None, typer.Option(min=1, help="Most rows of one task.")] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Evict rows for good: what stays of them is how they ended, and every update that used them."""
-    capacity = Capacity(**dict(map(_limit, limit or ())))
-    if (where is None) == (not capacity):
-        given = "neither" if where is None else "both"
-        fail(f"prune must be given --where or --limit, got {given}. For example: agentloop replay prune --limit age=20")
+    capacity = Capacity(rows=rows, bytes=bytes, age=age, staleness=staleness, per_task=per_task)
+    if (filter is None) == (not capacity):
+        given = "neither" if filter is None else "both"
+        fail(f"prune must be given --where or limits, got {given}. For example: agentloop replay prune --age 20")
     with opened(run, read_only=not yes) as buffer:
-        picked = None if where is None else condition(where)
-        run_id = buffer.run if where is not None else _own_run(buffer)
+        picked = None if filter is None else condition(filter)
+        run_id = buffer.run if filter is not None else _own_run(buffer)
         found = buffer.store.prune(run_id, rows=picked, capacity=capacity, dry_run=not yes)
     say(json.dumps({**vars(found), "done": yes}) if as_json else _pruned_text(found, done=yes))
-
-
-def _limit(text: str) -> tuple[str, int]:
-    match = re.fullmatch(rf"({'|'.join(_LIMITS)})=([1-9][0-9]{{0,17}})", text)
-    if match is None:
-        fail(f"--limit must be NAME=N, a NAME of {', '.join(_LIMITS)} and N a whole number >= 1, got {text!r}.")
-    return match[1], int(match[2])
 
 
 def _own_run(buffer: Opened) -> str | None:
@@ -76,9 +61,9 @@ def _pruned_text(found: Evicted, *, done: bool) -> str:
     return f"evicted {what}" if done else f"would evict {what}\n{_DRY}"
 
 
-@app.command(epilog="Example: agentloop replay forget --where \"text contains 'jane@example.org'\"")
+@app.command(epilog="Example: agentloop replay forget --where \"'jane@example.org' in text\"")
 def forget(
-    where: Annotated[str, typer.Option("--where", metavar="FILTER", help="What to forget.")],
+    filter: Annotated[str, typer.Option("--where", metavar="FILTER", help="What to forget.")],
     run: Run = None,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -89,7 +74,7 @@ def forget(
     while a copy that a migration made stands beside the file.
     """
     with opened(run, read_only=not yes) as buffer:
-        found = buffer.store.forget(chosen(buffer.run, where), dry_run=not yes)
+        found = buffer.store.forget(chosen(buffer.run, filter), dry_run=not yes)
         path = buffer.store.path
     copies = [str(copy) for copy in backups(path)] if path and yes else []
     if as_json:

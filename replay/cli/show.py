@@ -13,34 +13,34 @@ from rich.console import Console
 from context.authors import AuthorTable
 from context.view import token_view
 from context.visible import visible
-from replay import queries as questions
-from replay.cli.common import AsJson, Run, Where, app, opened, say
+from replay import queries
+from replay.cli.common import AsJson, Filter, Run, app, opened, say
 from replay.cli.tables import number, share, table
 from replay.locate import tokenizer
 from replay.queries import Sort
 from replay.queries.open_buffer import Opened
 
-_ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
+_ENDLESS = queries.Patience(rows=2**62, seconds=math.inf)
 """Whoever asks in a terminal waits, and can stop waiting."""
 
 
 @app.command(epilog="Example: agentloop replay stats runs/quickstart-001")
-def stats(run: Run = None, where: Where = None, as_json: AsJson = False) -> None:
+def stats(run: Run = None, filter: Filter = None, as_json: AsJson = False) -> None:
     """What is in the buffer, and what was drawn from it."""
     with opened(run) as buffer:
-        answer = questions.summary(buffer.store, buffer.run, where=where)
+        answer = queries.summary(buffer.store, buffer.run, filter=filter)
     say(json.dumps(answer, indent=1) if as_json else _summary_text(answer))
 
 
-@app.command(epilog="Example: agentloop replay ls --where \"success and tool='lookup'\" --sort tokens")
+@app.command(epilog="Example: agentloop replay ls --where \"success and tool == 'lookup'\" --sort tokens")
 def ls(
     run: Run = None,
-    where: Annotated[
+    filters: Annotated[
         list[str] | None,
         typer.Option(
             "--where",
             metavar="FILTER",
-            help="Only these, for example \"reward>0.5 and staleness<8 and tool='lookup'\"; all of several.",
+            help="Only these, for example \"reward > 0.5 and staleness < 8 and tool == 'lookup'\"; all of several.",
         ),
     ] = None,
     success: Annotated[bool | None, typer.Option("--success/--failed", help="Only these; both when left out.")] = None,
@@ -53,10 +53,10 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List trajectories, one line each."""
-    chosen = [*(where or ()), *([] if success is None else [f"success = {str(success).lower()}"])]
+    chosen = [*(filters or ()), *([] if success is None else [f"success == {success}"])]
     with opened(run) as buffer:
-        asked = questions.Question(buffer.run, chosen, sort, ascending)
-        answer = questions.page(buffer.store, asked, limit=limit, after=after, patience=_ENDLESS)
+        asked = queries.Query(buffer.run, chosen, sort, ascending)
+        answer = queries.page(buffer.store, asked, limit=limit, after=after, patience=_ENDLESS)
     say(json.dumps(answer["rows"], indent=1) if as_json else _listing_text(answer["rows"]))
     if answer["after"]:
         say(f"there are more: the same with --after {answer['after']}", error=True)
@@ -70,7 +70,7 @@ def show(
 ) -> None:
     """One trajectory: every token with its author and mask, its log-probs, and every update that used it."""
     with opened(run) as buffer:
-        answer = questions.trajectory(buffer.store, id)
+        answer = queries.trajectory(buffer.store, id)
         if as_json:
             say(json.dumps(answer, indent=1))
         else:

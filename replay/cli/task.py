@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from context.visible import visible
-from replay import queries as questions
+from replay import queries
 from replay.cli.common import AsJson, Run, app, opened, say
 from replay.cli.tables import number, share, table
 
@@ -26,7 +26,7 @@ def task(
 ) -> None:
     """One task: its attempts over time, success by policy version, how hard it has been, what is stored of it."""
     with opened(run) as buffer:
-        answer = questions.task(buffer.store, hash, buffer.run, after=after, limit=limit)
+        answer = queries.task(buffer.store, hash, buffer.run, after=after, limit=limit)
     say(json.dumps(answer, indent=1) if as_json else _text(answer, limit))
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from replay.exchange import jsonl, parquet
 from replay.exchange.files import ExchangeError, is_parquet, opened, replaced
-from replay.exchange.importing import ImportReport, Placed, Told, check_set_name, import_rows
-from replay.exchange.meaning import learner_of
+from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows, learner_of
 from replay.exchange.row_format import BadRow, Bundle
-from replay.exchange.stored_rows import Left, bundles, exportable
+from replay.exchange.stored_rows import NotExported, bundles, exportable
 from replay.store import ReplayStore
 
 __all__ = ["ExchangeError", "ExportReport", "ImportReport", "check_set_name", "export_file", "import_file"]
@@ -22,7 +22,7 @@ __all__ = ["ExchangeError", "ExportReport", "ImportReport", "check_set_name", "e
 @dataclass(frozen=True)
 class ExportReport:
     rows: int
-    left: Left
+    left: NotExported
 
 
 def export_file(
@@ -33,7 +33,7 @@ def export_file(
     where: sa.ColumnElement[bool] | None = None,
     limit: int | None = None,
     force: bool = False,
-    told: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportReport:
     """Write rows to `path`, in the format of its ending; it is there whole or not at all.
 
@@ -42,18 +42,18 @@ def export_file(
     `run` and `where` choose among the rows; None: all of them. `limit` takes the first ones.
     """
     as_parquet = is_parquet(path)
-    left = Left()
+    left = NotExported()
     with replaced(path, force=force) as target:
         ids = exportable(store, left, run=run, where=where)[:limit]
-        rows = _counted(bundles(store, ids, left), lambda done: told(done, len(ids)))
+        rows = _counted(bundles(store, ids, left), lambda done: progress(done, len(ids)))
         count = parquet.write(target, rows) if as_parquet else jsonl.write(path, target, rows)
     return ExportReport(count, left)
 
 
-def _counted(rows: Iterator[Bundle], told: Callable[[int], None]) -> Iterator[Bundle]:
+def _counted(rows: Iterator[Bundle], progress: Callable[[int], None]) -> Iterator[Bundle]:
     for done, row in enumerate(rows, 1):
         yield row
-        told(done)
+        progress(done)
 
 
 def import_file(
@@ -63,11 +63,11 @@ def import_file(
     name: str | None = "import",
     learner: str | None = None,
     skip_bad: bool = False,
-    told: Told = lambda phase, done: None,
+    progress: Progress = lambda phase, done: None,
 ) -> ImportReport:
     """Store the rows of an exported file, with `name` as their source; None: with the source each had.
 
-    `learner` is the run they are for; None: any. See `loading.import_rows` for what is refused.
+    `learner` is the run they are for; None: any. See `importing.import_rows` for what is refused.
     """
     if name is not None:
         check_set_name(name)
@@ -75,21 +75,17 @@ def import_file(
     unit = "row " if is_parquet(path) else ""
     with opened(path):
         whose = None if learner is None else learner_of(store, learner)
-        return import_rows(
-            store,
-            lambda: placed(path, reader(path), unit),
-            source=name,
-            learner=whose,
-            skip_bad=skip_bad,
-            told=told,
-        )
+        report = ImportReport()
+        rows = partial(_placed, path, reader, unit)
+        import_rows(store, rows, report, source=name, learner=whose, skip_bad=skip_bad, progress=progress)
+        return report
 
 
-def placed(path: Path, rows: Iterator[Bundle | BadRow], unit: str = "") -> Iterator[Placed]:
+def _placed(path: Path, reader: Callable[[Path], Iterator[Bundle | BadRow]], unit: str) -> Iterator[Placed]:
     """Each row with where it stands; what ends the reading early is the last of them."""
     number = 0
     try:
-        for number, row in enumerate(rows, 1):
+        for number, row in enumerate(reader(path), 1):
             yield f"{path}:{unit}{number}", row
     except BadRow as error:
         yield f"{path}:{unit}{number + 1}", error

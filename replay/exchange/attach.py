@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import reduce
+from operator import or_
 from pathlib import Path
 
 from replay.exchange.files import ExchangeError
-from replay.exchange.importing import ImportReport, Placed, Told, import_rows
-from replay.exchange.meaning import Learner, Meaning
-from replay.exchange.stored_rows import Left, bundles, exportable, known_runs
+from replay.exchange.importing import ImportReport, LearningRun, Placed, Progress, import_rows
+from replay.exchange.stored_rows import NotExported, bundles, exportable, known_runs
 from replay.locate import DATABASE, run_identity
 from replay.records import ELIGIBLE
+from replay.sampling.compatibility import bits, meanings, names_of
 from replay.storage.databases.open import Location
 from replay.storage.format.schema import trajectories
 from replay.store import ReplayStore
@@ -41,7 +43,7 @@ def attach(
     place: str,
     *,
     allow_mismatch: Sequence[str] = (),
-    told: Told = lambda phase, done: None,
+    progress: Progress = lambda phase, done: None,
 ) -> ImportReport:
     """Copy the rows that `run` may draw, with `name` as their source; those copied before stay as they are.
 
@@ -52,28 +54,30 @@ def attach(
         if other.url == store.url:
             raise ExchangeError(f"replay.attach.{name} must be another buffer, got the run's own. Leave it out.")
         with store.reading() as connection:
-            mine = Meaning.stored(connection, run)
+            mine = meanings(connection, [run])[run]
         with other.reading() as connection:
-            others = [id for id in known_runs(connection) if id != run]
-            differing = {id: Meaning.stored(connection, id).differs(mine, allow_mismatch) for id in others}
-        comparable = [id for id, names in differing.items() if not names]
+            others = meanings(connection, [id for id in known_runs(connection) if id != run])
+        allowed = bits(tuple(allow_mismatch))
+        differing = {id: theirs.mismatch(mine) & ~allowed for id, theirs in others.items()}
+        comparable = [id for id, mismatch in differing.items() if not mismatch]
         # The run's own rows may be there too, in a database that both once shared.
         where = (trajectories.c.state == ELIGIBLE) & trajectories.c.run.in_(comparable)
-        left = Left()
+        left = NotExported()
         ids = exportable(other, left, run=None, where=where)
 
         def rows() -> Iterator[Placed]:
             return ((f"{name}:{bundle.trajectory.id}", bundle) for bundle in bundles(other, ids, left))
 
         if not ids:
-            names = ", ".join(dict.fromkeys(name for found in differing.values() for name in found))
+            names = ", ".join(names_of(reduce(or_, differing.values(), 0)))
             raise ExchangeError(
                 f"replay.attach.{name} must hold rows that this run can learn from, got none in {other.url}"
                 + (f" but of another {names}" if names else "")
                 + ". Leave it out, attach another, or name what may differ in replay.allow_mismatch."
             )
-        learner = Learner(run, mine, allow_mismatch)
-        report = import_rows(store, rows, source=name, learner=learner, told=told)
+        learner = LearningRun(run, mine, allowed)
+        report = ImportReport()
+        import_rows(store, rows, report, source=name, learner=learner, progress=progress)
     report.problems += [f"{name}:{id}: {reason}" for id, reason in left.corrupt.items()]
     report.bad = len(left.corrupt)
     return report

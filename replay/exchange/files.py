@@ -10,13 +10,14 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, TypeVar
 
 import zstandard
 
 from replay.errors import ReplayError
 from replay.exchange.row_format import BadRow
 
+_Line = TypeVar("_Line", bytes, bytearray)
 Packing = Literal["", "gz", "zst"]
 _PACKINGS: dict[str, Packing] = {".jsonl": "", ".jsonl.gz": "gz", ".jsonl.zst": "zst"}
 PARQUET = ".parquet"
@@ -24,7 +25,8 @@ _RUN_CODE = (".pickle", ".pkl", ".pt", ".pth", ".bin", ".ckpt", ".joblib", ".dil
 """Formats that may run code of their author's when they are read."""
 
 MOST_LINE = 32 << 20
-"""Bytes of one JSONL line: a trajectory of about a million tokens."""
+"""Bytes of one JSONL line, as `size_of` counts them: a trajectory of about a million tokens."""
+_OVERHEAD = 48
 _AT_ONCE = 1 << 16
 _ZSTD_AT_ONCE = 128
 """Packed bytes: four of them can stand for 128 kB."""
@@ -144,13 +146,14 @@ def lines(path: Path) -> Iterator[bytes]:
             start = 0
             while (end := piece.find(b"\n", start)) >= 0:
                 line += piece[start:end]
-                yield bytes(_within(line, longest))
+                yield bytes(within(line, longest))
                 line.clear()
                 start = end + 1
             line += piece[start:]
-            _within(line, longest)
+            if len(line) > longest:
+                within(line, longest)
     if line:
-        yield bytes(line)
+        yield bytes(within(line, longest))
 
 
 def longest_line(size: int) -> int:
@@ -158,10 +161,17 @@ def longest_line(size: int) -> int:
     return min(MOST_LINE, max(_FLOOR, _MOST_RATIO * size))
 
 
-def _within(line: bytearray, longest: int) -> bytearray:
-    if len(line) > longest:
+def within(line: _Line, longest: int) -> _Line:
+    """The line; raises BadRow where it is too long."""
+    if (1 + _OVERHEAD) * len(line) > longest and size_of(line) > longest:
         raise BadRow(f"line must be at most {longest:,} bytes in this file, got more. Unpack it, or leave it out.")
     return line
+
+
+def size_of(line: bytes | bytearray) -> int:
+    """Bytes of a line of JSON, where each object, list and text counts as what it takes in memory: `{},` is not 3."""
+    parts = line.count(b"{") + line.count(b"[") + line.count(b'"') - line.count(b'\\"')
+    return len(line) + _OVERHEAD * parts
 
 
 def _pieces(raw: IO[bytes], packing: Packing) -> Iterator[bytes]:

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from replay.errors import InvalidRecord
+from replay.errors import InvalidRecord, shortened
 from replay.exchange.files import ExchangeError
-from replay.exchange.meaning import Learner
 from replay.exchange.row_format import BadRow, Bundle, author_table
 from replay.exchange.stored_rows import known_policies, known_runs, stored_sources
-from replay.exchange.strict_json import shortened
-from replay.records import ELIGIBLE, OWN_SOURCES, PolicyRecord, RunRecord
-from replay.storage.validate import SOURCE_NAME, check_fields
+from replay.records import ELIGIBLE, OWN_SOURCES, SOURCE_NAME, PolicyRecord, RunRecord
+from replay.sampling.compatibility import MISMATCHES, TokenMeaning, bits, meanings, names_of, record_mismatch
+from replay.storage.validate import NOTHING_STORED, checked
 from replay.store import ReplayStore
 
 _AT_ONCE = 64
@@ -28,7 +27,7 @@ _MOST_BAD = 1000
 
 Placed = tuple[str, Bundle | BadRow]
 """`FILE:LINE` of a row, and the row or what is wrong with it."""
-Told = Callable[[Literal["check", "store"], int], None]
+Progress = Callable[[Literal["check", "store"], int], None]
 """Called with rows done."""
 
 
@@ -54,6 +53,48 @@ class ImportReport:
     differing: dict[str, int] = field(default_factory=dict)
     """Rows that it can't learn from, by what is another in them."""
 
+    def add_bad(self, place: str, problem: str) -> None:
+        self.bad += 1
+        if len(self.problems) < _MOST_NAMED:
+            self.problems.append(f"{place}: {problem}")
+
+    def refuse_bad(self) -> None:
+        """Raises ExchangeError if there is a bad row."""
+        if self.bad:
+            more = f" {self.bad - 1} more rows are bad." if self.bad > 1 else ""
+            raise ExchangeError(f"{self.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
+
+
+@dataclass(frozen=True)
+class LearningRun:
+    """The run that rows are imported for."""
+
+    run: str
+    meaning: TokenMeaning
+    allowed: int
+    """Bits of its `replay.allow_mismatch`."""
+
+    def differs(self, bundle: Bundle) -> list[str]:
+        """What keeps the run from learning from a row."""
+        run = bundle.run
+        if run.id == self.run:
+            return []
+        tokenizers = frozenset(policy.tokenizer_hash for policy in bundle.policies)
+        mismatch = TokenMeaning(run.authors_hash, run.fingerprint, tokenizers).mismatch(self.meaning)
+        return names_of((mismatch | record_mismatch(bundle.trajectory.record)) & ~self.allowed)
+
+
+def learner_of(store: ReplayStore, run: str) -> LearningRun | None:
+    """The run of that id; None: the database does not know it."""
+    with store.reading() as connection:
+        record = known_runs(connection).get(run)
+        if record is None:
+            return None
+        settings = record.config.get("replay")
+        allowed = settings.get("allow_mismatch") if isinstance(settings, dict) else None
+        names = tuple(name for name in allowed if name in MISMATCHES) if isinstance(allowed, list) else ()
+        return LearningRun(run, meanings(connection, [run])[run], bits(names))
+
 
 def check_set_name(name: str) -> None:
     """A set is a source that mixing can name; it is no name for what a run collects itself."""
@@ -67,20 +108,21 @@ def check_set_name(name: str) -> None:
 def import_rows(
     store: ReplayStore,
     rows: Callable[[], Iterable[Placed]],
+    report: ImportReport,
     *,
     source: str | None,
-    learner: Learner | None = None,
+    learner: LearningRun | None = None,
     skip_bad: bool = False,
-    told: Told = lambda phase, done: None,
-) -> ImportReport:
+    progress: Progress = lambda phase, done: None,
+) -> None:
     """Store the rows that `rows` reads anew at each call, batch by batch, each whole or not at all; those of one
-    batch only once.
+    batch only once. `report` tells what became of them.
 
     `source` is written into every new row; None: each keeps its own. A bad row raises ExchangeError, and then
     nothing of the file has been stored; with `skip_bad` it is counted and left out. Rows that are all others than
     those `learner` can learn from are refused too.
     """
-    report = ImportReport(learner=None if learner is None else learner.run)
+    report.learner = None if learner is None else learner.run
     check = _Check(store, source)
     bad: set[int] = set()
     done = 0
@@ -89,29 +131,25 @@ def import_rows(
         only = [] if done else [batch]
         for number, place, problem in check.problems(batch):
             bad.add(number)
-            report.bad += 1
-            if len(report.problems) < _MOST_NAMED:
-                report.problems.append(f"{place}: {problem}")
+            report.add_bad(place, problem)
         if learner is not None:
             _compare(learner, [row for number, (_, row) in batch if number not in bad], report)
         done += len(batch)
-        told("check", done)
-        if report.bad > max(_MOST_BAD, done / 2):
+        progress("check", done)
+        if len(bad) > max(_MOST_BAD, done / 2):
             raise ExchangeError(f"{report.problems[0]} Most rows are bad. Nothing was stored; is this the right file?")
-    if bad and not skip_bad:
-        more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
-        raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
+    if not skip_bad:
+        report.refuse_bad()
     if report.differing and not report.learnable:
         raise ExchangeError(_incomparable(report))
     report.runs = sorted(check.runs)
     for batch in only or _batches(enumerate(rows())):
         good = [bundle for number, (_, bundle) in batch if number not in bad and isinstance(bundle, Bundle)]
         _store(store, check.sourced(good), report)
-        told("store", report.rows)
-    return report
+        progress("store", report.rows)
 
 
-def _compare(learner: Learner, rows: Sequence[Bundle | BadRow], report: ImportReport) -> None:
+def _compare(learner: LearningRun, rows: Sequence[Bundle | BadRow], report: ImportReport) -> None:
     for row in rows:
         if isinstance(row, Bundle) and row.trajectory.record.state == ELIGIBLE:
             names = learner.differs(row)
@@ -219,7 +257,7 @@ class _Check:
     def _check_run(self, run: RunRecord) -> None:
         known = self._runs.get(run.id)
         if known is None:
-            check_fields([run], "run", "id")
+            checked([run], "run", "id")
             self._runs[run.id] = known = run
         for part in fields(run):
             mine, theirs = getattr(known, part.name), getattr(run, part.name)
@@ -236,14 +274,14 @@ class _Check:
                 self._policies[policy.run] = known_policies(connection, policy.run)
         known = self._policies[policy.run].get(policy.version)
         if known is None:
-            check_fields([policy], "policy", "version")
+            checked([policy], "policy", "version")
             self._policies[policy.run][policy.version] = policy
         elif (known.tokenizer_hash, known.template_hash) != (policy.tokenizer_hash, policy.template_hash):
             raise BadRow(f"policies must be those of the known run {shortened(policy.run)}, got another tokenizer.")
 
 
 def _problem(error: Exception) -> str:
-    return str(error).removesuffix(" Nothing of this call was stored.")
+    return str(error).removesuffix(NOTHING_STORED)
 
 
 def _with_source(bundle: Bundle, source: str | None) -> Bundle:

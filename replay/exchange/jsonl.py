@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.exchange.files import MOST_LINE, ExchangeError, lines, packed
-from replay.exchange.row_format import ARRAYS, BadRow, Bundle, PlainRow, from_plain, to_plain
-from replay.exchange.strict_json import NotStrict, loads
+from replay.exchange.files import MOST_LINE, ExchangeError, lines, packed, size_of
+from replay.exchange.row_format import ARRAYS, BadRow, Bundle, PlainRow, from_plain, json_line, to_plain
 
 
 def write(path: Path, target: Path, bundles: Iterable[Bundle]) -> int:
@@ -21,9 +20,9 @@ def write(path: Path, target: Path, bundles: Iterable[Bundle]) -> int:
     with packed(path, target) as stream:
         for bundle in bundles:
             line = encode(bundle)
-            if len(line) > MOST_LINE:
+            if (size := size_of(line)) > MOST_LINE:
                 raise ExchangeError(
-                    f"row must be at most {MOST_LINE:,} bytes as JSON, got {len(line):,} for trajectory "
+                    f"row must be at most {MOST_LINE:,} bytes as JSON, got {size:,} for trajectory "
                     f"{bundle.trajectory.id}. Export Parquet, or leave it out."
                 )
             stream.write(line + b"\n")
@@ -51,12 +50,7 @@ def encode(bundle: Bundle) -> bytes:
 
 
 def decode(line: bytes) -> Bundle:
-    try:
-        return from_plain(loads(line.decode()))
-    except UnicodeDecodeError:
-        raise BadRow("line must be UTF-8, got other bytes.") from None
-    except NotStrict as error:
-        raise BadRow(f"line must {error}.") from None
+    return from_plain(json_line(line))
 
 
 def _dumps(row: PlainRow, *, ensure_ascii: bool = False) -> str:

@@ -3,40 +3,117 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue
 
 from context.conversation_file import read_message
 from context.messages import Message
-from context.template import RenderError
-from replay.exchange.row_format import BadRow
-from replay.exchange.strict_json import NotStrict, free_form, loads, shortened
-
-_KNOWN = ("messages", "tools", "choices", "reward", "success")
-_OF_MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "weight", "logprobs")
-_MUST_BE_EMPTY = ("function_call", "refusal", "audio")
-"""Fields with a meaning that tokens can't have here."""
+from replay.exchange.row_format import BadRow, Part, json_line, read_object, typed
+from replay.records import Finite
 
 
-@dataclass(frozen=True)
-class TokenLogProb:
+class _Open(Part):
+    """May hold more than is looked at."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def _joined(content: Any) -> Any:
+    """A text, or the texts of its parts."""
+    if not isinstance(content, list):
+        return content
+    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+    if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("should be text, without parts of another kind")
+    return "".join(map(str, texts))
+
+
+def _empty(value: Any) -> None:
+    if value:
+        raise ValueError("should be empty: use tool_calls or content")
+
+
+def _read(arguments: Any) -> Any:
+    """An object, or the text of one."""
+    return read_object(arguments) if isinstance(arguments, str) else arguments
+
+
+_Nothing = Annotated[Any, AfterValidator(_empty)]
+"""A field with a meaning that tokens can't have here."""
+
+
+class ChatFunction(_Open):
+    name: str
+    arguments: Annotated[dict[str, JsonValue], BeforeValidator(_read)] = Field(default_factory=dict)
+
+
+class ChatCall(_Open):
+    function: ChatFunction
+    id: str | None = None
+
+
+class TokenLogProb(_Open):
     """One entry of `logprobs.content`."""
 
     token: str
-    raw: bytes
-    log_prob: float
+    logprob: Finite
+    codes: Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(fail_fast=True)] | None = Field(
+        None, alias="bytes"
+    )
+
+    @property
+    def raw(self) -> bytes:
+        return self.token.encode("utf-8", "surrogatepass") if self.codes is None else bytes(self.codes)
+
+
+class ChatLogProbs(_Open):
+    content: Annotated[list[TokenLogProb], Field(fail_fast=True)] | None = None
+
+
+class ChatMessage(_Open):
+    role: str
+    content: Annotated[str | None, BeforeValidator(_joined)] = None
+    tool_calls: Annotated[list[ChatCall], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    weight: Literal[0, 1] = 1
+    logprobs: ChatLogProbs | None = None
+    function_call: _Nothing = None
+    refusal: _Nothing = None
+    audio: _Nothing = None
+
+
+class ChatChoice(_Open):
+    message: ChatMessage
+    logprobs: ChatLogProbs | None = None
+
+
+def _one(choices: Any) -> Any:
+    if isinstance(choices, list) and len(choices) != 1:
+        raise ValueError("should hold one response: write a row per choice")
+    return choices
+
+
+class ChatRow(_Open):
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
+    tools: Annotated[list[dict[str, JsonValue]], Field(fail_fast=True)] | None = None
+    choices: Annotated[list[ChatChoice] | None, BeforeValidator(_one)] = None
+    reward: Annotated[float, Field(ge=-1e300, le=1e300)] | None = None
+    success: bool | None = None
 
 
 @dataclass(frozen=True)
-class Said:
-    """A reply of the teacher's."""
+class TeacherMessage:
+    """A message of the file."""
 
     message: Message
     trained: bool
     """False: `weight` is 0."""
-    log_probs: tuple[TokenLogProb, ...] | None
+    log_probs: list[TokenLogProb] | None
     """As the file has them; None where it has none."""
 
 
@@ -44,7 +121,7 @@ class Said:
 class Conversation:
     opening: tuple[Message, ...]
     """What is there before the first trained reply, examples among it."""
-    turns: tuple[tuple[Said, tuple[Message, ...]], ...]
+    turns: tuple[tuple[TeacherMessage, tuple[Message, ...]], ...]
     """Each reply with what came back."""
     tools: list[dict[str, Any]]
     task: str
@@ -55,128 +132,11 @@ class Conversation:
 
 def read_line(line: bytes, ignored: Counter[str]) -> Conversation:
     """Raises BadRow. `ignored` counts fields that are not looked at."""
-    try:
-        row = loads(line.decode())
-    except UnicodeDecodeError:
-        raise BadRow("line must be UTF-8, got other bytes.") from None
-    except NotStrict as error:
-        raise BadRow(f"line must {error}.") from None
-    given = row.get("messages") if isinstance(row, dict) else None
-    if not isinstance(given, list) or not given:
-        raise BadRow(f"row must hold a list of messages, got {shortened(given)}.")
-    ignored.update(name for name in row if name not in _KNOWN)
-    tools = row.get("tools") or []
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise BadRow(f"tools must be a list of objects, got {shortened(tools)}.")
-    entries = [_entry(f"messages[{i}]", value, ignored) for i, value in enumerate([*given, *_chosen(row)])]
-    return _conversation(entries, tools, _number(row, "reward"), _flag(row, "success"))
-
-
-def _chosen(row: Mapping[str, Any]) -> list[Any]:
-    """The message of a response that stands beside its request."""
-    choices = row.get("choices")
-    if choices is None:
-        return []
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        raise BadRow(f"choices must hold one response, got {shortened(choices)}. Write a row per choice.")
-    message = choices[0].get("message")
-    if not isinstance(message, dict):
-        raise BadRow(f"choices[0].message must be an object, got {shortened(message)}.")
-    return [{"logprobs": choices[0].get("logprobs"), **message}]
-
-
-def _entry(where: str, value: Any, ignored: Counter[str]) -> Said:
-    if not isinstance(value, dict):
-        raise BadRow(f"{where} must be an object, got {shortened(value)}.")
-    for name in _MUST_BE_EMPTY:
-        if value.get(name):
-            raise BadRow(f"{where}.{name} must be empty, got {shortened(value[name])}. Use tool_calls or content.")
-    ignored.update(f"messages.{name}" for name in value if name not in (*_OF_MESSAGE, *_MUST_BE_EMPTY))
-    known = {name: part for name, part in value.items() if name in _OF_MESSAGE}
-    known["content"] = _text(f"{where}.content", value.get("content"))
-    known["tool_calls"] = _calls(f"{where}.tool_calls", value.get("tool_calls"))
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if not isinstance(value.get(name), (str, type(None))):
-            raise BadRow(f"{where}.{name} must be text, got {shortened(value[name])}.")
-    try:
-        message = read_message(0, known)
-    except RenderError as error:
-        raise BadRow(str(error).replace("messages[0]", where)) from None
-    weight = value.get("weight", 1)
-    if weight not in (0, 1):
-        raise BadRow(f"{where}.weight must be 0 or 1, got {shortened(weight)}.")
-    return Said(message, bool(weight), _log_probs(f"{where}.logprobs", value.get("logprobs")))
-
-
-def _text(where: str, content: Any) -> str | None:
-    """A text, or the texts of its parts."""
-    if not isinstance(content, list):
-        return content  # type: ignore[no-any-return]  # what reads the message says what is wrong with it
-    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-    if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
-        raise BadRow(f"{where} must be text, got parts of another kind.")
-    return "".join(str(text) for text in texts)
-
-
-def _calls(where: str, calls: Any) -> list[Any]:
-    if not isinstance(calls, (list, type(None))):
-        raise BadRow(f"{where} must be a list, got {shortened(calls)}.")
-    return [_call(f"{where}[{i}]", call) for i, call in enumerate(calls or ())]
-
-
-def _call(where: str, call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(call.get("id"), (str, type(None))):
-        raise BadRow(f"{where} must be an object with a function, got {shortened(call)}.")
-    arguments = function.get("arguments", {})
-    if isinstance(arguments, str):
-        try:
-            arguments = free_form(arguments, constants=True)
-        except NotStrict as error:
-            raise BadRow(f"{where}.function.arguments must {error}.") from None
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _log_probs(where: str, value: Any) -> tuple[TokenLogProb, ...] | None:
-    content = value.get("content") if isinstance(value, dict) else None
-    if not content:
-        return None
-    if not isinstance(content, list):
-        raise BadRow(f"{where}.content must be a list, got {shortened(content)}.")
-    return tuple(_log_prob(f"{where}.content[{i}]", entry) for i, entry in enumerate(content))
-
-
-def _log_prob(where: str, entry: Any) -> TokenLogProb:
-    token = entry.get("token") if isinstance(entry, dict) else None
-    number = entry.get("logprob") if isinstance(entry, dict) else None
-    if not isinstance(token, str) or isinstance(number, bool) or not isinstance(number, (int, float)):
-        raise BadRow(f"{where} must hold a token and its logprob, got {shortened(entry)}.")
-    raw = entry.get("bytes")
-    try:
-        return TokenLogProb(token, token.encode("utf-8", "surrogatepass") if raw is None else bytes(raw), float(number))
-    except (TypeError, ValueError, OverflowError):
-        raise BadRow(f"{where} must hold bytes and a finite logprob, got {shortened(entry)}.") from None
-
-
-def _number(row: Mapping[str, Any], name: str) -> float | None:
-    value = row.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= 1e300:
-        raise BadRow(f"{name} must be a finite number, got {shortened(value)}.")
-    return float(value)
-
-
-def _flag(row: Mapping[str, Any], name: str) -> bool | None:
-    value = row.get(name)
-    if not isinstance(value, (bool, type(None))):
-        raise BadRow(f"{name} must be true or false, got {shortened(value)}.")
-    return value
-
-
-def _conversation(
-    entries: list[Said], tools: list[dict[str, Any]], reward: float | None, success: bool | None
-) -> Conversation:
+    row = typed(ChatRow, json_line(line))
+    ignored.update((row.model_extra or {}).keys())
+    entries = [_entry(given, given.logprobs, ignored) for given in row.messages]
+    # The message of a response that stands beside its request.
+    entries += [_entry(given.message, given.message.logprobs or given.logprobs, ignored) for given in row.choices or ()]
     replies = [i for i, entry in enumerate(entries) if entry.message.role == "assistant"]
     trained = [i for i in replies if entries[i].trained]
     if not trained or replies[-1] != len(entries) - 1:
@@ -187,4 +147,12 @@ def _conversation(
     start = trained[0]
     cuts = [i for i in replies if i >= start] + [len(entries)]
     turns = [(entries[i], tuple(entry.message for entry in entries[i + 1 : end])) for i, end in pairwise(cuts)]
-    return Conversation(tuple(entry.message for entry in entries[:start]), tuple(turns), tools, task, reward, success)
+    opening = tuple(entry.message for entry in entries[:start])
+    return Conversation(opening, tuple(turns), row.tools or [], task, row.reward, row.success)
+
+
+def _entry(given: ChatMessage, log_probs: ChatLogProbs | None, ignored: Counter[str]) -> TeacherMessage:
+    ignored.update(f"messages.{name}" for name in given.model_extra or ())
+    known = given.model_dump(include=ChatMessage.model_fields.keys() - {"logprobs"})
+    content = log_probs.content if log_probs is not None else None
+    return TeacherMessage(read_message(0, known), bool(given.weight), content or None)

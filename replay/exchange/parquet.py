@@ -12,24 +12,15 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from types import NoneType
+from typing import IO, Any, Literal, get_args, get_origin
 
 import numpy as np
+from pydantic import BaseModel
 
-from replay.exchange.files import ExchangeError, longest_line, opened
-from replay.exchange.row_format import (
-    ARRAYS,
-    COLUMNS,
-    DTYPES,
-    PARTS,
-    BadRow,
-    Bundle,
-    Column,
-    PlainRow,
-    from_plain,
-    to_plain,
-)
-from replay.exchange.strict_json import NotStrict, loads, shortened
+from replay.errors import shortened
+from replay.exchange.files import ExchangeError, longest_line, opened, within
+from replay.exchange.row_format import ARRAYS, BadRow, Bundle, ExchangedRow, PlainRow, from_plain, json_line, to_plain
 from replay.storage.format.column_types import from_storable, to_storable
 
 _GROUP_ROWS = 64
@@ -57,7 +48,7 @@ def write(target: Path, bundles: Iterable[Bundle]) -> int:
 
     from replay.exchange.parquet_lines import schema as schema_of
 
-    schema = schema_of(_described(COLUMNS))
+    schema = schema_of(_described(ExchangedRow))
     count = 0
     options: dict[str, Any] = {
         "compression": "zstd",
@@ -82,7 +73,7 @@ def read(path: Path) -> Iterator[Bundle | BadRow]:
     with opened(path) as raw, tempfile.TemporaryFile() as complaints:
         size = os.fstat(raw.fileno()).st_size
         seconds = _SECONDS + size // _BYTES_A_SECOND
-        asked = {"columns": _described(COLUMNS), "bytes": MOST_MEMORY, "seconds": seconds}
+        asked = {"columns": _described(ExchangedRow), "bytes": MOST_MEMORY, "seconds": seconds}
         command = [sys.executable, "-P", str(_PROGRAM), json.dumps(asked)]
         environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | _ALONE
         with subprocess.Popen(
@@ -110,15 +101,9 @@ def _ended(code: int, complaints: IO[bytes], seconds: int) -> str:
 
 def _rows(lines: IO[bytes], longest: int) -> Iterator[Bundle | BadRow]:
     while line := lines.readline(longest + 1):
-        if len(line) > longest:
-            raise BadRow(f"row must be at most {longest:,} bytes in this file, got more. Leave it out.")
-        if not line.endswith(b"\n"):
+        if not within(line, longest).endswith(b"\n"):
             return
-        try:
-            row = loads(line.decode(), constants=True)
-        except NotStrict as error:
-            yield BadRow(f"row must {error}.")
-            continue
+        row = json_line(line, constants=True)
         if isinstance(row, str):
             raise BadRow(row)
         try:
@@ -130,10 +115,9 @@ def _rows(lines: IO[bytes], longest: int) -> Iterator[Bundle | BadRow]:
 def _restored(row: PlainRow) -> PlainRow:
     """With its arrays and texts as `to_plain` gave them."""
     for part in filter(None, row["segments"] or ()):
-        for column in PARTS["segments"]:
-            packed = part[column.name]
-            if column.kind in DTYPES and packed is not None:
-                part[column.name] = np.frombuffer(base64.b64decode(packed), DTYPES[column.kind])
+        for name, dtype in ARRAYS.items():
+            if part[name] is not None:
+                part[name] = np.frombuffer(base64.b64decode(part[name]), dtype)
     return {name: _texts(value) for name, value in row.items()}
 
 
@@ -151,16 +135,27 @@ def _texts(value: Any) -> Any:
 def _check_installed() -> None:
     if find_spec("pyarrow") is None:
         raise ExchangeError(
-            "Parquet must have pyarrow installed, got none. Install the extra: pip install 'agentloop[parquet]', or "
-            "use .jsonl."
+            "Parquet must have pyarrow installed, got none. Install the extra: "
+            "pip install 'agentloop-replay[parquet]', or use .jsonl."
         )
 
 
-def _described(columns: Sequence[Column]) -> list[tuple[str, Any]]:
-    """As `parquet_lines` is told of them."""
+def _described(part: type[BaseModel]) -> list[tuple[str, Any]]:
+    """Name and kind of its columns, for `parquet_lines`."""
     return [
-        (column.name, _described(PARTS[column.name]) if column.kind == "list" else column.kind) for column in columns
+        (name, ARRAYS[name].__name__ if name in ARRAYS else _kind(field.annotation))
+        for name, field in part.model_fields.items()
     ]
+
+
+def _kind(annotation: Any) -> Any:
+    """Of a column that may be unknown, of a list of parts, of JSON in a text."""
+    args = [kind for kind in get_args(annotation) if kind is not NoneType]
+    if get_origin(annotation) is list:
+        return _described(args[0])
+    if get_origin(annotation) is Literal:
+        return type(args[0]).__name__
+    return "str" if get_origin(annotation) is dict else _kind(args[0]) if args else annotation.__name__
 
 
 def _row_groups(rows: Iterable[PlainRow]) -> Iterator[list[PlainRow]]:

@@ -1,7 +1,8 @@
 """One exchanged row: a trajectory with everything it refers to, as plain columns and lists.
 
 Every row is complete in itself: rows can be cut, shuffled and joined with any tool. What has no fixed shape (a run's
-configuration, a task's payload, a call's arguments) is JSON text, so that all rows have one schema.
+configuration, a task's payload, a call's arguments) is JSON text, so that all rows have one schema. The columns of a
+record are its fields, of the types they are annotated with.
 """
 
 from __future__ import annotations
@@ -10,26 +11,37 @@ import difflib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import lru_cache
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainValidator,
+    ValidationError,
+    create_model,
+)
 
-from context.authors import AuthorTable
+from context.authors import Author, AuthorTable
 from context.messages import Message, ToolCall, canonical_json
-from context.tokens import Segment, TokenSequence
-from replay.exchange.strict_json import NotStrict, free_form, loads, shortened
-from replay.records import GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
+from context.tokens.token_sequence import Segment, TokenSequence
+from replay.errors import first_problem, shortened
+from replay.records import Count, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay.storage.validate import column_types
 
 FORMAT = 2
 """Raised when a column changes its meaning, or one is added or goes."""
 
 
 PlainRow = dict[str, Any]
-_Value = TypeVar("_Value")
+_Part = TypeVar("_Part", bound="Part")
 
 
 class BadRow(ValueError):
@@ -48,92 +60,172 @@ class Bundle:
     """Those that sampled it or had its tokenizer, as far as the run told."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """Of a row, or of one of its parts."""
-
-    name: str
-    kind: str
-    """str | int | float | bool, `list` for parts, or the type of an array's numbers."""
-    optional: bool = False
-
-
-def _columns(record: type, *, prefix: str = "", skip: Sequence[str] = ()) -> list[Column]:
-    found = []
-    for field in fields(record):
-        kind, _, optional = str(field.type).partition(" | ")
-        unknown = bool(optional) or field.name in _NAN_IS_NULL
-        if field.name not in skip:
-            found.append(Column(prefix + field.name, kind, unknown))
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"{shortened(twice)} stands twice in one object")
     return found
 
 
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON: what is unknown is null")
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_distinct, parse_constant=_no_constant)
+_WITH_CONSTANTS = json.JSONDecoder(object_pairs_hook=_distinct)
+
+
+def read_json(text: str | bytes, *, constants: bool = False) -> Any:
+    """The value of a JSON text in which no object has a key twice; with `constants`, NaN and Infinity are numbers.
+
+    Raises ValueError.
+    """
+    given = text if isinstance(text, str) else text.decode()
+    try:
+        return (_WITH_CONSTANTS if constants else _STRICT).decode(given)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def json_line(line: bytes, *, constants: bool = False) -> Any:
+    try:
+        return read_json(line, constants=constants)
+    except ValueError as error:
+        raise BadRow(f"line must be JSON ({error}).") from None
+
+
+def read_object(text: object, *, constants: bool = True) -> Any:
+    """The value of a JSON text inside a row, for a type to check."""
+    if not isinstance(text, str):
+        raise ValueError("should be a text of JSON")
+    try:
+        return read_json(text, constants=constants)
+    except ValueError as error:
+        raise ValueError(f"should be JSON ({error})") from None
+
+
+def _numbers(dtype: type[np.generic], value: object) -> npt.NDArray[Any]:
+    """A list of numbers, null for an unknown one, as an array; an array stays as it is."""
+    if isinstance(value, np.ndarray):
+        return value
+    is_real = dtype is np.float32
+    if not isinstance(value, list) or not set(map(type, value)) <= ({int, float, type(None)} if is_real else {int}):
+        raise ValueError(f"should be a list of {dtype.__name__}")
+    try:
+        with np.errstate(over="ignore"):
+            return np.array(value, np.float64).astype(np.float32) if is_real else np.array(value, dtype)
+    except OverflowError:
+        raise ValueError(f"should hold numbers of {dtype.__name__}, none beyond them") from None
+
+
+class Part(BaseModel):
+    """A row, or an object in one. Every column has to be there."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+def typed(kind: type[_Part], value: object, *, whole: str = "row") -> _Part:
+    """The value as an instance of `kind`; raises BadRow, which calls the value itself `whole`."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        place, rule, shown = first_problem(error)
+        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place[:8]).removeprefix(".")
+        near = [] if place else difflib.get_close_matches(shown.strip("'"), kind.model_fields, 1)
+        advice = f" Did you mean {near[0]!r}?" if near and rule == "hold known columns" else ""
+        raise BadRow(f"{where or whole} must {rule}, got {shown}.{advice}") from None
+
+
+Payload = Annotated[dict[str, JsonValue], BeforeValidator(partial(read_object, constants=False))]
+Arguments = Annotated[dict[str, JsonValue], BeforeValidator(read_object)]
+"""Models write NaN, too."""
+ARRAYS = {"token_ids": np.int32, "authors": np.uint8, "behavior_log_probs": np.float32, "policy_versions": np.int32}
+
+
+def _part(kind: str, columns: Mapping[str, Any]) -> Any:
+    required: dict[str, Any] = {name: (column, ...) for name, column in columns.items()}
+    return create_model(kind, __base__=Part, **required)
+
+
+# Lists are checked up to their first bad part: a million of them would have a million problems.
+class CallColumns(Part):
+    name: str
+    arguments: Arguments
+    id: str | None
+
+
+class MessageColumns(Part):
+    author: str
+    role: str
+    content: str
+    tool_calls: Annotated[list[CallColumns], Field(fail_fast=True)]
+    name: str | None
+    tool_call_id: str | None
+    reasoning: str | None
+    note: str
+
+
+class PolicyColumns(Part):
+    version: Count
+    tokenizer_hash: str
+    template_hash: str
+
+
+class SegmentColumns(Part):
+    reason: str
+    behavior_context: str
+    token_ids: Annotated[Any, PlainValidator(partial(_numbers, np.int32))]
+    authors: Annotated[Any, PlainValidator(partial(_numbers, np.uint8))]
+    behavior_log_probs: Annotated[Any, PlainValidator(partial(_numbers, np.float32))]
+    policy_versions: Annotated[Any, PlainValidator(partial(_numbers, np.int32))]
+
+
+class _RunObjects(Part):
+    run_config: Arguments
+    run_fingerprint: Payload | None
+
+
 _NAN_IS_NULL = ("mean_behavior_log_prob", "min_behavior_log_prob")
-_OF_TRAJECTORY = ("id", "run", "task", "iteration")
+_OF_MEMBERS = ("id", "run", "task", "iteration")
 """Fields of a group that are its members' too."""
-RECORD_COLUMNS = _columns(TrajectoryRecord)
-GROUP_COLUMNS = _columns(GroupRecord, prefix="group_", skip=_OF_TRAJECTORY)
-COLUMNS = [
-    Column("format", "int"),
-    *RECORD_COLUMNS,
-    *GROUP_COLUMNS,
-    *(Column(f"task_{name}", "str") for name in ("environment", "payload")),
-    *(Column(f"run_{name}", "str") for name in ("name", "config", "authors", "authors_hash", "code_version")),
-    Column("run_fingerprint", "str", optional=True),
-    Column("messages_hash", "str"),
-    *(Column(name, "list") for name in ("policies", "segments", "messages")),
-]
-PARTS = {
-    "policies": [Column("version", "int"), Column("tokenizer_hash", "str"), Column("template_hash", "str")],
-    "segments": [
-        Column("reason", "str"),
-        Column("behavior_context", "str"),
-        Column("token_ids", "int32"),
-        Column("authors", "uint8"),
-        Column("behavior_log_probs", "float32"),
-        Column("policy_versions", "int32"),
-    ],
-    "messages": [
-        Column("author", "str"),
-        Column("role", "str"),
-        Column("content", "str"),
-        Column("tool_calls", "list"),
-        Column("name", "str", optional=True),
-        Column("tool_call_id", "str", optional=True),
-        Column("reasoning", "str", optional=True),
-        Column("note", "str"),
-    ],
-    "tool_calls": [Column("name", "str"), Column("arguments", "str"), Column("id", "str", optional=True)],
+_RECORD: dict[str, Any] = column_types(TrajectoryRecord) | dict.fromkeys(_NAN_IS_NULL, float | None)
+_GROUP = {f"group_{name}": kind for name, kind in column_types(GroupRecord).items() if name not in _OF_MEMBERS}
+_TASK = {"task_environment": str, "task_payload": Payload}
+_RUN = {f"run_{name}": str for name in ("name", "config", "authors", "authors_hash", "code_version")}
+_PARTS = {
+    "policies": Annotated[list[PolicyColumns], Field(fail_fast=True)],
+    "segments": Annotated[list[SegmentColumns], Field(fail_fast=True)],
+    "messages": Annotated[list[MessageColumns], Field(fail_fast=True)],
 }
-ARRAYS = ("token_ids", "authors", "behavior_log_probs", "policy_versions")
+_HEAD, _TAIL = {"format": Literal[FORMAT]}, {"run_fingerprint": str | None, "messages_hash": str}
+ExchangedRow = _part("ExchangedRow", _HEAD | _RECORD | _GROUP | _TASK | _RUN | _TAIL | _PARTS)
+_AuthorColumns = _part("AuthorColumns", column_types(Author))
 
 
 def to_plain(bundle: Bundle) -> PlainRow:
     """The row's columns in order; arrays of tokens stay arrays, NaN in them unknown."""
     record, group, run = bundle.trajectory.record, bundle.group, bundle.run
-    row: PlainRow = {"format": FORMAT}
-    for column in RECORD_COLUMNS:
-        value = getattr(record, column.name)
-        row[column.name] = None if column.name in _NAN_IS_NULL and math.isnan(value) else value
-    row |= {column.name: getattr(group, column.name.removeprefix("group_")) for column in GROUP_COLUMNS}
+    row: PlainRow = {"format": FORMAT} | {name: getattr(record, name) for name in _RECORD}
+    row |= {name: None for name in _NAN_IS_NULL if math.isnan(row[name])}
+    row |= {name: getattr(group, name.removeprefix("group_")) for name in _GROUP}
     row |= {"task_environment": bundle.task.environment, "task_payload": canonical_json(bundle.task.payload)}
-    row |= {
-        "run_name": run.name,
+    row |= {name: getattr(run, name.removeprefix("run_")) for name in _RUN} | {
         "run_config": json.dumps(dict(run.config)),
-        "run_authors": run.authors,
-        "run_authors_hash": run.authors_hash,
-        "run_code_version": run.code_version,
         "run_fingerprint": None if run.fingerprint is None else canonical_json(run.fingerprint),
     }
-    row["policies"] = [{c.name: getattr(policy, c.name) for c in PARTS["policies"]} for policy in bundle.policies]
+    messages = [_plain_message(message) for message in bundle.trajectory.messages]
+    row["messages_hash"] = _messages_hash(messages)
+    row["policies"] = [
+        {name: getattr(policy, name) for name in PolicyColumns.model_fields} for policy in bundle.policies
+    ]
     row["segments"] = [
         {"reason": part.reason, "behavior_context": part.behavior_context}
         | {name: getattr(part.tokens, name) for name in ARRAYS}
         for part in bundle.trajectory.segments
     ]
-    row["messages"] = [_plain_message(message) for message in bundle.trajectory.messages]
-    row["messages_hash"] = _messages_hash(row["messages"])
-    return row
+    return row | {"messages": messages}
 
 
 def _messages_hash(messages: Sequence[object]) -> str:
@@ -146,47 +238,35 @@ def _plain_message(message: Message) -> PlainRow:
         {"name": call.name, "arguments": json.dumps(dict(call.arguments), separators=(",", ":")), "id": call.id}
         for call in message.tool_calls
     ]
-    return {c.name: calls if c.name == "tool_calls" else getattr(message, c.name) for c in PARTS["messages"]}
+    return {name: getattr(message, name) for name in MessageColumns.model_fields} | {"tool_calls": calls}
 
 
-def from_plain(row: object) -> Bundle:
+def from_plain(row: PlainRow) -> Bundle:
     """The bundle of a row that anybody may have written; raises BadRow. What the store checks is left to it."""
-    given = _part(row, COLUMNS, "row")
-    if given["format"] != FORMAT:
-        raise BadRow(f"format must be {FORMAT}, got {given['format']}. It was written by another agentloop.")
-    values = {c.name: given[c.name] for c in RECORD_COLUMNS}
-    values |= {name: math.nan for name in _NAN_IS_NULL if values[name] is None}
-    record = TrajectoryRecord(**values)
-    messages = tuple(_message(part, f"messages[{i}]") for i, part in enumerate(given["messages"]))
-    if given["messages_hash"] not in ("", digest := _messages_hash(given["messages"])):
+    given = typed(ExchangedRow, row)
+    if given.messages_hash not in ("", digest := _messages_hash(row["messages"])):
         raise BadRow(
-            f"messages_hash must be that of the messages ({digest}), got {shortened(given['messages_hash'])}. "
+            f"messages_hash must be that of the messages ({digest}), got {shortened(given.messages_hash)}. "
             "They were changed after they were exported; empty it to import them as they are."
         )
-    run = _run(record.run, *(given[f"run_{name}"] for name in _RUN_TEXTS))
+    columns = vars(given)
+    values = {name: columns[name] for name in _RECORD}
+    record = TrajectoryRecord(**values | {name: math.nan for name in _NAN_IS_NULL if values[name] is None})
+    ours = {name: getattr(record, name) for name in _OF_MEMBERS} | {"id": record.group}
+    group = GroupRecord(**ours, **{name.removeprefix("group_"): columns[name] for name in _GROUP})
+    # A snapshot's path would be looked for in the folder of a run that is not this one.
+    policies = tuple(PolicyRecord(run=record.run, checkpoint=None, **vars(policy)) for policy in given.policies)
+    segments = tuple(_segment(part, f"segments[{i}]") for i, part in enumerate(given.segments))
     return Bundle(
-        Trajectory(
-            record,
-            tuple(_segment(part, f"segments[{i}]") for i, part in enumerate(given["segments"])),
-            messages,
-        ),
-        GroupRecord(
-            id=record.group,
-            run=record.run,
-            task=record.task,
-            iteration=record.iteration,
-            **{c.name.removeprefix("group_"): given[c.name] for c in GROUP_COLUMNS},
-        ),
-        TaskRecord(record.task, given["task_environment"], _object(given["task_payload"], "task_payload")),
-        run,
-        tuple(_policy(record.run, part, f"policies[{i}]") for i, part in enumerate(given["policies"])),
+        Trajectory(record, segments, tuple(map(_message, given.messages))),
+        group,
+        TaskRecord(record.task, given.task_environment, given.task_payload),
+        _run(record.run, *(columns[name] for name in _RUN), given.run_fingerprint),
+        policies,
     )
 
 
-_RUN_TEXTS = ("name", "config", "authors", "authors_hash", "code_version", "fingerprint")
-
-
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _run(
     id: str, name: str, config: str, authors: str, authors_hash: str, code_version: str, fingerprint: str | None
 ) -> RunRecord:
@@ -194,124 +274,28 @@ def _run(
     if hashlib.sha256(authors.encode("utf-8", "surrogatepass")).hexdigest() != authors_hash:
         raise BadRow(f"run_authors_hash must be that of run_authors, got {shortened(authors_hash)}.")
     author_table(authors)
-    made = None if fingerprint is None else _object(fingerprint, "run_fingerprint")
-    return RunRecord(id, name, _object(config, "run_config", constants=True), authors, authors_hash, code_version, made)
+    made = typed(_RunObjects, {"run_config": config, "run_fingerprint": fingerprint})
+    return RunRecord(id, name, made.run_config, authors, authors_hash, code_version, made.run_fingerprint)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def author_table(text: str) -> AuthorTable:
     try:
-        loads(text)
+        read_json(text)
         table = AuthorTable.from_json(text)
-    except (NotStrict, TypeError, ValueError, AttributeError) as error:
+        for author in table.authors:
+            typed(_AuthorColumns, vars(author), whole="author")
+    except (TypeError, ValueError, AttributeError) as error:
         raise BadRow(f"run_authors must be an author table, got one that is not ({shortened(str(error))}).") from None
-    for author in table.authors:
-        flags = (author.action, author.trained, author.shown, author.behavior)
-        if not isinstance(author.name, str) or not all(isinstance(flag, bool) for flag in flags):
-            raise BadRow(f"run_authors must hold names and true or false, got {shortened(author)}.")
     return table
 
 
-def _policy(run: str, part: object, where: str) -> PolicyRecord:
-    given = _part(part, PARTS["policies"], where)
-    # A snapshot's path would be looked for in the folder of a run that is not this one.
-    return PolicyRecord(run, given["version"], None, given["tokenizer_hash"], given["template_hash"])
-
-
-def _segment(part: object, where: str) -> Segment:
-    given = _part(part, PARTS["segments"], where)
+def _segment(part: Any, where: str) -> Segment:
     try:
-        return Segment(TokenSequence(*(given[name] for name in ARRAYS)), given["reason"], given["behavior_context"])
+        return Segment(TokenSequence(*(getattr(part, name) for name in ARRAYS)), part.reason, part.behavior_context)
     except ValueError as error:
         raise BadRow(f"{where}.{error}") from None
 
 
-def _message(part: object, where: str) -> Message:
-    given = _part(part, PARTS["messages"], where)
-    return Message(
-        **given | {"tool_calls": tuple(_call(call, f"{where}.tool_calls[{i}]") for i, call in _numbered(given))}
-    )
-
-
-def _numbered(message: PlainRow) -> enumerate[object]:
-    return enumerate(message["tool_calls"])
-
-
-def _call(part: object, where: str) -> ToolCall:
-    given = _part(part, PARTS["tool_calls"], where)
-    return ToolCall(given["name"], _object(given["arguments"], f"{where}.arguments", constants=True), given["id"])
-
-
-def _object(text: str, where: str, *, constants: bool = False) -> dict[str, Any]:
-    try:
-        return free_form(text, constants=constants)
-    except NotStrict as error:
-        raise BadRow(f"{where} must {error}.") from None
-
-
-def _part(value: object, columns: Sequence[Column], where: str) -> PlainRow:
-    """The columns of a row, each of its type."""
-    if not isinstance(value, Mapping):
-        raise BadRow(f"{where} must be an object, got {shortened(value)}.")
-    names = [column.name for column in columns]
-    for name in value:
-        if name not in names:
-            nearest = difflib.get_close_matches(str(name), names, 1)
-            advice = f" Did you mean {nearest[0]!r}?" if nearest else ""
-            raise BadRow(f"{where} must hold known columns, got {shortened(name)}.{advice}")
-    found: PlainRow = {}
-    inside = "" if where == "row" else f"{where}."
-    for column in columns:
-        if column.name not in value:
-            raise BadRow(f"{where} must hold {column.name!r}, got none.")
-        found[column.name] = _typed(value[column.name], column, inside + column.name)
-    return found
-
-
-def _typed(value: Any, column: Column, where: str) -> Any:
-    if value is None and column.optional:
-        return None
-    if column.kind in DTYPES:
-        return _array(value, column.kind, where)
-    keeps, convert = _KINDS[column.kind]
-    if not keeps(value):
-        raise BadRow(f"{where} must be of type {column.kind}, got {shortened(value)}.")
-    try:
-        return convert(value)
-    except OverflowError:
-        raise BadRow(f"{where} must be finite, got {shortened(value)}.") from None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _same(value: _Value) -> _Value:
-    return value
-
-
-_KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any]]] = {
-    "str": (lambda value: isinstance(value, str), _same),
-    "bool": (lambda value: isinstance(value, bool), _same),
-    "int": (lambda value: isinstance(value, int) and not isinstance(value, bool), _same),
-    "float": (_is_number, float),
-    "list": (lambda value: isinstance(value, list), _same),
-}
-DTYPES = {"int32": np.int32, "uint8": np.uint8, "float32": np.float32}
-
-
-def _array(value: Any, kind: str, where: str) -> npt.NDArray[Any]:
-    """A list of numbers, null for an unknown one, as an array; an array stays as it is."""
-    dtype = DTYPES[kind]
-    if isinstance(value, np.ndarray):
-        return value
-    allowed = {int, float, type(None)} if kind == "float32" else {int}
-    if not isinstance(value, list) or not set(map(type, value)) <= allowed:
-        raise BadRow(f"{where} must be a list of {kind}, got {shortened(value)}.")
-    try:
-        if kind == "float32":
-            with np.errstate(over="ignore"):
-                return np.array([math.nan if number is None else number for number in value], np.float64).astype(dtype)
-        return np.array(value, dtype)
-    except OverflowError:
-        raise BadRow(f"{where} must hold numbers of {kind}, got one beyond them.") from None
+def _message(part: Any) -> Message:
+    return Message(**vars(part) | {"tool_calls": tuple(ToolCall(**vars(call)) for call in part.tool_calls)})

@@ -28,7 +28,7 @@ _EXCHANGED = (ELIGIBLE, UNTRAINABLE)
 
 
 @dataclass
-class Left:
+class NotExported:
     """What an export left out."""
 
     states: Counter[str] = field(default_factory=Counter)
@@ -37,7 +37,9 @@ class Left:
     """Reason by id."""
 
 
-def exportable(store: ReplayStore, left: Left, *, run: str | None, where: sa.ColumnElement[bool] | None) -> list[str]:
+def exportable(
+    store: ReplayStore, left: NotExported, *, run: str | None, where: sa.ColumnElement[bool] | None
+) -> list[str]:
     """Ids by run, iteration, slot and id; `left` counts the other rows asked for. None: every run, every row.
 
     Rows that are written meanwhile may be among them or not.
@@ -62,7 +64,7 @@ _IDS = sa.select(_id).order_by(_id)
 
 
 def _page(
-    connection: sa.Connection, left: Left, asked: Sequence[sa.ColumnElement[bool]]
+    connection: sa.Connection, left: NotExported, asked: Sequence[sa.ColumnElement[bool]]
 ) -> list[tuple[str, int, int, str]]:
     """Run, iteration, slot and id of the rows asked for."""
     query = sa.select(_in_run, _id, _state, trajectories.c.iteration, trajectories.c.slot).where(*asked)
@@ -78,7 +80,7 @@ def _page(
     ]
 
 
-def bundles(store: ReplayStore, ids: Sequence[str], left: Left) -> Iterator[Bundle]:
+def bundles(store: ReplayStore, ids: Sequence[str], left: NotExported) -> Iterator[Bundle]:
     """The rows of these ids, in their order; one that is no longer what was written is left out by name.
 
     One that is no longer there, or was evicted since its id was read, is counted.
@@ -93,7 +95,7 @@ def bundles(store: ReplayStore, ids: Sequence[str], left: Left) -> Iterator[Bund
 def _bundles(
     connection: sa.Connection,
     ids: Sequence[str],
-    left: Left,
+    left: NotExported,
     known: dict[str, tuple[RunRecord, dict[int, PolicyRecord]]],
 ) -> list[Bundle]:
     loaded = load(connection, ids)

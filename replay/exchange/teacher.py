@@ -11,37 +11,38 @@ import math
 import statistics
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
 from context.authors import AuthorTable
-from context.control import TrainingControl
 from context.manager import ContextManager
 from context.messages import Message, content_hash
-from context.model_files import ModelFiles, load_model_files
 from context.parse import KnownReply
-from context.render import Renderer
-from context.template import RenderError
-from context.tokens import Segment, TokenSequence
+from context.templates.chat_template import RenderError
+from context.templates.model_files import ModelFiles, load_model_files
+from context.templates.render import Renderer
+from context.tokens.control import TrainingControl
+from context.tokens.token_sequence import Segment
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
-from replay.exchange.importing import ImportReport, Placed, Told, check_set_name, import_rows
-from replay.exchange.meaning import learner_of
-from replay.exchange.openai_chat import Conversation, Said, read_line
+from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows, learner_of
+from replay.exchange.openai_chat import Conversation, TeacherMessage, read_line
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
-from replay.records import ANSWERED, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay.records import GroupRecord, PolicyRecord, RunRecord, StopReason, TaskRecord, Trajectory, TrajectoryRecord
 from replay.store import ReplayStore
 
 SOURCE = "teacher"
 ENVIRONMENT = "openai-chat"
 _MOST_NAMED = 20
 _ENDLESS = 1 << 30
-_STD_EPSILON = 1e-6
+
+
+GroupAdvantages = Callable[[Sequence[float], bool], Sequence[float]]
+"""Advantages of a group by its rewards; True: divided by their standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Teaching:
     policy: PolicyRecord
     """One of that run's: tokenizer and template."""
     model: ModelFiles
+    group_advantages: GroupAdvantages
     reward: float | None = None
     """Of rows that name none."""
     advantage: float | None = None
@@ -78,6 +80,7 @@ def teaching_of(
     store: ReplayStore,
     run: str | None,
     own: Path | None,
+    group_advantages: GroupAdvantages,
     *,
     model: Path | None = None,
     reward: float | None = None,
@@ -116,7 +119,7 @@ def teaching_of(
             f"--model must hold the tokenizer and chat template of run {learner.id}, got others in {str(folder)!r}. "
             "Leave --model out to take the run's own."
         )
-    return Teaching(learner, policy, files, reward, advantage)
+    return Teaching(learner, policy, files, group_advantages, reward, advantage)
 
 
 def import_chat(
@@ -126,7 +129,7 @@ def import_chat(
     *,
     name: str = SOURCE,
     skip_bad: bool = False,
-    told: Told = lambda phase, done: None,
+    progress: Progress = lambda phase, done: None,
 ) -> TeacherReport:
     """Store a file of conversations as rows of a run of their own, comparable with that of `teaching`.
 
@@ -137,15 +140,13 @@ def import_chat(
     report = TeacherReport()
     chat = _ChatFile(path, teaching, name, report)
     with tempfile.TemporaryFile() as spool:
-        chat.render_to(spool, told)
-        if report.bad and not skip_bad:
-            more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
-            raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
+        chat.render_to(spool, progress)
+        if not skip_bad:
+            report.refuse_bad()
         chat.check_anchor()
         learner = learner_of(store, teaching.run.id)
-        stored = import_rows(store, lambda: chat.placed(spool), source=name, learner=learner, told=told)
-    for part in ("rows", "inserted", "duplicates", "clipped", "runs", "learner", "learnable", "differing"):
-        setattr(report, part, getattr(stored, part))
+        rows = partial(chat.placed, spool)
+        import_rows(store, rows, report, source=name, learner=learner, skip_bad=skip_bad, progress=progress)
     return report
 
 
@@ -162,11 +163,11 @@ class _ChatFile:
         self._renderer = Renderer(model.codec, model.template, authors=self._authors, stop_ids=model.stop_ids)
         self._members: dict[str, list[tuple[float, bool]]] = defaultdict(list)
         """Reward and success by task."""
-        self._groups: dict[str, tuple[GroupRecord, list[float]]] = {}
+        self._groups: dict[str, tuple[GroupRecord, Sequence[float]]] = {}
         self._lines: list[int] = []
         """Of the rows in the spool."""
 
-    def render_to(self, spool: IO[bytes], told: Told) -> None:
+    def render_to(self, spool: IO[bytes], progress: Progress) -> None:
         ignored: Counter[str] = Counter()
         refused: Counter[str] = Counter()
         number = 0
@@ -175,15 +176,15 @@ class _ChatFile:
                 try:
                     bundle = self._rendered(read_line(line, ignored), number, refused)
                 except (BadRow, RenderError, ValueError) as error:
-                    self._bad(number, str(error))
+                    self._report.add_bad(f"{self._path}:{number}", str(error))
                     continue
                 spool.write(jsonl.encode(bundle) + b"\n")
                 record = bundle.trajectory.record
                 self._members[record.task].append((record.reward, record.success))
                 self._lines.append(number)
-                told("check", number)
+                progress("check", number)
         except BadRow as error:
-            self._bad(number + 1, str(error))
+            self._report.add_bad(f"{self._path}:{number + 1}", str(error))
         self._report.ignored, self._report.log_probs_refused = dict(ignored), dict(refused)
 
     def check_anchor(self) -> None:
@@ -198,11 +199,6 @@ class _ChatFile:
                 f"and {unknown:,} replies without log-probs. Nothing was stored; start a run with anchor: old, or with "
                 "loss.replay.missing_log_probs other than reject."
             )
-
-    def _bad(self, number: int, problem: str) -> None:
-        self._report.bad += 1
-        if len(self._report.problems) < _MOST_NAMED:
-            self._report.problems.append(f"{self._path}:{number}: {problem}")
 
     def placed(self, spool: IO[bytes]) -> Iterator[Placed]:
         """The rows with their groups."""
@@ -220,7 +216,7 @@ class _ChatFile:
             whole = replace(bundle, trajectory=replace(bundle.trajectory, record=record), group=group)
             yield f"{self._path}:{number}", whole
 
-    def _group(self, group: GroupRecord) -> tuple[GroupRecord, list[float]]:
+    def _group(self, group: GroupRecord) -> tuple[GroupRecord, Sequence[float]]:
         """With all members, and the advantage of each."""
         if group.id not in self._groups:
             rewards = [reward for reward, _ in self._members[group.task]]
@@ -235,8 +231,8 @@ class _ChatFile:
             normalise = self._setting("advantage", "normalise_std", True)
             if normalise is None:
                 normalise = self._teaching.run.config.get("algorithm", "grpo") in ("grpo", "ppo")
-            advantages = group_advantages(rewards, normalise_std=normalise) if given is None else [given] * len(rewards)
-            self._groups[group.id] = whole, advantages
+            made = self._teaching.group_advantages(rewards, normalise) if given is None else [given] * len(rewards)
+            self._groups[group.id] = whole, made
         return self._groups[group.id]
 
     def _rendered(self, conversation: Conversation, number: int, refused: Counter[str]) -> Bundle:
@@ -260,11 +256,12 @@ class _ChatFile:
             reward=reward,
             success=success,
             advantage=0.0,
-            stop_reason="tool_calls" if conversation.turns[-1][0].message.tool_calls else ANSWERED,
+            stop_reason=str(
+                StopReason.CALLED_LAST if conversation.turns[-1][0].message.tool_calls else StopReason.ANSWERED
+            ),
             error_kind=None,
             num_turns=len(conversation.turns),
             num_tool_calls=sum(len(said.message.tool_calls) for said, _ in conversation.turns),
-            **_summary(segments, self._authors),
             temperature=1.0,
             top_p=1.0,
             top_k=0,
@@ -303,7 +300,7 @@ class _ChatFile:
                 raise BadRow(f"conversation must fit the run's context and template, got {problem}.")
         return context.segments(), context.messages
 
-    def _log_probs(self, said: Said, ids: Sequence[int], number: int, refused: Counter[str]) -> list[float]:
+    def _log_probs(self, said: TeacherMessage, ids: Sequence[int], number: int, refused: Counter[str]) -> list[float]:
         self._report.replies += 1
         unknown = [math.nan] * len(ids)
         if said.log_probs is None:
@@ -311,13 +308,13 @@ class _ChatFile:
         reason = self._mismatch(said, ids)
         if reason is None:
             self._report.replies_with_log_probs += 1
-            return [entry.log_prob for entry in said.log_probs]
+            return [entry.logprob for entry in said.log_probs]
         refused[reason] += 1
         if len(self._report.refused_at) < _MOST_NAMED:
             self._report.refused_at.append(f"{self._path}:{number}: {reason}")
         return unknown
 
-    def _mismatch(self, said: Said, ids: Sequence[int]) -> str | None:
+    def _mismatch(self, said: TeacherMessage, ids: Sequence[int]) -> str | None:
         """Why a reply's log-probs are not those of our tokens."""
         entries = said.log_probs or ()
         codec = self._renderer.codec
@@ -328,7 +325,7 @@ class _ChatFile:
             return "the file has no log-prob for the token that ends the reply"
         if len(entries) != len(ids):
             return "the file has another number of tokens"
-        if not all(-math.inf < entry.log_prob <= 0 for entry in entries):
+        if not all(-math.inf < entry.logprob <= 0 for entry in entries):
             return "a log-prob is above 0 or infinite"
         return None
 
@@ -336,36 +333,6 @@ class _ChatFile:
         """Of the run that is to learn."""
         values = self._teaching.run.config.get(section)
         return values.get(name, default) if isinstance(values, dict) else default
-
-
-def _summary(segments: Sequence[Segment], authors: AuthorTable) -> dict[str, Any]:
-    whole = TokenSequence.concatenate(segment.tokens for segment in segments)
-    action = authors.is_action(whole.authors)
-    known = whole.behavior_log_probs[~np.isnan(whole.behavior_log_probs)]
-    return {
-        "num_tokens": len(whole),
-        "num_action_tokens": int(action.sum()),
-        "policy_version_min": 0,
-        "policy_version_max": 0,
-        "mean_behavior_log_prob": float(known.mean(dtype=np.float64)) if len(known) else math.nan,
-        "min_behavior_log_prob": float(known.min()) if len(known) else math.nan,
-    }
-
-
-def group_advantages(rewards: Sequence[float], *, normalise_std: bool) -> list[float]:
-    """Group-relative advantages (GRPO, Shao et al. 2024, arXiv 2402.03300), as the loop gives them to its own groups.
-
-    (r - mean) / (std + 1e-6) with the sample standard deviation; without `normalise_std` only r - mean. A group of
-    one and a group of equal rewards get exactly 0.
-    """
-    if max(rewards) == min(rewards):
-        return [0.0] * len(rewards)
-    mean = math.fsum(rewards) / len(rewards)
-    centred = [reward - mean for reward in rewards]
-    if not normalise_std:
-        return centred
-    std = math.sqrt(math.fsum(c * c for c in centred) / (len(rewards) - 1))
-    return [c / (std + _STD_EPSILON) for c in centred]
 
 
 def _run_of_set(path: Path, teaching: Teaching, name: str) -> RunRecord:

@@ -14,10 +14,11 @@ from typing import Any
 from replay.errors import ReplayError
 from replay.mixing.apportion import Remainders
 from replay.mixing.request import Availability, Pick
-from replay.mixing.rule import SAME_TASK, BatchPlan, MixRule, StartRule
+from replay.mixing.rule import SAME_TASK, BatchPlan, MixRule
+from replay.mixing.schedule import progress_at
 from replay.mixing.units import compose
 
-__all__ = ["BatchPlan", "MixRule", "Mixer", "ReplayStarved", "StartRule"]
+__all__ = ["BatchPlan", "MixRule", "Mixer", "ReplayStarved"]
 
 
 class ReplayStarved(ReplayError):
@@ -48,7 +49,7 @@ class Mixer:
         """How many upcoming tasks `plan` must be told; 0 for units that don't look at them."""
         return self.rule.num_groups if self.rule.unit in SAME_TASK else 0
 
-    def plan(self, *, iteration: int, progress: float, available: Availability, tasks: Sequence[str] = ()) -> BatchPlan:
+    def plan(self, *, iteration: int, available: Availability, tasks: Sequence[str] = ()) -> BatchPlan:
         """The batch of 1-based `iteration`; once per iteration, in order.
 
         `tasks` are the hashes of the next `num_tasks` tasks. Remainders of all roundings are carried to the next
@@ -59,8 +60,8 @@ class Mixer:
         """
         if len(tasks) != self.num_tasks:
             raise ValueError(f"tasks must be the next {self.num_tasks}, got {len(tasks)}.")
-        configured = self.rule.fraction.at(iteration, progress)
-        self.started = self.started or self._starts(iteration, progress, available)
+        configured = self.rule.fraction_at(iteration)
+        self.started = self.started or self._starts(iteration, available)
         share = Fraction(configured) * Fraction(self.factor) if self.started else Fraction(0)
         plan = replace(compose(self.rule, share, available, tasks, self._remainders), fraction=configured)
         self.starved_iterations += plan.shortfall > 0
@@ -68,13 +69,13 @@ class Mixer:
             raise ReplayStarved(plan.replay, plan.planned_replay, iteration)
         return plan
 
-    def observe(self, *, success_rate: float | None, ess_by_age: Mapping[str, float]) -> None:
+    def feed(self, *, success_rate: float | None, ess_by_age: Mapping[str, float]) -> None:
         """What an iteration showed: success of its fresh episodes (None: there were none), ESS of its replay."""
         wanted = self.rule.start.success_rate
         if wanted is not None and success_rate is not None and success_rate >= wanted:
             self.success_reached = True
-        if self.rule.controller is not None:
-            self.factor = self.rule.controller.next_factor(self.factor, ess_by_age)
+        if self.rule.controller == "ess":
+            self.factor = self.rule.ess.next_factor(self.factor, ess_by_age)
 
     def state(self) -> dict[str, Any]:
         """JSON-able and exact."""
@@ -100,11 +101,11 @@ class Mixer:
         self.starved_iterations = int(state["starved_iterations"])
         self._remainders.load_state(state["remainders"])
 
-    def _starts(self, iteration: int, progress: float, available: Availability) -> bool:
+    def _starts(self, iteration: int, available: Availability) -> bool:
         start = self.rule.start
         return (
             iteration >= start.iteration
-            and progress >= start.progress
+            and progress_at(iteration, self.rule.iterations) >= start.progress
             and (start.success_rate is None or self.success_reached)
             and available.rows >= start.buffer
         )

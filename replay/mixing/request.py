@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pydantic import Field
 
-@dataclass(frozen=True)
-class Limits:
-    """Which rows a draw may take, whatever they weigh."""
+from replay.records import FRESH, BatchRow, Count, DrawRecord, Trajectory
+from replay.section import Fraction, Positive, Section
 
-    successful_only: bool = False
+
+class LimitSection(Section):
+    """Keys of `replay` that say which rows a draw may take, whatever they weigh."""
+
+    successful_only: bool = Field(False, description="Draw successful trajectories only.")
+    max_staleness: int | None = Field(
+        None, ge=0, description="Oldest rows drawn, in policy versions; null: however old."
+    )
+    unknown_staleness: Literal["allow", "refuse"] = Field(
+        "allow", description="Rows of other runs, whose staleness nobody knows: drawn, or never."
+    )
+    max_uses: Positive | None = Field(
+        None, description="How often one row is drawn, over all runs of the database; null: any number of times."
+    )
+    cooldown: int = Field(0, ge=0, description="Iterations a row rests after it was drawn.")
+    per_task: Positive | None = Field(None, description="Most rows of one task in one batch; null: any number.")
+    per_group: Positive | None = Field(None, description="Most rows of one group in one batch; null: any number.")
+    retire_solved: Fraction | None = Field(
+        None,
+        description="A task's rows rest while its newest group has at least this success rate; null: never.",
+    )
+    allow_mismatch: tuple[str, ...] = Field(
+        (),
+        description="Differences to this run that don't keep a row from being drawn, of: tokenizer, template, "
+        "model_family, vocab_size, logprobs_mode, top_p, top_k.",
+    )
+
+
+class Limits(LimitSection):
+    """Which rows a draw may take."""
+
     sources: tuple[str, ...] | None = None
     """None: of every source."""
-    max_staleness: int | None = None
-    """None: however old."""
-    unknown_staleness: Literal["allow", "refuse"] = "allow"
-    """Of rows of other runs."""
-    max_uses: int | None = None
-    """Draws of one row over all runs, committed or reserved; None: any number."""
-    cooldown: int = 0
-    """Iterations of the drawing run that a row rests after it was drawn."""
-    per_task: int | None = None
-    """Most rows of one task in one draw."""
-    per_group: int | None = None
-    """Most rows of one group in one draw."""
-    retire_solved: float | None = None
-    """Rows of a task rest while the drawing run's newest group of it has at least this success rate; None: never."""
-    allow_mismatch: tuple[str, ...] = ()
-    """Of `comparable.MISMATCHES`: differences to the drawing run that are no reason to leave a row out."""
 
     @property
     def counts_uses(self) -> bool:
@@ -53,7 +67,7 @@ class Pick:
     unit: Literal["trajectory", "group"] = "trajectory"
     """group: whole stored groups only, of at most `count` rows together."""
     size: int | None = None
-    """Members of the groups the rows were born in; None: any."""
+    """Members of the groups the rows were collected with; None: any."""
     reward_other_than: float | None = None
     """Only rows with another reward; None: any."""
 
@@ -63,13 +77,13 @@ class DrawRequest:
     """What one iteration asks of the buffer."""
 
     run: str
-    iteration: int
+    iteration: Count
     """Its own rows are never drawn, nor later ones."""
-    policy_version: int
+    policy_version: Count
     """Of the policy that is about to learn; staleness is counted from it."""
     picks: tuple[Pick, ...] = ()
     """Served in order; a row is drawn once."""
-    first_slot: int = 0
+    first_slot: Count = 0
     """Of the iteration's batch; drawn rows take this slot and the ones after it."""
     limits: Limits = field(default_factory=Limits)
 
@@ -82,6 +96,16 @@ class DrawRequest:
     def count(self) -> int:
         """Rows of all picks together."""
         return sum(pick.count for pick in self.picks)
+
+    def fresh_rows(self, trajectories: Sequence[Trajectory]) -> list[BatchRow]:
+        """The iteration's own rows, which take its first slots."""
+        rows = []
+        for slot, trajectory in enumerate(trajectories):
+            record = trajectory.record
+            staleness = self.policy_version - record.policy_version_min
+            draw = DrawRecord(self.run, self.iteration, slot, record.id, FRESH, probability=None, staleness=staleness)
+            rows.append(BatchRow(trajectory, draw, advantage=record.advantage, reward=record.reward))
+        return rows
 
 
 @dataclass(frozen=True)

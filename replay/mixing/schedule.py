@@ -1,50 +1,89 @@
-"""How a number runs over a training run: a pure function of where the run is."""
+"""How the fraction runs over a training run: a pure function of where the run is."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
-Shape = Literal["constant", "linear", "cosine", "step"]
-Over = Literal["progress", "iterations"]
+from pydantic import Field, model_validator
+
+from replay.section import Fraction, NonNegative, Section
+
+Step = tuple[NonNegative, Fraction]
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """From `first` to `final` while the run goes from `begin` to `end`; before and after, the nearer of the two."""
+class Schedule(Section):
+    """From `replay.fraction` to `final` while the run goes from `begin` to `end`; before and after, the nearer one."""
 
-    first: float
-    shape: Shape = "constant"
-    final: float = 0.0
-    """Reached at `end` (linear, cosine)."""
-    over: Over = "progress"
-    """What `begin`, `end` and the places of `steps` are counted in: 0..1 of the run, or iterations from 1."""
-    begin: float = 0.0
-    end: float = 1.0
-    steps: tuple[tuple[float, float], ...] = ()
-    """(place, value), places ascending: `value` holds from there on; `first` before the first (step)."""
+    shape: Literal["constant", "linear", "cosine", "step"] = Field(
+        "constant", description="Course of replay.fraction: constant, to `final`, or in `steps`."
+    )
+    final: Fraction | None = Field(None, description="Share at `end` (linear, cosine).")
+    over: Literal["progress", "iterations"] = Field(
+        "progress", description="What places are counted in: 0 to 1 of the run, or iterations from 1."
+    )
+    begin: NonNegative | None = Field(
+        None, description="Where the course leaves replay.fraction (linear, cosine); null: at the first iteration."
+    )
+    end: NonNegative | None = Field(
+        None, description="Where it reaches `final` (linear, cosine); null: at the last iteration."
+    )
+    steps: tuple[Step, ...] = Field(
+        (), description="[place, share] pairs, each share holding from its place on (step), e.g. [[0.5, 0.1]]."
+    )
 
-    def at(self, iteration: int, progress: float) -> float:
-        """The value of 1-based `iteration`, which is `progress` (0..1) of the run."""
-        place = progress if self.over == "progress" else float(iteration)
+    @model_validator(mode="after")
+    def _fits_its_shape(self) -> Self:
+        sloping = self.shape in ("linear", "cosine")
+        if sloping and self.final is None:
+            raise ValueError(f"replay.schedule.final must be a share when shape is {self.shape}, got null. Set it.")
+        if self.shape == "step" and not self.steps:
+            raise ValueError(
+                "replay.schedule.steps must hold a pair when shape is step, got []. Set [[0.5, 0.1]], say."
+            )
+        unused: dict[str, object] = (
+            {"steps": self.steps} if sloping else {"final": self.final, "begin": self.begin, "end": self.end}
+        )
         if self.shape == "constant":
-            return self.first
+            unused["steps"] = self.steps
+        for name, value in unused.items():
+            if value not in (None, ()):
+                raise ValueError(
+                    f"replay.schedule.{name} must be left out when replay.schedule.shape is {self.shape}, got {value}. "
+                    "Remove it, or set the shape that uses it."
+                )
+        if self.begin is not None and self.end is not None and self.begin >= self.end:
+            raise ValueError(f"replay.schedule.end must be above begin ({self.begin:g}), got {self.end:g}. Raise it.")
+        places = [place for place, _ in self.steps]
+        if sorted(set(places)) != places:
+            raise ValueError(f"replay.schedule.steps must have ascending places, got {places}. Sort them.")
+        beyond = [place for place in (self.begin, self.end, *places) if place is not None and place > 1]
+        if self.over == "progress" and beyond:
+            raise ValueError(
+                f"replay.schedule.over must be iterations for a place beyond 1, got {beyond[0]:g} of progress. "
+                "Set replay.schedule.over: iterations."
+            )
+        return self
+
+    def at(self, first: float, iteration: int, iterations: int) -> float:
+        """The share of 1-based `iteration` of a run of `iterations`, where `replay.fraction` is `first`."""
+        place = progress_at(iteration, iterations) if self.over == "progress" else float(iteration)
         if self.shape == "step":
-            return next((value for start, value in reversed(self.steps) if place >= start), self.first)
-        length = self.end - self.begin
-        done = min(1.0, max(0.0, (place - self.begin) / length)) if length > 0 else float(place > self.begin)
+            return next((share for start, share in reversed(self.steps) if place >= start), first)
+        if self.final is None:
+            return first
+        earliest, latest = (0.0, 1.0) if self.over == "progress" else (1.0, float(iterations))
+        begin = earliest if self.begin is None else self.begin
+        length = (latest if self.end is None else self.end) - begin
+        done = min(1.0, max(0.0, (place - begin) / length)) if length > 0 else float(place > begin)
         if self.shape == "cosine":
             done = (1 - math.cos(math.pi * done)) / 2
         # Not first + (final - first) * done: at either end the value must be exactly the one asked for.
-        return self.first * (1 - done) + self.final * done
+        return first * (1 - done) + self.final * done
 
-    @property
-    def highest(self) -> float:
-        """The largest value it ever takes."""
-        if self.shape == "step":
-            return max(self.first, *(value for _, value in self.steps))
-        return self.first if self.shape == "constant" else max(self.first, self.final)
+    def highest(self, first: float) -> float:
+        """The largest share it ever takes, where `replay.fraction` is `first`."""
+        return max(first, *(share for _, share in self.steps), first if self.final is None else self.final)
 
 
 def progress_at(iteration: int, iterations: int) -> float:

@@ -104,16 +104,17 @@ def _some_groups(
     rule: MixRule, share: Fraction, stock: Stock, tasks: Sequence[str], remainders: Remainders
 ) -> BatchPlan:
     """`task_members` replayed members in some groups, those first whose task has them stored; none in the others."""
-    mixed_share = min(Fraction(1), share * rule.group_size / rule.task_members)
+    mixed_members = rule.task_members or rule.group_size
+    mixed_share = min(Fraction(1), share * rule.group_size / mixed_members)
     _, mixed = remainders.split("replay", len(tasks), [1 - mixed_share, mixed_share])
     wanted = Counter[str]()
     rich = []
     for slot, task in enumerate(tasks):
-        missing = wanted[task] + rule.task_members - _stored(rule, task, stock)
-        wanted[task] += rule.task_members
+        missing = wanted[task] + mixed_members - _stored(rule, task, stock)
+        wanted[task] += mixed_members
         rich.append((max(0, missing), slot))
     chosen = {slot for _, slot in sorted(rich)[:mixed]}
-    members = [rule.task_members * (slot in chosen) for slot in range(len(tasks))]
+    members = [mixed_members * (slot in chosen) for slot in range(len(tasks))]
     return _same_task(rule, members, stock, tasks, remainders)
 
 

@@ -4,7 +4,7 @@ The terminal (`agentloop replay ...`) and the inspector ask the same ones.
 """
 
 from replay.queries.distributions import distributions
-from replay.queries.filters.question import Answer, Question, Sort, chosen
+from replay.queries.filters.query import Query, QueryResult, Sort, chosen
 from replay.queries.iteration import iteration
 from replay.queries.listing import Patience, page
 from replay.queries.preview.preview import preview, rows_to_read
@@ -16,10 +16,10 @@ from replay.queries.trajectory import find, overview, same_tokenizer, trajectory
 
 __all__ = [
     "MOST_TOKENS",
-    "Answer",
+    "QueryResult",
     "CodecOf",
     "Patience",
-    "Question",
+    "Query",
     "Sort",
     "chosen",
     "distributions",

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from context.tokens import TokenSequence
-from replay.queries import Answer, find, summary
+from context.tokens.token_sequence import TokenSequence
+from replay.queries import QueryResult, find, summary
 from replay.queries.trajectory import record_of
 from replay.storage.format.rows import known
 from replay.storage.format.schema import runs
@@ -20,7 +20,7 @@ from replay.storage.read import author_table, load
 from replay.store import ReplayStore
 
 
-def trajectories(store: ReplayStore, first: str, second: str) -> Answer:
+def trajectories(store: ReplayStore, first: str, second: str) -> QueryResult:
     """Their records side by side, and where their tokens and messages part.
 
     Raises ContentGone where the tokens of one are no longer stored.
@@ -45,7 +45,7 @@ def trajectories(store: ReplayStore, first: str, second: str) -> Answer:
     }
 
 
-def _segment(position: int, parts: tuple[TokenSequence | None, ...], tables: list[AuthorTable]) -> Answer:
+def _segment(position: int, parts: tuple[TokenSequence | None, ...], tables: list[AuthorTable]) -> QueryResult:
     """`same` tokens from the beginning have the same id and author; their log-probs may still differ."""
     lengths = [0 if part is None else len(part) for part in parts]
     shorter = min(lengths)
@@ -73,7 +73,7 @@ def _names(part: TokenSequence, authors: AuthorTable) -> npt.NDArray[np.object_]
     return np.array([authors.name(code) for code in part.authors.tolist()], object)
 
 
-def _token(part: TokenSequence | None, index: int, authors: AuthorTable) -> Answer | None:
+def _token(part: TokenSequence | None, index: int, authors: AuthorTable) -> QueryResult | None:
     """None: the sequence is over."""
     if part is None or index >= len(part):
         return None
@@ -85,7 +85,7 @@ def _token(part: TokenSequence | None, index: int, authors: AuthorTable) -> Answ
     }
 
 
-def buffers(stores: tuple[ReplayStore, ReplayStore], of: tuple[str | None, str | None]) -> Answer:
+def buffers(stores: tuple[ReplayStore, ReplayStore], of: tuple[str | None, str | None]) -> QueryResult:
     """The numbers of two summaries, and the configuration keys in which two runs differ."""
     answers = [_flat(summary(store, run)) for store, run in zip(stores, of, strict=True)]
     names = list(dict.fromkeys([*answers[0], *answers[1]]))
@@ -101,8 +101,8 @@ def buffers(stores: tuple[ReplayStore, ReplayStore], of: tuple[str | None, str |
     }
 
 
-def _flat(answer: Answer, prefix: str = "") -> Answer:
-    flat: Answer = {}
+def _flat(answer: QueryResult, prefix: str = "") -> QueryResult:
+    flat: QueryResult = {}
     for name, value in answer.items():
         flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat

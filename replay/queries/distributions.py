@@ -1,4 +1,4 @@
-"""How the rows of a question are spread: bars to click on, and what there is to choose from."""
+"""How the rows of a query are spread: bars to click on, and what there is to choose from."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from itertools import pairwise
 import sqlalchemy as sa
 
 from replay.errors import DamagedCell
-from replay.queries.filters import FIELDS, Parts, conditions
-from replay.queries.filters.fields import Kind
-from replay.queries.filters.question import Answer, Question, newest_versions, staleness
+from replay.queries.filters import FIELDS, SplitCondition, conditions
+from replay.queries.filters.fields import FieldKind
+from replay.queries.filters.query import Query, QueryResult, newest_versions, staleness
 from replay.storage.format import schema
 from replay.storage.format.schema import groups
 from replay.store import ReplayStore
@@ -47,41 +47,45 @@ Counts = Counter[float | None]
 
 
 @dataclass(frozen=True)
-class Bar:
+class ValueRange:
     """low <= value < high, or just the one value where both are the same."""
 
     low: Decimal
     high: Decimal
 
-    def where(self, field: str) -> str:
+    def filter(self, field: str) -> str:
+        low, high = _text(self.low), _text(self.high)
         if self.low == self.high:
-            return f"{field} = {_text(self.low)}"
-        edges = ((sign, edge) for sign, edge in ((">=", self.low), ("<", self.high)) if math.isfinite(edge))
-        return " and ".join(f"{field} {sign} {_text(edge)}" for sign, edge in edges)
+            return f"{field} == {low}"
+        if math.isinf(self.low):
+            return f"{field} < {high}"
+        return f"{low} <= {field}" + (f" < {high}" if math.isfinite(self.high) else "")
 
 
-def distributions(store: ReplayStore, question: Question) -> Answer:
-    """Of all rows a question is about, whatever its order.
+def distributions(store: ReplayStore, query: Query) -> QueryResult:
+    """The values of all rows a query is about, whatever its order.
 
-    `total`; `fields`, each with the count of `unknown` and `bars` (`low`, `high`, `count` and the `where` that chooses
+    `total`; `fields`, each with the count of `unknown` and `bars` (`low`, `high`, `count` and the `filter` that chooses
     them; where low equals high the bar is that one value); `choices` with counts, the most frequent first. All of them
     None where filters ask what was said: counting would read every conversation.
     """
     with store.reading() as connection:
-        age = staleness(newest_versions(connection, question.run), question.run)
-        rows = conditions(question.where, known={"staleness": age})
+        age = staleness(newest_versions(connection, query.run), query.run)
+        rows = conditions(query.filters, known={"staleness": age})
         if rows.messages is not None:
             return {"total": None, "fields": None, "choices": None}
-        spread = _Spread(connection, question.run, rows, age)
-        fields = spread.fields(here=store.groups_by_sorting)
+        counting = _Counting(connection, query.run, rows, age)
+        fields = counting.fields(here=store.groups_by_sorting)
         total = fields["turns"]["unknown"] + sum(bar["count"] for bar in fields["turns"]["bars"])
-        return {"total": total, "fields": fields, "choices": spread.choices() | {"run": spread.runs(total)}}
+        return {"total": total, "fields": fields, "choices": counting.choices() | {"run": counting.runs(total)}}
 
 
-class _Spread:
-    """One question's rows on one connection."""
+class _Counting:
+    """One query's rows on one connection."""
 
-    def __init__(self, connection: sa.Connection, run: str | None, rows: Parts, age: sa.ColumnElement[int]) -> None:
+    def __init__(
+        self, connection: sa.Connection, run: str | None, rows: SplitCondition, age: sa.ColumnElement[int]
+    ) -> None:
         self._connection = connection
         self._run = run
         values = {
@@ -98,7 +102,7 @@ class _Spread:
         self._numbers = born.where(self._mine)
         self._texts = sa.select(*(_rows[name] for name in CHOICES)).where(self._mine)
 
-    def fields(self, *, here: bool) -> dict[str, Answer]:
+    def fields(self, *, here: bool) -> dict[str, QueryResult]:
         """`here`: rows are handed over and counted in Python; a server that counts well would have to send them all.
 
         Each row is looked at once; a field of too many values to count one by one is then counted in bars.
@@ -136,7 +140,7 @@ class _Spread:
             found[name][value] = count
         return found
 
-    def _counted_in_bars(self, names: Sequence[str]) -> dict[str, tuple[int, dict[Bar, int]]]:
+    def _counted_in_bars(self, names: Sequence[str]) -> dict[str, tuple[int, dict[ValueRange, int]]]:
         """Unknown ones and bars, by field; two statements for any number of fields."""
         rows = self._numbers.cte("chosen")
         extents = [(sa.func.min(rows.c[name]), sa.func.max(rows.c[name]), sa.func.count()) for name in names]
@@ -180,7 +184,7 @@ class _Spread:
 
 
 def _is_whole(name: str) -> bool:
-    return FIELDS[name].kind is Kind.whole
+    return FIELDS[name].kind is FieldKind.whole
 
 
 def _refuse_nan(name: str, values: Iterable[float | None]) -> None:
@@ -188,7 +192,7 @@ def _refuse_nan(name: str, values: Iterable[float | None]) -> None:
         raise DamagedCell(name, "be a number", "nan")
 
 
-def _in_bars(values: Counts, bars: Sequence[Bar]) -> dict[Bar, int]:
+def _in_bars(values: Counts, bars: Sequence[ValueRange]) -> dict[ValueRange, int]:
     """Known ones, each of which is in one of the bars."""
     lows = [float(bar.low) for bar in bars]
     found = dict.fromkeys(bars, 0)
@@ -198,13 +202,13 @@ def _in_bars(values: Counts, bars: Sequence[Bar]) -> dict[Bar, int]:
     return found
 
 
-def bars_of(values: Sequence[float], *, whole: bool, few: int = _BARS) -> list[Bar]:
+def bars_of(values: Sequence[float], *, whole: bool, few: int = _BARS) -> list[ValueRange]:
     """One bar for each of a few values; else bars of the same round width, next to each other, that hold them all."""
     if not values:
         return []
     if len(values) <= few:
         exact = sorted(Decimal(repr(value)) for value in values)
-        return [Bar(value, value) for value in exact]
+        return [ValueRange(value, value) for value in exact]
     low, high = Decimal(repr(min(values))), Decimal(repr(max(values)))
     width = _round_width((high - low) / _BARS, whole=whole)
     first, last = (low / width).to_integral_value("ROUND_FLOOR"), (high / width).to_integral_value("ROUND_FLOOR")
@@ -212,7 +216,7 @@ def bars_of(values: Sequence[float], *, whole: bool, few: int = _BARS) -> list[B
     if float(edges[-1]) <= float(high):
         # Of values a few units in the last place apart, the greatest is what its edge is rounded to.
         edges[-1] += width
-    return [Bar(low, high) for low, high in pairwise(edges)]
+    return [ValueRange(low, high) for low, high in pairwise(edges)]
 
 
 def _edge(value: Decimal) -> Decimal:
@@ -229,8 +233,8 @@ def _round_width(least: Decimal, *, whole: bool) -> Decimal:
     return max(width, Decimal(1)) if whole else width
 
 
-def _answer(name: str, bar: Bar, count: int) -> Answer:
-    return {"low": _number(bar.low), "high": _number(bar.high), "count": count, "where": bar.where(name)}
+def _answer(name: str, bar: ValueRange, count: int) -> QueryResult:
+    return {"low": _number(bar.low), "high": _number(bar.high), "count": count, "filter": bar.filter(name)}
 
 
 def _number(value: Decimal) -> float | int:
@@ -241,5 +245,5 @@ def _number(value: Decimal) -> float | int:
 
 
 def _text(value: Decimal) -> str:
-    """As `replay.queries.filters` reads numbers."""
+    """As a filter writes it."""
     return repr(_number(value))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from replay.errors import ReplayError
-from replay.queries.filters.question import Answer
+from replay.queries.filters.query import QueryResult
 from replay.records import COMMITTED, FRESH, REPLAY
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.ratio_histograms import EDGES, decode, quantile
@@ -20,7 +20,7 @@ from replay.store import ReplayStore
 _QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 
-def iteration(store: ReplayStore, run: str, number: int) -> Answer:
+def iteration(store: ReplayStore, run: str, number: int) -> QueryResult:
     """What one update learned from, in the order of its slots, what came of it, and the policy it made.
 
     `histograms` are those of `replay.storage.format.ratio_histograms`, whose inner edges are `edges`; quantiles are
@@ -44,7 +44,7 @@ def iteration(store: ReplayStore, run: str, number: int) -> Answer:
         }
 
 
-def committed(connection: sa.Connection, run: str, number: int) -> Answer:
+def committed(connection: sa.Connection, run: str, number: int) -> QueryResult:
     """The record of an iteration; raises ReplayError for one that has not been committed."""
     mine = iterations.c.run == run
     query = sa.select(iterations).where(mine, iterations.c.iteration == number)
@@ -55,7 +55,7 @@ def committed(connection: sa.Connection, run: str, number: int) -> Answer:
     return {**dict(found), "makes_policy_version": found["policy_version"] + 1}
 
 
-def fed(connection: sa.Connection, run: str, *, first: int, last: int) -> list[Answer]:
+def fed(connection: sa.Connection, run: str, *, first: int, last: int) -> list[QueryResult]:
     """Every draw that the updates from one iteration to another learned from, with what its row was born with."""
     query = (
         sa.select(draws, *BORN)
@@ -68,7 +68,7 @@ def fed(connection: sa.Connection, run: str, *, first: int, last: int) -> list[A
     return [dict(zip(names, row, strict=True)) for row in connection.execute(query)]
 
 
-def _neighbours(connection: sa.Connection, run: str, number: int) -> Answer:
+def _neighbours(connection: sa.Connection, run: str, number: int) -> QueryResult:
     """The committed iterations beside this one, and the last."""
     column = iterations.c.iteration
     query = sa.select(
@@ -79,7 +79,7 @@ def _neighbours(connection: sa.Connection, run: str, number: int) -> Answer:
     return dict(connection.execute(query.where(iterations.c.run == run)).mappings().one())
 
 
-def _policy(connection: sa.Connection, run: str, version: int) -> Answer | None:
+def _policy(connection: sa.Connection, run: str, version: int) -> QueryResult | None:
     """What the update made; None for a policy that was never published."""
     same = (policies.c.run == run) & (policies.c.version == version)
     found = (
@@ -88,7 +88,7 @@ def _policy(connection: sa.Connection, run: str, version: int) -> Answer | None:
     return None if found is None else dict(found)
 
 
-def _groups(connection: sa.Connection, rows: Sequence[Answer]) -> list[Answer]:
+def _groups(connection: sa.Connection, rows: Sequence[QueryResult]) -> list[QueryResult]:
     """Of the rows, in the order of their first slots.
 
     `degenerate`: at birth there was nothing to compare in it. `teaches`: a row of it had an advantage in the update,
@@ -98,7 +98,7 @@ def _groups(connection: sa.Connection, rows: Sequence[Answer]) -> list[Answer]:
     for row in rows:
         slots.setdefault(row["group"], []).append(row["slot"])
     by_slot = {row["slot"]: row for row in rows}
-    found: dict[str, Answer] = {}
+    found: dict[str, QueryResult] = {}
     for chunk in chunked(list(slots)):
         for group in connection.execute(sa.select(groups).where(groups.c.id.in_(chunk))).mappings():
             found[group["id"]] = dict(group)
@@ -114,7 +114,7 @@ def _groups(connection: sa.Connection, rows: Sequence[Answer]) -> list[Answer]:
     ]
 
 
-def _histograms(connection: sa.Connection, run: str, number: int) -> tuple[list[Answer], list[str]]:
+def _histograms(connection: sa.Connection, run: str, number: int) -> tuple[list[QueryResult], list[str]]:
     """Fresh ones first and ages ascending; and which of them are not what was written."""
     table, damaged, found = histograms.c, [], []
     query = sa.select(table.quantity, table.stream, table.age, table.counts)
@@ -149,7 +149,7 @@ def _finite(value: float | None) -> float | None:
     return value if value is None or math.isfinite(value) else None
 
 
-def _metrics(connection: sa.Connection, run: str, number: int) -> Answer:
+def _metrics(connection: sa.Connection, run: str, number: int) -> QueryResult:
     """By name; None where a value was not known."""
     here = (metrics.c.run == run) & (metrics.c.iteration == number)
     query = sa.select(metrics.c.name, metrics.c.value).where(here).order_by(metrics.c.name)
@@ -159,7 +159,7 @@ def _metrics(connection: sa.Connection, run: str, number: int) -> Answer:
 _rows = trajectories.c
 
 
-def lineage_up_to(store: ReplayStore, run: str, iteration: int) -> Answer:
+def lineage_up_to(store: ReplayStore, run: str, iteration: int) -> QueryResult:
     """What the weights after `iteration` have learned from, one line per iteration, and every draw behind them."""
     with store.reading() as connection:
         last = committed(connection, run, iteration) if iteration else None

@@ -17,8 +17,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.errors import ReplayError
-from replay.queries.filters import Parts, conditions
-from replay.queries.filters.question import Answer, Question, Sort, newest_versions, staleness
+from replay.queries.filters import SplitCondition, conditions
+from replay.queries.filters.query import Query, QueryResult, Sort, newest_versions, staleness
 from replay.storage.format import schema
 from replay.storage.format.column_types import Checked
 from replay.storage.format.rows import chunked
@@ -55,7 +55,7 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to look for what was said: every conversation in question must be read."""
+    """How long to look for what was said: every conversation must be read."""
 
     rows: int = 10_000
     seconds: float = 0.2
@@ -63,22 +63,22 @@ class Patience:
 
 def page(
     store: ReplayStore,
-    question: Question = Question(),  # noqa: B008  frozen
+    query: Query = Query(),  # noqa: B008  frozen
     *,
     limit: int = 50,
     after: str | None = None,
     before: str | None = None,
     patience: Patience = Patience(),
-) -> Answer:
-    """At most `limit` rows that come `after` a cursor of this question, or `before` it.
+) -> QueryResult:
+    """At most `limit` rows that come `after` a cursor of this query, or `before` it.
 
     `rows`; the cursors `after` and `before` of the pages next to this one, None where there is none. Where filters ask
     what was said: `searched`, how many rows were looked at, and `complete`: False where patience ended before the page
-    was full; then `after` (or `before`) goes on from there. Raises ReplayError for a cursor of another question.
+    was full; then `after` (or `before`) goes on from there. Raises ReplayError for a cursor of another query.
     """
     backwards = before is not None
     with store.reading() as connection:
-        listing = _Listing(connection, question)
+        listing = _Listing(connection, query)
         place = listing.place(before if backwards else after, "before" if backwards else "after")
         found = listing.found(place, limit, backwards=backwards, patience=patience)
         rows = listing.read(found.ids[::-1] if backwards else found.ids)
@@ -109,51 +109,51 @@ class _Found:
 
 
 class _Listing:
-    """One question on one connection."""
+    """One query on one connection."""
 
-    def __init__(self, connection: sa.Connection, question: Question) -> None:
+    def __init__(self, connection: sa.Connection, query: Query) -> None:
         self._connection = connection
-        self._question = question
-        self._newest = newest_versions(connection, question.run)
-        self._staleness = staleness(self._newest, question.run)
-        self.parts: Parts = conditions(question.where, known={"staleness": self._staleness})
-        self._names = [question.sort.value, str(question.ascending), question.run]
+        self._query = query
+        self._newest = newest_versions(connection, query.run)
+        self._staleness = staleness(self._newest, query.run)
+        self.parts: SplitCondition = conditions(query.filters, known={"staleness": self._staleness})
+        self._names = [query.sort.value, str(query.ascending), query.run]
         columns = [_rows.iteration, _rows.slot, _rows.run, _rows.id]
-        if question.run is not None:
+        if query.run is not None:
             columns.remove(_rows.run)
         self.place_columns: list[sa.ColumnElement[Any]] = [*columns]
-        if question.sort is Sort.staleness:
-            unknown = _GREATEST if question.ascending else _LEAST
+        if query.sort is Sort.staleness:
+            unknown = _GREATEST if query.ascending else _LEAST
             self.place_columns.insert(0, sa.func.coalesce(self._staleness, unknown))
-        elif question.sort is not Sort.iteration:
-            self.place_columns.insert(0, _COLUMNS[question.sort])
+        elif query.sort is not Sort.iteration:
+            self.place_columns.insert(0, _COLUMNS[query.sort])
 
-    def query(self, place: Place | None, *, backwards: bool, whole: bool = False) -> sa.Select[Any]:
+    def statement(self, place: Place | None, *, backwards: bool, whole: bool = False) -> sa.Select[Any]:
         """Ids in order, with their places if `whole`, of rows behind a place whose columns are as asked."""
         columns = self.place_columns
-        query = sa.select(_rows.id, *columns[:-1]) if whole else sa.select(_rows.id)
-        query = query.where(self.parts.columns)
-        if self._question.run is not None:
-            query = query.where(_rows.run == self._question.run)
-        rising = self._question.ascending is not backwards
+        statement = sa.select(_rows.id, *columns[:-1]) if whole else sa.select(_rows.id)
+        statement = statement.where(self.parts.columns)
+        if self._query.run is not None:
+            statement = statement.where(_rows.run == self._query.run)
+        rising = self._query.ascending is not backwards
         if place is not None:
             values = [sa.literal(value, column.type) for value, column in zip(place, columns, strict=True)]
             mine, theirs = sa.tuple_(*columns), sa.tuple_(*values)
-            query = query.where(mine > theirs if rising else mine < theirs)
-        return query.order_by(*(column.asc() if rising else column.desc() for column in columns))
+            statement = statement.where(mine > theirs if rising else mine < theirs)
+        return statement.order_by(*(column.asc() if rising else column.desc() for column in columns))
 
     def found(self, place: Place | None, limit: int, *, backwards: bool, patience: Patience) -> _Found:
-        query = self.query(place, backwards=backwards, whole=True)
+        statement = self.statement(place, backwards=backwards, whole=True)
         if self.parts.messages is not None:
-            return self._searched(query, limit, patience)
-        places = [_place(row) for row in self._connection.execute(query.limit(limit + 1))]
+            return self._searched(statement, limit, patience)
+        places = [_place(row) for row in self._connection.execute(statement.limit(limit + 1))]
         return _cut(places, limit)
 
-    def _searched(self, query: sa.Select[Any], limit: int, patience: Patience) -> _Found:
+    def _searched(self, statement: sa.Select[Any], limit: int, patience: Patience) -> _Found:
         """The first rows in order of which something was said, as far as patience reaches."""
         assert self.parts.messages is not None
         ends = time.monotonic() + patience.seconds
-        candidates = [_place(row) for row in self._connection.execute(query.limit(patience.rows))]
+        candidates = [_place(row) for row in self._connection.execute(statement.limit(patience.rows))]
         hits: list[Place] = []
         searched = 0
         for chunk in chunked(candidates):
@@ -169,9 +169,9 @@ class _Listing:
             return _Found(found.ids, found.begin, found.end, searched)
         return _Found(found.ids, found.begin, candidates[searched - 1], searched, complete=False)
 
-    def read(self, ids: Sequence[str]) -> list[Answer]:
+    def read(self, ids: Sequence[str]) -> list[QueryResult]:
         """Their lines, in this order."""
-        found: dict[str, Answer] = {}
+        found: dict[str, QueryResult] = {}
         columns = (*_SHOWN, self._staleness.label("staleness"))
         for chunk in chunked(ids):
             rows = self._connection.execute(sa.select(*columns).where(_rows.id.in_(chunk))).mappings()
@@ -185,9 +185,9 @@ class _Listing:
     def _turned(self, place: Place) -> Place:
         """Staleness as the version of the row's oldest token, and back: each publish makes all of a run's rows staler,
         while people turn the pages."""
-        if self._question.sort is not Sort.staleness or place[0] in (_LEAST, _GREATEST):
+        if self._query.sort is not Sort.staleness or place[0] in (_LEAST, _GREATEST):
             return place
-        run = place[3] if self._question.run is None else self._question.run
+        run = place[3] if self._query.run is None else self._query.run
         return (self._newest[run] - place[0], *place[1:]) if run in self._newest else place
 
     def place(self, cursor: str | None, name: str) -> Place | None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from context.codec import TokenCodec
+from context.tokens.codec import TokenCodec
 from replay.errors import ReplayError
 from replay.locate import place, run_identity, tokenizer
 from replay.queries import run_names, runs

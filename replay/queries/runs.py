@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.locate import DATABASE, LOCK
-from replay.queries.filters.question import Answer, of_run
+from replay.queries.filters.query import QueryResult, of_run
 from replay.records import RunRecord
 from replay.storage.format import schema
 from replay.storage.format.schema import metrics, policies
@@ -23,7 +23,7 @@ from replay.store import ReplayStore
 _SUCCESS = "eval/success"
 
 
-def runs(store: ReplayStore) -> list[Answer]:
+def runs(store: ReplayStore) -> list[QueryResult]:
     """Every run: its newest iteration, its last held-out success, and how many trajectories it has stored."""
     run = schema.runs.c
     newest = sa.select(sa.func.max(schema.iterations.c.iteration)).where(schema.iterations.c.run == run.id)
@@ -58,7 +58,7 @@ _LEAST_SECONDS = 20.0
 """but never one that wrote so lately."""
 
 
-def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> Answer:
+def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> QueryResult:
     """`state` live, finished, stopped or imported; how far it came, of how many; seconds since it last wrote.
 
     Imported: nothing was trained. Finished: it has made its iterations, or reached its held-out success twice in a row.

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.queries.filters import condition
-from replay.queries.filters.question import Answer, chosen, of_run
+from replay.queries.filters.query import QueryResult, chosen, of_run
 from replay.records import COMMITTED, REPLAY, RESERVED, STATES
 from replay.storage.format import schema
 from replay.storage.format.column_types import Real
@@ -40,13 +40,13 @@ _SUMS = {
 }
 
 
-def summary(store: ReplayStore, run: str | None = None, *, where: str | None = None) -> Answer:
+def summary(store: ReplayStore, run: str | None = None, *, filter: str | None = None) -> QueryResult:
     """The buffer in numbers, over every stored row; `states` tells the same apart. None: all runs of the database.
 
-    `where`: over the rows of that filter (`replay.queries.filters`), their groups, tasks and draws. Rows that were
+    `filter`: over the rows it holds for (`replay.queries.filters`), their groups, tasks and draws. Rows that were
     `reclaimed`, of which a few numbers are left, are counted apart, whatever the filter.
     """
-    rows = chosen(run, where)
+    rows = chosen(run, filter)
     with store.reading() as connection:
         kinds = _kinds(connection, rows)
         return {
@@ -55,12 +55,12 @@ def summary(store: ReplayStore, run: str | None = None, *, where: str | None = N
             "runs": _count(connection, run, runs.c.id),
             "iterations": _count(connection, run, schema.iterations.c.run),
             "policies": _count(connection, run, policies.c.run),
-            **_groups(connection, run, where),
+            **_groups(connection, run, filter),
             **_totals(kinds.values()),
             "states": _states(kinds),
             "reclaimed": _reclaimed(connection, run),
             "stop_reasons": _stop_reasons(kinds),
-            "draws": _draws(connection, run, where),
+            "draws": _draws(connection, run, filter),
         }
 
 
@@ -75,14 +75,14 @@ def _reclaimed(connection: sa.Connection, run: str | None) -> int:
 _GROUP_COUNTS = (sa.func.count(sa.distinct(groups.c.task)).label("tasks"), sa.func.count(groups.c.id).label("groups"))
 
 
-def _groups(connection: sa.Connection, run: str | None, where: str | None) -> Answer:
+def _groups(connection: sa.Connection, run: str | None, filter: str | None) -> QueryResult:
     query = of_run(run, groups.c.run, *_GROUP_COUNTS)
-    if where is not None:
-        query = query.where(groups.c.id.in_(sa.select(_rows.group).where(chosen(run, where))))
+    if filter is not None:
+        query = query.where(groups.c.id.in_(sa.select(_rows.group).where(chosen(run, filter))))
     return dict(connection.execute(query).mappings().one())
 
 
-_Kinds = dict[tuple[str, str], Answer]
+_Kinds = dict[tuple[str, str], QueryResult]
 """Sums by state and stop reason, from which follows all that is told of the rows: they are looked at once."""
 
 
@@ -95,14 +95,14 @@ def _kinds(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> _Kinds:
     return {(row.pop("state"), row.pop("stop_reason")): row for row in found}
 
 
-def _totals(sums: Collection[Answer]) -> Answer:
-    total: Answer = {name: sum(each[name] for each in sums) for name in _SUMS}
+def _totals(sums: Collection[QueryResult]) -> QueryResult:
+    total: QueryResult = {name: sum(each[name] for each in sums) for name in _SUMS}
     reward, turns, count = total.pop("reward"), total.pop("turns"), total["trajectories"]
     means = (reward / count, turns / count) if count else (None, None)
     return {**total, "reward_mean": means[0], "turns_mean": means[1]}
 
 
-def _states(kinds: _Kinds) -> Answer:
+def _states(kinds: _Kinds) -> QueryResult:
     there = [state for state in STATES if any(state == of for of, _ in kinds)]
     return {state: _totals([sums for (of, _), sums in kinds.items() if of == state]) for state in there}
 
@@ -114,11 +114,11 @@ def _stop_reasons(kinds: _Kinds) -> dict[str, int]:
     return counts
 
 
-def _draws(connection: sa.Connection, run: str | None, where: str | None) -> Answer:
+def _draws(connection: sa.Connection, run: str | None, filter: str | None) -> QueryResult:
     """Rows that fed updates, by stream, and how old the replayed ones were."""
     mine = sa.true() if run is None else draws.c.run == run
-    if where is not None:
-        mine = mine & draws.c.trajectory.in_(sa.select(_rows.id).where(condition(where)))
+    if filter is not None:
+        mine = mine & draws.c.trajectory.in_(sa.select(_rows.id).where(condition(filter)))
     committed = draws.c.state == COMMITTED
     # Most draws are fresh and committed: no sum looks at them, and an index alone counts all there are.
     others = sa.select(

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.errors import ReplayError
-from replay.queries.filters.question import Answer
+from replay.queries.filters.query import QueryResult
 from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REMOVED_TASK, REPLAY
 from replay.sampling.samplers.by_outcome import successes
 from replay.storage.format import schema
@@ -47,7 +47,7 @@ _COUNTS = (
 
 def task(
     store: ReplayStore, hash_prefix: str, run: str | None = None, *, after: str | None = None, limit: int = 50
-) -> Answer:
+) -> QueryResult:
     """What is known of one task, in one run or in all of the database.
 
     Attempts are rows that are stored, and the members of groups of which no row is any more: these count in `groups`
@@ -80,7 +80,7 @@ def task(
         }
 
 
-def _find(connection: sa.Connection, hash_prefix: str, url: str) -> Answer:
+def _find(connection: sa.Connection, hash_prefix: str, url: str) -> QueryResult:
     begins = sa.func.substr(tasks.c.hash, 1, len(hash_prefix), type_=ExactText) == hash_prefix
     query = sa.select(tasks).where(begins).order_by(tasks.c.hash).limit(2)
     rows = connection.execute(sa.select(tasks).where(tasks.c.hash == hash_prefix)).mappings().all()
@@ -97,7 +97,7 @@ def _find(connection: sa.Connection, hash_prefix: str, url: str) -> Answer:
     return {"hash": row["hash"], "environment": row["environment"], "payload": payload, "removed": removed}
 
 
-def _totals(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> Answer:
+def _totals(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> QueryResult:
     def of_tried(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         return sa.case((_TRIED, value))
 
@@ -114,7 +114,7 @@ def _totals(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> Answer:
     return dict(connection.execute(query.where(mine)).mappings().one())
 
 
-def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Answer] | None:
+def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult] | None:
     """What the newest attempt that still has its messages was asked: all before the first reply."""
     query = (
         sa.select(messages.c.num_messages, messages.c.said, messages.c.checksum)
@@ -138,7 +138,7 @@ def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Ans
     return asked
 
 
-def _versions(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Answer]:
+def _versions(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult]:
     """By run and policy; as many policies together as keep the list short."""
     version = _rows.policy_version_min
     least, greatest = sa.func.min(version), sa.func.max(version)
@@ -149,7 +149,7 @@ def _versions(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[A
     query = sa.select(_rows.run, *(span.c[name] for name in ("least", "greatest", "width")), step, *_COUNTS)
     query = query.join_from(schema.trajectories, span, span.c.run == _rows.run).where(mine, _TRIED)
     query = query.group_by(_rows.run, span.c.least, span.c.greatest, span.c.width, "step").order_by(_rows.run, "step")
-    found: list[Answer] = []
+    found: list[QueryResult] = []
     for row in connection.execute(query).mappings():
         first = row["least"] + row["step"] * row["width"]
         counts = {name: row[name] for name in ("attempts", "successes", "reward_mean")}
@@ -170,7 +170,7 @@ _MADE = (
 _NEWEST_FIRST = (groups.c.iteration.desc(), groups.c.run, groups.c.id)
 
 
-def _groups(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Answer]:
+def _groups(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult]:
     """The newest first: as each was at birth, what is left of it, and how often its rows were drawn since."""
     left = (
         sa.select(_rows.group.label("id"), _total(_rows.state == ELIGIBLE).label("eligible"))
@@ -193,12 +193,12 @@ def _groups(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Ans
     ]
 
 
-def _group(row: Mapping[str, Any], *, replayed: int) -> Answer:
+def _group(row: Mapping[str, Any], *, replayed: int) -> QueryResult:
     made = {"committed": bool(row["committed"]), "successes": int(successes(row["success_rate"], row["size"]))}
     return {**row, **made, "replayed": replayed}
 
 
-def _gone_groups(connection: sa.Connection, task: str, run: str | None) -> list[Answer]:
+def _gone_groups(connection: sa.Connection, task: str, run: str | None) -> list[QueryResult]:
     """Those of which no row is stored any more. One that a resume undid is among them once its rows are gone."""
     stored = sa.exists().where(_rows.group == groups.c.id)
     query = sa.select(*(groups.c[name] for name in _GROUP), _MADE).where(groups.c.task == task, ~stored)
@@ -210,7 +210,7 @@ def _gone_groups(connection: sa.Connection, task: str, run: str | None) -> list[
     ]
 
 
-def _with_gone(totals: Answer, gone: Sequence[Answer]) -> Answer:
+def _with_gone(totals: QueryResult, gone: Sequence[QueryResult]) -> QueryResult:
     if not gone:
         return totals
     members = sum(group["size"] for group in gone)
@@ -229,9 +229,9 @@ def _with_gone(totals: Answer, gone: Sequence[Answer]) -> Answer:
     }
 
 
-def _difficulty(tried: Sequence[Mapping[str, Any]]) -> list[Answer]:
+def _difficulty(tried: Sequence[Mapping[str, Any]]) -> list[QueryResult]:
     """By (successes, size): groups, rows that can be drawn, and draws; `newest`: where the last group fell."""
-    buckets: dict[tuple[int, int], Answer] = {}
+    buckets: dict[tuple[int, int], QueryResult] = {}
     for group in tried:
         key = (group["successes"], group["size"])
         bucket = buckets.setdefault(
@@ -243,7 +243,9 @@ def _difficulty(tried: Sequence[Mapping[str, Any]]) -> list[Answer]:
     return sorted(buckets.values(), key=lambda bucket: (bucket["size"], bucket["successes"]))
 
 
-def _listed(connection: sa.Connection, mine: sa.ColumnElement[bool], *, after: str | None, limit: int) -> list[Answer]:
+def _listed(
+    connection: sa.Connection, mine: sa.ColumnElement[bool], *, after: str | None, limit: int
+) -> list[QueryResult]:
     """One more than the limit where there are more."""
     query = sa.select(*_LISTED).where(mine)
     if after is not None:

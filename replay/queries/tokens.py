@@ -11,12 +11,11 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from context.masks import loss_mask, response_mask
-from context.pieces import MOST_TOKENS_OF_A_CHARACTER, Decoder, pieces
-from context.tokens import NOT_SAMPLED
+from context.tokens.masks import loss_mask, response_mask
+from context.tokens.token_sequence import NOT_SAMPLED
+from context.tokens.token_text import MOST_TOKENS_OF_A_CHARACTER, Decoder, pieces
 from replay.errors import ReplayError
-from replay.queries.filters.question import Answer
-from replay.queries.preview.expected_ess import LOG_RATIO_BOUND
+from replay.queries.filters.query import QueryResult
 from replay.records import COMMITTED, Trajectory
 from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.rows import known
@@ -29,6 +28,8 @@ MOST_TOKENS = 16_384
 _DIGITS = 6
 """Of log-probs and drift, after the point."""
 _NO_TURN = -1
+LOG_RATIO_BOUND = 20.0
+"""Nats; log drifts are clamped to it, as in `agentloop.algorithms.log_probs`."""
 
 
 CodecOf = Callable[[str], Decoder | None]
@@ -47,7 +48,7 @@ def tokens(
     first: int = 0,
     count: int = MOST_TOKENS,
     codec_of: CodecOf = no_codec,
-) -> Answer:
+) -> QueryResult:
     """Up to `count` tokens of a segment from token `first` on, one list per quantity; entry t is of token first + t.
 
     texts: what a token spells; None where it is a part of the character before; `texts` is None where `codec_of` knows
@@ -103,7 +104,7 @@ def _score_of(id: str) -> sa.Select[Any]:
     return sa.select(token_scores).where(token_scores.c.trajectory == id)
 
 
-def _advantage(connection: sa.Connection, found: Trajectory) -> Answer:
+def _advantage(connection: sa.Connection, found: Trajectory) -> QueryResult:
     """What the trajectory's last update multiplied its tokens with; where there was none, what it was born with."""
     used = (draws.c.trajectory == found.id) & (draws.c.state == COMMITTED) & draws.c.advantage.is_not(None)
     query = sa.select(draws.c.advantage, draws.c.run, draws.c.iteration).where(used)
@@ -183,13 +184,13 @@ def same_start(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> i
     return int(np.argmax(differs)) if differs.any() else shorter
 
 
-def whole_segments(connection: sa.Connection, found: Trajectory, authors: AuthorTable) -> list[Answer]:
+def whole_segments(connection: sa.Connection, found: Trajectory, authors: AuthorTable) -> list[QueryResult]:
     """Every token of every segment, for programs: numbers as they are stored, without text."""
     scores = {row["position"]: row for row in connection.execute(_score_of(found.id)).mappings()}
     return [_whole(found, position, authors, scores.get(position)) for position in range(len(found.segments))]
 
 
-def _whole(found: Trajectory, position: int, authors: AuthorTable, score: sa.RowMapping | None) -> Answer:
+def _whole(found: Trajectory, position: int, authors: AuthorTable, score: sa.RowMapping | None) -> QueryResult:
     segment = found.segments[position]
     tokens = segment.tokens
     current, problem = _current(score, len(tokens))

@@ -11,26 +11,18 @@ from typing import Any
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from context.masks import loss_mask, response_mask
-from context.pieces import Decoder
-from context.tokens import Segment
+from context.tokens.masks import loss_mask, response_mask
+from context.tokens.token_sequence import Segment
+from context.tokens.token_text import Decoder
 from replay.errors import ReplayError
-from replay.queries.filters.question import Answer
+from replay.queries.filters.query import QueryResult
 from replay.queries.tokens import CodecOf, no_codec, replies, same_start, whole_segments
 from replay.records import COMMITTED, EVICTED, Trajectory
 from replay.sampling.compatibility import names_of, run_mismatches
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.rows import known, named
-from replay.storage.format.schema import (
-    draws,
-    groups,
-    iterations,
-    policies,
-    reclaimed,
-    tasks,
-    token_scores,
-)
+from replay.storage.format.schema import draws, groups, iterations, policies, reclaimed, tasks, token_scores
 from replay.storage.read import author_table, load
 from replay.storage.reclaimed import BORN, FACTS, with_born
 from replay.store import ReplayStore
@@ -61,7 +53,7 @@ def find(store: ReplayStore, id_prefix: str) -> str:
     )
 
 
-def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec) -> Answer:
+def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec) -> QueryResult:
     """All but the tokens, whatever state the row is in.
 
     `problem` is None, or says why there are no tokens: of a corrupt row nothing is told that can't be trusted, and
@@ -77,7 +69,7 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
         if id in loaded.reclaimed:
             return _of_reclaimed(connection, id, uses)
         state, reason = connection.execute(sa.select(_rows.state, _rows.state_reason).where(_rows.id == id)).one()
-        answer: Answer = {
+        answer: QueryResult = {
             "id": id,
             "problem": None,
             "state": state,
@@ -103,13 +95,13 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
     }
 
 
-_NOTHING: Answer = {
+_NOTHING: QueryResult = {
     **dict.fromkeys(("record", "reclaimed", "group", "task", "staleness", "scored", "born_committed")),
     **{name: [] for name in ("authors", "members", "segments", "messages")},
 }
 
 
-def _of_reclaimed(connection: sa.Connection, id: str, uses: list[Answer]) -> Answer:
+def _of_reclaimed(connection: sa.Connection, id: str, uses: list[QueryResult]) -> QueryResult:
     left = _left(connection, id)
     around = _birth(connection, left["run"], left["iteration"], left["group"]["task"], left["policy_version_min"])
     return {
@@ -125,7 +117,7 @@ def _of_reclaimed(connection: sa.Connection, id: str, uses: list[Answer]) -> Ans
     }
 
 
-def _left(connection: sa.Connection, id: str) -> Answer:
+def _left(connection: sa.Connection, id: str) -> QueryResult:
     """What is left of an evicted row, with its group, whose run, iteration and task are its own."""
     columns = (*(reclaimed.c[name] for name in FACTS), reclaimed.c.state_reason)
     left = connection.execute(sa.select(*columns).where(reclaimed.c.id == id)).one()
@@ -134,7 +126,7 @@ def _left(connection: sa.Connection, id: str) -> Answer:
     return {**facts, "run": group["run"], "iteration": group["iteration"], "group": group}
 
 
-def trajectory(store: ReplayStore, id_prefix: str) -> Answer:
+def trajectory(store: ReplayStore, id_prefix: str) -> QueryResult:
     """One trajectory whole: its record, tokens, messages, and every update that used it.
 
     Of an evicted one, `state` says so, `state_reason` when and why, and fewer facts are left. Raises CorruptTrajectory
@@ -169,16 +161,16 @@ def same_tokenizer(store: ReplayStore, run: str, other: str) -> bool:
     return "tokenizer" not in names_of(found[other])
 
 
-def record_of(found: Trajectory) -> Answer:
+def record_of(found: Trajectory) -> QueryResult:
     return {name: known(value) if isinstance(value, float) else value for name, value in vars(found.record).items()}
 
 
-def _row_of(connection: sa.Connection, key: sa.Column[str], value: str) -> Answer:
+def _row_of(connection: sa.Connection, key: sa.Column[str], value: str) -> QueryResult:
     found = {row[key.key]: row for row in connection.execute(sa.select(key.table).where(key == value)).mappings()}
     return dict(named(found, value, f"what a row names in {key.table.name}"))
 
 
-def _uses(connection: sa.Connection, id: str) -> list[Answer]:
+def _uses(connection: sa.Connection, id: str) -> list[QueryResult]:
     """Every draw that fed an update, with what the update did to it and the policy it made, in order."""
     same = (iterations.c.run == draws.c.run) & (iterations.c.iteration == draws.c.iteration)
     made = (iterations.c.policy_version + 1).label("makes_policy_version")
@@ -188,7 +180,7 @@ def _uses(connection: sa.Connection, id: str) -> list[Answer]:
     return [dict(row) for row in found]
 
 
-def _around(connection: sa.Connection, found: Trajectory) -> Answer:
+def _around(connection: sa.Connection, found: Trajectory) -> QueryResult:
     """Where it stands: its group with the members of it that are stored, its task, how stale it is."""
     record = found.record
     columns = (_rows.id, _rows.member, _rows.attempt, _rows.reward, _rows.success, _rows.state)
@@ -200,7 +192,7 @@ def _around(connection: sa.Connection, found: Trajectory) -> Answer:
     }
 
 
-def _birth(connection: sa.Connection, run: str, iteration: int, task: str, policy_version: int) -> Answer:
+def _birth(connection: sa.Connection, run: str, iteration: int, task: str, policy_version: int) -> QueryResult:
     newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == run)
     born = sa.exists().where(iterations.c.run == run, iterations.c.iteration == iteration)
     version, committed = connection.execute(sa.select(newest.scalar_subquery(), born)).one()
@@ -214,22 +206,24 @@ def _birth(connection: sa.Connection, run: str, iteration: int, task: str, polic
 _SCORE = (token_scores.c.position, token_scores.c.run, token_scores.c.policy_version)
 
 
-def _scores(connection: sa.Connection, id: str) -> dict[int, Answer]:
+def _scores(connection: sa.Connection, id: str) -> dict[int, QueryResult]:
     """Who scored which segment."""
     found = connection.execute(sa.select(*_SCORE).where(token_scores.c.trajectory == id)).mappings()
     return {row["position"]: {"run": row["run"], "policy_version": row["policy_version"]} for row in found}
 
 
-def _scored(scores: dict[int, Answer]) -> Answer | None:
+def _scored(scores: dict[int, QueryResult]) -> QueryResult | None:
     """By the newest policy that scored any of it."""
     return max(scores.values(), key=lambda score: int(score["policy_version"]), default=None)
 
 
-def _parts(found: Trajectory, authors: AuthorTable, scores: dict[int, Answer], codec: Decoder | None) -> list[Answer]:
+def _parts(
+    found: Trajectory, authors: AuthorTable, scores: dict[int, QueryResult], codec: Decoder | None
+) -> list[QueryResult]:
     """A line per segment: how long, why begun, and where it parts from what the policy had seen before."""
     turns = replies(found, authors)
     main: Segment | None = None
-    answers: list[Answer] = []
+    answers: list[QueryResult] = []
     for position, (segment, turn) in enumerate(zip(found.segments, turns, strict=True)):
         tokens = segment.tokens
         spoken = turn[turn >= 0]
@@ -251,7 +245,7 @@ def _parts(found: Trajectory, authors: AuthorTable, scores: dict[int, Answer], c
     return answers
 
 
-def _parting(before: Segment, now: Segment, codec: Decoder | None) -> Answer:
+def _parting(before: Segment, now: Segment, codec: Decoder | None) -> QueryResult:
     """The first token that differs from the segment of the conversation before, and some tokens from there on."""
     was, becomes = before.tokens.token_ids, now.tokens.token_ids
     index = same_start(was, becomes)
@@ -264,7 +258,7 @@ def _parting(before: Segment, now: Segment, codec: Decoder | None) -> Answer:
     return {"index": index, "token_ids": ids, "texts": texts}
 
 
-def _message(found: Trajectory, position: int) -> Answer:
+def _message(found: Trajectory, position: int) -> QueryResult:
     message = found.messages[position]
     calls = [{**vars(call), "arguments": _plain(dict(call.arguments))} for call in message.tool_calls]
     return {**vars(message), "tool_calls": calls}
@@ -279,7 +273,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def lineage_of(store: ReplayStore, id_prefix: str) -> Answer:
+def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
     """Where a trajectory came from, every update that used it, how far it had drifted, and the policy that came of it.
 
     It works for rows that were evicted, pruned or forgotten.

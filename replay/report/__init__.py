@@ -12,12 +12,10 @@ from replay.store import ReplayStore
 REPORT_NAME = "report.html"
 
 
-def write_report(
-    store: ReplayStore, path: Path, *, run: str | None = None, config_text: str, further: tuple[str, ...] = ()
-) -> Path:
+def write_report(store: ReplayStore, path: Path, *, run: str | None = None, config_text: str) -> Path:
     """Write the report of `run`, or of the only one in `store`, to `path`; an older one is replaced whole.
 
-    `config_text` is the configuration as people read it, `further` markup of sections below the panels.
+    `config_text` is the configuration as people read it.
     """
     record = store.run(run)
     data = ReportData(
@@ -26,7 +24,6 @@ def write_report(
         metrics=shown_series(store, record.id),
         config_text=config_text,
         config=record.config,
-        further=further,
     )
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from replay import declared
-from replay.declared import Config
-from replay.mixing.schedule import progress_at
+from replay.mixing.schedule import Schedule
 from replay.report.svg import number
 
 T = TypeVar("T")
+Config = Mapping[str, Any]
+"""A run's configuration as it is stored."""
 
 
 def stored(config: Config, dotted: str, kind: type[T]) -> T | None:
@@ -56,7 +56,7 @@ def _shares(config: Config) -> tuple[float, float] | None:
     if fraction is None or iterations is None:
         return None
     try:
-        schedule = declared.mix_rule(declared.completed(config)).fraction
-        return schedule.at(1, 0.0), schedule.at(iterations, progress_at(iterations, iterations))
-    except (AttributeError, LookupError, TypeError, ValueError):
+        schedule = Schedule.model_validate(stored(config, "replay.schedule", dict) or {})
+    except ValueError:
         return None  # another version's words
+    return schedule.at(fraction, 1, iterations), schedule.at(fraction, iterations, iterations)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from replay.declared import Config
-from replay.report.headline import setting
+from replay.report.headline import Config, setting
 from replay.report.panel_json import in_words, measured
 from replay.report.panels import Metrics, Panel, PanelGroup, panel_groups, why_absent
 from replay.report.style import STYLE
@@ -30,8 +29,6 @@ class ReportData:
     """The configuration as people read it."""
     config: Config
     """As stored with the run."""
-    further: tuple[str, ...] = ()
-    """Markup of sections below the panels."""
 
 
 def render_report(data: ReportData) -> str:
@@ -45,7 +42,6 @@ def render_report(data: ReportData) -> str:
             f"<title>{escape(data.name)} - agentloop report</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>",
             _header(data),
             *(_group(group) for group in groups),
-            *data.further,
             "<details>\n<summary>Configuration</summary>\n"
             f'<pre tabindex="0">{escape(data.config_text)}</pre>\n</details>',
             f"<footer>Written by agentloop {escape(data.code_version)}.</footer>",
@@ -88,11 +84,11 @@ def _stream_bar(streams: tuple[float, float] | None) -> str:
 
 
 def _group(group: PanelGroup) -> str:
-    panels = "\n".join(figure(panel) for panel in group.panels)
+    panels = "\n".join(_figure(panel) for panel in group.panels)
     return f'<section>\n<h2>{escape(group.title)}</h2>\n<div class="panels">\n{panels}\n</div>\n</section>'
 
 
-def figure(panel: Panel) -> str:
+def _figure(panel: Panel) -> str:
     """A chart with its title, how to read it, and its legend."""
     head = f'<figcaption><h3>{escape(panel.title)}</h3><p class="how">{escape(panel.how)}</p></figcaption>'
     curves, summary = measured(panel), in_words(panel)

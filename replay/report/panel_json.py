@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from replay.queries import Answer
+from replay.queries import QueryResult
 from replay.report.panels import Panel, why_absent
 from replay.report.svg import Curve, number
 
 
-def plain_panel(panel: Panel, *, merged: int = 1, after: int | None = None) -> Answer:
+def plain_panel(panel: Panel, *, merged: int = 1, after: int | None = None) -> QueryResult:
     """Title, how to read it, axis and curves, `merged` places to a point; with `after`, only points beyond that place.
 
     A point of several places is named by the first, and is one of those if it reaches beyond.
@@ -22,7 +22,7 @@ def plain_panel(panel: Panel, *, merged: int = 1, after: int | None = None) -> A
         "title": panel.title,
         "how": panel.how,
         "kind": panel.kind,
-        "axis": {**asdict(panel.axis), "places": list(panel.axis.places)},
+        "axis": asdict(panel.axis),
         "merged": merged,
         "curves": [_curve(curve, first) for curve in panel.curves],
         "steps": _curve(panel.steps, first) if panel.steps and panel.steps.series else None,
@@ -36,8 +36,7 @@ def in_words(panel: Panel) -> str:
     for curve in measured(panel):
         first, last = curve.series[0], curve.series[-1]
         values = [number(point[1], percent=panel.axis.percent) for point in (first, last)]
-        places = [panel.axis.place(point[0]) for point in (first, last)]
-        told.append(f"{curve.label} from {values[0]} at {panel.axis.across} {places[0]} to {values[1]} at {places[1]}")
+        told.append(f"{curve.label} from {values[0]} at iteration {first[0]:,} to {values[1]} at {last[0]:,}")
     return f"{panel.title}: {'; '.join(told) or 'not measured'}."
 
 
@@ -46,7 +45,7 @@ def measured(panel: Panel) -> Sequence[Curve]:
     return [curve for curve in panel.curves if curve.series]
 
 
-def _curve(curve: Curve, first: int | None) -> Answer:
+def _curve(curve: Curve, first: int | None) -> QueryResult:
     return {
         "label": curve.label,
         "role": curve.role,

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from replay.declared import Config
 from replay.queries.runs import STOPS
-from replay.records import ANSWERED
-from replay.report.headline import stored
+from replay.records import StopReason
+from replay.report.headline import Config, stored
 from replay.report.svg import Axis, Curve, Series, number
 
 Metrics = Mapping[str, Series]
@@ -270,7 +269,7 @@ def _stop_reasons(metrics: Metrics) -> Panel:
     """Answered episodes are left out: they are nearly all, and would press the others flat."""
     shares = {name.removeprefix(STOPS): dict(finite(metrics, name)) for name in metrics if name.startswith(STOPS)}
     iterations = sorted({iteration for share in shares.values() for iteration in share})
-    cut = sorted(shares.keys() - {ANSWERED}, key=lambda reason: (-sum(shares[reason].values()), reason))
+    cut = sorted(shares.keys() - {StopReason.ANSWERED}, key=lambda reason: (-sum(shares[reason].values()), reason))
     # A reason is logged only where it occurred; elsewhere its share is 0, also in the legend.
     layers = [(reason, [(i, shares[reason].get(i, 0.0)) for i in iterations]) for reason in cut[:6]]
     if cut[6:] or not cut:

@@ -31,7 +31,7 @@ def tile_series(store: ReplayStore, run: str) -> Metrics:
     return metric_series(store, run, names=_asked(tiles))
 
 
-class _Asked(dict[str, Series]):
+class _NamesRead(dict[str, Series]):
     """Metrics that all have one point, and remember which ones were looked for."""
 
     def __init__(self) -> None:
@@ -46,6 +46,6 @@ class _Asked(dict[str, Series]):
 @cache
 def _asked(made: Callable[[Metrics, dict[str, object]], object]) -> tuple[str, ...]:
     """The names that panels or tiles are made from."""
-    asked = _Asked()
+    asked = _NamesRead()
     made(asked, {})
     return tuple(sorted(asked.names))

@@ -91,11 +91,6 @@ h3 { font-size: 15px; margin: 0; }
 .missing strong { color: var(--ink); font-size: 14px; font-weight: 600; }
 .missing svg { width: 72px; height: 30px; margin-bottom: 6px; }
 .missing path { fill: none; stroke: var(--line); stroke-width: 2; stroke-dasharray: 4 5; stroke-linecap: round; }
-.numbers { overflow-x: auto; margin: 16px 0 0; padding: 4px 16px; background: var(--card); border-radius: 12px; }
-table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { padding: 7px 10px 7px 0; text-align: right; white-space: nowrap; border-top: 1px solid var(--line); }
-th { color: var(--soft); font-weight: 400; border-top: none; }
-th.text, td.text { text-align: left; }
 details { margin-top: 44px; }
 summary { cursor: pointer; padding: 14px 18px; font-weight: 600; }
 pre {

@@ -39,7 +39,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axis:
-    """What the vertical axis shows, and the horizontal one if it is not iterations."""
+    """What the vertical axis shows; the horizontal one counts iterations."""
 
     unit: str = ""
     """What is counted, written above the axis."""
@@ -54,22 +54,15 @@ class Axis:
     """The scale never spans less, so that rounding noise does not look like a signal."""
     log_if_wide: bool = False
     """True: logarithmic once the values span more than a factor of 10."""
-    across: str = "iteration"
-    """What the horizontal axis counts."""
-    places: tuple[str, ...] = ()
-    """Names of its places 0, 1, ...; empty: they are numbers."""
-
-    def place(self, at: int) -> str:
-        return self.places[at] if self.places else f"{at:,}"
 
 
 def line_chart(curves: Sequence[Curve], axis: Axis, *, summary: str) -> str:
     """Curves over iterations on one vertical scale."""
     first, last, merged = _extent(curves)
     thinned = [(curve, _thin(curve.series, first, merged, max if curve.peak else _mean)) for curve in curves]
-    scale = _Scale.of([value for _, points in thinned for _, value in points], axis)
+    scale = _VerticalScale.of([value for _, points in thinned for _, value in points], axis)
     x = _x_scale(first, last, margin=8.0)
-    parts = [_frame(scale, axis, _places_told(first, last, axis), x)]
+    parts = [_frame(scale, axis, _iteration_ticks(first, last), x)]
     for curve, points in thinned:
         places = [(x(iteration), scale.y(value)) for iteration, value in points]
         path = "M" + "L".join(f"{px:.1f} {py:.1f}" for px, py in places)
@@ -91,11 +84,11 @@ def bar_chart(layers: Sequence[Curve], axis: Axis, *, summary: str, steps: Curve
     for _, points in thinned[: len(layers)]:
         for iteration, value in points:
             heights[iteration] += max(value, 0.0)
-    scale = _Scale.of([*heights.values(), *(value for _, value in (thinned[-1][1] if steps else []))], axis)
+    scale = _VerticalScale.of([*heights.values(), *(value for _, value in (thinned[-1][1] if steps else []))], axis)
     slot = (WIDTH - LEFT - RIGHT) / max(1, math.ceil((last - first + 1) / merged))
     wide = min(0.82 * slot, 56.0)
     x = _x_scale(first, last, margin=slot / 2)
-    parts = [_frame(scale, axis, _places_told(first, last, axis), x)]
+    parts = [_frame(scale, axis, _iteration_ticks(first, last), x)]
     below = dict.fromkeys(columns, 0.0)
     for layer, points in thinned[: len(layers)]:
         for iteration, value in points:
@@ -138,7 +131,7 @@ def number(value: float, *, percent: bool = False) -> str:
 
 
 @dataclass(frozen=True)
-class _Scale:
+class _VerticalScale:
     """Values to vertical places."""
 
     low: float
@@ -147,7 +140,7 @@ class _Scale:
     log: bool = False
 
     @classmethod
-    def of(cls, values: Sequence[float], axis: Axis) -> _Scale:
+    def of(cls, values: Sequence[float], axis: Axis) -> _VerticalScale:
         if axis.whole:
             return cls(0.0, 1.0, (0.0, 0.25, 0.5, 0.75, 1.0))
         shown = [*values, *([axis.reference] if axis.reference is not None else [])]
@@ -166,7 +159,7 @@ class _Scale:
         return cls(low, high, tuple(_ticks(low, high)))
 
     @classmethod
-    def _logarithmic(cls, low: float, high: float) -> _Scale:
+    def _logarithmic(cls, low: float, high: float) -> _VerticalScale:
         """Ends on 1, 2 or 5 times a power of ten; a value a hair outside is drawn on the edge."""
         bottom, top = math.floor(math.log10(low)), math.ceil(math.log10(high))
         marks = [factor * 10.0**power for power in range(bottom, top + 1) for factor in (1, 2, 5)]
@@ -206,9 +199,7 @@ def _ticks(low: float, high: float, most: int = 5) -> Iterable[float]:
     return [index * step for index in range(first, last + 1)]
 
 
-def _places_told(first: int, last: int, axis: Axis) -> list[int]:
-    if axis.places:
-        return list(range(first, last + 1))
+def _iteration_ticks(first: int, last: int) -> list[int]:
     return sorted({round(tick) for tick in _ticks(first, last, most=6)}) if last > first else [first]
 
 
@@ -238,7 +229,7 @@ def _x_scale(first: int, last: int, *, margin: float) -> Callable[[int], float]:
     return lambda iteration: (left + right) / 2 if last == first else left + (iteration - first) / span * (right - left)
 
 
-def _frame(scale: _Scale, axis: Axis, iterations: Sequence[int], x: Callable[[int], float]) -> str:
+def _frame(scale: _VerticalScale, axis: Axis, iterations: Sequence[int], x: Callable[[int], float]) -> str:
     parts = [f'<text class="tick name" x="0" y="{TOP - 16}">{escape(axis.unit)}</text>'] if axis.unit else []
     for tick, text in zip(scale.ticks, scale.tick_texts(percent=axis.percent), strict=True):
         y = scale.y(tick)
@@ -249,10 +240,9 @@ def _frame(scale: _Scale, axis: Axis, iterations: Sequence[int], x: Callable[[in
         parts.append(f'<line class="reference" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
     floor = HEIGHT - BOTTOM
     parts.append(f'<line class="floor" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{floor}" y2="{floor}"/>')
-    parts.append(f'<text class="tick name end" x="{LEFT - 8}" y="{floor + 20}">{escape(axis.across)}</text>')
+    parts.append(f'<text class="tick name end" x="{LEFT - 8}" y="{floor + 20}">iteration</text>')
     for iteration in iterations:
-        told = escape(axis.place(iteration))
-        parts.append(f'<text class="tick mid" x="{x(iteration):.1f}" y="{floor + 20}">{told}</text>')
+        parts.append(f'<text class="tick mid" x="{x(iteration):.1f}" y="{floor + 20}">{iteration:,}</text>')
     return "".join(parts)
 
 
@@ -267,9 +257,7 @@ def _hover(thinned: Sequence[tuple[Curve, Series]], x: Callable[[int], float], m
     lefts, rights = [LEFT, *edges], [*edges, WIDTH - RIGHT]
     parts = []
     for column, left, right in zip(columns, lefts, rights, strict=True):
-        name = f"{axis.across} {axis.place(column)}"
-        if merged > 1:
-            name = f"{axis.across}s {column:,}-{column + merged - 1:,}"
+        name = f"iteration {column:,}" if merged == 1 else f"iterations {column:,}-{column + merged - 1:,}"
         title = escape("\n".join([name, *told[column]]))
         parts.append(
             f'<rect class="hit" x="{left:.1f}" y="{TOP}" width="{max(right - left, 0.5):.1f}" '

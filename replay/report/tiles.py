@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from replay.declared import Config
-from replay.report.headline import stored
+from replay.report.headline import Config, stored
 from replay.report.panels import Metrics, finite
 from replay.report.svg import Series
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
+from replay.records import TrajectoryRecord
 from replay.storage.format.rows import check_authors
 from replay.storage.format.schema import policies, runs
 
@@ -21,10 +24,27 @@ AUTHORS = 1 << len(MISMATCHES)
 """The author codes of the run's tokens mean something else: never allowed."""
 
 
-_Facts = Mapping[str, tuple[str, dict[str, Any] | None]]
-"""Hash of the authors and fingerprint, by run."""
 _RUNS = sa.select(runs.c.id, runs.c.authors, runs.c.authors_hash, runs.c.fingerprint)
 _TOKENIZERS = sa.select(policies.c.run, policies.c.tokenizer_hash).distinct()
+
+
+@dataclass(frozen=True)
+class TokenMeaning:
+    """What a run's tokens are made with."""
+
+    authors: str
+    """Hash of the author table."""
+    fingerprint: Mapping[str, Any] | None
+    tokenizers: frozenset[str]
+    """Of its policies, for runs from before there were fingerprints."""
+
+    def mismatch(self, other: TokenMeaning) -> int:
+        """Bits of RUN_FIELDS and AUTHORS."""
+        found = 0 if self.authors == other.authors else AUTHORS
+        mine, theirs = self.fingerprint, other.fingerprint
+        if mine is None or theirs is None:
+            return found | (0 if self.tokenizers == other.tokenizers else bits(("tokenizer",)))
+        return found | bits(tuple(name for name in RUN_FIELDS if mine.get(name) != theirs.get(name)))
 
 
 def bits(names: tuple[str, ...]) -> int:
@@ -36,46 +56,47 @@ def names_of(found: int) -> list[str]:
     return [*names, "authors"] if found & AUTHORS else names
 
 
-def sampling_mismatch(rows: Any) -> sa.ColumnElement[int]:
-    """Bits of ROW_FIELDS: log-probs that are not those of the whole distribution at the row's temperature.
+def _sampled_apart(row: Any) -> tuple[Any, ...]:
+    """For each of ROW_FIELDS, whether log-probs are not those of the whole distribution at the row's temperature."""
+    return row.logprobs_mode != "full", row.top_p < 1.0, row.top_k > 0
 
-    A row without log-probs has none to compare.
-    """
+
+def sampling_mismatch(rows: Any) -> sa.ColumnElement[int]:
+    """Bits of ROW_FIELDS. A row without log-probs has none to compare."""
     known = rows.mean_behavior_log_prob.is_not(None)
-    conditions = (rows.logprobs_mode != "full", rows.top_p < 1.0, rows.top_k > 0)
     total: sa.ColumnElement[int] = sa.literal(0)
-    for name, condition in zip(ROW_FIELDS, conditions, strict=True):
+    for name, condition in zip(ROW_FIELDS, _sampled_apart(rows), strict=True):
         total = total + sa.case((known & condition, bits((name,))), else_=0)
     return total
+
+
+def record_mismatch(record: TrajectoryRecord) -> int:
+    """Bits of ROW_FIELDS, of a row that is in no database yet."""
+    if math.isnan(record.mean_behavior_log_prob):
+        return 0
+    return bits(tuple(name for name, apart in zip(ROW_FIELDS, _sampled_apart(record), strict=True) if apart))
 
 
 def run_mismatches(connection: sa.Connection, mine: str, others: Sequence[str]) -> dict[str, int]:
     """Bits of RUN_FIELDS and AUTHORS of `others`, against the run `mine`.
 
-    A run from before there were fingerprints is compared by its author table and its policies' tokenizers. Of one
-    that the database does not know, neither is known.
+    Of a run that the database does not know, neither authors nor tokenizer are known.
     """
-    named = [mine, *others]
+    known = meanings(connection, [mine, *others])
+    unknown = AUTHORS | bits(("tokenizer",))
+    return {run: known[run].mismatch(known[mine]) if {run, mine} <= known.keys() else unknown for run in others}
+
+
+def meanings(connection: sa.Connection, named: Sequence[str]) -> dict[str, TokenMeaning]:
+    """Of the runs among these ids that the database knows."""
     stored = connection.execute(_RUNS.where(runs.c.id.in_(named))).all()
-    for row in stored:
-        check_authors(row.id, row.authors, row.authors_hash)
-    facts = {id: (authors, json.loads(text) if text else None) for id, _, authors, text in stored}
-    tokenizers = _tokenizers(connection, named) if any(print is None for _, print in facts.values()) else {}
-    return {run: _mismatch(run, mine, facts, tokenizers) for run in others}
-
-
-def _mismatch(run: str, mine: str, facts: _Facts, tokenizers: Mapping[str, set[str]]) -> int:
-    if run not in facts or mine not in facts:
-        return AUTHORS | bits(("tokenizer",))
-    (authors, print), (own_authors, own_print) = facts[run], facts[mine]
-    mismatch = 0 if authors == own_authors else AUTHORS
-    if print is None or own_print is None:
-        return mismatch | (0 if tokenizers.get(run) == tokenizers.get(mine) else bits(("tokenizer",)))
-    return mismatch | bits(tuple(name for name in RUN_FIELDS if print.get(name) != own_print.get(name)))
-
-
-def _tokenizers(connection: sa.Connection, named: Sequence[str]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for run, tokenizer in connection.execute(_TOKENIZERS.where(policies.c.run.in_(named))):
-        found.setdefault(run, set()).add(tokenizer)
+    tokenizers: dict[str, set[str]] = {row.id: set() for row in stored}
+    if not all(row.fingerprint for row in stored):
+        for run, tokenizer in connection.execute(_TOKENIZERS.where(policies.c.run.in_(list(tokenizers)))):
+            tokenizers[run].add(tokenizer)
+    found = {}
+    for id, authors, authors_hash, fingerprint in stored:
+        check_authors(id, authors, authors_hash)
+        made = json.loads(fingerprint) if fingerprint else None
+        found[id] = TokenMeaning(authors_hash, made, frozenset(tokenizers[id]))
     return found

@@ -13,16 +13,16 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.mixing.request import Availability, DrawRequest, Limits, Pick
-from replay.records import REPLAY, DrawRecord, Trajectory
+from replay.records import REPLAY, BatchRow, DrawRecord, Trajectory
 from replay.sampling.availability import count_available
 from replay.sampling.samplers import Moment, RankedSampler, Sampler
-from replay.sampling.selection import Chosen, Selection
+from replay.sampling.selection import SelectedRow, Selection
 from replay.sampling.trial_draw import Rehearsal
 from replay.sampling.weights import Buffer, Pool, refuse_incomparable
 from replay.storage.draws import release, reserve
 from replay.storage.format.schema import runs
 from replay.storage.read import load, quarantine
-from replay.storage.validate import check_fields
+from replay.storage.validate import checked
 
 _log = logging.getLogger(__name__)
 
@@ -33,15 +33,6 @@ _RUN_ID = re.compile("[0-9a-f]{32}")
 
 Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
 """Mean entropies of the policy that is about to learn, nats per action token, one per trajectory."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    draw: DrawRecord
-    trajectory: Trajectory
-    """Without its messages, which training does not read."""
-    weight: float = 1.0
-    """Of its loss: the sampler's correction for what it prefers, at most 1."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +83,7 @@ class Drawing:
         """The moment before a draw of `request`, whose picks may name these sources; they play no part yet."""
         self.refresh(connection, request)
         # Its sampler is asked once: nothing is kept of it.
-        limits = replace(request.limits, per_task=None, per_group=None)
+        limits = request.limits.model_copy(update={"per_task": None, "per_group": None})
         pools = {source: Pool(self._buffer, sampler, limits, source) for source in (None, *sources)}
         for pool in pools.values():
             pool.follow(_moment(request))
@@ -100,9 +91,9 @@ class Drawing:
 
     def draw(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
-    ) -> list[Drawn]:
+    ) -> list[BatchRow]:
         """In place of what was reserved for the request's slots before."""
-        check_fields([request], "draw of iteration", "iteration")
+        checked([request], "draw of iteration", "iteration")
         slots = range(request.first_slot, request.first_slot + request.count)
         release(connection, request.run, request.iteration, slots, stream=REPLAY)
         self.refresh(connection, request)
@@ -111,7 +102,7 @@ class Drawing:
         selection = self._selection(request, sampler)
         if candidates is not None:
             _quarantined(connection, candidates.corrupt)
-        drawn: list[tuple[Chosen, Trajectory]] = []
+        drawn: list[tuple[SelectedRow, Trajectory]] = []
         chosen = [
             self._best(selection, pick, candidates, at) if candidates else selection.choose(pick)
             for at, pick in enumerate(request.picks)
@@ -120,12 +111,21 @@ class Drawing:
         for pick, rows in zip(request.picks, chosen, strict=True):
             drawn += self._replaced(connection, selection, pick, rows, loaded)
         largest = max((row.correction for row, _ in drawn), default=1.0)
-        found = [
-            Drawn(self._record(request, slot, row, trajectory), trajectory, row.correction / largest)
+        records = [
+            self._record(request, slot, row, trajectory)
             for slot, (row, trajectory) in enumerate(drawn, start=request.first_slot)
         ]
-        reserve(connection, [row.draw for row in found])
-        return found
+        reserve(connection, records)
+        return [
+            BatchRow(
+                trajectory,
+                record,
+                advantage=trajectory.record.advantage,
+                reward=trajectory.record.reward,
+                weight=row.correction / largest,
+            )
+            for record, (row, trajectory) in zip(records, drawn, strict=True)
+        ]
 
     def measured(
         self, connection: sa.Connection, request: DrawRequest, sampler: RankedSampler
@@ -149,7 +149,7 @@ class Drawing:
     def _followed(self, request: DrawRequest, sampler: Sampler) -> dict[str | None, Pool]:
         """By the source that a pick asks for."""
         # Caps hold within one draw; they change no row's weight.
-        limits = replace(request.limits, per_task=None, per_group=None)
+        limits = request.limits.model_copy(update={"per_task": None, "per_group": None})
         pools: dict[str | None, Pool] = {}
         for source in dict.fromkeys([pick.source for pick in request.picks] or [None]):
             key = (sampler, limits, source)
@@ -175,14 +175,14 @@ class Drawing:
                     f"replay.sources must name other runs by the id they have in this database, got {name!r}. {known}."
                 )
 
-    def _best(self, selection: Selection, pick: Pick, candidates: Candidates, at: int) -> list[Chosen]:
+    def _best(self, selection: Selection, pick: Pick, candidates: Candidates, at: int) -> list[SelectedRow]:
         """Of candidates measured before: some may have gone since."""
         found = [(self._buffer.index.position(id), candidates.scores.get(id, np.nan)) for id in candidates.ids[at]]
         there = [(position, score) for position, score in found if position is not None]
         positions: npt.NDArray[np.intp] = np.array([position for position, _ in there], np.intp)
         return selection.best(positions, np.array([score for _, score in there]), pick)
 
-    def _load(self, connection: sa.Connection, rows: Sequence[Chosen]) -> dict[int, Trajectory]:
+    def _load(self, connection: sa.Connection, rows: Sequence[SelectedRow]) -> dict[int, Trajectory]:
         """Those that can be read, by position. Corrupt ones are quarantined."""
         ids = {self._buffer.index.ids[row.position]: row.position for row in rows}
         loaded = load(connection, list(ids), with_messages=False, by_hash=False)
@@ -194,11 +194,11 @@ class Drawing:
         connection: sa.Connection,
         selection: Selection,
         pick: Pick,
-        rows: list[Chosen],
+        rows: list[SelectedRow],
         loaded: dict[int, Trajectory],
-    ) -> list[tuple[Chosen, Trajectory]]:
+    ) -> list[tuple[SelectedRow, Trajectory]]:
         """The rows of a pick with others in place of those that can't be read; a group that lacks one goes whole."""
-        kept: list[tuple[Chosen, Trajectory]] = []
+        kept: list[tuple[SelectedRow, Trajectory]] = []
         while rows:
             good = [row for row in rows if row.position in loaded]
             if pick.unit == "group" and len(good) < len(rows):
@@ -213,7 +213,7 @@ class Drawing:
             loaded = self._load(connection, rows)
         return kept
 
-    def _record(self, request: DrawRequest, slot: int, row: Chosen, trajectory: Trajectory) -> DrawRecord:
+    def _record(self, request: DrawRequest, slot: int, row: SelectedRow, trajectory: Trajectory) -> DrawRecord:
         own = trajectory.record.run == request.run
         return DrawRecord(
             run=request.run,

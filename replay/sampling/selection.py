@@ -19,7 +19,7 @@ Positions = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedRow:
     """One row of the index that is to be drawn."""
 
     position: int
@@ -49,7 +49,7 @@ class Selection:
         """As if nothing had been chosen; random numbers go on, and what was found out about groups is kept."""
         self._taken, self._per_task, self._per_group = [], Counter(), Counter()
 
-    def choose(self, pick: Pick) -> list[Chosen]:
+    def choose(self, pick: Pick) -> list[SelectedRow]:
         """At most `pick.count` rows of those the pick asks for; whole groups of them for unit group."""
         if pick.unit == "group":
             return self._groups(pick)
@@ -71,15 +71,15 @@ class Selection:
             tree = whole if there is None else SumTree(whole.weights[there])
             return _through(there, self._candidates(tree, pick.count, pool))
 
-    def best(self, candidates: Positions, scores: npt.NDArray[np.float64], pick: Pick) -> list[Chosen]:
+    def best(self, candidates: Positions, scores: npt.NDArray[np.float64], pick: Pick) -> list[SelectedRow]:
         """The candidates of the lowest scores that may be drawn; one whose score is NaN never is."""
         allowed = self._pools[pick.source].mask
-        chosen: list[Chosen] = []
+        chosen: list[SelectedRow] = []
         for at in np.argsort(scores, kind="stable").tolist():
             position = int(candidates[at])
             known = allowed[position] and not np.isnan(scores[at])
             if len(chosen) < pick.count and known and position not in self._taken and self._take([position]):
-                chosen.append(Chosen(position, probability=None))
+                chosen.append(SelectedRow(position, probability=None))
         return chosen
 
     def release(self, positions: Iterable[int]) -> None:
@@ -103,15 +103,15 @@ class Selection:
         asked = self._asked(pick)
         return None if asked is None else np.flatnonzero(asked)
 
-    def _rows(self, tree: SumTree, count: int, there: Positions | None) -> list[Chosen]:
+    def _rows(self, tree: SumTree, count: int, there: Positions | None) -> list[SelectedRow]:
         total, rows = tree.total, self._number(tree.weights)
-        chosen: list[Chosen] = []
+        chosen: list[SelectedRow] = []
         while len(chosen) < count and tree.total > 0.0:
             found, weights = draw_some(tree, count - len(chosen), self._random)
             refused = False
             for position, weight in zip(_through(there, found).tolist(), weights.tolist(), strict=True):
                 if self._take([position]):
-                    chosen.append(Chosen(position, weight / total, self._correction(weight / total, rows)))
+                    chosen.append(SelectedRow(position, weight / total, self._correction(weight / total, rows)))
                 else:
                     refused = True
             if refused:
@@ -135,7 +135,7 @@ class Selection:
             wanted -= len(parts[-1])
         return np.concatenate(parts)
 
-    def _groups(self, pick: Pick) -> list[Chosen]:
+    def _groups(self, pick: Pick) -> list[SelectedRow]:
         """A group can be drawn if every member may be, and weighs the mean of its members."""
         if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
             raise ValueError(
@@ -145,7 +145,7 @@ class Selection:
         groups, weights = self._complete_groups(pick)
         tree, left = SumTree(weights), pick.count
         total, number = tree.total, self._number(weights)
-        chosen: list[Chosen] = []
+        chosen: list[SelectedRow] = []
         while tree.total > 0.0:
             tree.put(np.flatnonzero((groups.sizes > left) & (tree.weights > 0.0)), 0.0)
             if tree.total == 0.0:
@@ -154,7 +154,7 @@ class Selection:
             rows = groups.members(at).tolist()
             if self._take(rows):
                 correction = self._correction(weight / total, number)
-                chosen += [Chosen(position, weight / total, correction) for position in rows]
+                chosen += [SelectedRow(position, weight / total, correction) for position in rows]
                 left -= len(rows)
         return chosen
 

@@ -15,12 +15,12 @@ from replay.mixing.request import Availability, DrawRequest, Pick
 from replay.sampling.availability import count_available
 from replay.sampling.index import EligibleIndex
 from replay.sampling.samplers import Moment, RankedSampler, Sampler
-from replay.sampling.selection import Chosen, Selection
+from replay.sampling.selection import SelectedRow, Selection
 from replay.sampling.weights import Buffer, Pool, refuse_incomparable, rules
 
 
 @dataclass(frozen=True)
-class Left:
+class FilterStep:
     """How many rows are left once a rule has left some out."""
 
     rule: str
@@ -54,16 +54,16 @@ class Rehearsal:
         refuse_incomparable(self.index, self._request)
         return count_available(self._pools[None], self._request.limits)
 
-    def left(self) -> list[Left]:
+    def left(self) -> list[FilterStep]:
         """Rule after rule, in the order they are asked; the first is every eligible row."""
         kept = np.ones(len(self.index), np.bool_)
-        found = [Left("eligible", len(kept))]
+        found = [FilterStep("eligible", len(kept))]
         for name, allowed in rules(self._buffer, self._request.limits, self._now, slice(None)):
             kept &= allowed
-            found.append(Left(name, int(np.count_nonzero(kept))))
-        return [*found, Left("sampler", int(np.count_nonzero(self.drawable)))]
+            found.append(FilterStep(name, int(np.count_nonzero(kept))))
+        return [*found, FilterStep("sampler", int(np.count_nonzero(self.drawable)))]
 
-    def draws(self, picks: Sequence[Pick], times: int) -> list[list[Chosen]]:
+    def draws(self, picks: Sequence[Pick], times: int) -> list[list[SelectedRow]]:
         """What so many draws would take, each as if it were the next; the sampler's random numbers go on between them.
 
         Raises ValueError for a sampler that asks the current policy: there is none here.

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REPLAY, RESERVED, UNTRAINABLE, DrawRecord, IterationRecord
 from replay.storage.counters import LEASE_DRAWS, is_live, next_number
+from replay.storage.format.column_types import real_columns
 from replay.storage.format.ratio_histograms import COUNTS_RULE, encode, is_counts
 from replay.storage.format.rows import Row, chunked, known
 from replay.storage.format.schema import (
@@ -26,7 +27,7 @@ from replay.storage.format.schema import (
     trajectories,
 )
 from replay.storage.statements import execute, insert, insert_columns
-from replay.storage.validate import check_fields, refused
+from replay.storage.validate import checked, refused
 from replay.storage.write import add_metrics
 
 _log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class ResumeReport:
 
 
 _COLUMNS = [field.name for field in fields(DrawRecord) if field.name != "state"]
-_REALS = [field.name for field in fields(DrawRecord) if str(field.type).startswith("float")]
+_REALS = [column.key for column in real_columns(draws.columns)]
 
 
 _SLOTS = sa.select(draws.c.slot).where(
@@ -58,7 +59,7 @@ _RESERVED = _SLOTS.where(draws.c.state == RESERVED, draws.c.stream == sa.bindpar
 
 def reserve_given(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
     """Records that somebody else made, in place of those reserved for their slots before."""
-    check_fields(records, "iteration", "iteration")
+    checked(records, "iteration", "iteration")
     if records:
         slots = [record.slot for record in records]
         release(connection, records[0].run, records[0].iteration, slots, stream=records[0].stream)
@@ -109,11 +110,10 @@ def commit(
 ) -> None:
     """Committed again, the same iteration with the same draws counts as done."""
     where = f"iteration {iteration.iteration}"
-    check_fields([iteration], "iteration", "iteration")
+    (row,) = checked([iteration], "iteration", "iteration")
     for position, histogram in enumerate(iteration.histograms):
         if not is_counts(histogram.counts):
             raise refused(f"histograms[{position}].counts", COUNTS_RULE, histogram.counts, where)
-    row = {name: value for name, value in vars(iteration).items() if name not in ("metrics", "histograms")}
     stored = _stored_iteration(connection, iteration)
     _check_drawn(connection, iteration, records, state=RESERVED if stored is None else COMMITTED)
     if stored is not None:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from pydantic import Field
 
 from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED, REDACTED
+from replay.section import Positive, Section
 from replay.storage.counters import is_live, set_state
 from replay.storage.format.rows import chunked
 from replay.storage.format.schema import draws, policies, runs, trajectories
@@ -34,21 +36,17 @@ _PAGE = 1000
 _rows = trajectories.c
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """Limits of what one run keeps of its own rows; None: no limit. Rows of other runs and imported ones stay."""
+class Capacity(Section):
+    """What a run keeps of the rows it collected; over a limit the oldest lose their content."""
 
-    rows: int | None = None
-    bytes: int | None = None
-    """The size of their content in the database, compressed."""
-    age: int | None = None
-    """Iterations since the one that collected the row."""
-    staleness: int | None = None
-    """Publishes since its oldest sampled token."""
-    per_task: int | None = None
+    rows: Positive | None = Field(None, description="Most rows.")
+    bytes: Positive | None = Field(None, description="Most bytes of their tokens and messages, compressed.")
+    age: Positive | None = Field(None, description="Most iterations since a row was collected.")
+    staleness: Positive | None = Field(None, description="Most publishes since a row's oldest token was sampled.")
+    per_task: Positive | None = Field(None, description="Most rows of one task.")
 
     def __bool__(self) -> bool:
-        return any(getattr(self, field.name) is not None for field in fields(self))
+        return self != Capacity()
 
 
 @dataclass(frozen=True)

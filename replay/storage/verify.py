@@ -9,6 +9,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
@@ -20,8 +21,9 @@ from replay.storage.format.cells import damaged_cells
 from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.ratio_histograms import decode
 from replay.storage.format.schema import draws, histograms, metadata, reclaimed, segments, token_scores, trajectories
+from replay.storage.format.summary import SUMMARY
 from replay.storage.read import author_table, load
-from replay.storage.validate import validate
+from replay.storage.validate import NOTHING_STORED, validate
 
 _BATCH = 64
 
@@ -124,10 +126,10 @@ def _look_at_rows(database: Database, wanted: _Rows, found: Verification) -> Non
         for run, rows in groupby(loaded.whole.values(), key=lambda row: row.record.run):
             table = authors[run]
             if table is not None:
-                found.corrupt |= dict(_wrong([_as_born(row) for row in rows], table))
+                found.corrupt |= dict(_wrong([_as_collected(row) for row in rows], table))
 
 
-def _as_born(row: Trajectory) -> Trajectory:
+def _as_collected(row: Trajectory) -> Trajectory:
     """Orphans are made by a resume, of rows that were let in."""
     return replace(row, record=replace(row.record, state=ELIGIBLE)) if row.record.state == ORPHANED else row
 
@@ -135,13 +137,20 @@ def _as_born(row: Trajectory) -> Trajectory:
 def _wrong(rows: list[Trajectory], authors: AuthorTable) -> Iterator[tuple[str, str]]:
     """Rows that would not be let in now: all at once, and one by one only to name them."""
     try:
-        validate(rows, authors)
+        found = validate(rows, authors)
     except InvalidRecord as error:
         if len(rows) == 1:
-            yield rows[0].id, str(error).removesuffix(" Nothing of this call was stored.")
+            yield rows[0].id, str(error).removesuffix(NOTHING_STORED)
             return
         for row in rows:
             yield from _wrong([row], authors)
+        return
+    stored = np.array([[getattr(row.record, name) for name in SUMMARY] for row in rows], np.float64)
+    facts = np.array([[each.row[name] for name in SUMMARY] for each in found], np.float64)
+    # Means of float32 have been rounded in several ways.
+    for at, place in np.argwhere(~np.isclose(stored, facts, rtol=1e-6, atol=1e-3, equal_nan=True)).tolist():
+        rule = f"agree with the segments ({facts[at, place]:.6g})"
+        yield rows[at].id, f"{SUMMARY[place]} must {rule}, got {stored[at, place]:.6g}."
 
 
 def _look_at_uses(database: Database, wanted: _Rows, found: Verification) -> None:

@@ -41,9 +41,9 @@ from replay.storage.format.rows import (
     known,
     now,
     record_checksum,
-    record_row,
     segment_rows,
     segments_checksum,
+    without_nan,
 )
 from replay.storage.format.schema import (
     groups,
@@ -57,9 +57,10 @@ from replay.storage.format.schema import (
     token_scores,
     trajectories,
 )
+from replay.storage.format.summary import SUMMARY
 from replay.storage.reclaimed import FACTS, left_of, remove_unused_tasks
 from replay.storage.statements import insert
-from replay.storage.validate import Validated, check_fields, check_groups, refused, validate
+from replay.storage.validate import Validated, checked, refused, validate
 
 Redactor = Callable[[tuple[Message, ...]], Sequence[Message] | None]
 """The messages to store instead of those given; None: none of them."""
@@ -126,17 +127,14 @@ def prepare(
 ) -> Prepared:
     """Everything that needs no database lock: check, redact, hash, compress."""
     prepared = Prepared({}, {}, {}, {}, {}, {}, {}, repeated=0, withheld={})
-    check_fields(task_records, "task", "hash")
-    for task in task_records:
-        _add_same(prepared.tasks, task.hash, {**vars(task), "payload": _json(task)}, "task")
-    check_groups(group_records)
-    for group in group_records:
-        _add_same(prepared.groups, group.id, dict(vars(group)), "group")
+    for task, row in zip(task_records, checked(task_records, "task", "hash"), strict=True):
+        _add_same(prepared.tasks, task.hash, {**row, "payload": _json(task)}, "task")
+    for row in checked(group_records, "group", "id"):
+        _add_same(prepared.groups, row["id"], row, "group")
     repeated = 0
     for trajectory, found in _validated(rows, authors):
         repeated += trajectory.id in prepared.trajectories
-        record = {**record_row(trajectory.record), "content_hash": found.content_hash, "state": found.state}
-        _add_same(prepared.trajectories, trajectory.id, record, "trajectory")
+        _add_same(prepared.trajectories, trajectory.id, without_nan(found.row), "trajectory")
         said = trajectory.messages if redact is None else tuple(redact(trajectory.messages) or ())
         if said != trajectory.messages:
             # With the rest of a text known, a hash gives away what was taken out of it.
@@ -289,11 +287,13 @@ def _missing(
     *,
     key: str,
 ) -> list[str]:
-    """Those not stored; raises where another row has the key. A row's state may have moved on."""
+    """Those not stored; raises where another row has the key.
+
+    A row's state may have moved on. What follows from its tokens is theirs, which have a hash: rounding does not count.
+    """
     stored = _stored(connection, table, columns, list(rows), key=key)
     for id, there in stored.items():
-        # A stored trajectory may have become orphaned or worse since it was appended; it is the same one.
-        given = {**rows[id], **({"state": there["state"]} if "state" in there else {})}
+        given = rows[id] | {name: there[name] for name in ("state", *SUMMARY) if name in there}
         if there != given:
             raise _taken(table.name, id, there, given)
     return [id for id in rows if id not in stored]
@@ -333,11 +333,11 @@ def _check_groups(connection: sa.Connection, prepared: Prepared) -> None:
 
 def add_run(connection: sa.Connection, run: RunRecord) -> int:
     """How often the run has been resumed."""
-    check_fields([run], "run", "id")
+    (columns,) = checked([run], "run", "id")
     stored = connection.execute(sa.select(runs.c.authors_hash, runs.c.epoch).where(runs.c.id == run.id)).one_or_none()
     if stored is None:
         given = None if run.fingerprint is None else canonical_json(run.fingerprint)
-        row = {**vars(run), "config": json.dumps(dict(run.config)), "fingerprint": given, "started_at": now()}
+        row = {**columns, "config": json.dumps(dict(run.config)), "fingerprint": given, "started_at": now()}
         connection.execute(runs.insert().values(row))
         return 0
     if stored.authors_hash != run.authors_hash:
@@ -346,10 +346,10 @@ def add_run(connection: sa.Connection, run: RunRecord) -> int:
 
 
 def add_policy(connection: sa.Connection, policy: PolicyRecord) -> None:
-    check_fields([policy], "policy", "version")
+    (columns,) = checked([policy], "policy", "version")
     same = (policies.c.run == policy.run) & (policies.c.version == policy.version)
     connection.execute(policies.delete().where(same))
-    connection.execute(policies.insert().values({**vars(policy), "created_at": now()}))
+    connection.execute(policies.insert().values({**columns, "created_at": now()}))
 
 
 def add_scores(

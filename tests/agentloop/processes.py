@@ -20,9 +20,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from agentloop.checkpoint import complete_checkpoints
 from agentloop.config import RunConfig
-from agentloop.config.file import to_plain
+from agentloop.config.config_file import to_plain
+from agentloop.runs.checkpoint import complete_checkpoints
 from tests.agentloop.runs import ROOT, buffer_of, rows
 
 AGENTLOOP = Path(sys.executable).with_name("agentloop")

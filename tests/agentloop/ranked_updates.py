@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agentloop.config import RunConfig
-from agentloop.config.compute import ComputeSection
-from agentloop.learning.batch import BatchRow
+from agentloop.config.sections.model import ComputeSection
+from agentloop.distributed.ranks import ALONE, Ranks, process_group
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.sharding import gather, shard
-from agentloop.ranks import ALONE, Ranks, joined
+from replay.records import BatchRow
 from tests.agentloop.training_examples import AUTHORS, LOSS, mixed_rows, run_config, tiny_actor
 
 UPDATES = 12
@@ -99,7 +99,7 @@ def frugal(ranks: Ranks) -> list[dict[str, Any]]:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    with joined(timeout_s=60) as ranks:
+    with process_group(timeout_s=60) as ranks:
         for name, dtype in DTYPES.items():
             trainer, actor, told = first_half(folder / name / "two", dtype, ranks)
             told += updated(trainer, UPDATES // 2 + 1, UPDATES)

@@ -11,22 +11,22 @@ import numpy as np
 import torch
 
 from agentloop.algorithms.advantages import Member
-from agentloop.rewards import EndedEpisode
+from agentloop.rollouts.rewards import Episode
 
 running = 0
 
 
-def brief(episode: EndedEpisode) -> float:
+def brief(episode: Episode) -> float:
     return -0.01 * episode.num_tokens
 
 
-async def judged(episode: EndedEpisode) -> float:
+async def judged(episode: Episode) -> float:
     """Waits, as for a server; who is asked later can answer first."""
     await asyncio.sleep(0.01 if len(episode.messages[-1].content) % 2 else 0.0)
     return float(len(episode.messages[-1].content))
 
 
-async def crowd(episode: EndedEpisode) -> float:
+async def crowd(episode: Episode) -> float:
     """How many are being answered."""
     global running
     running += 1
@@ -36,48 +36,48 @@ async def crowd(episode: EndedEpisode) -> float:
     return float(seen)
 
 
-def length_or_nothing(episode: EndedEpisode) -> float:
+def length_or_nothing(episode: Episode) -> float:
     """Has nothing to say of an episode whose length is a multiple of 3."""
     return episode.num_tokens / 4 if episode.num_tokens % 3 else float("nan")
 
 
-def picky(episode: EndedEpisode) -> float:
+def picky(episode: Episode) -> float:
     if episode.messages[-1].content == "bad":
         raise ConnectionError("no\nanswer")
     return 1.0
 
 
-def endless(episode: EndedEpisode) -> float:
+def endless(episode: Episode) -> float:
     time.sleep(60)
     return 1.0
 
 
-async def waiting(episode: EndedEpisode) -> float:
+async def waiting(episode: Episode) -> float:
     await asyncio.sleep(60)
     return 1.0
 
 
-def infinite(episode: EndedEpisode) -> float:
+def infinite(episode: Episode) -> float:
     return float("inf")
 
 
-def wordy(episode: EndedEpisode) -> Any:
+def wordy(episode: Episode) -> Any:
     return "1"
 
 
-def several(episode: EndedEpisode) -> Any:
+def several(episode: Episode) -> Any:
     return torch.tensor([1.0, 2.0])
 
 
-def not_a_number_of_numpy(episode: EndedEpisode) -> Any:
+def not_a_number_of_numpy(episode: Episode) -> Any:
     return np.float32("nan")
 
 
-def complex_number(episode: EndedEpisode) -> Any:
+def complex_number(episode: Episode) -> Any:
     return 1j
 
 
-def nothing(episode: EndedEpisode) -> Any:
+def nothing(episode: Episode) -> Any:
     return None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.cli import main
+from agentloop.cli.main import main
 
 
 class Shell:

@@ -14,22 +14,22 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentloop.analysis.stored_log_probs import check_log_probs, load_weights, weights_of_run
+from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import ModelSection, RunConfig
+from agentloop.distributed.tensor_files import read_tensors
 from agentloop.errors import UserError
-from agentloop.evaluate_run import evaluate_run
 from agentloop.learning.batch import build_batch
 from agentloop.learning.scoring import score
-from agentloop.models import load
+from agentloop.models import loading
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.critic import Critic
-from agentloop.models.load import has_adapters, load_model
+from agentloop.models.loading import has_adapters, load_model
 from agentloop.models.reference import WithoutAdapters
-from agentloop.replay_models import check_log_probs, load_weights, weights_of_run
-from agentloop.run_folder import open_run_folder
-from agentloop.sft import sft
-from agentloop.state_files import read_tensors
-from agentloop.training import train
+from agentloop.runs.run_folder import open_run_folder
+from agentloop.supervised.sft import sft
+from agentloop.training.train import train
 from replay.store import ReplayStore
 from tests.agentloop.runs import SilentDisplay, StopAfter, save_qwen2, small_config
 from tests.agentloop.test_loop import same_bits
@@ -105,8 +105,8 @@ def test_run_on_adapters_resumes_like_the_unbroken_one(lora: tuple[Path, Path], 
 def test_adapters_where_peft_is_missing_are_refused_in_one_line(
     lora: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"got the adapters in .*pip install 'agentloop\[peft\]'"):
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"got the adapters in .*pip install 'agentloop-replay\[peft\]'"):
         load_model(ModelSection(), lora[1])
 
 
@@ -246,9 +246,9 @@ def test_layer_that_is_not_linear_is_refused(lora: tuple[Path, Path], tmp_path: 
 def test_lora_where_peft_is_missing_is_refused_in_one_line(
     lora: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        UserError, match=r"lora.rank must be 0 where peft is not .* got 2. pip install 'agentloop\[peft\]'"
+        UserError, match=r"lora.rank must be 0 where peft is not .* got 2. pip install 'agentloop-replay\[peft\]'"
     ):
         load_policy(with_lora(tmp_path, lora[0]), lora[0])
 

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from agentloop.algorithms.advantages import RULES, Member, advantages, normalised, returns, rule_of, whitened
+from agentloop.algorithms.advantages import (
+    RULES,
+    Member,
+    advantages,
+    group_advantages,
+    normalised,
+    returns,
+    rule_of,
+    whitened,
+)
 
 ALGORITHMS = tuple(RULES)
 COMPARING = ("grpo", "dr_grpo", "rloo", "opo", "reinforce++_baseline")
@@ -68,6 +77,12 @@ def test_dr_grpo_and_grpo_without_deviation_only_centre() -> None:
     assert of_group("dr_grpo", [1.0, 0.0, 0.0, 0.0]) == [0.75, -0.25, -0.25, -0.25]
     assert rule_of("grpo", normalise_std=False) is RULES["dr_grpo"]
     assert rule_of("grpo", normalise_std=True) is RULES["grpo"]
+
+
+@pytest.mark.parametrize("rewards", [[1.0], [0.3] * 7, [1.0, 0.0, 0.0], [0.1, -4.0, 2.5, 2.5]])
+def test_an_imported_group_has_the_advantages_of_a_collected_one(rewards: list[float]) -> None:
+    assert group_advantages(rewards, True) == of_group("grpo", rewards)
+    assert group_advantages(rewards, False) == of_group("dr_grpo", rewards)
 
 
 def test_rloo_compares_each_with_the_mean_of_the_others() -> None:

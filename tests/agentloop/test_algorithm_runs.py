@@ -12,7 +12,7 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.training import TrainResult, train
+from agentloop.training.train import TrainResult, train
 from tests.agentloop.processes import assert_same_bits
 from tests.agentloop.runs import PARITY, SilentDisplay, StopAfter, rows, save_qwen2, small_config
 
@@ -154,12 +154,12 @@ def test_environment_that_says_nothing_of_turns_is_refused_at_the_start(tmp_path
 
 
 def test_groups_of_equal_rewards_are_collected_anew(tmp_path: Path, qwen2: Path) -> None:
-    config = quick(tmp_path, qwen2, batch={"group_size": 2, "mini_batch": 16}, rollout={"recollect_rounds": 2})
+    config = quick(tmp_path, qwen2, batch={"group_size": 2, "mini_batch": 16}, rollout={"dynamic_sampling_rounds": 2})
     display = SilentDisplay()
     result = train(config, display=display)
     database = result.folder / "replay.sqlite"
     assert [row["batch/fresh"] for row in display.iterations] == [16.0, 16.0]
-    assert max(row["rollout/recollect_rounds"] for row in display.iterations) <= 2
+    assert max(row["rollout/dynamic_sampling_rounds"] for row in display.iterations) <= 2
     # Every round's rows are stored once; only the batch's are trained on.
     for iteration, row in enumerate(display.iterations, 1):
         groups = {group: members for (of, group), members in stored(result).items() if of == iteration}
@@ -171,8 +171,11 @@ def test_groups_of_equal_rewards_are_collected_anew(tmp_path: Path, qwen2: Path)
         )
         assert {count for _, count in used} == {2}
         assert len(used) == 8
-        assert len(flat & {group for group, _ in used}) == row["rollout/flat_groups_left"]
-        assert row["rollout/flat_groups"] - row["rollout/replaced_groups"] == row["rollout/flat_groups_left"]
+        assert len(flat & {group for group, _ in used}) == row["rollout/zero_variance_groups_left"]
+        assert (
+            row["rollout/zero_variance_groups"] - row["rollout/replaced_groups"]
+            == row["rollout/zero_variance_groups_left"]
+        )
     slots = rows(database, "select iteration, slot from trajectories order by iteration, slot")
     assert len(slots) == len(set(slots)) > 32
     # A task that was taken for another one's place has had its turn.
@@ -199,7 +202,7 @@ def test_rewards_of_ones_own_are_stored_and_success_stays_the_environments(tmp_p
 
 @pytest.mark.parametrize(
     ("algorithm", "sections"),
-    [("remax", {}), ("grpo", {"batch": {"group_size": 2}, "rollout": {"recollect_rounds": 1}})],
+    [("remax", {}), ("grpo", {"batch": {"group_size": 2}, "rollout": {"dynamic_sampling_rounds": 1}})],
 )
 def test_resumed_run_is_the_unbroken_one(
     tmp_path: Path, qwen2: Path, algorithm: str, sections: dict[str, dict[str, Any]]

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from agentloop.algorithms.advantages import group_advantages
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.training import train
+from agentloop.training.train import train
 from replay import ReplayError, ReplayStore
 from replay.exchange import ExchangeError, export_file, import_file
 from replay.exchange.teacher import import_chat, teaching_of
@@ -115,14 +116,14 @@ def taught(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "chat.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in CHAT))
     with closing(ReplayStore.open(folder / "replay.sqlite")) as store:
-        teaching = teaching_of(store, None, first / "model")
+        teaching = teaching_of(store, None, first / "model", group_advantages)
         by_behavior = {**teaching.run.config, "loss": {"replay": {"anchor": "behavior"}}}
         refused = replace(teaching, run=replace(teaching.run, config=by_behavior))
         with pytest.raises(ExchangeError, match=r"loss.replay.anchor of run .* must be old .* 2 replies without"):
             import_chat(store, path, refused)
         assert rows(folder / "replay.sqlite", "select count(*) from trajectories") == [(16,)]
         assert import_chat(store, path, teaching).inserted == 2
-        export_file(store, folder / "taught.jsonl", where=condition("source='teacher'"))
+        export_file(store, folder / "taught.jsonl", where=condition("source == 'teacher'"))
     with closing(ReplayStore.create(folder / "taught.sqlite")) as store:
         import_file(store, folder / "taught.jsonl", name=None)
     return folder / "taught.sqlite"

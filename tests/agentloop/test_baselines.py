@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from agentloop.algorithms.advantages import RULES, Member, advantages
-from agentloop.algorithms.baselines import ReplayBaseline, compared_members
+from agentloop.algorithms.advantages import RULES, Member, ReplayBaseline, advantages, compared_members
 
 FRESH = [Member(reward, group="g", task="a") for reward in (1.0, 0.0, 0.0, 1.0)]
 REPLAYED = [Member(reward, group=f"old{reward}", task="a", replayed=True) for reward in (1.0, 0.25)]

@@ -34,11 +34,11 @@ def test_batch_has_one_padded_row_per_segment() -> None:
 
 def test_batch_rows_are_cut_to_the_longest_and_keep_their_trajectory() -> None:
     batch = build_batch([row("a", segment("uull")), row("b", segment("ul")), row("c", segment("uullll"))], AUTHORS)
-    part = batch.rows(torch.tensor([1, 0]))
+    part = batch.select(torch.tensor([1, 0]))
     assert part.token_ids.shape == (2, 4)
     assert part.trajectory.tolist() == [1, 0]
     assert part.token_ids[1].tolist() == batch.token_ids[0, :4].tolist()
-    assert batch.rows(torch.tensor([], dtype=torch.int64)).token_ids.shape == (0, 0)
+    assert batch.select(torch.tensor([], dtype=torch.int64)).token_ids.shape == (0, 0)
 
 
 def test_batch_leaves_out_empty_segments() -> None:

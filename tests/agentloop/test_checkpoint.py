@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from agentloop.checkpoint import (
+from agentloop.distributed.tensor_files import read_tensors, write_tensors
+from agentloop.errors import UserError
+from agentloop.runs.checkpoint import (
     COMPLETE,
     complete_checkpoints,
     load_checkpoint,
@@ -26,8 +28,6 @@ from agentloop.checkpoint import (
     save_checkpoint,
     write_directory,
 )
-from agentloop.errors import UserError
-from agentloop.state_files import read_tensors, write_tensors
 
 KILLS = 5
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import typer
 
-from agentloop.cli import app, main
-from agentloop.config.file import to_plain
+from agentloop.cli.main import app, main
+from agentloop.config.config_file import to_plain
 from tests.agentloop.runs import rows, save_qwen2, small_config
 from tests.agentloop.shell import Shell
 
@@ -85,7 +85,7 @@ def test_help_has_an_example(words: list[str], shell: Shell, tmp_path: Path) -> 
 
 def test_commands_are_those_of_the_documentation() -> None:
     found = {" ".join(words) for words in commands()}
-    looking = ["stats", "ls", "show", "diff", "lineage", "task", "mix", "preview"]
+    looking = ["stats", "ls", "show", "diff", "lineage", "task", "mix"]
     changing = ["import", "prune", "forget", "migrate"]
     replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore", "whatif")}
     context = {"context", "context check", "context show"}
@@ -97,9 +97,9 @@ def test_commands_are_those_of_the_documentation() -> None:
 @pytest.mark.parametrize("words", [["--help"], ["replay", "--help"]], ids=" ".join)
 def test_help_answers_at_once_and_without_torch(words: list[str]) -> None:
     script = (
-        "import resource, sys, agentloop.cli\n"
+        "import resource, sys, agentloop.cli.main\n"
         f"sys.argv = ['agentloop', *{words!r}]\n"
-        "try:\n    agentloop.cli.main()\n"
+        "try:\n    agentloop.cli.main.main()\n"
         "finally:\n"
         "    used = resource.getrusage(resource.RUSAGE_SELF)\n"
         "    print(used.ru_utime + used.ru_stime, 'torch' in sys.modules, file=sys.stderr)\n"

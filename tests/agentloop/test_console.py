@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from agentloop.console import LiveDisplay, PlainDisplay, percent, time_left
+from agentloop.runs.display import LiveDisplay, PlainDisplay, percent, time_left
 
 FIGURES = {
     "rollout/success": 0.172,

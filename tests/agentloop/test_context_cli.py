@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from agentloop.context_cli import app
+from agentloop.cli.context_commands import app
 from context import RenderError
 from replay.cli import app as replay_app
 from replay.queries import page

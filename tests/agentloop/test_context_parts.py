@@ -10,14 +10,14 @@ import pytest
 from pydantic import ValidationError
 
 from agentloop.config import RunConfig
-from agentloop.config.context import ContextSection
-from agentloop.config.file import load_config
-from agentloop.context_parts import make_parser, make_strategy
+from agentloop.config.config_file import load_config
+from agentloop.config.sections.context import ContextSection, make_strategy
 from agentloop.environments import load_environment
 from agentloop.errors import UserError
+from agentloop.rollouts.actors import make_parser
 from context import Author, HermesParser
-from context.control import TrainingControl
 from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
+from context.tokens.control import TrainingControl
 from tests.agentloop.runs import ROOT
 from tests.soak.test_strategies import CASES
 

@@ -14,15 +14,16 @@ from torch import Tensor
 from agentloop.algorithms.gae import at_last_action_token, gae
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
-from agentloop.learning.batch import BatchRow, build_batch
-from agentloop.learning.critic_pass import valued
-from agentloop.learning.critic_update import CriticLearner, CriticLog
+from agentloop.learning.batch import build_batch
+from agentloop.learning.critic_update import CriticLearner, CriticLog, with_values
 from agentloop.learning.scoring import ScoredBatch, score
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
+from replay.records import BatchRow
 from tests.agentloop.training_examples import (
     AUTHORS,
+    batch_row,
     mixed_rows,
     row,
     run_config,
@@ -109,9 +110,9 @@ def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
     section = {"gamma": 0.9, "gae_lambda": 0.8, "whiten_advantages": False, "bootstrap_truncated": bootstrap}
     config = ppo(critic=section, kl={"reward_coef": 0.05, "reward_estimator": estimator})
     before = scored(actor, rows, ref=ref)
-    result = valued(before, rows, critic, config, kl_coef=0.05)
+    result = with_values(before, critic, config, kl_coef=0.05)
     assert before.ref_log_probs is not None
-    assert result.valued is not None
+    assert result.critic is not None
     line = 0
     for item in rows:
         cells, values, rewards = [], [], []
@@ -133,8 +134,8 @@ def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
             )
             # Advantages of the loss are float32.
             assert result.batch.advantages[cell].item() == pytest.approx(advantage, rel=1e-6, abs=1e-7)
-            assert result.valued.returns[cell].item() == pytest.approx(advantage + values[k], rel=1e-9)
-            assert result.valued.rewards[cell].item() == pytest.approx(rewards[k], rel=1e-9)
+            assert result.critic.returns[cell].item() == pytest.approx(advantage + values[k], rel=1e-9)
+            assert result.critic.rewards[cell].item() == pytest.approx(rewards[k], rel=1e-9)
     assert line == len(result.batch.trajectory)
 
 
@@ -165,7 +166,7 @@ def test_advantage_a_replayed_row_was_stored_with_does_not_matter() -> None:
     actor, results = tiny_actor(), []
     for stored in (0.0, 7.0):
         rows = [replace(item, advantage=stored) if item.stream == "replay" else item for item in episodes()]
-        results.append(valued(scored(actor, rows), rows, critic_with_opinions(actor), ppo(), kl_coef=0.0))
+        results.append(with_values(scored(actor, rows), critic_with_opinions(actor), ppo(), kl_coef=0.0))
     assert torch.equal(results[0].batch.advantages, results[1].batch.advantages)
     assert results[0].batch.advantages[results[0].batch.replay_mask].any()
 
@@ -174,7 +175,7 @@ def test_whitened_fresh_advantages_have_mean_zero_and_deviation_one_and_ignore_t
     actor, found = tiny_actor(), []
     for replayed in (0, 3):
         rows = episodes()[: 6 + replayed]
-        batch = valued(scored(actor, rows), rows, critic_with_opinions(actor), ppo(), kl_coef=0.0).batch
+        batch = with_values(scored(actor, rows), critic_with_opinions(actor), ppo(), kl_coef=0.0).batch
         found.append(batch.advantages[batch.loss_mask & ~batch.replay_mask[:, None]])
     torch.testing.assert_close(found[0], found[1])
     assert float(found[0].mean()) == pytest.approx(0.0, abs=1e-6)
@@ -184,7 +185,7 @@ def test_whitened_fresh_advantages_have_mean_zero_and_deviation_one_and_ignore_t
 def value_gradient(actor: Actor, rows: list[BatchRow], config: RunConfig) -> tuple[float, Tensor]:
     """Of the critic's loss by all of its weights."""
     critic = critic_with_opinions(actor)
-    batch = valued(scored(actor, rows), rows, critic, config, kl_coef=0.0)
+    batch = with_values(scored(actor, rows), critic, config, kl_coef=0.0)
     learner = CriticLearner(critic, config)
     loss = learner.accumulate(batch, CriticLog(), backbone_share=1.0)
     vectors = [torch.zeros_like(p) if p.grad is None else p.grad for p in critic.weights.parameters()]
@@ -232,7 +233,7 @@ def test_critic_sees_one_trajectory_however_it_is_cut_into_segments() -> None:
     for parts in ((whole,), cut(whole, 4)):
         rows = [ended(row("split", *parts), 1.0, "max_turns"), *others]
         critic = critic_with_opinions(actor)
-        batch = valued(scored(actor, rows), rows, critic, ppo(), kl_coef=0.0).batch
+        batch = with_values(scored(actor, rows), critic, ppo(), kl_coef=0.0).batch
         results.append((value_gradient(actor, rows, ppo()), batch.advantages[batch.loss_mask]))
     (one, one_advantages), (two, two_advantages) = results
     assert two[0] == pytest.approx(one[0], rel=1e-10)
@@ -250,7 +251,7 @@ def test_critic_learns_from_fresh_rows_unless_told_otherwise() -> None:
 
 def test_steps_without_a_token_to_learn_from_are_in_no_value_loss() -> None:
     """A critic of fresh rows: three steps of them and three of replayed ones tell the mean of the first three."""
-    rows = [replace(item, stream="fresh" if i < 3 else "replay") for i, item in enumerate(episodes()[:6])]
+    rows = [batch_row(item.trajectory, "fresh" if i < 3 else "replay") for i, item in enumerate(episodes()[:6])]
     rows = [replace_group(item, f"g{i}") for i, item in enumerate(rows)]
     config = ppo(batch={"mini_batch": 1}, critic={"optimizer": {"learning_rate": 1e-12}, "whiten_advantages": False})
     mixed = trainer(tiny_actor(), config).update(rows, iteration=1).metrics
@@ -324,7 +325,7 @@ def policy_gradient(config: RunConfig) -> Tensor:
     """What the value loss alone leaves on a policy whose backbone the critic shares."""
     actor, rows = tiny_actor(), episodes()
     critic = critic_with_opinions(actor, shared=True)
-    batch = valued(scored(actor, rows), rows, critic, config, kl_coef=0.0)
+    batch = with_values(scored(actor, rows), critic, config, kl_coef=0.0)
     share = config.critic.value_coef
     CriticLearner(critic, config).accumulate(batch, CriticLog(), backbone_share=share)
     head = critic.weights["head"]

@@ -20,7 +20,7 @@ def gone_through(tasks: TaskOrder, first: int, last: int, rates: dict[int, float
     found = []
     for index in range(first, last):
         number = tasks.at(index)
-        tasks.observe(index, attempts=8, successes=8 * rates[number])
+        tasks.record_success(index, attempts=8, successes=8 * rates[number])
         found.append(number)
     return found
 
@@ -29,11 +29,11 @@ def test_success_is_one_half_before_the_first_attempt_and_counts_halve_after_it(
     tasks = order(curriculum="learnability")
     number = tasks.at(0)
     assert tasks.success(number) == 0.5
-    tasks.observe(0, attempts=8, successes=6)
+    tasks.record_success(0, attempts=8, successes=6)
     assert tasks.success(number) == (6 + 1) / (8 + 2)
     tasks._next = 0  # the same index again: what matters here is the count
     tasks._given[0] = number
-    tasks.observe(0, attempts=8, successes=0)
+    tasks.record_success(0, attempts=8, successes=0)
     assert tasks.success(number) == (6 / 2 + 1) / (8 / 2 + 8 + 2)
 
 
@@ -57,7 +57,7 @@ def test_easy_first_keeps_the_order_that_an_epoch_began_with() -> None:
     tasks = order(curriculum="easy_first")
     ahead = [tasks.at(index) for index in range(4)]
     for index in range(4):
-        tasks.observe(index, attempts=8, successes=8)
+        tasks.record_success(index, attempts=8, successes=8)
     assert sorted(ahead) == [0, 1, 2, 3]
 
 
@@ -67,7 +67,7 @@ def test_learnability_draws_with_the_weights_of_its_formula() -> None:
     for number, successes in ((0, 4), (1, 0), (2, 8)):
         tasks._given[0] = number
         tasks._next = 1
-        tasks.observe(0, attempts=8, successes=successes)
+        tasks.record_success(0, attempts=8, successes=successes)
     draws = 20_000
     found = Counter[int]()
     for index in range(1, draws + 1):
@@ -82,7 +82,7 @@ def test_learnability_never_weighs_a_task_below_the_floor() -> None:
     """p -> 1/102 after 100 failures: 4 p (1 - p) = 0.0388, below the floor of a half."""
     tasks = order(2, curriculum="learnability", floor=0.5)
     number = tasks.at(0)
-    tasks.observe(0, attempts=100, successes=0)
+    tasks.record_success(0, attempts=100, successes=0)
     assert tasks._weights[number] == 500_000
     assert tasks._weights[1 - number] == 1_000_000
 
@@ -115,7 +115,7 @@ def test_curriculum_depends_on_the_seed_and_on_nothing_else(curriculum: Any) -> 
 def test_order_without_a_curriculum_has_no_state_and_ignores_success() -> None:
     tasks = order(5)
     before = [tasks.at(index) for index in range(15)]
-    tasks.observe(3, attempts=8, successes=0)
+    tasks.record_success(3, attempts=8, successes=0)
     assert tasks.state() == {}
     assert [tasks.at(index) for index in range(15)] == before
 

@@ -11,21 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.assemble import assemble
-from agentloop.collect import Actors, Birth, Collected, collect, run_episodes
 from agentloop.config import RunConfig
-from agentloop.console import describe_iteration
 from agentloop.environments import EnvironmentFactory, load_environment
 from agentloop.errors import UserError
-from agentloop.evaluate import evaluate
 from agentloop.generation import Completion, GenerationFailed, GenerationRequest, Generator
-from agentloop.loop import Loop, LoopState
-from agentloop.rollout import Episode
-from agentloop.run_folder import create_run_folder
-from agentloop.training import _begin
+from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.collect import run_episodes
+from agentloop.rollouts.episode import Episode
+from agentloop.rollouts.evaluation import evaluate
+from agentloop.rollouts.trajectories import Collected
+from agentloop.runs.display import describe_iteration
+from agentloop.runs.run_folder import create_run_folder
+from agentloop.training.components import build_components
+from agentloop.training.loop import Loop, LoopState
+from agentloop.training.train import _begin
 from context import HermesParser, default_authors, loss_mask
 from replay.records import PolicyRecord, RunRecord
 from replay.store import ReplayStore
+from tests.agentloop.collecting import collect
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
 from tests.agentloop.scripted import CHATML, FlakyGenerator, ScriptedGenerator, call
 
@@ -48,7 +51,7 @@ def collected(*groups: list[Script]) -> Collected:
     playing = actors(ScriptedGenerator([script for group in groups for script in group]))
     rng = random.Random(0)
     tasks = [(playing.factory.make_task(rng), len(group)) for group in groups]
-    return collect(playing, tasks, Birth("run", 1, 0), CONFIG)
+    return collect(playing, tasks, CONFIG)
 
 
 def episode(*script: str | Completion | GenerationFailed) -> Episode:
@@ -84,7 +87,7 @@ def test_reply_that_cannot_be_believed_ends_the_episode_and_nothing_of_it_is_rec
 ) -> None:
     ended = episode(call("count"), bad)
     assert (ended.stop_reason, ended.problem, ended.num_turns) == ("engine_failure", problem, 1)
-    assert math.isnan(ended.reward)
+    assert math.isnan(ended.environment_reward)
     # What it said before is what it said: one reply with its end token.
     (segment,) = ended.segments
     mask = loss_mask(segment.tokens, default_authors())
@@ -166,7 +169,7 @@ def test_endless_reasons_are_not_all_told(caplog: pytest.LogCaptureFixture) -> N
     assert rows.engine_failures == 30
     assert [record.getMessage() for record in caplog.records][19:] == [
         "episode ended with engine_failure: request 19",
-        "further reasons are counted, and not told",
+        "further reasons are counted, and not shown",
     ]
 
 
@@ -178,10 +181,11 @@ def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_run_with_a_flaky_engine_goes_on_with_smaller_groups(tmp_path: Path, qwen2: Path) -> None:
     config = small_config(tmp_path, qwen2, replay={"fraction": 0.0}, evaluation={"every": 0})
     folder, display = create_run_folder(config), SilentDisplay()
-    with closing(assemble(folder, display, checkpoint=None, first=qwen2)) as parts:
+    with closing(build_components(folder, display, checkpoint=None, first=qwen2)) as parts:
         flaky = FlakyGenerator(parts.generator, nth=5)
-        loop = Loop(replace(parts, actors=replace(parts.actors, generator=flaky)), LoopState())
-        _begin(loop.parts, None)
+        actors = replace(parts.actors, generator=flaky)
+        loop = Loop(replace(parts, collector=replace(parts.collector, actors=actors)), LoopState())
+        _begin(loop.components, None)
         loop.iterate(1)
     (metrics,), lost = display.iterations, flaky.lost
     assert 0 < lost < 16
@@ -197,7 +201,7 @@ def test_run_with_a_flaky_engine_goes_on_with_smaller_groups(tmp_path: Path, qwe
 
 def test_evaluation_is_over_the_tasks_that_the_engine_let_through(tmp_path: Path, qwen2: Path) -> None:
     config = small_config(tmp_path, qwen2)
-    with closing(assemble(create_run_folder(config), SilentDisplay(), checkpoint=None, first=qwen2)) as parts:
+    with closing(build_components(create_run_folder(config), SilentDisplay(), checkpoint=None, first=qwen2)) as parts:
         flaky = FlakyGenerator(parts.generator, nth=4)
         playing = replace(parts.actors, generator=flaky)
         result = evaluate(playing, parts.source, config)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.environments.source import source_digest
+from agentloop.analysis.stored_policies import evaluate_run
+from agentloop.environments.source_digest import source_digest
 from agentloop.errors import UserError
-from agentloop.evaluate_run import evaluate_run
-from agentloop.run_folder import open_run_folder
-from agentloop.training import train
+from agentloop.runs.run_folder import open_run_folder
+from agentloop.training.train import train
 from tests.agentloop.runs import PARITY, SilentDisplay, StopAfter, rows, save_qwen2, small_config
 
 
@@ -76,7 +76,7 @@ def test_changed_environment_is_asked_for_and_its_rows_are_of_another_version(tm
     display = SilentDisplay()
     train(config, resume=True, environment_changed=True, display=display)
     (note,) = [note for note in display.notes if note.startswith("environment changed")]
-    where = f"environment_version != '{version}' and source = 'self'"
+    where = f"environment_version != '{version}' and source == 'self'"
     assert f"of its version {version}; 16 of other versions go on being replayed" in note
     assert note.endswith(f'agentloop replay prune {run} --where "{where}" --yes')
     stored = "select iteration, environment_version, count(*) from trajectories group by 1, 2 order by 1"

@@ -1,7 +1,8 @@
-"""Loading an environment: its tools become schemas, and what its author got wrong is told in one line at once."""
+"""Loading an environment: its tools become schemas, and what its author got wrong is refused in one line at once."""
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -109,6 +110,10 @@ def test_tool_schema_has_types_defaults_and_google_descriptions(tmp_path: Path) 
             "required": ["name", "size"],
         },
     }
+    # Chat templates print it as it is.
+    size, share = (json.dumps(function["parameters"]["properties"][name]) for name in ("size", "share"))
+    assert size == '{"type": "integer", "description": "How big: in metres."}'
+    assert share == '{"type": "number", "default": 0.5}'
 
 
 def test_tool_schema_has_containers_choices_and_rest_descriptions(tmp_path: Path) -> None:
@@ -137,17 +142,45 @@ def test_tool_schema_has_containers_choices_and_rest_descriptions(tmp_path: Path
         },
         "by": {"type": "object", "additionalProperties": {"type": "number"}, "description": "Weights."},
         "how": {"type": "string", "enum": ["up", "down"]},
-        "any": {"type": "array"},
+        "any": {"type": "array", "items": {}},
+    }
+
+
+def test_tool_schema_has_numpy_descriptions_and_any_argument_name(tmp_path: Path) -> None:
+    function = tool_schema(
+        tmp_path,
+        '''
+        @tool
+        def act(self, _copy: int, model_config: Literal["one"] = "one") -> None:
+            """Copy.
+
+            Parameters
+            ----------
+            _copy : int
+                How often.
+            model_config
+                Which one.
+            """
+        ''',
+    )
+    assert function["parameters"] == {
+        "type": "object",
+        "properties": {
+            "_copy": {"type": "integer", "description": "How often."},
+            "model_config": {"type": "string", "enum": ["one"], "description": "Which one.", "default": "one"},
+        },
+        "required": ["_copy"],
     }
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("        '''Act.'''\n", "", ".act must have a docstring"),
         ("'''Act.'''", "'''\n        Args:\n            x: It.'''", ".act must have a docstring"),
         ("'''Act.'''", "'''Act.\n\n        Args:\n            y: It.'''", "got 'y' in its docstring. There is x."),
         ("'''Act.'''", "'''Act.\n\n        :param xx: It.'''", "got 'xx' in its docstring. Did you mean x?"),
+        ("'''Act.'''", "'''Act.\n\n        : : x: It.'''", ".act must have a docstring in the style of Google, reST"),
         ("x: int)", "x)", ".act must annotate its argument 'x', got no type."),
         ("x: int)", "x: bytes)", ".act must annotate its argument 'x' with a type JSON has, got bytes."),
         ("x: int)", "x: list[set[int]])", "got list[set[int]]. Use str, int"),
@@ -179,15 +212,15 @@ def test_tool_schema_has_containers_choices_and_rest_descriptions(tmp_path: Path
         ("class Mine(Environment)", "class Mine", ":Mine must be a subclass of agentloop.environments.Environment"),
     ],
 )  # fmt: skip
-def test_mistake_of_an_author_is_told_at_once(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_mistake_of_an_author_is_refused_at_once(tmp_path: Path, old: str, new: str, message: str) -> None:
     name = write_changed(tmp_path, old, new)
     text = refusal(name)
-    assert told in text
+    assert message in text
     assert text.startswith(name)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"limits": 1}, "environment.options must be arguments of {name}, got 'limits'. Did you mean limit?"),
         (
@@ -197,17 +230,17 @@ def test_mistake_of_an_author_is_told_at_once(tmp_path: Path, old: str, new: str
         ({"sizes": [1]}, "environment.options.sizes must be tuple[int, int], got [1]. Field required"),
     ],
 )
-def test_option_that_does_not_fit_is_told_at_once(tmp_path: Path, options: dict[str, Any], told: str) -> None:
+def test_option_that_does_not_fit_is_refused_at_once(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     name = write(tmp_path, _SOUND)
-    assert refusal(name, **options).startswith(told.format(name=name))
+    assert refusal(name, **options).startswith(message.format(name=name))
 
 
-def test_option_that_the_constructor_refuses_is_told_at_once() -> None:
-    told = "environment.options must be accepted by lookup_chain, got {'hops': (5, 2)} with ValueError: hops must be"
-    assert refusal("lookup_chain", hops=[5, 2]).startswith(told)
+def test_option_that_the_constructor_refuses_is_refused_at_once() -> None:
+    message = "environment.options must be accepted by lookup_chain, got {'hops': (5, 2)} with ValueError: hops must be"
+    assert refusal("lookup_chain", hops=[5, 2]).startswith(message)
 
 
-def test_option_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
+def test_option_that_is_missing_is_refused_at_once(tmp_path: Path) -> None:
     name = write_changed(tmp_path, "limit: int = 9", "limit: int")
     assert refusal(name) == f"environment.options must give 'limit', which {name} asks for, got none."
 
@@ -217,7 +250,7 @@ def test_options_take_the_types_the_constructor_asks_for(tmp_path: Path) -> None
     assert vars(environment) == {"limit": 9, "sizes": (3, 4)}
 
 
-def test_environment_that_can_not_be_found_is_told_with_the_nearest(tmp_path: Path) -> None:
+def test_environment_that_can_not_be_found_is_refused_with_the_nearest(tmp_path: Path) -> None:
     name = write(tmp_path, _SOUND)
     assert refusal("lookup_chian").endswith("got 'lookup_chian'. Did you mean lookup_chain?")
     assert "must name a file that exists, got 'gone.py'. Looked for /" in refusal("gone.py:Mine")
@@ -226,7 +259,7 @@ def test_environment_that_can_not_be_found_is_told_with_the_nearest(tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["import no_such_module", "def broken(:", "raise SystemExit(1)"])
-def test_file_that_can_not_be_imported_is_told_at_once(tmp_path: Path, text: str) -> None:
+def test_file_that_can_not_be_imported_is_refused_at_once(tmp_path: Path, text: str) -> None:
     assert "environment.name must name a file that can be imported, got " in refusal(write(tmp_path, text))
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.collect import Actors, Birth, collect
 from agentloop.config import RunConfig
 from agentloop.environments import load_environment
+from agentloop.rollouts.actors import Actors
 from context import ChatTemplate, Renderer, default_authors, loss_mask
 from context.parse import HermesParser
 from replay.records import Trajectory
 from replay.storage.validate import validate
+from tests.agentloop.collecting import collect
 from tests.agentloop.scripted import CHATML, CUT, LOG_PROB, ScriptedGenerator, call
 
 HERE = Path(__file__).parent
@@ -30,7 +31,7 @@ def episode(*replies: str, max_tokens: int = 4000) -> tuple[Trajectory, list[str
     generator = ScriptedGenerator([replies])
     actors = Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), CHATML.codec.vocab_size)
     task = factory.make_task(random.Random(0))
-    (trajectory,) = collect(actors, [(task, 1)], Birth("run", 1, 0), config).trajectories
+    (trajectory,) = collect(actors, [(task, 1)], config).trajectories
     validate([trajectory], default_authors())
     return trajectory, generator.prompts[0]
 
@@ -103,7 +104,7 @@ def test_what_a_template_refuses_is_told_once_and_the_episode_is_kept(caplog: py
     actors = Actors(factory, generator, renderer, HermesParser(), default_authors(), CHATML.codec.vocab_size)
     config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": 4000}})
     with caplog.at_level(logging.WARNING):
-        collected = collect(actors, [(factory.make_task(random.Random(0)), 3)], Birth("run", 1, 0), config)
+        collected = collect(actors, [(factory.make_task(random.Random(0)), 3)], config)
     validate(collected.trajectories, default_authors())
     assert [row.record.stop_reason for row in collected.trajectories] == ["unrenderable"] * 3
     assert collected.metrics()["rollout/stop/unrenderable"] == 1.0
@@ -121,10 +122,10 @@ def test_failed_tool_calls_are_counted_and_many_are_told_once(caplog: pytest.Log
     task = factory.make_task(random.Random(0))
     parser = HermesParser()
     actors = Actors(factory, ScriptedGenerator(scripts), CHATML.renderer(), parser, default_authors(), 1000)
-    found = collect(actors, [(task, 3)], Birth("run", 1, 0), config)
+    found = collect(actors, [(task, 3)], config)
     assert found.metrics()["rollout/failed_calls"] == 0.4
     again = replace(actors, generator=ScriptedGenerator(scripts))
-    collect(again, [(task, 3)], Birth("run", 2, 0), config)
+    collect(again, [(task, 3)], config, iteration=2)
     (told,) = [message for message in caplog.messages if message.startswith("tools must seldom fail")]
     place = r"fail: ValueError: bad value at faulty_tools\.py:\d+\. The policy was shown each error; mend the tool\."
     assert re.search(rf"got 2 failed of 5 calls in one iteration \(told once, above 20%\), the last with {place}", told)
@@ -135,4 +136,4 @@ def test_episodes_without_a_call_have_no_share_of_failed_ones() -> None:
     config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": 4000}})
     task = factory.make_task(random.Random(0))
     actors = Actors(factory, ScriptedGenerator([["done"]]), CHATML.renderer(), HermesParser(), default_authors(), 1000)
-    assert "rollout/failed_calls" not in collect(actors, [(task, 1)], Birth("run", 1, 0), config).metrics()
+    assert "rollout/failed_calls" not in collect(actors, [(task, 1)], config).metrics()

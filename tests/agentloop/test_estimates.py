@@ -10,9 +10,8 @@ from fractions import Fraction
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.estimates import bootstrap, pass_at_k, proportion, wilson
-from agentloop.evaluate import Attempts, Evaluated, Evaluation, report
-from agentloop.evaluate_table import as_table
+from agentloop.rollouts.evaluation import Attempts, Evaluated, Evaluation, as_table, report
+from agentloop.rollouts.intervals import bootstrap, pass_at_k, proportion, wilson
 
 
 @pytest.mark.parametrize("samples", range(1, 9))

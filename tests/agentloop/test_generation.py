@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from agentloop.generation import GenerationRequest, LocalGenerator
+from agentloop.generation import GenerationRequest
+from agentloop.generation.local import LocalGenerator
 
 VOCABULARY = 64
 STOP = 7

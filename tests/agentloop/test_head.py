@@ -15,13 +15,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import Cohere2Config, Cohere2ForCausalLM, PreTrainedModel
 
-from agentloop.algorithms import head_log_probs
-from agentloop.algorithms.head_log_probs import RowSums, TorchRows
-from agentloop.config.compute import ComputeSection
+from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
-from agentloop.models.head import Head, check_kernels
 from agentloop.models.reference import WithoutAdapters
+from agentloop.models.token_log_probs.chunked import RowSums, TorchRows
+from agentloop.models.token_log_probs.head import Head, check_kernels
 from tests.agentloop.launching import group_of_one
 from tests.agentloop.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE, WholeLogits
 from tests.agentloop.training_examples import VOCABULARY, tiny_actor
@@ -32,7 +31,7 @@ PLAIN, CHUNKED = ComputeSection(log_probs="plain"), ComputeSection(log_probs="ch
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 2 of the 5 action tokens, and 7 of the 23 words."""
-    monkeypatch.setattr(head_log_probs, "CPU_CHUNKS", (2, 7))
+    monkeypatch.setattr("agentloop.models.token_log_probs.chunked.CPU_CHUNKS", (2, 7))
 
 
 def scores(model: PreTrainedModel, compute: ComputeSection, *, packs: bool = False) -> tuple[Tensor, Tensor]:
@@ -118,7 +117,7 @@ def test_model_with_logits_of_its_own_takes_the_plain_path_unless_told_otherwise
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make()
-    monkeypatch.setattr("agentloop.models.head._PLAIN_BYTES", 0)
+    monkeypatch.setattr("agentloop.models.token_log_probs.head._PLAIN_BYTES", 0)
     for one, other in zip(scores(model, ComputeSection()), scores(model, PLAIN), strict=True):
         assert torch.equal(one, other)
     with pytest.raises(UserError, match=r"^compute\.log_probs must be auto or plain for a model whose logits"):

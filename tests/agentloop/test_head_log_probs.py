@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from agentloop.algorithms.head_log_probs import Cotangents, How, RowSums, TorchRows, head_log_probs
 from agentloop.algorithms.log_probs import entropies, log_softmax
+from agentloop.models.token_log_probs.chunked import Cotangents, How, RowSums, TorchRows, head_log_probs
 
 TOLERANCES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 # One chunk; even ones; ragged edges on both sides; a token and a word at a time.

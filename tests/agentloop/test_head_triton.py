@@ -10,11 +10,11 @@ import sys
 import pytest
 import torch
 
-from agentloop.algorithms.head_log_probs import How, head_log_probs
+from agentloop.models.token_log_probs.chunked import How, head_log_probs
 from tests.agentloop.test_head_log_probs import TOLERANCES, assert_close, case, derivatives, plain
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed: pip install 'agentloop[gpu]'"
+    importlib.util.find_spec("triton") is None, reason="triton is not installed: pip install 'agentloop-replay[gpu]'"
 )
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -36,7 +36,7 @@ def test_kernels_pass_in_the_interpreter() -> None:
 def test_kernels_have_the_plain_paths_values_and_gradients(
     dtype: torch.dtype, tolerance: float, size: tuple[int, int], entropy: bool
 ) -> None:
-    from agentloop.algorithms.head_triton import TritonRows
+    from agentloop.models.token_log_probs.triton_kernels import TritonRows
 
     inputs = case(dtype)
     found = head_log_probs(**inputs, entropy=entropy, how=How(*size, TritonRows()))
@@ -51,11 +51,11 @@ def test_kernels_have_the_plain_paths_values_and_gradients(
 
 @pytest.mark.skipif(not INTERPRETED, reason="run with TRITON_INTERPRET=1 by the test above")
 def test_kernels_stay_with_numbers_for_logits_of_ten_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentloop.algorithms import head_triton
+    from agentloop.models.token_log_probs import triton_kernels
 
-    monkeypatch.setattr(head_triton, "_BLOCK", 4)  # several blocks to a row
+    monkeypatch.setattr(triton_kernels, "_BLOCK", 4)  # several blocks to a row
     inputs = case(torch.float64, scale=1e4)
-    found, wanted = head_log_probs(**inputs, how=How(5, 11, head_triton.TritonRows())), plain(inputs)
+    found, wanted = head_log_probs(**inputs, how=How(5, 11, triton_kernels.TritonRows())), plain(inputs)
     for one, other in zip(found, wanted, strict=True):
         assert one is not None
         assert_close(one, other, 1e-10)
@@ -65,8 +65,8 @@ def test_kernels_stay_with_numbers_for_logits_of_ten_thousand(monkeypatch: pytes
 
 @pytest.mark.skipif(not INTERPRETED, reason="run with TRITON_INTERPRET=1 by the test above")
 def test_logits_before_the_temperature_are_scaled_and_their_gradient_is_cast_once() -> None:
-    from agentloop.algorithms.head_log_probs import Cotangents, RowSums, TorchRows
-    from agentloop.algorithms.head_triton import TritonRows
+    from agentloop.models.token_log_probs.chunked import Cotangents, RowSums, TorchRows
+    from agentloop.models.token_log_probs.triton_kernels import TritonRows
 
     made = torch.Generator().manual_seed(0)
     logits = torch.randn((5, 11), generator=made)

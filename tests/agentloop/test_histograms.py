@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import torch
 
-from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.learning.batch import build_batch
 from agentloop.learning.trainer import UpdateResult
 from agentloop.learning.update_stats import binned, histograms
+from replay.records import BatchRow
 from replay.storage.format.ratio_histograms import BINS, Counts, bounds, count, merged, quantile_bounds
-from tests.agentloop.training_examples import AUTHORS, LOSS, mixed_rows, row, run_config, segment, tiny_actor, trainer
+from tests.agentloop.training_examples import (
+    AUTHORS,
+    LOSS,
+    batch_row,
+    mixed_rows,
+    row,
+    run_config,
+    segment,
+    tiny_actor,
+    trainer,
+)
 
 AGES = {None: "unknown", 0: "0", 3: "2-3", 2: "2-3"}
 STALENESS = [0, 3, None]
@@ -22,7 +32,10 @@ STALENESS = [0, 3, None]
 def aged_rows() -> list[BatchRow]:
     """Of the three replayed rows each has another age, and one fresh row has no known log-prob for a token."""
     rows = mixed_rows()
-    aged = [replace(item, staleness=stale) for item, stale in zip(rows[6:], STALENESS, strict=True)]
+    aged = [
+        batch_row(item.trajectory, "replay", staleness=stale, advantage=item.advantage)
+        for item, stale in zip(rows[6:], STALENESS, strict=True)
+    ]
     return [*rows[:6], *aged, row("x", segment("uuxxll"), group="g9")]
 
 
@@ -78,7 +91,7 @@ def test_histograms_hold_the_exact_quantiles_and_means_between_their_edges() -> 
 
 def test_observed_rows_have_drift_and_no_ratio() -> None:
     rows = [row("o", segment("uudddd"), stream="replay"), row("p", segment("uull"), stream="replay")]
-    found = trainer(tiny_actor(torch.float64), run_config()).observe(rows).histograms
+    found = trainer(tiny_actor(torch.float64), run_config()).score_only(rows).histograms
     assert [(each.quantity, each.stream, each.age, each.counts.sum()) for each in found] == [
         ("drift", "replay", "unknown", 6)
     ]

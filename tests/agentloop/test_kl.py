@@ -165,15 +165,15 @@ def test_rewards_are_scores_less_the_penalty() -> None:
 
 def test_adaptive_coefficient_follows_the_kl_within_its_bounds() -> None:
     coefficient = KlCoefficient(0.1, target=0.05, horizon=1000)
-    coefficient.observe(0.055, 100)  # 10 % above: 0.1 x (1 + 0.1 x 100 / 1000)
+    coefficient.feed(0.055, 100)  # 10 % above: 0.1 x (1 + 0.1 x 100 / 1000)
     assert coefficient.value == pytest.approx(0.101)
-    coefficient.observe(5.0, 100)  # counts as 20 % above: x 1.02
+    coefficient.feed(5.0, 100)  # counts as 20 % above: x 1.02
     assert coefficient.value == pytest.approx(0.101 * 1.02)
-    coefficient.observe(0.0, 100)  # 20 % below: x 0.98
+    coefficient.feed(0.0, 100)  # 20 % below: x 0.98
     assert coefficient.value == pytest.approx(0.101 * 1.02 * 0.98)
 
 
 def test_fixed_coefficient_stays() -> None:
     coefficient = KlCoefficient(0.1, target=None, horizon=1000)
-    coefficient.observe(5.0, 100)
+    coefficient.feed(5.0, 100)
     assert coefficient.value == 0.1

@@ -16,16 +16,17 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentloop.config import RunConfig
-from agentloop.console import PlainDisplay
 from agentloop.errors import TrainingStopped, UserError
-from agentloop.generation.base import Completion, GenerationRequest
+from agentloop.generation.generator import Completion, GenerationRequest
 from agentloop.generation.local import LocalGenerator
-from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.learning.batch import build_batch
 from agentloop.models.actor import Actor
-from agentloop.run_folder import latest_run_folder, open_run_folder
-from agentloop.training import TrainResult, train
+from agentloop.runs.display import PlainDisplay
+from agentloop.runs.run_folder import latest_run_folder, open_run_folder
+from agentloop.training.train import TrainResult, train
 from context import default_authors
 from replay.mixing.apportion import group_sizes
+from replay.records import BatchRow
 from replay.store import ReplayStore
 from tests.agentloop.runs import SilentDisplay, StopAfter, rows, save_llama, save_qwen2, small_config
 
@@ -94,7 +95,7 @@ def test_stored_log_probs_are_those_of_the_policy_that_sampled_them(
     assert len(listed) == 16 + 12 + 12
     for version in (0, 1, 2):
         chosen = [id for id, low, high in listed if (low, high) == (version, version)]
-        batch = build_batch([BatchRow(t, "fresh", 0.0) for t in store.read(chosen)], default_authors())
+        batch = build_batch([BatchRow(t) for t in store.read(chosen)], default_authors())
         model = AutoModelForCausalLM.from_pretrained(folder / "policies" / f"{version:06d}")
         with torch.no_grad():
             again, _ = Actor(model).log_probs(

@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from agentloop.config import RunConfig
-from agentloop.config.loss import OBJECTIVE_NAMES, StreamLossSection
+from agentloop.config.sections.loss import OBJECTIVE_NAMES, StreamLossSection
 from agentloop.errors import UserError
 from agentloop.learning.stream_losses import stream_losses
 from tests.agentloop.training_examples import gradients, mixed_rows, run_config, scored_rows, tiny_actor

@@ -7,7 +7,7 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.training import train
+from agentloop.training.train import train
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
 
 

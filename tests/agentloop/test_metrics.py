@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from agentloop.errors import UserError
-from agentloop.sinks import JsonlSink, MetricSink, SinkFan, load_sinks
+from agentloop.runs.sinks import MetricsFile, MetricSinks, open_sinks
 
 
 class Recording:
@@ -27,36 +25,34 @@ class Recording:
 class Raising(Recording):
     """Takes two iterations, then fails."""
 
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         if len(self.rows) == 2:
-            raise OSError("read-only file system")
+            raise self.error
         super().log(iteration, metrics)
 
 
-class Hanging(Recording):
-    """Hangs until it is released, then fails."""
+class Unclosable(Recording):
+    def close(self) -> None:
+        raise OSError("disk full")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.release = threading.Event()
-        self.failed = threading.Event()
+
+class Emptying(Recording):
+    """Changes what it is given."""
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        self.release.wait(20)
-        self.failed.set()
-        raise TimeoutError("gave up")
+        dict.clear(metrics)  # type: ignore[arg-type]
 
 
 def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def fan_of(warnings: list[str], capacity: int = 256, **sinks: MetricSink) -> SinkFan:
-    return SinkFan(sinks, warnings.append, capacity=capacity)
-
-
-def test_jsonl_sink_writes_one_object_per_iteration(tmp_path: Path) -> None:
-    sink = JsonlSink(tmp_path / "metrics.jsonl")
+def test_metrics_file_writes_one_object_per_iteration(tmp_path: Path) -> None:
+    sink = MetricsFile(tmp_path / "metrics.jsonl")
     sink.log(1, {"actor/entropy": 0.5, "time/update": float("nan")})
     sink.log(2, {"actor/entropy": 0.25})
     sink.close()
@@ -66,20 +62,20 @@ def test_jsonl_sink_writes_one_object_per_iteration(tmp_path: Path) -> None:
     ]
 
 
-def test_jsonl_sink_shows_a_line_as_soon_as_it_is_logged(tmp_path: Path) -> None:
-    sink = JsonlSink(tmp_path / "metrics.jsonl")
+def test_metrics_file_shows_a_line_as_soon_as_it_is_logged(tmp_path: Path) -> None:
+    sink = MetricsFile(tmp_path / "metrics.jsonl")
     sink.log(1, {"a": 1.0})
     assert lines(tmp_path / "metrics.jsonl") == [{"iteration": 1, "a": 1.0}]
     sink.close()
 
 
-def test_jsonl_sink_resumed_has_every_iteration_once(tmp_path: Path) -> None:
+def test_metrics_file_resumed_has_every_iteration_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    first = JsonlSink(path)
+    first = MetricsFile(path)
     for iteration in range(6):
         first.log(iteration, {"a": 1.0})
     first.close()
-    resumed = JsonlSink(path, keep_through=3)
+    resumed = MetricsFile(path, keep_through=3)
     for iteration in range(4, 8):
         resumed.log(iteration, {"a": 2.0})
     resumed.close()
@@ -89,98 +85,69 @@ def test_jsonl_sink_resumed_has_every_iteration_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tail", [b'{"iteration": 2, "a', b'{"iteration": 2}', b"\x00\x00\x00", b"\xff\n", b"3\n"])
-def test_jsonl_sink_repairs_a_torn_tail(tmp_path: Path, tail: bytes) -> None:
+def test_metrics_file_repairs_a_torn_tail(tmp_path: Path, tail: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"iteration": 1, "a": 1.0}\n' + tail)
-    sink = JsonlSink(path)
+    sink = MetricsFile(path)
     sink.log(2, {"a": 2.0})
     sink.close()
     assert lines(path) == [{"iteration": 1, "a": 1.0}, {"iteration": 2, "a": 2.0}]
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_sink_fan_gives_every_sink_everything_in_order(tmp_path: Path) -> None:
+def test_metric_sinks_give_every_sink_everything_in_order() -> None:
     warnings: list[str] = []
     first, second = Recording(), Recording()
-    fan = fan_of(warnings, first=first, second=second)
+    sinks = MetricSinks({"first": first, "second": second}, warnings.append)
     for iteration in range(100):
-        fan.log(iteration, {"a": float(iteration)})
-    fan.close()
+        sinks.log(iteration, {"a": float(iteration)})
+    sinks.close()
     assert first.rows == second.rows == [(i, {"a": float(i)}) for i in range(100)]
     assert first.closed
     assert second.closed
     assert warnings == []
-    assert fan.lost == {}
+    assert sinks.missed == {}
 
 
-def test_sink_fan_drops_a_sink_that_raises_and_warns_once() -> None:
+@pytest.mark.parametrize("error", [OSError("read-only file system"), SystemExit(3)])
+def test_metric_sinks_drop_a_sink_that_raises_and_count_what_it_missed(error: BaseException) -> None:
     warnings: list[str] = []
-    bad, good = Raising(), Recording()
-    fan = fan_of(warnings, bad=bad, good=good)
+    bad, good = Raising(error), Recording()
+    sinks = MetricSinks({"bad": bad, "good": good}, warnings.append)
     for iteration in range(10):
-        fan.log(iteration, {"a": 1.0})
-    fan.close()
+        sinks.log(iteration, {"a": 1.0})
+    sinks.close()
     assert warnings == [
-        "metrics sink bad failed: OSError: read-only file system. It gets nothing more; "
-        "the database still gets everything."
+        f"metrics sink bad failed: {type(error).__name__}: {error}. It gets nothing more; "
+        "the database still gets everything.",
+        "metrics sink bad missed 8 iterations, which the database has.",
     ]
     assert len(good.rows) == 10
-    assert fan.lost == {"bad": 8}
+    assert good.closed
+    assert not bad.closed
+    assert sinks.missed == {"bad": 8}
 
 
-def test_sink_fan_drops_a_sink_that_hangs_without_waiting_for_it() -> None:
+def test_metric_sinks_close_the_others_when_one_can_not_be_closed() -> None:
     warnings: list[str] = []
-    hanging, good = Hanging(), Recording()
-    fan = fan_of(warnings, capacity=4, hanging=hanging, good=good)
-    started = time.monotonic()
-    for iteration in range(50):
-        fan.log(iteration, {"a": 1.0})
-        time.sleep(0.001)  # an iteration takes its time; the good sink keeps up with that
-    fan.close()
-    assert time.monotonic() - started < 2.0
-    assert len(warnings) == 1
-    assert warnings[0].startswith("metrics sink hanging is 4 iterations behind.")
-    assert len(good.rows) == 50
-    assert fan.lost == {"hanging": 50}
-    hanging.release.set()
-    assert hanging.failed.wait(5)
-    time.sleep(0.05)
-    assert len(warnings) == 1
+    good = Recording()
+    sinks = MetricSinks({"bad": Unclosable(), "good": good}, warnings.append)
+    sinks.log(1, {"a": 1.0})
+    sinks.close()
+    assert good.closed
+    assert [warning.partition(". ")[0] for warning in warnings] == ["metrics sink bad failed: OSError: disk full"]
 
 
-def test_sink_fan_flush_and_close_are_bounded_by_their_timeout() -> None:
-    warnings: list[str] = []
-    hanging = Hanging()
-    fan = fan_of(warnings, hanging=hanging)
-    fan.log(1, {})
-    started = time.monotonic()
-    fan.flush(timeout_s=0.05)
-    fan.close(timeout_s=0.05)
-    assert time.monotonic() - started < 1.0
-    assert len(warnings) == 1
-    hanging.release.set()
-
-
-def test_sink_fan_flush_leaves_the_file_as_new_as_the_run(tmp_path: Path) -> None:
-    fan = fan_of([], jsonl=JsonlSink(tmp_path / "metrics.jsonl"))
-    for iteration in range(200):
-        fan.log(iteration, {"a": 1.0})
-    fan.flush()
-    assert len(lines(tmp_path / "metrics.jsonl")) == 200
-    fan.close()
-
-
-def test_sink_fan_keeps_its_own_copy_of_the_metrics() -> None:
-    sink = Recording()
-    fan = fan_of([], sink=sink)
+def test_metric_sinks_keep_their_own_copy_of_the_metrics() -> None:
+    first, second = Emptying(), Recording()
+    sinks = MetricSinks({"first": first, "second": second}, pytest.fail)
     metrics = {"a": 1.0}
-    fan.log(1, metrics)
-    metrics["a"] = 2.0
-    fan.close()
-    assert sink.rows == [(1, {"a": 1.0})]
+    sinks.log(1, metrics)
+    assert second.rows == [(1, {"a": 1.0})]
+    assert metrics == {"a": 1.0}
 
 
-def test_load_sinks_makes_a_sink_of_ones_own_with_the_run_folder(tmp_path: Path) -> None:
+def test_open_sinks_makes_a_sink_of_ones_own_with_the_run_folder(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(
         "class Own:\n"
@@ -188,10 +155,9 @@ def test_load_sinks_makes_a_sink_of_ones_own_with_the_run_folder(tmp_path: Path)
         "    def log(self, iteration, metrics): (self.folder / 'own.txt').write_text(str(iteration))\n"
         "    def close(self): pass\n"
     )
-    sinks = load_sinks([f"{file}:Own"], tmp_path, warn=pytest.fail)
-    fan = SinkFan(sinks, pytest.fail)
-    fan.log(7, {})
-    fan.close()
+    sinks = open_sinks([f"{file}:Own"], tmp_path, warn=pytest.fail)
+    sinks.log(7, {})
+    sinks.close()
     assert (tmp_path / "own.txt").read_text() == "7"
     assert lines(tmp_path / "metrics.jsonl") == [{"iteration": 7}]
 
@@ -207,16 +173,16 @@ def test_load_sinks_makes_a_sink_of_ones_own_with_the_run_folder(tmp_path: Path)
         ),
     ],
 )
-def test_load_sinks_refuses_a_class_that_is_no_sink(tmp_path: Path, body: str, part: str) -> None:
+def test_open_sinks_refuses_a_class_that_is_no_sink(tmp_path: Path, body: str, part: str) -> None:
     file = tmp_path / "own.py"
     file.write_text(f"class Own:\n    {body}\n")
     with pytest.raises(UserError) as raised:
-        load_sinks([f"{file}:Own"], tmp_path, warn=pytest.fail)
+        open_sinks([f"{file}:Own"], tmp_path, warn=pytest.fail)
     assert str(raised.value).startswith("metrics.sinks must name a class")
     assert part in str(raised.value)
 
 
 @pytest.mark.parametrize("names", [["neptune"], ["jsonl"], ["tensorboard", "tensorboard"], ["missing.py:Sink"]])
-def test_load_sinks_refuses_unknown_and_repeated_names(tmp_path: Path, names: list[str]) -> None:
+def test_open_sinks_refuses_unknown_and_repeated_names(tmp_path: Path, names: list[str]) -> None:
     with pytest.raises(UserError, match=r"^metrics\.sinks must .*, got "):
-        load_sinks(names, tmp_path, warn=pytest.fail)
+        open_sinks(names, tmp_path, warn=pytest.fail)

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.learning.mini_batches import cut_micro_batches, plan_mini_batches
+from agentloop.learning.batch import cut_micro_batches, plan_mini_batches
 
 sizes = st.lists(st.integers(1, 9), max_size=12)
 

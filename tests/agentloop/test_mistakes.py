@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from agentloop.cli import main
-from agentloop.config.file import to_plain
-from agentloop.training import train
+from agentloop.cli.main import main
+from agentloop.config.config_file import to_plain
+from agentloop.training.train import train
 from tests.agentloop.runs import PARITY, SilentDisplay, save_qwen2, small_config
 from tests.agentloop.shell import Shell
 
@@ -184,7 +184,10 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["config", "bare.yaml", "--set", "replay.fraction=1.5"], "override replay.fraction=1.5: replay.fraction must be "),
     (["config", "bare.yaml", "--set", "replay.fraction"], "override replay.fraction: an override must be dotted.key=v"),
     (["config", "bare.yaml", "--set", "model.path=???"], "override model.path=???: model.path must be given, got ???."),
-    (["replay", "mix", "bare.yaml", "--set", "batch.group_size=0"], "override batch.group_size=0: batch.group_size mu"),
+    (
+        ["replay", "mix", "--config", "bare.yaml", "--set", "batch.group_size=0"],
+        "override batch.group_size=0: batch.",
+    ),
     (["sft", "bare.yaml"], "model.path must be named for sft, got null."),
     (["sft", "small.yaml"], "sft.data must be named for sft, got null."),
     (["sft", "small.yaml", "--set", "sft.data=rows.jsonl", "--set", "run.folder=new"], "rows.jsonl:1: "),
@@ -246,12 +249,16 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["replay", "diff", "zzzz", "yyyy", "runs/small-001"], "ID must be the beginning of one trajectory's id, got 'zzz"),
     (["replay", "task", "zzzz", "runs/small-001"], ""),
     (["replay", "lineage", "99", "runs/small-001"], "iteration must be a committed one, from 1 to 1, got 99."),
-    (["replay", "preview", "runs/small-001", "--run", "other"], "RUN must be one run of"),
+    (["replay", "mix", "runs/small-001", "--run", "other"], "RUN must be one run of"),
+    (
+        ["replay", "mix", "runs/small-001", "--set", "replay.unit=rows"],
+        "override replay.unit=rows: replay.unit must be ",
+    ),
     (["replay", "rescore", "runs/small-001", "--where", "x"], "where must "),
     (["replay", "whatif", "runs/small-001", "--loss", "nowhere.yaml"], ""),
     (["replay", "verify", "empty"], ""),
-    (["replay", "prune", "runs/small-001"], "prune must be given --where or --limit, got neither."),
-    (["replay", "export", "runs/small-001", "x.jsonl", "--where", "nosuch=1"], "where must name a field here, got"),
+    (["replay", "prune", "runs/small-001"], "prune must be given --where or limits, got neither."),
+    (["replay", "export", "runs/small-001", "x.jsonl", "--where", "nosuch == 1"], "where must name a field here, got"),
     (["replay", "import", "nowhere.jsonl", "runs/small-001"], "FILE must be readable, got 'nowhere.jsonl'"),
     (["inspect", "nowhere"], ""),
     (["context", "check", "empty"], ""),
@@ -303,11 +310,11 @@ def check_told(words: list[str], message: str, shell: Shell, standing: Path) -> 
         ("replay:\n  fraction: 1.5\n", "run.yaml:2: replay.fraction must be a number from 0 to 1, got 1.5."),
         ("batch:\n  trajectories: many\n", "run.yaml:2: batch.trajectories must be a whole number"),
         ("run: {seed: 1, seed: 2}\n", "run.yaml:1: run.seed must be given once"),
-        ("run: &anchor {seed: 1}\n", "run.yaml:1: run must not use YAML anchors"),
-        ("run: *anchor\n", "run.yaml:1: run must not use YAML aliases"),
+        ("run: &anchor {seed: 1}\n", "run.yaml:1: the file must not use YAML anchors, aliases or tags"),
+        ("run: *anchor\n", "run.yaml:1: the file must not use YAML anchors, aliases or tags"),
         (
             "a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nd: &d [*c, *c]\n",
-            "run.yaml:1: a must not use YAML anchors",
+            "run.yaml:1: the file must not use YAML anchors, aliases or tags",
         ),
         ("run: [\n", "run.yaml:"),
     ],
@@ -348,7 +355,7 @@ def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     def starved() -> None:
         raise MemoryError("Unable to allocate 7.45 GiB")
 
-    monkeypatch.setattr("agentloop.cli.app", starved)
+    monkeypatch.setattr("agentloop.cli.main.app", starved)
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 2
@@ -359,7 +366,7 @@ def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_mistake_of_the_program_is_one_line_with_a_file_that_has_the_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("agentloop.cli.app", partial(json.loads, "{"))
+    monkeypatch.setattr("agentloop.cli.main.app", partial(json.loads, "{"))
     with pytest.raises(SystemExit) as stopped:
         main()
     assert (stopped.value.code, type(stopped.value.__cause__)) == (1, json.JSONDecodeError)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from agentloop.config import RunConfig
-from agentloop.config.file import load_config, to_plain
-from agentloop.config.mixing import limits
-from replay import declared
-from replay.queries.preview.settings import choose
+from agentloop.config.config_file import load_config, to_plain
+from replay.config import StoredConfig
+from replay.queries.preview.settings import as_yaml, changed
 from tests.agentloop.runs import ROOT
 
 
@@ -134,17 +132,21 @@ def test_rule_holds_what_is_declared() -> None:
     assert (rule.trajectories, rule.group_size, rule.num_groups) == (32, 8, 4)
     assert (rule.unit, rule.task_members, rule.sources) == ("task", 4, {"self": 0.75, "teacher": 0.25})
     assert (rule.start.iteration, rule.start.success_rate, rule.start.buffer) == (2, 0.1, 0)
-    assert rule.controller is not None
-    assert (rule.controller.floor, rule.controller.lower_by) == (0.6, 0.5)
-    assert (rule.shortfall, rule.mode) == ("shrink", "train")
-    assert config({}).mix_rule().controller is None
+    assert (rule.controller, rule.ess.floor, rule.ess.lower_by) == ("ess", 0.6, 0.5)
+    assert (rule.shortfall, rule.mode, rule.iterations) == ("shrink", "train", 5)
 
 
-def test_values_that_stored_configurations_do_not_mention_are_the_defaults() -> None:
-    whole = to_plain(RunConfig())
-    assert declared.completed({}) == declared.completed(whole)
-    assert declared.mix_rule(declared.completed({})) == RunConfig().mix_rule()
-    assert declared.limits(declared.completed({})["replay"]) == limits(RunConfig())
+def test_limits_of_draws_are_those_of_the_configuration() -> None:
+    limits = config({"sources": {"self": 0.75, "teacher": 0.25}, "max_uses": 3, "successful_only": False}).replay.limits
+    assert (limits.sources, limits.max_uses, limits.successful_only) == (("self", "teacher"), 3, False)
+    assert config({}).replay.limits.sources is None
+
+
+def test_stored_configuration_gives_the_rule_and_the_limits_of_the_run() -> None:
+    own = config({"fraction": 0.5, "schedule": {"shape": "step", "steps": [[0.5, 0.1]]}, "max_staleness": 4})
+    stored = StoredConfig.model_validate(to_plain(own))
+    assert stored.replay == own.replay
+    assert (stored.mix_rule(), stored.replay.limits) == (own.mix_rule(), own.replay.limits)
 
 
 @pytest.mark.parametrize(
@@ -159,21 +161,9 @@ def test_values_that_stored_configurations_do_not_mention_are_the_defaults() -> 
 def test_previewed_settings_are_a_part_of_a_configuration(tmp_path: Path, given: dict[str, str]) -> None:
     text = (ROOT / "configs" / "quickstart.yaml").read_text()
     own = load_config(ROOT / "configs" / "quickstart.yaml")
-    stored = declared.completed(to_plain(own))
-    choice = choose(stored, given, scheduled=own.replay.fraction)
-    assert choice.errors == {}
+    choice = changed(StoredConfig.model_validate(to_plain(own)), given)
     before, rest = text.split("\nreplay:\n")
     after = rest[rest.index("\noptimizer:") :]
     path = tmp_path / "run.yaml"
-    path.write_text(f"{before}\n{choice.yaml}{after}", encoding="utf-8")
-    loaded = load_config(path)
-    # But for the schedule, which the fraction of one iteration knows nothing of.
-    assert declared.limits(choice.config["replay"]) == limits(loaded)
-    rule, wanted = loaded.mix_rule(), declared.mix_rule(choice.config)
-    assert replace(rule, fraction=wanted.fraction) == wanted
-    assert loaded.replay.fraction == wanted.fraction.first
-    assert rule.fraction.shape == ("constant" if "fraction" in given else "linear")
-    assert (loaded.replay.sampler, loaded.replay.sampler_options) == (
-        choice.config["replay"]["sampler"],
-        choice.config["replay"]["sampler_options"],
-    )
+    path.write_text(f"{before}\n{as_yaml(choice.replay)}{after}", encoding="utf-8")
+    assert load_config(path).replay == choice.replay

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.dry_run import DryRun
+from agentloop.config.config_file import to_plain
 from agentloop.errors import TrainingStopped
-from agentloop.training import TrainResult, train
+from agentloop.training.train import TrainResult, train
 from replay import queries
+from replay.config import StoredConfig, stored_config
 from replay.queries.filters import condition
+from replay.queries.preview.forecast import Horizon, new_run
+from replay.queries.preview.settings import changed
 from replay.store import ReplayStore
 from tests.agentloop.runs import SilentDisplay, StopAfter, rows, save_qwen2, small_config
 
@@ -52,9 +55,9 @@ def batches(result: TrainResult) -> dict[int, list[tuple[Any, ...]]]:
 
 
 def told(config: RunConfig) -> list[tuple[int, int]]:
-    """(fresh, replayed) rows of each iteration by a dry run, every fresh row being one that can be drawn."""
-    plans = DryRun.from_nothing(config).plans(config.run.iterations, success=1.0)
-    return [(plan.fresh, plan.replay) for _, plan in plans]
+    """(fresh, replayed) rows of each iteration as they are foretold, every fresh row being one that can be drawn."""
+    answer = new_run(StoredConfig.model_validate(to_plain(config)), Horizon(config.run.iterations, success=1.0))
+    return [(batch["fresh"], batch["replay"]) for batch in answer["batches"]]
 
 
 def done(result: TrainResult) -> list[tuple[int, int]]:
@@ -122,7 +125,6 @@ def test_unit_trajectory_goes_through_all_tasks_of_a_pool_that_no_batch_divides(
     config = pooled(tmp_path, qwen2, {"unit": "trajectory", "fraction": 0.25}, run={"iterations": 7})
     config = config.model_copy(update={"environment": config.environment.model_copy(update={"task_pool": 7})})
     result = train(config, display=SilentDisplay())
-    assert done(result) == told(config)
     found = batches(result)
     members = Counter(task for batch in found.values() for _, task, _, _ in batch)
     assert sorted(members.values()) == [16] * 7  # four groups of 4
@@ -216,7 +218,7 @@ def test_run_whose_rows_go_bad_stops_over_its_limit_and_goes_on_without_them(tmp
     with pytest.raises(TrainingStopped, match="max_quarantined"):
         train(config, resume=True, display=SilentDisplay())
     with closing(ReplayStore.open(database)) as store:
-        assert store.prune(rows=condition("state='quarantined'"), dry_run=False).rows == 8
+        assert store.prune(rows=condition("state == 'quarantined'"), dry_run=False).rows == 8
     assert train(config, resume=True, display=SilentDisplay()).iterations == 3
 
 
@@ -244,13 +246,14 @@ def test_resumed_run_mixes_like_the_unbroken_one(tmp_path: Path, qwen2: Path) ->
     unbroken = train(pooled(tmp_path / "a", qwen2, replay), display=whole)
     stopped = train(pooled(tmp_path / "b", qwen2, replay), display=begun)
     before = (stopped.folder / "replay.sqlite").read_bytes()
-    ((iteration, plan),) = DryRun.from_run(pooled(tmp_path / "b", qwen2, replay), stopped.folder).plans(1, success=0.0)
+    with closing(ReplayStore.open(stopped.folder / "replay.sqlite", read_only=True)) as store:
+        told = queries.preview(store, folder=stopped.folder)
     assert (stopped.folder / "replay.sqlite").read_bytes() == before
-    assert not DryRun.from_run(pooled(tmp_path / "b", qwen2, {"fraction": 0.7}), stopped.folder).same_rule
     resumed = train(pooled(tmp_path / "b", qwen2, replay), resume=True, display=rest)
-    assert iteration == 3
-    assert (plan.fresh, plan.replay) == (rest.iterations[0]["batch/fresh"], rest.iterations[0]["batch/replay"])
-    assert plan.planned_replay == rest.iterations[0]["batch/planned_replay"] > 0
+    assert told["iteration"] == 3
+    assert told["plan"]["fresh"] == rest.iterations[0]["batch/fresh"]
+    assert told["plan"]["replay"] == rest.iterations[0]["batch/replay"]
+    assert told["plan"]["planned_replay"] == rest.iterations[0]["batch/planned_replay"] > 0
     names = ("batch/ruled_fraction", "batch/replay", "replay/controller_factor", "replay/starved_iterations")
     mixed = [[row[name] for name in names] for row in [*begun.iterations, *rest.iterations]]
     assert mixed == [[row[name] for name in names] for row in whole.iterations]
@@ -269,7 +272,8 @@ def test_preview_tells_the_very_rows_that_the_run_then_draws(tmp_path: Path, qwe
     with closing(ReplayStore.open(stopped.folder / "replay.sqlite", read_only=True)) as store:
         answer = queries.preview(store, folder=stopped.folder)
         unknown = queries.preview(store)
-        guessed = queries.preview(store, given={"unit": "trajectory"}, folder=stopped.folder)
+        other = changed(stored_config(store.run()), {"unit": "trajectory"})
+        guessed = queries.preview(store, config=other, folder=stopped.folder)
     train(pooled(tmp_path, qwen2, replay, run={"iterations": 3}), resume=True, display=SilentDisplay())
     query = "select trajectory, probability from draws where iteration = 3 and stream = 'replay' order by slot"
     drawn = rows(stopped.folder / "replay.sqlite", query)

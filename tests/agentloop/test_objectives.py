@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agentloop.algorithms.objectives import OBJECTIVES, ObjectiveInput, PolicyLoss
-from agentloop.config.loss import OBJECTIVE_NAMES, StreamLossSection
+from agentloop.config.sections.loss import OBJECTIVE_NAMES, StreamLossSection
 from tests.agentloop.written_objectives import Array, Rows, random_rows, written
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {

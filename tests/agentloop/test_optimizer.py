@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from transformers import MambaConfig, MambaForCausalLM
 
 from agentloop.config import RunConfig
-from agentloop.config.learning import OptimizerSection
+from agentloop.config.sections.optimization import OptimizerSection
 from agentloop.learning.optimizer import WeightOptimizer, hidden_matrices, learning_rate
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import yaml
 
-from agentloop.cli import main
-from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.cli.main import main
+from agentloop.learning.batch import build_batch
 from context import AuthorTable, loss_mask, response_mask
 from replay import ReplayStore
 from replay.records import Trajectory
 from tests.agentloop.runs import rows, save_qwen2, small_config
 from tests.agentloop.scripted import CHATML
+from tests.agentloop.training_examples import batch_row
 
 EDITED = f"{Path(__file__).with_name('edited_environment.py')}:Edited"
 SPEAKERS = [
@@ -86,7 +87,7 @@ def test_stored_rows_say_who_spoke_and_know_no_log_probs_for_it(stored: tuple[li
 
 def test_batch_trains_the_edit_with_the_advantage_of_its_row(stored: tuple[list[Trajectory], AuthorTable]) -> None:
     trajectories, table = stored
-    batch = build_batch([BatchRow(trajectory, "replay", 0.5) for trajectory in trajectories[:4]], table)
+    batch = build_batch([batch_row(trajectory, "replay", advantage=0.5) for trajectory in trajectories[:4]], table)
     for row, trajectory in enumerate(trajectories[:4]):
         edited = np.flatnonzero(trajectory.segments[0].tokens.authors == table.code("human_edit"))
         assert batch.loss_mask[row, edited].all() and (batch.advantages[row, edited] == 0.5).all()

@@ -6,8 +6,10 @@ import json
 import math
 import struct
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto import wandb_internal_pb2
 
 from agentloop.errors import UserError
-from agentloop.sinks import SinkFan, load_sinks
-from agentloop.training import train
+from agentloop.runs.sinks import open_sinks
+from agentloop.training.train import train
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
 
 Rows = list[tuple[int, float]]
@@ -30,6 +32,7 @@ def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     """W&B's settings are the process's environment, which it reads once."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "20")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     yield
     wandb.teardown()
@@ -45,10 +48,10 @@ def folder(tmp_path: Path) -> Path:
 
 def log_all(folder: Path, name: str, rows: list[tuple[int, dict[str, float]]], **keep: int) -> None:
     warnings: list[str] = []
-    fan = SinkFan(load_sinks([name], folder, warn=warnings.append, **keep), warnings.append)
+    sinks = open_sinks([name], folder, warn=warnings.append, **keep)
     for iteration, metrics in rows:
-        fan.log(iteration, metrics)
-    fan.close()
+        sinks.log(iteration, metrics)
+    sinks.close()
     assert warnings == []
 
 
@@ -122,19 +125,19 @@ def test_wandb_keeps_an_offline_run_with_our_id_in_the_run_folder(folder: Path) 
 
 
 @pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
-def test_sink_without_its_package_is_told_with_the_extra(
+def test_sink_without_its_package_is_refused_with_the_extra(
     folder: Path, name: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=rf"got {name} without its package\. .*agentloop\[{name}\]"):
-        load_sinks([name], folder, warn=pytest.fail)
+    with pytest.raises(UserError, match=rf"got {name} without its package\. .*agentloop-replay\[{name}\]"):
+        open_sinks([name], folder, warn=pytest.fail)
 
 
-def test_wandb_online_without_a_key_is_told_at_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_online_without_a_key_is_refused_at_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("NETRC", str(folder / "netrc"))
     with pytest.raises(UserError, match=r"^WANDB_MODE must be offline where W&B can't be used, got online with "):
-        load_sinks(["wandb"], folder, warn=pytest.fail)
+        open_sinks(["wandb"], folder, warn=pytest.fail)
 
 
 def test_wandb_that_can_not_be_reached_is_left_out_with_a_warning(
@@ -144,14 +147,61 @@ def test_wandb_that_can_not_be_reached_is_left_out_with_a_warning(
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
-    told: list[str] = []
-    assert list(load_sinks(["wandb"], folder, warn=told.append)) == ["jsonl"]
-    (warning,) = told
+    warnings: list[str] = []
+    sinks = open_sinks(["wandb"], folder, warn=warnings.append)
+    sinks.log(1, {"a": 1.0})
+    sinks.close()
+    assert (folder / "metrics.jsonl").read_text() == '{"iteration": 1, "a": 1.0}\n'
+    (warning,) = warnings
     assert warning.startswith("metrics sink wandb failed: CommError: ")
     assert warning.endswith("It gets nothing; the database still gets everything.")
 
 
-def test_run_tells_every_sink_what_the_database_has(tmp_path: Path) -> None:
+class _Server(BaseHTTPRequestHandler):
+    """Answers what W&B asks as a run begins; nothing any more once `gone`."""
+
+    gone: threading.Event
+
+    def do_POST(self) -> None:
+        asked = self.rfile.read(int(self.headers["content-length"]))
+        if self.gone.is_set():
+            time.sleep(60)
+        project = {"id": "p", "name": "agentloop", "entity": {"id": "e", "name": "me"}}
+        bucket = {"id": "b", "name": "abc123", "displayName": "mine", "config": "{}", "project": project}
+        begun = {"upsertBucket": {"bucket": bucket, "inserted": True}}
+        answer = json.dumps({"data": begun if b"upsertBucket" in asked else {}}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+def test_wandb_whose_server_stops_answering_holds_up_neither_the_run_nor_its_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Server, "gone", gone := threading.Event(), raising=False)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name, value in {
+        "MODE": "online",
+        "API_KEY": "0" * 40,
+        "BASE_URL": f"http://127.0.0.1:{server.server_port}",
+        "FINISH_TIMEOUT": "1",
+    }.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    sinks = open_sinks(["wandb"], folder, warn=pytest.fail)
+    gone.set()
+    for iteration in range(100):
+        sinks.log(iteration, {"a": 1.0})
+    sinks.close()  # without a limit of its own, this waits for the server for good
+    server.shutdown()
+    assert list(folder.glob("wandb/run-*/run-abc123.wandb"))
+
+
+def test_run_gives_every_sink_what_the_database_has(tmp_path: Path) -> None:
     model = save_qwen2(tmp_path / "qwen2")
     config = small_config(tmp_path / "runs", model, metrics={"sinks": ("tensorboard", "wandb")})
     display = SilentDisplay()

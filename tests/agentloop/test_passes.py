@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentloop.config import RunConfig
-from agentloop.config.compute import ComputeSection
+from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
-from agentloop.generation import GenerationRequest, LocalGenerator
+from agentloop.generation import GenerationRequest
+from agentloop.generation.local import LocalGenerator
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.models.passes import Passes
-from agentloop.startup_checks import check_scoring
-from agentloop.training import train
+from agentloop.training.startup_checks import check_scoring
+from agentloop.training.train import train
 from tests.agentloop.runs import SilentDisplay, save_qwen2, small_config
 from tests.agentloop.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE
 from tests.agentloop.training_examples import tiny_actor

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from agentloop.algorithms.kl import KlCoefficient
-from agentloop.collect import Actors, Birth, Collected, collect
 from agentloop.config import RunConfig
 from agentloop.environments import load_environment
-from agentloop.estimator import Estimator, Valued
-from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.learning.batch import build_batch
+from agentloop.learning.kl_penalty import reward_penalty
 from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
-from agentloop.penalty import Charge, Penalty, kl_metrics, reward_penalty
-from agentloop.rewards import RewardScorer
-from agentloop.training import train
-from agentloop.valuation import Valuation
+from agentloop.records import KlPenalty, Penalty, kl_metrics, penalised_rewards
+from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.trajectories import Collected
+from agentloop.training.advantage_estimator import AdvantageEstimator
+from agentloop.training.train import train
 from context import HermesParser, default_authors
+from replay.records import BatchRow
+from tests.agentloop.collecting import collect
 from tests.agentloop.runs import SilentDisplay, save_qwen2, small_config
 from tests.agentloop.scripted import CHATML, LOG_PROB, ScriptedGenerator
 from tests.agentloop.training_examples import AUTHORS, row, run_config, segment, tiny_actor
@@ -43,11 +46,6 @@ def made_penalty(config: RunConfig, reference: Actor) -> Penalty:
     return penalty
 
 
-def valuation(config: RunConfig, reference: Actor) -> Valuation:
-    scorer = RewardScorer(config.reward, max_tokens=config.context.max_tokens)
-    return Valuation(scorer, Estimator(config, AUTHORS), made_penalty(config, reference))
-
-
 def test_tokens_of_unknown_behavior_pay_nothing() -> None:
     reference = tiny_actor()
     ref = score(reference, build_batch(ROWS, AUTHORS), max_tokens=64)[0]
@@ -56,22 +54,24 @@ def test_tokens_of_unknown_behavior_pay_nothing() -> None:
     found = made_penalty(run_config(kl=KL), reference)([item.trajectory for item in ROWS])
     assert [charge.tokens for charge in found] == [2, 1, 0, 0]
     assert [charge.kl for charge in found] == pytest.approx(nats, rel=1e-6)
-    assert [charge.penalty for charge in found] == pytest.approx([COEF * kl for kl in nats], rel=1e-6)
+    assert [charge.amount for charge in found] == pytest.approx([COEF * kl for kl in nats], rel=1e-6)
 
 
 def test_batch_with_rows_of_unknown_behavior_is_measured_anew() -> None:
-    made = valuation(run_config(kl=KL, replay={"baseline": "shared"}), tiny_actor())
-    worth = made.worth([item.trajectory for item in ROWS])
-    assert worth[2:] == [1.0, 1.0]
-    rows = [Valued(item, value) for item, value in zip(ROWS, worth, strict=True)]
-    assert all(math.isfinite(item.advantage) for item in made.estimator.in_batch(rows, "shared").rows)
+    config = run_config(kl=KL, replay={"baseline": "shared"})
+    trajectories = [item.trajectory for item in ROWS]
+    rewards = penalised_rewards(trajectories, made_penalty(config, tiny_actor())(trajectories))
+    assert rewards[2:] == [1.0, 1.0]
+    rows = [replace(item, reward=reward) for item, reward in zip(ROWS, rewards, strict=True)]
+    found = AdvantageEstimator(config, AUTHORS).of_batch(rows, "shared").rows
+    assert all(math.isfinite(item.advantage) for item in found)
 
 
 def test_reward_kl_is_the_mean_over_tokens_and_absent_without_any() -> None:
-    charges = {"a": Charge(0.3, 3.0, 2), "b": Charge(0.1, 1.0, 6), "c": Charge()}
-    assert kl_metrics(charges.values()) == {"actor/reward_kl": (3 + 1) / 8}
-    assert Collected(charges={"c": Charge()}).metrics() == {}
-    assert kl_metrics([Charge()]) == {}
+    penalties = {"a": KlPenalty(0.3, 3.0, 2), "b": KlPenalty(0.1, 1.0, 6), "c": KlPenalty()}
+    assert kl_metrics(penalties.values()) == {"actor/reward_kl": (3 + 1) / 8}
+    assert Collected(kl_penalties={"c": KlPenalty()}).metrics() == {}
+    assert kl_metrics([KlPenalty()]) == {}
 
 
 def test_greedy_episode_of_remax_pays_like_the_sampled_ones() -> None:
@@ -81,15 +81,15 @@ def test_greedy_episode_of_remax_pays_like_the_sampled_ones() -> None:
     generator = ScriptedGenerator([["yes", "no way"], ["no way"]])
     vocabulary = CHATML.codec.vocab_size
     actors = Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), vocabulary)
-    made = valuation(config, tiny_actor(torch.float64, vocab_size=vocabulary))
+    penalty = made_penalty(config, tiny_actor(torch.float64, vocab_size=vocabulary))
     tasks = [(factory.make_task(random.Random(0)), 2)]
-    found = collect(actors, tasks, Birth("run", 1, 0), config, valuation=made)
-    one, same = (found.charges[trajectory.id] for trajectory in found.trajectories)
-    assert abs(one.penalty - same.penalty) > 1e-3
+    found = collect(actors, tasks, config, penalty=penalty)
+    one, same = (found.kl_penalties[trajectory.id] for trajectory in found.trajectories)
+    assert abs(one.amount - same.amount) > 1e-3
     advantages = [trajectory.record.advantage for trajectory in found.trajectories]
-    assert advantages == pytest.approx([same.penalty - one.penalty, 0.0], abs=1e-9)
-    assert found.told["rollout/greedy_reward"] == 1.0
-    batch = build_batch([BatchRow(t, "fresh", 0.0) for t in found.trajectories], AUTHORS)
+    assert advantages == pytest.approx([same.amount - one.amount, 0.0], abs=1e-9)
+    assert found.extra_metrics["rollout/greedy_reward"] == 1.0
+    batch = build_batch([BatchRow(t) for t in found.trajectories], AUTHORS)
     known = batch.behavior_log_probs[batch.response_mask]
     assert known.tolist() == [LOG_PROB] * (one.tokens + same.tokens)
 

@@ -18,15 +18,15 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.api import CheckpointException
 from typer.testing import CliRunner
 
-from agentloop import state_files
-from agentloop.checkpoint import complete_checkpoints, write_directory
-from agentloop.cli import app
+from agentloop.cli.main import app
 from agentloop.config import RunConfig
+from agentloop.distributed import tensor_files
+from agentloop.distributed.ranks import Ranks, process_group
+from agentloop.distributed.tensor_files import read_tensors, write_tensors
 from agentloop.errors import UserError
-from agentloop.learners import check_ranks
-from agentloop.ranks import Ranks, joined
-from agentloop.state_files import read_tensors, write_tensors
-from agentloop.training import train
+from agentloop.learning.lead import check_ranks
+from agentloop.runs.checkpoint import complete_checkpoints, write_directory
+from agentloop.training.train import train
 from tests.agentloop import ranked_updates
 from tests.agentloop.launching import places, start_ranks
 from tests.agentloop.processes import Training, write_config
@@ -163,14 +163,14 @@ FAILS_ALONE = """
 import atexit
 import torch
 import torch.distributed
-from agentloop.ranks import joined, lost_ranks_told
+from agentloop.distributed.ranks import process_group, rank_failures
 atexit.register(lambda: print("groups left:", torch.distributed.is_initialized()))
-with joined(timeout_s=600.0) as ranks:
+with process_group(timeout_s=600.0) as ranks:
     if ranks.index == 0:
-        with lost_ranks_told(), ranks.told("sum"):
+        with rank_failures(), ranks.broadcasting("sum"):
             raise ValueError("on rank 0 alone")
-    with lost_ranks_told():
-        assert ranks.hear() == "sum"
+    with rank_failures():
+        assert ranks.receive() == "sum"
         ranks.sum(torch.zeros(1))
 """
 
@@ -180,7 +180,7 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UserError, match="at most one rank per GPU, got more than 2"), joined(timeout_s=1.0):
+    with pytest.raises(UserError, match="at most one rank per GPU, got more than 2"), process_group(timeout_s=1.0):
         pass
 
 
@@ -189,7 +189,7 @@ def test_processes_without_a_place_to_meet_are_told_so(monkeypatch: pytest.Monke
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORLD_SIZE", "8")
     told = "WORLD_SIZE must be 1 or come from torchrun, got 8 without RANK"
-    with pytest.raises(UserError, match=told), joined(timeout_s=1.0):
+    with pytest.raises(UserError, match=told), process_group(timeout_s=1.0):
         pass
 
 
@@ -224,6 +224,6 @@ def test_full_disk_of_any_rank_is_told_as_one(
     def fails(*_: Any, **__: Any) -> None:
         raise CheckpointException("write", {1: (cause, StackSummary())})
 
-    monkeypatch.setattr(state_files, "save", fails)
+    monkeypatch.setattr(tensor_files, "save", fails)
     with pytest.raises(UserError, match=raised):
         write_directory(tmp_path / "x", lambda target: write_tensors(target, {"a": torch.ones(2)}, Ranks(0, 2)))

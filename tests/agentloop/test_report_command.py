@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.config.file import to_plain
+from agentloop.config.config_file import to_plain
 from context.authors import default_authors
 from replay.records import RunRecord
 from replay.store import ReplayStore
 
 PROGRAM = (
-    "import sys; from agentloop.cli import main\n"
+    "import sys; from agentloop.cli.main import main\n"
     "try: main()\n"
     "finally: print([name for name in ('torch', 'transformers', 'alembic') if name in sys.modules])"
 )

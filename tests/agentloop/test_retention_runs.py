@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from agentloop.cli import main
+from agentloop.cli.main import main
 from agentloop.errors import UserError
-from agentloop.training import TrainResult, train
+from agentloop.training.train import TrainResult, train
 from replay.storage.format.column_types import ESCAPE
 from replay.storage.format.message_json import plain_text
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
@@ -167,10 +167,8 @@ def test_verify_names_policies_that_are_gone_and_log_probs_that_are_off(
     )
     assert f"policies whose weights are gone: {', '.join(str(v) for (v,) in gone)}" in out
     # Another checkpoint's log-probs are off, too.
-    other = finished[0].folder / "policies" / "000000"
-    code, out, _ = ask(
-        monkeypatch, capsys, "verify", str(folder), "--model", str(other), "--policy", str(newest), "--json"
-    )
+    other = shutil.copytree(finished[0].folder / "policies" / "000000", tmp_path / str(newest))
+    code, out, _ = ask(monkeypatch, capsys, "verify", str(folder), "--policy", str(other), "--json")
     assert (code, [p["version"] for p in json.loads(out)["log_probs"]["policies"]]) == (1, [newest])
 
 
@@ -183,7 +181,7 @@ def test_rescore_stores_what_the_newest_policy_says(
     folder = tmp_path / "copy-001"
     shutil.copytree(finished[0].folder, folder)
     database = folder / "replay.sqlite"
-    code, out, _ = ask(monkeypatch, capsys, "rescore", str(folder), "--where", "iteration = 4", "--json")
+    code, out, _ = ask(monkeypatch, capsys, "rescore", str(folder), "--where", "iteration == 4", "--json")
     answer = json.loads(out)
     ((count, tokens),) = rows(
         database, "select count(*), sum(num_action_tokens) from trajectories where iteration = 4 and state = 'eligible'"
@@ -193,7 +191,7 @@ def test_rescore_stores_what_the_newest_policy_says(
     assert rows(database, "select count(distinct trajectory), min(policy_version) from token_scores") == [(count, 4)]
     # By the policy that sampled them, drift is 1.
     answer = json.loads(
-        ask(monkeypatch, capsys, "rescore", str(folder), "--where", "iteration = 4", "--policy", "3", "--json")[1]
+        ask(monkeypatch, capsys, "rescore", str(folder), "--where", "iteration == 4", "--policy", "3", "--json")[1]
     )
     assert (answer["drift_mean"], answer["drift_max"], answer["ess"]) == pytest.approx((1.0, 1.0, 1.0), abs=1e-4)
     ((id,),) = rows(database, "select id from trajectories where iteration = 4 and slot = 0")
@@ -209,10 +207,10 @@ def test_rescore_stores_what_the_newest_policy_says(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("policy", "message"),
     [
-        (["--policy", "77"], "--policy must be one whose weights are still in"),
-        (["--model", "MODEL"], "--policy must be given with a model whose folder has no number"),
+        ("77", "--policy must be a version whose weights are still in"),
+        ("MODEL", "or a folder of weights named by its version, got "),
     ],
 )
 def test_models_that_are_not_there_are_one_line(
@@ -220,11 +218,11 @@ def test_models_that_are_not_there_are_one_line(
     qwen2: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    words: list[str],
+    policy: str,
     message: str,
 ) -> None:
-    words = [str(qwen2) if word == "MODEL" else word for word in words]
-    code, _, err = ask(monkeypatch, capsys, "rescore", str(finished[0].folder), *words)
+    named = str(qwen2) if policy == "MODEL" else policy
+    code, _, err = ask(monkeypatch, capsys, "rescore", str(finished[0].folder), "--policy", named)
     assert (code, err.count("\n")) == (2, 1)
     assert message in err
 

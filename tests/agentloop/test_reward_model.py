@@ -17,10 +17,10 @@ from transformers import (
 )
 
 from agentloop.config import ModelSection
-from agentloop.config.reward import RewardModelSection
+from agentloop.config.sections.reward import RewardModelSection
 from agentloop.errors import UserError
 from agentloop.models.reward_model import SequenceClassifier
-from agentloop.training import train
+from agentloop.training.train import train
 from context import Message
 from context.messages import ToolCall
 from replay.store import ReplayStore

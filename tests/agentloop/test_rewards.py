@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from agentloop.config.reward import RewardSection
+from agentloop.config.sections.reward import RewardSection
 from agentloop.environments import LookupChain, Task
 from agentloop.errors import UserError
-from agentloop.rewards import RewardScorer
-from agentloop.rollout import Episode
+from agentloop.rollouts.episode import Episode
+from agentloop.rollouts.rewards import RewardScorer
 from context import Message, Segment, TokenSequence
 from context.messages import ToolCall
 from tests.agentloop import reward_functions
@@ -34,7 +34,7 @@ def episode(content: str = "ok", *, reward: float = 1.0, tokens: int = 10, stop_
     return Episode(Task("say something"), (Segment(sequence),), messages, reward, stop_reason, None, None, 1, 0, (), {})
 
 
-FAILED = replace(episode(), reward=math.nan, stop_reason="engine_failure")
+FAILED = replace(episode(), environment_reward=math.nan, stop_reason="engine_failure")
 
 
 def scorer(*, max_tokens: int = 100, model: Any = None, **reward: Any) -> RewardScorer:
@@ -101,7 +101,7 @@ def test_number_of_any_library_is_a_reward(answer: object, monkeypatch: pytest.M
         def __call__(self, episode: object) -> object:
             return answer
 
-    monkeypatch.setattr("agentloop.rewards.load_function", lambda spec, *, what: Function())
+    monkeypatch.setattr("agentloop.rollouts.rewards.load_function", lambda spec, *, what: Function())
     (total,) = scorer(environment=0.0, functions=named("brief")).score([episode()]).totals
     assert type(total) is float
     assert total == 0.5

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from agentloop.config import RunConfig
-from agentloop.config.file import load_config
+from agentloop.config.config_file import load_config
 from agentloop.errors import UserError
-from agentloop.training import train
+from agentloop.training.train import train
 from replay import DatabaseRefused
 from replay.cli import app as replay_commands
 from tests.agentloop.processes import assert_same_run, assert_sound

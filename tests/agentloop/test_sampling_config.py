@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.training import train
-from replay.sampling.samplers import SAMPLERS
+from agentloop.training.train import train
+from agentloop.user_code import load_sampler
+from replay.config import ReplayConfig
+from replay.sampling.samplers import SAMPLERS, Sampler
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2
 from tests.agentloop.test_mixing_runs import pooled
 from tests.agentloop.training_examples import row, run_config, segment, tiny_actor, trainer
@@ -44,8 +45,13 @@ def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
 
 
-def section(**replay: Any) -> Any:
-    return RunConfig.model_validate({"replay": replay}).replay
+def section(**replay: Any) -> ReplayConfig:
+    return ReplayConfig.model_validate(replay)
+
+
+def made(sampler: str, sampler_options: dict[str, Any]) -> Sampler:
+    given = section(sampler=sampler, sampler_options=sampler_options)
+    return load_sampler(given.sampler, 0, given.sampler_options)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +59,7 @@ def section(**replay: Any) -> Any:
     [
         ({"sampler": "sucess"}, "replay.sampler must be a built-in sampler or path/to/file.py:ClassName, got 'sucess'"),
         ({"sampler_options": {"half_life": 3}}, "replay.sampler_options must hold options of success, got 'half_life'"),
-        ({"sampler": "recency", "sampler_options": {"half_life": 0}}, "half_life must be > 0, got 0"),
+        ({"sampler": "recency", "sampler_options": {"half_life": 0}}, "half_life must be greater than 0, got 0"),
         ({"allow_mismatch": ["tokeniser"]}, "must name what may differ, got 'tokeniser'. Did you mean tokenizer?"),
         ({"sampler": "entropy", "unit": "group"}, "replay.sampler must weigh rows when replay.unit is group"),
     ],
@@ -66,8 +72,8 @@ def test_what_cannot_be_drawn_is_refused_at_load(replay: dict[str, Any], told: s
 
 def test_sampler_of_ones_own_is_a_class_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
-    made = section(sampler=f"{tmp_path}/mine.py:Long", sampler_options={"power": 2}).make_sampler(0)
-    assert made.options.power == 2
+    sampler = made(f"{tmp_path}/mine.py:Long", {"power": 2})
+    assert sampler.options.power == 2
     for name, told in (
         ("Long", "must hold options of Long, got 'pwer'. Did you mean power?"),
         ("Other", "replay.sampler must name a subclass of replay.Sampler, got"),
@@ -75,15 +81,15 @@ def test_sampler_of_ones_own_is_a_class_in_a_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError) as raised:
             options = {"pwer": 2} if name == "Long" else {}
-            section(sampler=f"{tmp_path}/mine.py:{name}", sampler_options=options).make_sampler(0)
+            made(f"{tmp_path}/mine.py:{name}", options)
         assert told in str(raised.value)
         assert "\n" not in str(raised.value)
 
 
 def test_example_in_the_documentation_is_a_sampler() -> None:
-    made = section(sampler="examples/long_first.py:LongFirst", sampler_options={"power": 0.5}).make_sampler(0)
-    assert made.title == "LongFirst"
-    assert made.row_wise
+    sampler = made("examples/long_first.py:LongFirst", {"power": 0.5})
+    assert sampler.title == "LongFirst"
+    assert sampler.row_wise
 
 
 RUNS: list[tuple[str, dict[str, Any]]] = [

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from agentloop.cli import main
+from agentloop.analysis.stored_policies import evaluate_run, newest_trained_folder
+from agentloop.cli.main import main
 from agentloop.config import ModelSection, RunConfig
-from agentloop.demonstrations import DemonstrationReader
 from agentloop.environments import open_tasks
 from agentloop.errors import TrainingStopped, UserError
-from agentloop.evaluate_run import evaluate_run, newest_trained_folder
-from agentloop.learning.supervised import learn, measure
-from agentloop.models.load import LoadedModel, load_model
-from agentloop.sft import SftResult, sft
+from agentloop.models.loading import LoadedModel, load_model
+from agentloop.supervised.demonstrations import DemonstrationReader
+from agentloop.supervised.sft import SftResult, sft
+from agentloop.supervised.supervised_update import learn, measure
 from context import loss_mask
-from context.tokens import TokenSequence
+from context.tokens.token_sequence import TokenSequence
 from tests.agentloop.processes import assert_same_bits, write_config
 from tests.agentloop.runs import ROOT, SilentDisplay, save_qwen2, small_config
 from tests.agentloop.training_examples import AUTHORS, segment, tiny_actor
@@ -277,7 +277,10 @@ def test_loss_that_is_no_number_stops_the_training_with_exit_code_1(
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ('{"messages": []}\n', ":1: row must hold a list of messages, got []."),
+        (
+            '{"messages": []}\n',
+            ":1: messages must end in a reply of the assistant",
+        ),
         (json.dumps(conversation(1)) + "\n{", ":2: line must be JSON"),
         (
             json.dumps({"messages": conversation(1)["messages"][:1]}),

@@ -18,15 +18,16 @@ from transformers import (
 )
 
 from agentloop.config import ModelSection
-from agentloop.config.compute import ComputeSection
+from agentloop.config.sections.model import ComputeSection
 from agentloop.environments import load_environment
 from agentloop.errors import UserError
-from agentloop.generation import LocalGenerator
+from agentloop.generation.local import LocalGenerator
 from agentloop.models.actor import Actor
-from agentloop.models.load import LoadedModel, load_model
-from agentloop.startup_checks import check_scoring, check_tools
+from agentloop.models.loading import LoadedModel, load_model
+from agentloop.rollouts.actors import check_tools
+from agentloop.training.startup_checks import check_scoring
 from context import ChatTemplate, HermesParser, Llama3JsonParser
-from context.model_files import load_model_files, train_tokenizer
+from context.templates.model_files import load_model_files, train_tokenizer
 from tests.agentloop.runs import save_llama, save_qwen2
 from tests.context.trl_templates import model
 

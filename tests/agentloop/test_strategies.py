@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from agentloop.collect import Actors, Birth, Collected, collect
 from agentloop.config import RunConfig
-from agentloop.context_parts import make_strategy
+from agentloop.config.sections.context import make_strategy
 from agentloop.environments import EnvironmentFactory, Task, load_environment
-from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.learning.batch import build_batch
+from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.trajectories import Collected
 from context import HermesParser, loss_mask
-from replay.records import PolicyRecord, RunRecord, Trajectory
+from replay.records import BatchRow, PolicyRecord, RunRecord, Trajectory
 from replay.store import ReplayStore
+from tests.agentloop.collecting import collect
 from tests.agentloop.scripted import CHATML, ScriptedGenerator, call
 
 RUN = "run"
@@ -46,7 +48,7 @@ def collected(scripts: Sequence[Sequence[str]], **context: Any) -> tuple[Collect
     authors = section.author_table()
     vocab_size, control = CHATML.codec.vocab_size, section.training_control()
     actors = Actors(factory, generator, CHATML.renderer(), HermesParser(), authors, vocab_size, strategy, control)
-    return collect(actors, [(task, len(scripts))], Birth(RUN, 1, 0), config), generator, config
+    return collect(actors, [(task, len(scripts))], config, run=RUN), generator, config
 
 
 def stored(rows: Collected, config: RunConfig, folder: Path) -> list[Trajectory]:
@@ -108,7 +110,7 @@ def test_hint_is_seen_and_not_trained_on_and_its_log_probs_are_unknown(tmp_path:
     (segment,) = row.segments
     assert "The trail:" not in CHATML.codec.decode(segment.tokens.token_ids.tolist())
     assert segment.behavior_context == "hinted"
-    batch = build_batch([BatchRow(row, "fresh", 1.0)], config.context.author_table())
+    batch = build_batch([BatchRow(row, advantage=1.0)], config.context.author_table())
     assert bool(batch.behavior_log_probs.isnan().all())
     assert int(batch.loss_mask.sum()) == row.record.num_action_tokens > 0
 
@@ -122,7 +124,7 @@ def test_trajectories_of_several_segments_weigh_no_more_in_their_group() -> None
     # Rewards 1 and 0: two members, mean 1/2, whatever the number of segments.
     assert (rows.groups[0].size, rows.groups[0].reward_mean) == (2, 0.5)
     batch = build_batch(
-        [BatchRow(row, "fresh", row.record.advantage) for row in rows.trajectories], config.context.author_table()
+        [BatchRow(row, advantage=row.record.advantage) for row in rows.trajectories], config.context.author_table()
     )
     assert batch.trajectory.tolist() == [0, 0, 1]
     assert [float(batch.advantages[i][batch.loss_mask[i]].unique()) for i in range(3)] == pytest.approx(

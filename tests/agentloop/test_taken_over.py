@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from agentloop.config import CheckpointSection, ModelSection
-from agentloop.generation import LocalGenerator
-from agentloop.models.load import load_model
-from agentloop.publish import Publisher
-from agentloop.training import train
+from agentloop.generation.local import LocalGenerator
+from agentloop.models.loading import load_model
+from agentloop.training.publish import Publisher
+from agentloop.training.train import train
 from replay import ReplayStore, RunReplaced
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
 from tests.replay.fakes import RUN, new_store

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
-from agentloop.config.tasks import TasksSection
+from agentloop.config.sections.dataset import TasksSection
 from agentloop.environments import ToolLimits, call_tool, open_tasks
-from agentloop.environments.rows import load_rows
+from agentloop.environments.datasets import load_rows
 from agentloop.errors import UserError
-from agentloop.evaluate_run import evaluate_run
-from agentloop.training import TrainResult, train
+from agentloop.training.train import TrainResult, train
 from context.messages import Message, ToolCall
 from tests.agentloop.processes import assert_same_run
 from tests.agentloop.runs import ROOT, SilentDisplay, StopAfter, rows, save_qwen2, small_config
@@ -136,30 +136,32 @@ def test_at_least_one_of_few_rows_is_held_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b'{"number": 1}\n{"number": \n', ":2: the line must be JSON ("),
         (b"[1]\n", ":1: the line must be a JSON object, got [1]."),
-        (b'{"number": "\xff"}\n', ":1: the line must be UTF-8."),
-        (b'{"a": 1, "a": 2}\n', ":1: the line must have each key once, got 'a' twice."),
+        (b'{"number": "\xff"}\n', ":1: the line must be JSON ('utf-8' codec can't decode byte 0xff"),
+        (b'{"a": 1, "a": 2}\n', ":1: the line must be JSON ('a' stands twice in one object)."),
         (b"\n", "tasks.data must hold at least one row, got none in "),
         (b'{"a": 1}\n{"a": 1}\n', "rows to train on and others to evaluate on, got 2 in "),
     ],
 )
-def test_rows_that_can_not_be_read_are_told_with_their_line(tmp_path: Path, content: bytes, told: str) -> None:
+def test_rows_that_can_not_be_read_are_refused_with_their_line(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
-    assert told in refusal(section(path))
+    assert message in refusal(section(path))
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "missing.parquet", "a.csv", "hf:missing/set"])
-def test_data_that_is_not_there_is_told_in_one_line(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_is_not_there_is_refused_in_one_line(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert refusal(section(name)).startswith("tasks.data must be ")
 
 
 @pytest.mark.parametrize(
-    ("sections", "told"),
+    ("sections", "message"),
     [
         (
             {"tasks": {"data": "a.jsonl"}, "environment": {"task_pool": 5}},
@@ -176,8 +178,8 @@ def test_data_that_is_not_there_is_told_in_one_line(tmp_path: Path, name: str, m
         ),
     ],
 )
-def test_configuration_that_names_two_orders_is_refused(sections: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_configuration_that_names_two_orders_is_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         RunConfig.model_validate(sections)
 
 
@@ -193,7 +195,7 @@ _REWARD = "    def reward(self, task, messages):\n        return 0.0\n"
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         (
             "    def make_task(self, rng):\n        return Task('x')\n",
@@ -215,13 +217,13 @@ _REWARD = "    def reward(self, task, messages):\n        return 0.0\n"
         ),
     ],
 )
-def test_environment_that_can_not_read_the_rows_is_told_at_once(tmp_path: Path, body: str, told: str) -> None:
+def test_environment_that_can_not_read_the_rows_is_refused_at_once(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         open_tasks(configured(tmp_path, f"class Mine(Environment):\n{body}{_REWARD}"))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_environment_that_reads_rows_is_told_where_to_name_them(tmp_path: Path) -> None:
+def test_environment_that_reads_rows_is_advised_where_to_name_them(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="must define make_task, got none. Name rows to read with tasks.data, or write"):
         open_tasks(RunConfig.model_validate({"environment": {"name": ENVIRONMENT}}))
 
@@ -326,6 +328,6 @@ def test_task_with_several_groups_in_a_batch_is_counted_once_with_all_of_them(tm
     )
     hashes = [factory.task_hash(source.train(index)) for index in range(12)]
     twice = next(task for task in hashes if hashes.count(task) > 1)
-    source.observe(range(12), [(twice, 8, 0.25), (twice, 4, 1.0)])
+    source.record_success(range(12), [(twice, 8, 0.25), (twice, 4, 1.0)])
     # 8 x 0.25 + 4 = 6 of 12; all others are untried.
     assert source.state()["order"]["counts"] == [[source.state()["order"]["counts"][0][0], 12.0, 6.0]]

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from agentloop.errors import TrainingStopped, TruncatedSampling, UnknownAnchor, UserError
-from agentloop.learning.batch import BatchRow
 from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import ESS_BY_AGE
 from agentloop.models.actor import Actor
-from replay.records import age_bucket
+from replay.records import BatchRow, age_bucket
 from tests.agentloop.training_examples import (
+    batch_row,
     mixed_rows,
     row,
     run_config,
@@ -165,7 +165,7 @@ def test_cloned_rows_are_learned_without_an_advantage() -> None:
     actor = tiny_actor()
     before = weights_of(actor)
     config = run_config(**CONFIG, loss={"replay": {"objective": "bc"}})
-    rows = [replace(item, stream="replay") for item in silent_rows()]
+    rows = [batch_row(item.trajectory, "replay", advantage=item.advantage) for item in silent_rows()]
     result = trainer(actor, config).update(rows, iteration=1)
     assert result.metrics["actor/skipped_no_signal"] == 0
     assert not torch.equal(weights_of(actor), before)
@@ -196,7 +196,7 @@ def test_truncated_sampling_is_refused_where_its_log_probs_enter_a_ratio(sampled
     unknown = row("x", segment("uxx"), stream="replay").trajectory
     none = replace(unknown, record=replace(unknown.record, **sampled, mean_behavior_log_prob=math.nan))
     recompute = run_config(**CONFIG, loss={"replay": {"missing_log_probs": "recompute"}})
-    trainer(tiny_actor(), recompute).update([BatchRow(none, "replay", 1.0)], iteration=1)
+    trainer(tiny_actor(), recompute).update([batch_row(none, "replay", advantage=1.0)], iteration=1)
 
 
 def test_correction_needs_known_log_probs() -> None:
@@ -352,7 +352,7 @@ def test_quantiles_are_those_of_the_streams_own_tokens() -> None:
 
 def test_observed_rows_have_drift_and_no_loss() -> None:
     learner = trainer(tiny_actor(), run_config(**CONFIG))
-    observed = learner.observe([row("a", segment("uudd", [-1.0, -2.0]), stream="replay", advantage=1.0)])
+    observed = learner.score_only([row("a", segment("uudd", [-1.0, -2.0]), stream="replay", advantage=1.0)])
     assert observed.optimizer_steps == 0
     names = {"drift_mean", "drift_max", "drift_p01", "drift_p50", "drift_p99", *ESS, "ess/age_unknown", "approx_kl"}
     assert set(observed.metrics) == {f"actor/replay/{name}" for name in names}
@@ -376,11 +376,14 @@ def test_replay_stream_has_an_ess_for_each_age(weights: str) -> None:
     """Old rows that are all wrong must not hide behind young ones that are right."""
     actor = tiny_actor()
     young = [row(f"y{i}", segment("ull", seed=i), stream="replay") for i in range(3)]
-    mended = [replace(item, staleness=age) for item, age in zip(sampled_by(actor, young), (1, 2, 3), strict=True)]
+    mended = [
+        batch_row(item.trajectory, "replay", staleness=age, advantage=item.advantage)
+        for item, age in zip(sampled_by(actor, young), (1, 2, 3), strict=True)
+    ]
     off = [row(f"o{i}", segment("ull", [level, level]), stream="replay") for i, level in enumerate((-1.0, -9.0))]
-    old = [replace(item, staleness=5) for item in off]
+    old = [batch_row(item.trajectory, "replay", staleness=5, advantage=item.advantage) for item in off]
     config = run_config(**CONFIG, replay={"ess": {"weights": weights}})
-    metrics = trainer(actor, config).observe([*mended, *old]).metrics
+    metrics = trainer(actor, config).score_only([*mended, *old]).metrics
     ess = {name.removeprefix(ESS_BY_AGE): value for name, value in metrics.items() if name.startswith(ESS_BY_AGE)}
     assert ess.keys() == {"1", "2-3", "4-7"}
     assert (ess["1"], ess["2-3"]) == pytest.approx((1.0, 1.0), abs=1e-4)

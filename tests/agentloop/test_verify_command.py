@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from agentloop.cli import app
+from agentloop.cli.main import app
 from replay.storage.databases import Location
 from tests.replay.fakes import Born, new_store, sql
 
@@ -66,7 +66,7 @@ def test_help_has_an_example(command: str) -> None:
 def test_commands_that_ask_no_model_need_no_torch(tmp_path: Path) -> None:
     spoiled(tmp_path / "replay.sqlite", 0)
     program = (
-        "import sys; from agentloop.cli import app\n"
+        "import sys; from agentloop.cli.main import app\n"
         "try: app(['replay', 'verify', sys.argv[1]])\n"
         "except SystemExit: pass\n"
         "print([name for name in ('torch', 'transformers', 'alembic') if name in sys.modules])"

@@ -12,9 +12,9 @@ import torch
 from agentloop.config import ModelSection, TinyModelSection, WarmUpSection
 from agentloop.environments import load_environment
 from agentloop.models.actor import Actor
-from agentloop.models.load import LoadedModel, load_model
+from agentloop.models.loading import LoadedModel, load_model
 from agentloop.models.tiny import build_tiny_model
-from agentloop.warm_up import Demonstrator, WarmUpResult, _hardest_of_last_reply, demonstrations, warm_up
+from agentloop.supervised.warm_up import Demonstrator, WarmUpResult, _hardest_of_last_reply, demonstrations, warm_up
 from context import Message, default_authors, loss_mask, response_mask
 from context.parse import choose_parser
 from context.strategies import Hint, Linear, LinearThink, Memory, SelfClip, Strategy

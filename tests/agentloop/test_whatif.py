@@ -14,19 +14,18 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
-from agentloop.cli import app
+from agentloop.analysis.stored_log_probs import named_weights
+from agentloop.analysis.whatif.compared_rows import Asked
+from agentloop.analysis.whatif.losses import asked_losses
+from agentloop.analysis.whatif.measure import what_if
+from agentloop.analysis.whatif.result import WhatIf
+from agentloop.cli.main import app
 from agentloop.errors import UserError
-from agentloop.replay_models import named_weights
-from agentloop.run_folder import open_run_folder
-from agentloop.training import train
-from agentloop.whatif.answer import WhatIf
-from agentloop.whatif.losses import asked_losses
-from agentloop.whatif.measure import what_if
-from agentloop.whatif.rows import Asked
+from agentloop.runs.run_folder import open_run_folder
+from agentloop.training.train import train
 from replay.store import ReplayStore
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
 from tests.replay.fakes import sql
-from tests.replay.test_report import WellFormed, panel_of, text_of
 
 FRESH_REPLAY = ("fresh", "replay")
 KL = 0.05
@@ -65,17 +64,16 @@ def copied(finished: tuple[Path, list[dict[str, float]]], tmp_path: Path) -> Pat
     return Path(shutil.copytree(finished[0], tmp_path / "small-001"))
 
 
-def asked(run: Path, *losses: str, policy: int | None = None, tokens: int = 0, **rows_asked: Any) -> WhatIf:
+def asked(run: Path, *losses: str, policy: int | None = None, **rows_asked: Any) -> WhatIf:
     folder = open_run_folder(run)
     store = ReplayStore.open(run / "replay.sqlite", read_only=True)
     try:
         return what_if(
             store,
             folder,
-            named_weights(folder, None, policy),
+            named_weights(folder, None if policy is None else str(policy)),
             losses=asked_losses(folder.config, losses),
             asked=Asked(**rows_asked),
-            tokens=tokens,
         )
     finally:
         store.close()
@@ -165,14 +163,14 @@ def test_any_kind_of_update_is_found_again(tmp_path: Path, model: Path, sections
         check_equal(asked(run, "own", policy=iteration - 1, iteration=iteration), metrics)
 
 
-def test_fresh_rows_of_the_buffer_have_the_metrics_of_the_update_they_made(
+def test_batch_of_fresh_rows_alone_has_the_metrics_of_its_update(
     finished: tuple[Path, list[dict[str, float]]],
 ) -> None:
     run, metrics = finished[0], finished[1][0]
-    found = asked(run, "own", policy=0, where="iteration = 1", stream="fresh")
+    found = asked(run, "own", policy=0, iteration=1)
     effect = found.effect("own")
     assert metrics["batch/replay"] == 0
-    assert (found.data[-1].trajectories, found.data[0].bucket) == (16, "0")
+    assert (found.data[-1].trajectories, found.data[0].bucket) == (16, "fresh")
     assert effect.gradient_norm == pytest.approx(metrics["actor/grad_norm"], rel=1e-4)
     assert (effect.clipped, effect.ratio_p01, effect.ratio_p99) == pytest.approx((0.0, 1.0, 1.0), abs=1e-5)
     assert found.data[0].ess == pytest.approx(1.0, abs=1e-6)
@@ -186,14 +184,14 @@ def test_rows_are_in_the_bucket_of_their_staleness(finished: tuple[Path, list[di
     stored = dict(
         rows(run / "replay.sqlite", "select policy_version_min, count(*) from trajectories where slot < 2 group by 1")
     )
-    found = asked(run, "own", where="slot < 2")
+    found = asked(run, "own", filter="slot < 2")
     # The policy is version 3: rows of versions 2, 1 and 0 are 1, 2 and 3 publishes old.
     assert [(part.bucket, part.trajectories) for part in found.data] == [
         ("1", stored[2]),
         ("2-3", stored[1] + stored[0]),
         ("all", sum(stored.values())),
     ]
-    earlier = asked(run, "own", policy=1, where="slot < 2")
+    earlier = asked(run, "own", policy=1, filter="slot < 2")
     assert [(part.bucket, part.trajectories) for part in earlier.data] == [
         ("0", stored[1]),
         ("1", stored[0]),
@@ -217,7 +215,7 @@ def test_objective_that_must_clip_everything_clips_everything(
     )
     (tmp_path / "free.yaml").write_text("loss: {replay: {objective: surrogate}}\nkl: {loss_coef: 0}\n")
     names = [str(tmp_path / "tight.yaml"), str(tmp_path / "free.yaml")]
-    found = asked(finished[0], *names, where="advantage != 0", limit=12, tokens=2)
+    found = asked(finished[0], *names, filter="advantage != 0", limit=12)
     for bucket in (part.bucket for part in found.data):
         tight, free = found.effect("tight", bucket), found.effect("free", bucket)
         assert (tight.clipped, free.clipped) == (1.0, 0.0)
@@ -226,26 +224,6 @@ def test_objective_that_must_clip_everything_clips_everything(
         # The same log-probs for both, and cispo's weights are 1000 where they were about 1.
         assert (tight.ratio_p01, tight.ratio_p99) == (free.ratio_p01, free.ratio_p99)
         assert tight.gradient_norm > 500 * free.gradient_norm
-    assert [t.objective for t in found.tokens] == ["tight", "tight"]
-    first = found.tokens[0]
-    assert abs(torch.tensor(first.ratio).log()) >= abs(torch.tensor(found.tokens[1].ratio).log())
-    assert {(t.clipped, t.trained) for t in found.trajectories} == {(t.trained, t.trained) for t in found.trajectories}
-
-
-def test_named_tokens_are_those_of_the_stored_row(finished: tuple[Path, list[dict[str, float]]]) -> None:
-    run = finished[0]
-    found = asked(run, "own", where="advantage != 0", tokens=1)
-    (token,) = found.tokens
-    store = ReplayStore.open(run / "replay.sqlite", read_only=True)
-    (stored,) = store.read([token.trajectory])
-    store.close()
-    tokens = stored.segments[token.segment].tokens
-    scored = asked(run, "own", where=f"id = '{token.trajectory}'").effect("own")
-    assert tokens.behavior_log_probs[token.position] < 0
-    assert (token.ratio > 1) == (token.advantage > 0)  # what PPO's clip is about
-    assert token.advantage == pytest.approx(stored.record.advantage)
-    assert scored.ratio_p01 is not None and scored.ratio_p99 is not None
-    assert token.ratio == pytest.approx(scored.ratio_p99 if token.ratio > 1 else scored.ratio_p01, rel=1e-4)
 
 
 def test_rows_without_a_known_advantage_are_named_and_not_taken_as_zero(copied: Path) -> None:
@@ -257,7 +235,7 @@ def test_rows_without_a_known_advantage_are_named_and_not_taken_as_zero(copied: 
     sql(copied / "replay.sqlite", "update draws set advantage = null where trajectory = ?", id)
     sql(copied / "replay.sqlite", "update draws set advantage = 7.0 where iteration = 3 and slot = 1")
     ((other,),) = rows(copied / "replay.sqlite", "select trajectory from draws where iteration = 3 and slot = 1")
-    found = asked(copied, "own", where="iteration = 3")
+    found = asked(copied, "own", filter="iteration == 3")
     assert [(part.why, part.ids) for part in found.left_out] == [
         ("no advantage is known: no update has used it", (id,))
     ]
@@ -265,11 +243,11 @@ def test_rows_without_a_known_advantage_are_named_and_not_taken_as_zero(copied: 
     assert found.advantages == "those of the last update that used the row"
     (copied / "good.yaml").write_text("loss: {replay: {objective: reinforce}}\nkl: {loss_coef: 0}\n")
     (copied / "bc.yaml").write_text("loss: {replay: {objective: bc}}\nkl: {loss_coef: 0}\n")
-    alone = asked(copied, str(copied / "good.yaml"), str(copied / "bc.yaml"), where=f"id = '{other}'")
+    alone = asked(copied, str(copied / "good.yaml"), str(copied / "bc.yaml"), filter=f"id == '{other}'")
     # One row's policy gradient is its cloning gradient, as many times as its advantage is.
     assert alone.effect("good").gradient_norm == pytest.approx(7.0 * alone.effect("bc").gradient_norm, rel=1e-4)
     with pytest.raises(UserError, match="rows to look at must be at least one, got none of .*1 left out"):
-        asked(copied, "own", where=f"id = '{id}'")
+        asked(copied, "own", filter=f"id == '{id}'")
 
 
 def test_run_of_a_gpu_is_asked_without_one(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +263,7 @@ def test_run_of_a_gpu_is_asked_without_one(copied: Path, monkeypatch: pytest.Mon
 def test_corrupt_rows_are_named(copied: Path) -> None:
     ((id,),) = rows(copied / "replay.sqlite", "select id from trajectories where iteration = 2 and slot = 0")
     sql(copied / "replay.sqlite", "delete from segments where trajectory = ?", id)
-    found = asked(copied, "own", where="slot = 0")
+    found = asked(copied, "own", filter="slot == 0")
     assert [(part.why, part.ids) for part in found.left_out] == [("corrupt: agentloop replay verify says why", (id,))]
     assert rows(copied / "replay.sqlite", "select count(*) from trajectories where state = 'quarantined'") == [(0,)]
 
@@ -312,7 +290,7 @@ def test_bounds_of_the_runs_own_objective_do_not_follow_another_one(
         ("replay: {weight: 2.0}", "replay.weight must be 1 when loss.normalise is joint, got 2.0"),
         ("\nbatch: {mini_batch: 16}", "bad.yaml:2: batch must be left out of a loss, got a key that is no part of one"),
         ("kl: {reference: copy}", "kl.reference must be left out of a loss"),
-        ("loss: {replay: {objective: [gspo]}}", "loss.replay.objective must be text, got ['gspo']"),
+        ("loss: {replay: {objective: [gspo]}}", 'loss.replay.objective must be text, got ["gspo"]'),
         ("loss: 3", "loss must be a section of keys, got 3"),
         ("[1]", "the file must hold keys and values, got [1]"),
         (None, "the file must be there to read, got: no such file or directory"),
@@ -344,35 +322,28 @@ def test_name_that_is_no_objective_is_refused(
         asked_losses(open_run_folder(finished[0]).config, losses)
 
 
-def test_command_changes_nothing_and_report_is_all_that_is_written(copied: Path) -> None:
+def test_command_changes_nothing(copied: Path) -> None:
     before, state = files_of(copied), torch.get_rng_state()
-    plain = command(copied, "--loss", "own", "--loss", "reinforce", "--tokens", "2", "--as", "replay", "--limit", "6")
+    words = (copied, "--loss", "own", "--loss", "reinforce", "--limit", "6")
+    plain, programs = command(*words), command(*words, "--json")
     assert (plain.exit_code, plain.exception) == (0, None)
     assert files_of(copied) == before
     assert torch.get_rng_state().equal(state)
-    assert "cos(own)" in plain.output and "most clipped by own:" in plain.output
-    written = command(copied, "--report", "--json", "--loss", "own", "--loss", "reinforce", "--limit", "6")
-    after = files_of(copied)
-    assert {name for name in before | after if before.get(name) != after.get(name)} == {"report.html"}
-    answer = json.loads(written.stdout)
-    html = (copied / "report.html").read_text()
-    WellFormed(html)
-    (effect,) = [e for e in answer["effects"] if (e["objective"], e["bucket"]) == ("reinforce", "all")]
-    assert effect["cosines"]["reinforce"] == pytest.approx(1.0)
-    seen = text_of(html)
-    assert "What would other objectives have done?" in seen
-    assert "reinforce" in panel_of(html, "Clip share by staleness")
-    assert "<title>staleness 2-3\nown: " in panel_of(html, "Clip share by staleness")
-    assert "Effective sample size by staleness" in html
-    assert html.count("<tr>") == 1 + 2 * 3  # two objectives in the buckets 1, 2-3 and all
+    answer = json.loads(programs.stdout)
+    # Two objectives in the buckets 1, 2-3 and all.
+    assert [(e["bucket"], e["objective"]) for e in answer["effects"]] == [
+        (bucket, name) for bucket in ("1", "2-3", "all") for name in ("own", "reinforce")
+    ]
+    (line,) = [line.split() for line in plain.output.splitlines() if line.split()[:2] == ["all", "reinforce"]]
+    assert line[-1] == f"{answer['effects'][-1]['gradient_norm']:.4g}"
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--iteration", "9"], "iteration must be a committed one, from 1 to 3, got 9"),
-        (["--iteration", "2", "--as", "fresh"], "--iteration must be given without --as and --limit"),
-        (["--policy", "77"], "--policy must be one whose weights are still in"),
+        (["--iteration", "2", "--limit", "3"], "--iteration must be given without --limit"),
+        (["--policy", "77"], "--policy must be a version whose weights are still in"),
         (["--where", "rewrd > 1"], "reward"),
     ],
 )
@@ -386,7 +357,7 @@ def test_question_that_has_no_answer_is_one_line(
 
 def test_whole_checkpoint_can_be_named(finished: tuple[Path, list[dict[str, float]]]) -> None:
     run = finished[0]
-    result = command(run, "--checkpoint", run / "checkpoints/000002", "--loss", "own", "--limit", "4", "--json")
+    result = command(run, "--policy", run / "checkpoints/000002", "--loss", "own", "--limit", "4", "--json")
     assert json.loads(result.stdout)["version"] == 2
 
 

@@ -9,19 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from agentloop.analysis.whatif.compared_rows import Row
+from agentloop.analysis.whatif.losses import WhatIfLoss
+from agentloop.analysis.whatif.measure import all_ready
+from agentloop.analysis.whatif.present import as_text
+from agentloop.analysis.whatif.result import AskedObjective, WhatIf
+from agentloop.analysis.whatif.step import Ready, effects_of, part_data
 from agentloop.errors import UserError
-from agentloop.learning.batch import BatchRow
 from agentloop.learning.stream_losses import corrected, stream_losses
-from agentloop.whatif.answer import AskedObjective, WhatIf
-from agentloop.whatif.losses import WhatIfLoss
-from agentloop.whatif.measure import all_ready
-from agentloop.whatif.rows import Row
-from agentloop.whatif.step import Ready, effects_of, part_data
-from agentloop.whatif.text import as_text
-from agentloop.whatif.tokens import most_clipped
+from replay.records import BatchRow
 from tests.agentloop.training_examples import (
     gradients,
-    mixed_rows,
     row,
     run_config,
     sampled_by,
@@ -30,7 +28,6 @@ from tests.agentloop.training_examples import (
     tiny_actor,
     weights_of,
 )
-from tests.context.fakes import family
 
 RATIOS = (1.5, 0.5, 1.1)
 ADVANTAGES = (1.0, -1.0, 1.0)
@@ -78,26 +75,19 @@ def test_clipping_loss_and_gradient_are_those_of_the_tokens() -> None:
     # What is not clipped is the third token's: a third of its gradient alone.
     alone = effects_of(actor, both, "x", torch.tensor([2]))
     assert alone[0].gradient_norm == pytest.approx(3 * clip.gradient_norm, rel=1e-6)
-    assert alone[0].cosines == pytest.approx({"ppo_clip": 1.0, "surrogate": 1.0})
     assert weights_of(actor).equal(before)
     assert all(parameter.grad is None for parameter in actor.model.parameters())
 
 
-def test_cosine_says_whether_weights_would_move_the_same_way() -> None:
+def test_gradient_norm_is_that_of_all_parameters_together() -> None:
     actor = tiny_actor()
     rows = three_tokens(actor)
-    asked = [ready(actor, rows, name) for name in ("surrogate", "bc", "ppo_clip")]
-    surrogate, bc, clip = effects_of(actor, asked, "1", torch.tensor([1]))
-    # A failure: the surrogate makes its token rarer, cloning makes it likelier, and the clip leaves it alone.
-    assert surrogate.cosines["bc"] == pytest.approx(-1.0)
-    assert bc.cosines["surrogate"] == pytest.approx(-1.0)
-    assert (clip.gradient_norm, clip.cosines) == (0.0, {"surrogate": None, "bc": None, "ppo_clip": None})
-    # And the cosine of the whole is that of the vectors.
+    asked = [ready(actor, rows, name) for name in ("surrogate", "ppo_clip")]
     whole = effects_of(actor, asked, "all", torch.arange(3))
-    vectors = [gradients(actor, one.scored, one.loss.config)[1] for one in asked[:2]]
-    assert whole[0].gradient_norm == pytest.approx(float(vectors[0].norm()))
-    expected = torch.nn.functional.cosine_similarity(vectors[0], vectors[1], dim=0)
-    assert whole[0].cosines["bc"] == pytest.approx(float(expected))
+    vector = gradients(actor, asked[0].scored, asked[0].loss.config)[1]
+    assert whole[0].gradient_norm == pytest.approx(float(vector.norm()))
+    # A failure that has become half as likely: the clip leaves it alone.
+    assert effects_of(actor, asked, "1", torch.tensor([1]))[1].gradient_norm == 0.0
 
 
 def test_data_of_a_part_are_those_of_its_rows_alone() -> None:
@@ -112,30 +102,6 @@ def test_data_of_a_part_are_those_of_its_rows_alone() -> None:
     of_unknown = scored_rows(actor, unknown, old=actor).drift()
     nothing = part_data("unknown", of_unknown, torch.tensor([0]), torch.ones(1), ess_weights="mean")
     assert (nothing.unknown, nothing.drift_mean, nothing.ess) == (1, None, None)
-
-
-def test_clipped_tokens_are_named_by_their_place_in_their_segment() -> None:
-    actor = tiny_actor()
-    items = mixed_rows(fresh=0, replayed=6)  # every second one has two segments
-    asked = ready(actor, items, "ppo_clip")
-    trajectories, tokens = most_clipped([asked], [Row(item, "4-7") for item in items], family("chatml").codec, 50)
-    stored = {item.trajectory.id: item.trajectory.segments for item in items}
-    lines = iter(asked.scored.old_log_probs.tolist())
-    scored = {(name, place): next(lines) for name, parts in stored.items() for place in range(len(parts))}
-    assert {token.segment for token in tokens} == {0, 1}
-    for token in tokens:
-        behavior = stored[token.trajectory][token.segment].tokens.behavior_log_probs[token.position]
-        current = scored[token.trajectory, token.segment][token.position]
-        assert math.log(token.ratio) == pytest.approx(current - float(behavior), rel=1e-4)
-        assert (token.ratio > 1.2) if token.advantage > 0 else (token.ratio < 0.8)
-    distances = [abs(math.log(token.ratio)) for token in tokens]
-    assert distances == sorted(distances, reverse=True)
-    # All that clips is among them, and counted by trajectory too.
-    (effect,) = effects_of(actor, [asked], "all", torch.arange(6))
-    assert effect.clipped == pytest.approx(len(tokens) / effect.trained_tokens)
-    assert sum(row.clipped for row in trajectories) == len(tokens)
-    shares = [row.clipped / row.trained for row in trajectories]
-    assert shares == sorted(shares, reverse=True)
 
 
 def test_objective_that_nobody_asked_for_is_left_out_where_rows_do_not_fit_it() -> None:

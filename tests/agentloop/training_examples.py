@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from agentloop.config import RunConfig
-from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.learning.batch import build_batch
 from agentloop.learning.gradients import accumulate_gradients
 from agentloop.learning.scoring import ScoredBatch, score
 from agentloop.learning.stream_losses import stream_losses
@@ -21,8 +21,8 @@ from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
 from context.authors import default_authors
-from context.tokens import Segment, TokenSequence
-from replay.records import Trajectory, TrajectoryRecord
+from context.tokens.token_sequence import Segment, TokenSequence
+from replay.records import BatchRow, DrawRecord, Trajectory, TrajectoryRecord
 
 AUTHORS = default_authors()
 VOCABULARY = 23
@@ -109,7 +109,13 @@ def row(
         environment="test",
         environment_version="1",
     )
-    return BatchRow(Trajectory(record, segments), stream, advantage)
+    return batch_row(Trajectory(record, segments), stream, advantage=advantage)
+
+
+def batch_row(trajectory: Trajectory, stream: str = "fresh", *, staleness: int | None = None, **more: Any) -> BatchRow:
+    """A row of a batch of the second iteration."""
+    draw = DrawRecord("run", 2, 0, trajectory.id, stream, probability=None, staleness=staleness)
+    return BatchRow(trajectory, draw, **more)
 
 
 def mixed_rows(*, fresh: int = 6, replayed: int = 3) -> list[BatchRow]:

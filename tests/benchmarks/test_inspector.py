@@ -9,7 +9,7 @@ from benchmarks import inspector
 from benchmarks._buffer import LONG, add_long, fill
 from benchmarks._rows import RUN
 from replay import ReplayStore
-from replay.queries import Question, page, summary
+from replay.queries import Query, page, summary
 
 
 @pytest.mark.soak
@@ -20,9 +20,9 @@ def test_buffer_of_the_benchmark_is_one_that_a_run_could_leave(tmp_path: Path) -
     assert not (found := store.verify()).corrupt and not found.dangling and not found.damage
     # At least as many as asked: iterations of 64 come sixteen at a time, and 128 / 5 of the other run are none.
     assert summary(store)["trajectories"] == 16 * 64 + 1
-    long = page(store, Question(RUN, (f"id = '{LONG}'",)))["rows"][0]
+    long = page(store, Query(RUN, (f"id == '{LONG}'",)))["rows"][0]
     assert (long["num_turns"], long["num_tokens"]) == (5, 5 * 20)
-    assert {row["uses"] for row in page(store, Question(RUN), limit=64)["rows"]} >= {1}
+    assert {row["uses"] for row in page(store, Query(RUN), limit=64)["rows"]} >= {1}
     assert set(inspector.pages(store)) >= {"buffer", "long_trajectory", "mixing"}
     store.close()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from agentloop.cli import app
-from agentloop.training import train
+from agentloop.cli.main import app
+from agentloop.training.train import train
 from replay import ReplayStore
 from replay.records import FRESH, DrawRecord, GroupRecord, IterationRecord
 from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config

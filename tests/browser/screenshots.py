@@ -17,7 +17,7 @@ from playwright.sync_api import Browser
 from replay import queries
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
-from replay.inspector.server.query import address
+from replay.inspector.server.query_string import address
 from replay.queries.open_buffer import Source, opened_source
 from tests.agentloop.runs import rows
 from tests.browser.chromium import launched

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from agentloop import Environment, Task, tool
+from agentloop.environments.environment import Environment, Task, tool
 from context import Message, Reply, ToolCall
 
 

@@ -13,7 +13,7 @@ import pytest
 from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
-from replay.inspector.server.query import address
+from replay.inspector.server.query_string import address
 from replay.queries.open_buffer import opened_source
 from tests.agentloop.runs import rows
 from tests.browser.demonstration import ITERATIONS, NAME, OTHER, add_iteration

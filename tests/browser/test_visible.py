@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from context.authors import ENV, LLM, TEMPLATE
-from context.codec import TokenCodec
-from context.tokens import Segment
+from context.tokens.codec import TokenCodec
+from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.aggregation import token_weights
-from agentloop.estimator import Estimator
-from agentloop.learning.batch import BatchRow
+from agentloop.training.advantage_estimator import AdvantageEstimator
+from replay.records import BatchRow
 from tests.agentloop.training_examples import (
     mixed_rows,
     row,
@@ -57,7 +57,7 @@ def test_row_without_a_trained_token_is_in_no_mean() -> None:
 
 
 def born_with(rows: list[BatchRow], rewards: list[float]) -> list[float]:
-    return Estimator(run_config()).at_birth([item.trajectory for item in rows], rewards)
+    return AdvantageEstimator(run_config()).of_groups([item.trajectory for item in rows], rewards)
 
 
 def test_group_of_one_has_no_advantage() -> None:

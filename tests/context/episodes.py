@@ -7,17 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from context import (
-    ContextManager,
-    Message,
-    Renderer,
-    Reply,
-    Segment,
-    TokenSequence,
-    ToolCall,
-    loss_mask,
-    response_mask,
-)
+from context import ContextManager, Message, Renderer, Reply, Segment, TokenSequence, ToolCall, loss_mask, response_mask
 from context.authors import ENV, TEMPLATE
 
 TOOLS = [

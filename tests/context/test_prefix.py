@@ -11,7 +11,7 @@ from context import ContextManager, Message, Renderer, Reply, TokenCodec, choose
 from context.authors import HISTORY
 from context.manager import PrefixError
 from context.strategies import ClipToolResults, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
-from context.tokens import TokenView
+from context.tokens.token_sequence import TokenView
 from tests.context.episodes import Episode, ScriptedParser, Turn, laws, texts
 from tests.context.fakes import family
 from tests.context.trl_templates import renderer

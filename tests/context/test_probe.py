@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from context import ChatTemplate, RenderError, TokenSequence
-from context.model_files import load_model_files
-from context.probe import Event, Thinking, changes, conversation, rewrites_history
-from context.verdict import Verdict, border_differences, check_template
+from context.templates.model_files import load_model_files
+from context.templates.template_probe import Event, Thinking, changes, conversation, rewrites_history
+from context.templates.template_report import Verdict, border_differences, check_template
 from tests.context.fakes import CHATML, LLAMA3, family
 from tests.context.trl_templates import model, originals
 

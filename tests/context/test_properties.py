@@ -12,16 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from context import ContextManager, Message, Renderer, response_mask
-from context.strategies import (
-    ClipToolResults,
-    Hint,
-    Linear,
-    LinearThink,
-    Memory,
-    SelfClip,
-    SlidingWindow,
-    Strategy,
-)
+from context.strategies import ClipToolResults, Hint, Linear, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
 from tests.context.episodes import TOOLS, Episode, ScriptedParser, Turn, laws, texts
 from tests.context.trl_templates import MAIN, renderer, shapes
 from tests.context.trl_templates import model as trl_model

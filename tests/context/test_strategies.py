@@ -26,7 +26,7 @@ from context.strategies import (
     Strategy,
     Turn,
 )
-from context.strategies.asked import _read_decisions
+from context.strategies.model_questions import _read_decisions
 from context.strategies.protocol import Answer
 from tests.context.episodes import Episode, ScriptedParser, laws, texts
 from tests.context.episodes import Turn as Said

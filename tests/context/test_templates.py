@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 
 from context import Message, RenderError, TokenSequence, ToolCall, default_authors
 from context.messages import to_template
-from context.probe import Event, rewrites_history
+from context.templates.template_probe import Event, rewrites_history
 from tests.context.test_render import CONVERSATION, LOOKUP
 from tests.context.trl_templates import MAIN, model, originals, reference, renderer, shapes
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from context import Author, AuthorTable, Renderer, default_authors
-from context.model_files import ModelFiles, from_template
-from context.verdict import check_template
+from context.templates.model_files import ModelFiles, from_template
+from context.templates.template_report import check_template
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 MAIN = [

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.cli import main
-from agentloop.config.file import load_config
+from agentloop.cli.main import main
+from agentloop.config.config_file import load_config
 from tests.agentloop.runs import rows, save_qwen2
 from tests.docs.blocks import ROOT, Block, blocks
 

@@ -15,7 +15,7 @@ from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, het
 from agentloop.algorithms.kl import kl_estimate
 from agentloop.algorithms.log_probs import log_ratios
 from agentloop.algorithms.objectives import ObjectiveInput
-from agentloop.config.loss import LossSection
+from agentloop.config.sections.loss import LossSection
 from agentloop.learning.stream_losses import stream_losses
 from tests.docs.blocks import ROOT
 from tests.docs.tables import table

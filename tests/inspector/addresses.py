@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from replay.inspector.app import PAGES
-from replay.inspector.server.query import address
+from replay.inspector.server.query_string import address
 
 
 def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str]) -> list[str]:

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from context.messages import Message, ToolCall
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.records import FRESH, DrawRecord, IterationRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.databases import Location
-from tests.replay.fakes import SHORT, described, group, policy, run_record, trajectory
+from tests.replay.fakes import SHORT, group, policy, run_record, trajectory
 
 MARK = "hostile-mark"
 SUM = "4900280003"
@@ -62,7 +62,7 @@ def hostile(id: str, **changes: Any) -> Trajectory:
         trajectory(id).record, run=RUN, task=TASK, stop_reason=TEXT, error_kind=TEXT, environment=TEXT,
         environment_version=TEXT, logprobs_mode=TEXT, source="import", group=f"group-{HOSTILE}",
     )  # fmt: skip
-    return Trajectory(replace(described(record, segments), **changes), segments, messages())
+    return Trajectory(replace(record, **changes), segments, messages())
 
 
 def hostile_buffer(location: Location) -> ReplayStore:

@@ -13,14 +13,15 @@ from urllib.parse import urlencode
 import pytest
 from typer.testing import CliRunner
 
-from agentloop.cli import app
-from replay import ReplayStore, queries
+from agentloop.cli.main import app
+from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.pages import mixing
 from replay.inspector.server.guard import Guard
 from replay.queries.open_buffer import Source, opened_source
 from replay.sampling.samplers import make_sampler
 from tests.inspector.serving import Served, served
+from tests.replay.asking import preview_of
 from tests.replay.fakes import RUN, iterate, new_store, run_record, sql
 
 CHOSEN = {"fraction": "0.0625", "sampler": "uniform", "successful_only": "false", "max_staleness": "2"}
@@ -51,13 +52,14 @@ def page(server: Served, **parameters: str) -> str:
 
 
 def test_twin_is_the_answer_to_the_same_address(server: Served, store: ReplayStore) -> None:
-    answer = server.ask(f"/mixing.json?{urlencode(CHOSEN)}")
-    assert json.loads(answer.text) == queries.preview(store, RUN, CHOSEN)
+    answer = json.loads(server.ask(f"/mixing.json?{urlencode(CHOSEN)}").text)
+    assert (answer.pop("errors"), answer.pop("own")["fraction"]) == ({}, 0.0)
+    assert answer == preview_of(store, RUN, CHOSEN)
 
 
 def test_page_shows_the_batch_with_links_to_its_rows(server: Served, store: ReplayStore) -> None:
     text = page(server, **CHOSEN)
-    answer = queries.preview(store, RUN, CHOSEN)
+    answer = preview_of(store, RUN, CHOSEN)
     # A sixteenth of 128 rows; the rest is fresh, in groups of 8.
     assert len(answer["batch"]["rows"]) == 8
     for row in answer["batch"]["rows"]:
@@ -65,6 +67,8 @@ def test_page_shows_the_batch_with_links_to_its_rows(server: Served, store: Repl
     assert text.count('<span class="slot fresh"></span>') == 120 + 1  # and one in the legend
     assert unescape(text).count(answer["yaml"]) == 1
     assert "older than 2 policy versions" in text
+    rows = re.findall(r"<tr><td>(\d+)</td><td>6.2\u00a0%</td><td>8</td><td>8</td><td>120</td>", text)
+    assert rows == [str(iteration) for iteration in range(4, 24)]  # 20 iterations to come
 
 
 def test_controls_show_what_the_address_says(server: Served) -> None:
@@ -79,13 +83,16 @@ def test_controls_show_what_the_address_says(server: Served) -> None:
 
 
 def test_command_of_the_page_asks_the_same(server: Served) -> None:
-    text = unescape(page(server, **CHOSEN, max_uses=""))
-    asked = "--fraction 0.0625 --sampler uniform --failed-too --max-staleness 2 --max-uses null"
-    assert f"agentloop replay preview runs/quickstart-001 {asked}" in text
+    text = unescape(page(server, **CHOSEN, max_uses="", unit="any"))
+    keys = ("fraction=0.0625", "sampler=uniform", "successful_only=false", "max_staleness=2")
+    asked = " ".join(f"--set replay.{key}" for key in keys)
+    assert f"agentloop replay mix runs/quickstart-001 {asked}</code>" in text
+    text = unescape(page(server, sampler="recency", **{"recency.half_life": "3"}))
+    assert """--set replay.sampler=recency --set 'replay.sampler_options={"half_life": 3}'</code>""" in text
 
 
 def test_rows_tell_how_often_they_were_replayed(store: ReplayStore) -> None:
-    rows = queries.preview(store, RUN, CHOSEN)["batch"]["rows"]
+    rows = preview_of(store, RUN, CHOSEN)["batch"]["rows"]
     counted = "select count(*) from draws where trajectory = ? and stream = 'replay' and state = 'committed'"
     assert [row["replayed"] for row in rows] == [sql(store, counted, row["id"])[0][0] for row in rows]
     assert any(row["replayed"] for row in rows)
@@ -107,12 +114,12 @@ def test_commands_name_the_run_where_there_are_several(two_runs: Path, run: str)
         text = unescape(page(found, run=run, fraction="0.5"))
         listed = unescape(found.ask(f"/buffer?run={run}").text)
         everything = unescape(found.ask("/buffer?run=*").text)
-    command = f"agentloop replay preview {two_runs} --run {run} --fraction 0.5"
+    command = f"agentloop replay mix {two_runs} --run {run} --set replay.fraction=0.5"
     assert command in text
     answer = CliRunner().invoke(app, [*command.split()[1:], "--json"])
     with closing(ReplayStore.open(two_runs, read_only=True)) as reader:
-        assert json.loads(answer.stdout) == queries.preview(reader, run, {"fraction": "0.5"})
-    assert f"agentloop replay ls {two_runs} --sort iteration --where \"run = '{run}'\"" in listed
+        assert json.loads(answer.stdout) == preview_of(reader, run, {"fraction": "0.5"})
+    assert f"agentloop replay ls {two_runs} --sort iteration --where \"run == '{run}'\"" in listed
     assert f"agentloop replay ls {two_runs} --sort iteration</code>" in everything
 
 
@@ -125,7 +132,7 @@ def test_commands_name_the_run_where_there_are_several(two_runs: Path, run: str)
         ({"unit": "trajectory"}, "unit"),
         ({"max_staleness": "1.5"}, "max_staleness"),
         ({"max_uses": "-3"}, "max_uses"),
-        ({"successful_only": "yes"}, "successful_only"),
+        ({"successful_only": "perhaps"}, "successful_only"),
         ({"mode": "dream"}, "mode"),
         ({"sampler": "recency", "recency.half_life": "[" * 5000}, "sampler_options"),
         ({"sampler": "recency", "recency.half_life": "1e999"}, "sampler_options"),
@@ -166,7 +173,7 @@ def test_a_password_of_the_database_is_in_no_command(store: ReplayStore) -> None
     with served(create_app(source, Guard())) as found:
         text = unescape(page(found, fraction="0.5"))
     assert "pass-word" not in text
-    assert f"agentloop replay preview {store.url} --fraction 0.5" in text
+    assert f"agentloop replay mix {store.url} --set replay.fraction=0.5" in text
 
 
 def test_a_database_of_several_runs_asks_which(store: ReplayStore, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 from typer.testing import CliRunner
 
-from agentloop.cli import app
+from agentloop.cli.main import app
 from replay.errors import ReplayError
 from replay.inspector import serve
 from replay.inspector.serve import check_token
@@ -57,12 +57,12 @@ def test_help_has_an_example() -> None:
 
 
 def test_without_the_extra_the_command_says_what_to_install() -> None:
-    script = "import sys; sys.modules['starlette'] = None; from agentloop.cli import main; main()"
+    script = "import sys; sys.modules['starlette'] = None; from agentloop.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", script, "inspect"], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'agentloop[inspect]'" in done.stderr
+    assert "pip install 'agentloop-replay[inspect]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

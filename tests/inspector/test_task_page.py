@@ -94,7 +94,7 @@ def test_bars_of_buckets_lead_to_their_rows(inspector: Served, path: Path) -> No
     for link, solved in links:
         conditions = [unquote(part) for part in re.findall(r"where=([^&]+)", link)]
         with closing(ReplayStore.open(path, read_only=True)) as store:
-            ids = {row["id"] for row in queries.page(store, queries.Question(RUN, conditions), limit=500)["rows"]}
+            ids = {row["id"] for row in queries.page(store, queries.Query(RUN, conditions), limit=500)["rows"]}
         plain = """select t.id from trajectories t join groups g on g.id = t.group_id
                    where t.run = ? and round(g.success_rate * 4) = ?"""
         assert ids == {id for (id,) in sql(path, plain, RUN, int(solved))}

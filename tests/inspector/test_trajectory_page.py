@@ -14,13 +14,13 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
-from context.codec import TokenCodec
 from context.messages import Message, ToolCall
-from context.tokens import Segment
+from context.tokens.codec import TokenCodec
+from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
-from replay.inspector.server.query import address
+from replay.inspector.server.query_string import address
 from replay.inspector.text.reading import codec_of, folded, indented, rescore_command, spelled, unread
 from replay.queries.open_buffer import Source, opened_source
 from replay.sampling.samplers import make_sampler
@@ -143,7 +143,7 @@ def test_tokens_page_tells_why_segments_split_and_what_was_never_scored(page: Se
     assert "the context strategy changed what was shown of the conversation" in text
     assert "It parts from the conversation before it at token 3" in text
     assert "It was never scored" in text
-    assert f"agentloop replay rescore '{folder}' --where \"id='split'\"" in text
+    assert f"agentloop replay rescore '{folder}' --where \"id == 'split'\"" in text
     assert "There is no model/tokenizer.json in" in text
     scored = text_of(page, "/trajectories/scored?view=tokens")
     assert "never scored" not in scored
@@ -204,10 +204,8 @@ def test_updates_are_told_as_curves_and_as_a_table(tmp_path: Path) -> None:
 def test_rescore_command_can_be_typed_whatever_the_names_are(folder: Path, tmp_path: Path) -> None:
     with closing(ReplayStore.open(folder / "replay.sqlite", read_only=True)) as store:
         source = Source(store, folder, named="runs/a-1")
-        assert rescore_command(source, "3f9a") == "agentloop replay rescore runs/a-1 --where \"id='3f9a'\""
-        assert rescore_command(source, "a'b$c") == (
-            "agentloop replay rescore runs/a-1 --where 'id='\"'\"'a'\"'\"''\"'\"'b$c'\"'\"''"
-        )
+        assert rescore_command(source, "3f9a") == "agentloop replay rescore runs/a-1 --where \"id == '3f9a'\""
+        assert rescore_command(source, "a'b$c") == ("agentloop replay rescore runs/a-1 --where 'id == \"a'\"'\"'b$c\"'")
         assert rescore_command(Source(store, None, named="postgresql://h/d"), "a").split()[3] == "RUN"
         assert rescore_command(Source(store, tmp_path, named=str(tmp_path)), "a").split()[3] == "RUN"
 

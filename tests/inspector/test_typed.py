@@ -11,7 +11,7 @@ from replay.inspector.text.shell import typed
     "word",
     [
         "plain",
-        "text contains 'answer'",
+        "'answer' in text",
         "a \"b\" 'c'",
         "'$HOME'",
         "'`id`'",
@@ -27,7 +27,7 @@ def test_a_shell_reads_what_was_meant(word: str) -> None:
 
 
 def test_filters_are_typed_between_double_quotes() -> None:
-    assert typed(["ls", "--where", "tool = 'lookup'"]) == "ls --where \"tool = 'lookup'\""
+    assert typed(["ls", "--where", "tool == 'lookup'"]) == "ls --where \"tool == 'lookup'\""
 
 
 def test_what_a_shell_would_replace_is_not() -> None:

@@ -16,7 +16,7 @@ from agentloop.learning.batch import build_batch
 from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
-from agentloop.training import train
+from agentloop.training.train import train
 from tests.agentloop.runs import SilentDisplay, save_qwen2, small_config
 from tests.agentloop.training_examples import (
     AUTHORS,

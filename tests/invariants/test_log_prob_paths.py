@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentloop.algorithms import head_log_probs
-from agentloop.config.compute import ComputeSection
+from agentloop.config.sections.model import ComputeSection
 from agentloop.learning.batch import build_batch
 from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
@@ -21,7 +20,7 @@ CHUNKED = ComputeSection(log_probs="chunked")
 def test_chunks_have_the_log_probs_and_gradient_of_whole_logits(
     dtype: torch.dtype, tolerance: float, packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_log_probs, "CPU_CHUNKS", (16, 10))
+    monkeypatch.setattr("agentloop.models.token_log_probs.chunked.CPU_CHUNKS", (16, 10))
     plain = tiny_actor(dtype)
     chunked = Actor(plain.model, packs=packs, compute=CHUNKED)
     batch = build_batch(mixed_rows(), AUTHORS)

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from agentloop.algorithms.kl import Estimator, KlGradient
 from agentloop.config import RunConfig
-from agentloop.config.loss import OBJECTIVE_NAMES
-from agentloop.learning.batch import Batch, BatchRow
+from agentloop.config.sections.loss import OBJECTIVE_NAMES
+from agentloop.learning.batch import Batch
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.stream_losses import corrected
 from agentloop.models.actor import Actor
-from context.tokens import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence
+from replay.records import BatchRow
 from tests.agentloop.training_examples import (
     AUTHORS,
     aggregated_by,

@@ -80,7 +80,7 @@ def test_observing_leaves_the_update_bit_identical() -> None:
             if observe:
                 random = torch.get_rng_state()
                 observed = [row("o", segment("uudddd", seed=iteration), stream="replay")]
-                assert learner.observe(observed).metrics["actor/replay/drift_mean"] > 0
+                assert learner.score_only(observed).metrics["actor/replay/drift_mean"] > 0
                 assert torch.equal(torch.get_rng_state(), random)
             result = learner.update(mixed_rows(replayed=0), iteration=iteration)
         results.append((weights_of(actor), result.metrics, learner.state()[0]))

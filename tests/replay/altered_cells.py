@@ -19,7 +19,7 @@ import psycopg
 import sqlalchemy as sa
 from starlette.types import ASGIApp, Message
 
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import ReplayError, ReplayStore, queries
 from replay.exchange import export_file
 from replay.inspector.app import create_app
@@ -296,7 +296,7 @@ def _drawn(store: ReplayStore) -> list[Trajectory]:
 _QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
     "summary": lambda store: queries.summary(store, RUN),
     "page": lambda store: queries.page(store),
-    "distributions": lambda store: queries.distributions(store, queries.Question()),
+    "distributions": lambda store: queries.distributions(store, queries.Query()),
     "iteration": lambda store: queries.iteration(store, RUN, 3),
     "runs": lambda store: queries.runs(store),
     "progress": lambda store: queries.progress(store, store.run(RUN)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 
 from replay import ReplayStore, queries
 from replay.cli import app
-from replay.queries import Answer, Patience, Question, Sort
+from replay.config import stored_config
+from replay.queries import Patience, Query, QueryResult, Sort
+from replay.queries.preview.settings import changed
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 
@@ -28,13 +30,18 @@ def ask(*arguments: str | Path) -> Result:
 
 
 def listed(
-    store: ReplayStore, run: str | None = None, *, where: str = "slot >= 0", sort: Sort = Sort.iteration
-) -> list[Answer]:
+    store: ReplayStore, run: str | None = None, *, filter: str = "slot >= 0", sort: Sort = Sort.iteration
+) -> list[QueryResult]:
     """All rows that the filter holds for."""
-    answer = queries.page(store, Question(run, (where,), sort), limit=10_000, patience=Patience(10_000, 60.0))
+    answer = queries.page(store, Query(run, (filter,), sort), limit=10_000, patience=Patience(10_000, 60.0))
     assert answer["after"] is None
-    rows: list[Answer] = answer["rows"]
+    rows: list[QueryResult] = answer["rows"]
     return rows
+
+
+def preview_of(store: ReplayStore, run: str, given: Mapping[str, str]) -> QueryResult:
+    """The next batches of a run with settings as a page has them."""
+    return queries.preview(store, run, changed(stored_config(store.run(run)), given))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import psycopg
 
 from context.authors import ENV, LLM, TEMPLATE, USER, default_authors
 from context.messages import Message, ToolCall
-from context.tokens import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
 from replay.mixing.request import DrawRequest, Limits, Pick
 from replay.records import (
@@ -102,24 +102,6 @@ def tokens(ids: list[int], authors: list[str], *, version: int = 0, log_prob: fl
 SHORT = tokens([5, 6, 7, 8, 9, 10], [TEMPLATE, USER, LLM, LLM, ENV, LLM])
 
 
-def described(record: TrajectoryRecord, segments: tuple[Segment, ...]) -> TrajectoryRecord:
-    """The record with the numbers its segments imply."""
-    whole = TokenSequence.concatenate(segment.tokens for segment in segments)
-    action = AUTHORS.is_action(whole.authors)
-    known = whole.behavior_log_probs[action].astype(np.float64)
-    known = known[~np.isnan(known)]
-    versions = whole.policy_versions[AUTHORS.has_behavior(whole.authors)]
-    return replace(
-        record,
-        num_tokens=len(whole),
-        num_action_tokens=int(action.sum()),
-        policy_version_min=int(versions.min()) if len(versions) else 0,
-        policy_version_max=int(versions.max()) if len(versions) else 0,
-        mean_behavior_log_prob=float(known.mean()) if len(known) else float("nan"),
-        min_behavior_log_prob=float(known.min()) if len(known) else float("nan"),
-    )
-
-
 MESSAGES = (
     Message("system", "You look things up.", author="initialization"),
     Message("user", "Where is the key?"),
@@ -153,21 +135,15 @@ def trajectory(id: str, *, segments: tuple[Segment, ...] = (Segment(SHORT),), **
         error_kind=None,
         num_turns=2,
         num_tool_calls=1,
-        num_tokens=0,
-        num_action_tokens=0,
-        policy_version_min=0,
-        policy_version_max=0,
         temperature=1.0,
         top_p=1.0,
         top_k=0,
         logprobs_mode="full",
         mean_entropy=0.25,
-        mean_behavior_log_prob=0.0,
-        min_behavior_log_prob=0.0,
         environment="lookup_chain",
         environment_version="1",
     )
-    return Trajectory(replace(described(record, segments), **changes), segments, MESSAGES)
+    return Trajectory(replace(record, **changes), segments, MESSAGES)
 
 
 def group(id: str = "group-1", **changes: Any) -> GroupRecord:

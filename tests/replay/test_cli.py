@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay.cli import newest_run_folder
 from replay.locate import place
 from replay.sampling.samplers import make_sampler

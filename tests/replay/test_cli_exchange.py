@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import agentloop.cli.main  # noqa: F401  # whose `import` is one of the commands of `replay`
 from replay import ReplayStore
 from replay.sampling.samplers import make_sampler
 from tests.replay.asking import ask
@@ -119,7 +120,7 @@ def test_import_names_bad_rows(run: Path, other: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["export", "RUN", "x.pt"], "FILE must be a format that can't run code"),
-        (["export", "RUN", "x.jsonl", "--where", "nosuch=1"], "where must name a field here, got 'nosuch'"),
+        (["export", "RUN", "x.jsonl", "--where", "nosuch == 1"], "where must name a field here, got 'nosuch'"),
         (["export", "nowhere", "x.jsonl"], "database must be an existing file"),
         (["import", "x.jsonl", "RUN"], "FILE must be readable, got 'x.jsonl' (No such file or directory)"),
         (["import", "x.jsonl", "RUN", "--name", "../x"], "--name must match"),

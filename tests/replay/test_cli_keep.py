@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from context.messages import Message, ToolCall
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import ReplayStore, queries
 from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler
@@ -53,7 +53,7 @@ def filled(location: Location) -> ReplayStore:
 
 def test_prune_tells_first_and_does_it_with_yes(location: Location) -> None:
     filled(location).close()
-    where = "iteration = 1 and not success"
+    where = "iteration == 1 and not success"
     dry = ask("prune", str(location), "--where", where)
     assert dry.exit_code == 0
     assert dry.output.startswith("would evict 5 rows")
@@ -77,7 +77,7 @@ def test_prune_keeps_to_limits_and_never_takes_reserved_rows(location: Location)
         "select count(*) from draws join trajectories on id = trajectory "
         "where draws.state = 'reserved' and trajectories.iteration < 3",
     )
-    found = json.loads(ask("prune", str(location), "--limit", "rows=8", "--yes", "--json").output)
+    found = json.loads(ask("prune", str(location), "--rows", "8", "--yes", "--json").output)
     assert found["by_rule"] == {"rows": 16 - reserved}
     assert ask("prune", str(location), "--where", "reward >= 0", "--yes").exit_code == 0
     assert sql(location, EVICTED) == [(24 - 3,)]
@@ -89,26 +89,19 @@ def test_limits_are_about_the_run_of_the_folder(tmp_path: Path) -> None:
     for iteration in (1, 2):
         Born(iteration, run="imported", size=4).append_to(store)
     store.close()
-    everything = json.loads(ask("prune", str(tmp_path), "--limit", "rows=4", "--json").output)
+    everything = json.loads(ask("prune", str(tmp_path), "--rows", "4", "--json").output)
     # Of each run's rows but those of its last iteration: 16 of 24, and 4 of 8.
     assert everything["rows"] == 16 + 4
     (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {}}}))
-    assert json.loads(ask("prune", str(tmp_path), "--limit", "rows=4", "--json").output)["rows"] == 16
+    assert json.loads(ask("prune", str(tmp_path), "--rows", "4", "--json").output)["rows"] == 16
 
 
 def test_prune_wants_a_filter_or_limits(tmp_path: Path) -> None:
     filled(tmp_path / "replay.sqlite").close()
-    for words, given in (([], "neither"), (["--where", "success", "--limit", "rows=3"], "both")):
+    for words, given in (([], "neither"), (["--where", "success", "--rows", "3"], "both")):
         result = ask("prune", str(tmp_path), *words)
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-        assert f"prune must be given --where or --limit, got {given}" in result.stderr
-
-
-@pytest.mark.parametrize("limit", ["rows", "rows=0", "rows=-3", "weight=3", "age=x", "age=" + "9" * 5000, "rows=3 "])
-def test_limit_that_is_none_is_refused_in_one_line(tmp_path: Path, limit: str) -> None:
-    result = ask("prune", str(tmp_path), "--limit", limit)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "--limit must be NAME=N, a NAME of rows, bytes, age, staleness, per_task and N a whole" in result.stderr
+        assert f"prune must be given --where or limits, got {given}" in result.stderr
 
 
 def secretive(location: Location) -> ReplayStore:
@@ -161,13 +154,13 @@ def test_forget_leaves_no_byte_of_it_in_the_files(tmp_path: Path) -> None:
     gone = [SECRET.encode(), *pieces(tokens_before), *pieces(said_before)]
     assert len(gone) > 300
     assert holding(tmp_path, SECRET.encode()) == ["replay.sqlite"]
-    dry = ask("forget", str(path), "--where", "text contains 'vault'")
+    dry = ask("forget", str(path), "--where", "'vault' in text")
     assert dry.output.startswith("would remove the content of 1 trajectories, 4 messages, 1 tasks")
     assert holding(tmp_path, SECRET.encode()) == ["replay.sqlite"]
     # A trainer has it open: there is a log, with what was written last.
     with closing(ReplayStore.open(path)) as trainer:
         trainer.add_metrics(RUN, 1, {"some": 1.0})
-        done = ask("forget", str(path), "--where", "text contains 'vault'", "--yes")
+        done = ask("forget", str(path), "--where", "'vault' in text", "--yes")
         assert done.exit_code == 0
         assert done.output.startswith("removed the content of 1 trajectories, 4 messages, 1 tasks\n")
         assert sorted(file.name for file in tmp_path.iterdir()) == [
@@ -214,7 +207,7 @@ def test_forget_of_some_of_many_rows_leaves_no_byte_of_theirs(tmp_path: Path, re
 
 def test_forget_works_on_a_server_and_says_what_it_does_not_reach(location: Location) -> None:
     secretive(location).close()
-    answer = json.loads(ask("forget", str(location), "--where", "id = 'a'", "--yes", "--json").output)
+    answer = json.loads(ask("forget", str(location), "--where", "id == 'a'", "--yes", "--json").output)
     assert answer == {"trajectories": 1, "messages": 4, "tasks": 1, "updates": 0, "done": True, "copies": []}
     for question in (
         "messages where trajectory = 'a'",
@@ -222,7 +215,7 @@ def test_forget_works_on_a_server_and_says_what_it_does_not_reach(location: Loca
         "tasks where payload like '%vault%'",
     ):
         assert sql(location, f"select count(*) from {question}") == [(0,)]
-    again = ask("forget", str(location), "--where", "id = 'b'", "--yes")
+    again = ask("forget", str(location), "--where", "id == 'b'", "--yes")
     on_server = ", a server's backups and archived write-ahead logs" if not isinstance(location, Path) else ""
     assert again.output.endswith(f"\ncopies elsewhere (exports, reports{on_server}) are not touched\n")
 
@@ -233,11 +226,11 @@ def test_forget_names_the_copies_that_migrations_made(tmp_path: Path) -> None:
     ReplayStore.create(path).close()
     copy = tmp_path / "replay [1].sqlite.schema-0003.backup"
     (tmp_path / "replay [1].sqlite.other").touch()
-    result = ask("forget", str(path), "--where", "id = 'a'", "--yes")
+    result = ask("forget", str(path), "--where", "id == 'a'", "--yes")
     assert result.exit_code == 1
     assert result.output.endswith(f"copies that migrations made may hold it: remove {copy}\n")
     copy.unlink()
-    assert ask("forget", str(path), "--where", "id = 'a'", "--yes").exit_code == 0
+    assert ask("forget", str(path), "--where", "id == 'a'", "--yes").exit_code == 0
 
 
 def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +240,7 @@ def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.Mo
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("begin")
         reader.execute("select count(*) from trajectories").fetchone()
-        result = ask("forget", str(path), "--where", "id = 'a'", "--yes")
+        result = ask("forget", str(path), "--where", "id == 'a'", "--yes")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "database must be free and have room to be written anew, got 'readers of its log' at" in result.stderr
     assert "Stop what has been using it all this time." in result.stderr
@@ -257,7 +250,7 @@ def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.Mo
 def test_forgotten_task_is_known_again_when_it_comes_again(location: Location) -> None:
     store = secretive(location)
     store.close()
-    ask("forget", str(location), "--where", "task = 't1'", "--yes")
+    ask("forget", str(location), "--where", "task == 't1'", "--yes")
     with closing(ReplayStore.open(location)) as store:
         again = TaskRecord("t1", "lookup_chain", {"phrase": "new"})
         store.append([again], [group("g3", task="t1")], [trajectory("d", group="g3", task="t1", slot=5)])
@@ -266,9 +259,9 @@ def test_forgotten_task_is_known_again_when_it_comes_again(location: Location) -
 
 def test_task_of_a_row_that_stays_is_not_forgotten(location: Location) -> None:
     secretive(location).close()
-    ask("forget", str(location), "--where", "id = 'b'", "--yes")
+    ask("forget", str(location), "--where", "id == 'b'", "--yes")
     assert sql(location, "select count(*) from tasks where payload like '%removed%'") == [(0,)]
-    ask("forget", str(location), "--where", "id = 'c'", "--yes")
+    ask("forget", str(location), "--where", "id == 'c'", "--yes")
     assert sql(location, "select hash from tasks where payload like '%removed%'") == [("t2",)]
 
 
@@ -277,7 +270,7 @@ def test_show_tells_the_numbers_of_a_forgotten_row(tmp_path: Path) -> None:
     store = filled(path)
     id = listed(store, sort=queries.Sort.uses)[0]["id"]
     store.close()
-    ask("forget", str(path), "--where", f"id = '{id}'", "--yes")
+    ask("forget", str(path), "--where", f"id == '{id}'", "--yes")
     output = ask("show", id, str(path)).output
     assert "evicted (forgotten)" in output
     assert "its tokens are gone" in output

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from context.tokens import Segment
+import agentloop.cli.main  # noqa: F401  # adds `replay mix`
+from context.tokens.token_sequence import Segment
 from replay import ReplayStore, queries
 from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler
@@ -29,7 +30,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ls_lists_what_the_filter_holds_for(database: Path) -> None:
-    rows = json.loads(ask("ls", str(database), "--where", "iteration=2 and not success", "--json").output)
+    rows = json.loads(ask("ls", str(database), "--where", "iteration == 2 and not success", "--json").output)
     plain = "select id from trajectories where iteration = 2 and success = 0"
     assert {row["id"] for row in rows} == {id for (id,) in sql(database, plain)}
     assert len(rows) == 5
@@ -42,7 +43,7 @@ def test_ls_takes_a_filter_and_a_flag_together(database: Path) -> None:
 
 def test_summary_of_a_filter_counts_its_rows_groups_and_draws(database: Path) -> None:
     store = ReplayStore.open(database, read_only=True)
-    answer = queries.summary(store, where="iteration = 1 and success")
+    answer = queries.summary(store, filter="iteration == 1 and success")
     assert (answer["trajectories"], answer["groups"], answer["successes"]) == (3, 2, 3)
     plain = (
         "select stream, count(*) from draws join trajectories on trajectories.id = trajectory "
@@ -55,7 +56,7 @@ def test_summary_of_a_filter_counts_its_rows_groups_and_draws(database: Path) ->
 
 def test_summary_of_a_filter_that_holds_for_all_is_the_whole_summary(database: Path) -> None:
     store = ReplayStore.open(database, read_only=True)
-    assert queries.summary(store, where="reward >= 0") == queries.summary(store)
+    assert queries.summary(store, filter="reward >= 0") == queries.summary(store)
     store.close()
 
 
@@ -78,7 +79,7 @@ EVIL = "\x1b]0;mine\x07\x1b[2J\x9b31m\u202e\u200b\ud800\rz\nfake line"
 
 @pytest.mark.parametrize(
     "command",
-    ["stats", "ls", "show ID", "task TASK", "lineage ID", "lineage 1", "diff ID OTHER", "preview", "ls --where x=1"],
+    ["stats", "ls", "show ID", "task TASK", "lineage ID", "lineage 1", "diff ID OTHER", "mix", "ls --where x==1"],
 )
 def test_nothing_that_was_stored_acts_on_the_terminal(tmp_path: Path, command: str) -> None:
     names = {"ID": f"id{EVIL}", "OTHER": f"other{EVIL}", "TASK": f"task{EVIL}"}

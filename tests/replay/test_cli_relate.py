@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import queries
 from replay.queries.iteration import lineage_up_to
 from replay.queries.trajectory import lineage_of
@@ -77,7 +77,7 @@ def test_lineage_survives_forgetting(location: Location) -> None:
     ((id,),) = sql(store, "select trajectory from draws where stream = 'replay' order by 1 limit 1")
     before = lineage_of(store, str(id))
     store.close()
-    ask("forget", str(location), "--where", f"id = '{id}'", "--yes")
+    ask("forget", str(location), "--where", f"id == '{id}'", "--yes")
     store = ReplayStore.open(location, read_only=True)
     after = lineage_of(store, str(id))
     store.close()

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from context.messages import Message
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import CorruptTrajectory, ReplayError, ReplayStore, queries
 from replay.mixing.request import Limits
 from replay.records import Trajectory
@@ -24,9 +24,10 @@ from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.encoding import content_hash
 from replay.storage.format.rows import CHECKED_COLUMNS, record_checksum
+from replay.storage.format.summary import summarised
 from replay.storage.retention import Capacity
 from tests.replay.asking import listed
-from tests.replay.fakes import RUN, Born, group, new_store, request, sql, task, tokens, trajectory
+from tests.replay.fakes import AUTHORS, RUN, Born, group, new_store, request, sql, task, tokens, trajectory
 
 PAGE = 4096
 
@@ -287,7 +288,7 @@ def test_values_no_writer_would_store_quarantine_their_row_alone(
         key = "id" if table == "trajectories" else "trajectory"
         sql(store, f"update {table} set {column} = ? where {key} = 'a'", value)
         assert list(store.verify().corrupt) == ["a"]
-        assert next(row["id"] for row in listed(store, where="id = 'b' and text contains 'drawer'")) == "b"
+        assert next(row["id"] for row in listed(store, filter="id == 'b' and 'drawer' in text")) == "b"
         with pytest.raises(CorruptTrajectory, match="^trajectory a "):
             store.read(["b", "a"])
         assert store.read(["b"])[0].id == "b"
@@ -319,7 +320,7 @@ def test_text_is_checked_as_it_is_read(location: Location, stop_reason: str) -> 
 def test_checksum_of_a_record_is_the_one_that_stands_in_databases() -> None:
     """Fields that are added, moved or retyped must not make stored records look changed."""
     facts = {"token_hash": "ab", "num_bytes": 100, "num_messages": 5, "segments_checksum": 7}
-    values = {**vars(trajectory("a").record), **facts}
+    values = {**vars(summarised([trajectory("a")], AUTHORS)[0].record), **facts}
     assert record_checksum([values[column.key] for column in CHECKED_COLUMNS]) == 3444237016
 
 

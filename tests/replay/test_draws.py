@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replay import Drawn, InvalidRecord, Limits, Pick, ReplayStore
+from replay import BatchRow, InvalidRecord, Limits, Pick, ReplayStore
 from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
@@ -306,7 +306,7 @@ def test_rows_of_equal_weight_are_drawn_alike_and_others_in_proportion(store: Re
     assert sum((counts[i] - e) ** 2 / e for i, e in enumerate(expected)) < 13.82
 
 
-def picked(store: ReplayStore, *picks: Pick) -> list[Drawn]:
+def picked(store: ReplayStore, *picks: Pick) -> list[BatchRow]:
     return store.draw(replace(request(9, 0), picks=picks), make_sampler("uniform", 5))
 
 

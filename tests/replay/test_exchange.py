@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from context.authors import ENV, LLM, TEMPLATE, USER
 from context.messages import Message, ToolCall
-from context.tokens import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
 from replay.errors import DamagedCell
 from replay.exchange import ExchangeError, export_file, import_file, jsonl, parquet
@@ -235,7 +235,7 @@ def test_rows_are_chosen_and_those_left_out_counted(store: ReplayStore, tmp_path
     store.resume(RUN, 1)  # iteration 2 and its 8 rows are newer than the checkpoint
     report = export_file(store, tmp_path / "all.jsonl")
     assert (report.rows, dict(report.left.states)) == (12, {"orphaned": 8})
-    report = export_file(store, tmp_path / "some.jsonl", where=condition("success and iteration=1"), limit=2)
+    report = export_file(store, tmp_path / "some.jsonl", where=condition("success and iteration == 1"), limit=2)
     assert (report.rows, dict(report.left.states)) == (2, {})
     rows = [json.loads(line) for line in (tmp_path / "some.jsonl").read_text().splitlines()]
     assert [row["success"] for row in rows] == [True, True]
@@ -252,7 +252,7 @@ def test_row_evicted_meanwhile_is_left_out_and_counted(location: Location, tmp_p
                 store.prune(rows=condition("id in ('t005', 't063', 't064', 't129')"), dry_run=False)
                 store.append([], [], [trajectory("t1295", slot=200)])
 
-        report = export_file(store, tmp_path / "rows.jsonl", told=evict)
+        report = export_file(store, tmp_path / "rows.jsonl", progress=evict)
     assert (report.rows, dict(report.left.states)) == (128, {"evicted": 2})
     rows = [json.loads(line)["id"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert rows == [f"t{slot:03d}" for slot in range(130) if slot not in (64, 129)]
@@ -267,7 +267,7 @@ def test_export_lets_the_log_be_tidied_up_while_it_runs(store: ReplayStore, tmp_
             store.append([], [], [trajectory(f"new{done}", slot=100 + done)])
             busy.append(sql(store, "pragma wal_checkpoint(truncate)"))
 
-    export_file(store, tmp_path / "rows.jsonl", told=tidy)
+    export_file(store, tmp_path / "rows.jsonl", progress=tidy)
     # (whether a reader was in the way, pages in the log, pages taken from it)
     assert busy == [[(0, 0, 0)], [(0, 0, 0)]]
 
@@ -322,7 +322,7 @@ def test_datasets_reads_both_formats(store: ReplayStore, tmp_path: Path, monkeyp
 
 def test_parquet_says_what_it_needs(store: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ExchangeError, match=r"pip install 'agentloop\[parquet\]'"):
+    with pytest.raises(ExchangeError, match=r"pip install 'agentloop-replay\[parquet\]'"):
         export_file(store, tmp_path / "rows.parquet")
     assert list(tmp_path.glob("*rows*")) == []
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from context.authors import Author, AuthorTable
-from replay import Drawn, DrawRequest, InvalidRecord, Limits, Pick, ReplayError, ReplayStore, make_sampler
+from replay import BatchRow, DrawRequest, InvalidRecord, Limits, Pick, ReplayError, ReplayStore, make_sampler
 from replay.storage.counters import LEASE_DRAWS
 from replay.storage.databases import Location
 from tests.replay.fakes import (
@@ -41,7 +41,7 @@ def asked(iteration: int, *picks: Pick, **limits: Any) -> DrawRequest:
     return DrawRequest(RUN, iteration, iteration - 1, picks, limits=Limits(**limits))
 
 
-def draw(store: ReplayStore, iteration: int, count: int = 99, **limits: Any) -> list[Drawn]:
+def draw(store: ReplayStore, iteration: int, count: int = 99, **limits: Any) -> list[BatchRow]:
     return store.draw(asked(iteration, Pick(count), **limits), make_sampler("uniform", iteration))
 
 
@@ -56,7 +56,7 @@ def use(store: ReplayStore, iteration: int, count: int = 99, **limits: Any) -> l
     return [row.trajectory.id for row in drawn]
 
 
-def iterations(drawn: list[Drawn]) -> Counter[int]:
+def iterations(drawn: list[BatchRow]) -> Counter[int]:
     return Counter(row.trajectory.record.iteration for row in drawn)
 
 
@@ -257,7 +257,7 @@ def test_rows_that_change_elsewhere_are_seen_by_the_next_draw(store: ReplayStore
     assert available(store, 3) == 15
 
 
-def places(drawn: list[Drawn]) -> list[tuple[str, int, int, float | None]]:
+def places(drawn: list[BatchRow]) -> list[tuple[str, int, int, float | None]]:
     return [(row.draw.trajectory, row.draw.slot, row.draw.iteration, row.draw.probability) for row in drawn]
 
 

@@ -18,6 +18,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
+import agentloop.cli.main  # noqa: F401  # whose `import` is one of the commands of `replay`
 from context.messages import Message
 from replay import DatabaseRefused, ReplayError, ReplayStore
 from replay.cli import app
@@ -107,7 +108,7 @@ def test_write_that_fails_is_told_and_loses_nothing(exported: Path, tmp_path: Pa
 
 def forget_within(limit: int, path: Path) -> str:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    return one_line(["forget", str(path), "--where", "id = 'a'", "--yes"])
+    return one_line(["forget", str(path), "--where", "id == 'a'", "--yes"])
 
 
 def test_forget_without_room_for_a_new_file_says_what_is_done(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_forget_without_room_for_a_new_file_says_what_is_done(tmp_path: Path) ->
     assert "What was deleted is gone for every reader; its bytes go when this is run again." in told
     assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
     assert sql(path, "pragma integrity_check") == [("ok",)]
-    again = CliRunner().invoke(app, ["forget", str(path), "--where", "id = 'a'", "--yes"])
+    again = CliRunner().invoke(app, ["forget", str(path), "--where", "id == 'a'", "--yes"])
     assert again.exit_code == 0
 
 
@@ -158,11 +159,11 @@ LOOKS = (
     ["lineage", "1"],
     ["task", "a"],
     ["export", "{run}", "{rows}.copy"],
-    ["prune", "--limit", "age=3"],
+    ["prune", "--age", "3"],
 )
 CHANGES = (
     ["import", "{rows}"],
-    ["prune", "--limit", "age=3", "--yes"],
+    ["prune", "--age", "3", "--yes"],
     ["forget", "--where", "success", "--yes"],
 )
 COMMANDS = (*LOOKS, *CHANGES, ["migrate"])
@@ -297,7 +298,7 @@ def test_closed_buffer_on_a_read_only_disk_is_looked_at(tmp_path: Path) -> None:
         subprocess.run(["mount", "-o", "remount,bind,ro", str(disk)], check=True)
         with closing(ReplayStore.open(disk / "replay.sqlite", read_only=True)) as store:
             assert [row.id for row in store.read(["a", "b"])] == ["a", "b"]
-        refused = one_line(["prune", "--limit", "age=3", "--yes", str(disk / "replay.sqlite")])
+        refused = one_line(["prune", "--age", "3", "--yes", str(disk / "replay.sqlite")])
         assert refused.startswith("agentloop: database must be ")
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.declared import completed, mix_rule
-from replay.mixing.mixer import BatchPlan, Mixer, MixRule, ReplayStarved, StartRule
+from replay.config import StoredConfig
+from replay.mixing.mixer import BatchPlan, Mixer, MixRule, ReplayStarved
 from replay.mixing.request import Availability, Pick
-from replay.mixing.rule import EssRule
-from replay.mixing.schedule import Schedule, progress_at
+from replay.mixing.rule import EssRule, StartRule
+from replay.mixing.schedule import Schedule
 
 GROUP = 4
 BATCH = 24
@@ -30,27 +31,24 @@ PLENTY = Availability(
 )
 NOTHING = Availability()
 SCHEDULES = {
-    "constant": lambda first: Schedule(first),
-    "linear": lambda first: Schedule(first, "linear", final=0.0),
-    "cosine": lambda first: Schedule(first, "cosine", final=first / 2, over="iterations", begin=10, end=90),
-    "step": lambda first: Schedule(first, "step", steps=((0.25, first / 3), (0.75, first))),
+    "constant": lambda first: Schedule(),
+    "linear": lambda first: Schedule(shape="linear", final=0.0),
+    "cosine": lambda first: Schedule(shape="cosine", final=first / 2, over="iterations", begin=10, end=90),
+    "step": lambda first: Schedule(shape="step", steps=((0.25, first / 3), (0.75, first))),
 }
 
 
-def rule_of(unit: str, fraction: float | Schedule, **more: object) -> MixRule:
-    schedule = fraction if isinstance(fraction, Schedule) else Schedule(fraction)
-    return MixRule(BATCH, GROUP, schedule, unit=unit, task_members=GROUP, **more)  # type: ignore[arg-type]
+def rule_of(unit: str, fraction: float, **more: Any) -> MixRule:
+    sizes = {"trajectories": BATCH, "group_size": GROUP, "iterations": 100, "task_members": GROUP}
+    return MixRule(**{**sizes, "unit": unit, "fraction": fraction, **more})
 
 
-def plans(
-    mixer: Mixer, count: int, available: Availability = PLENTY, *, first: int = 1, of: int = 100
-) -> list[BatchPlan]:
-    """Consecutive iterations of a run of `of`, tasks taken from the pool one after another."""
+def plans(mixer: Mixer, count: int, available: Availability = PLENTY, *, first: int = 1) -> list[BatchPlan]:
+    """Consecutive iterations, tasks taken from the pool one after another."""
     tasks = itertools.islice(itertools.cycle(POOL), (first - 1) * mixer.num_tasks, None)
     return [
         mixer.plan(
             iteration=iteration,
-            progress=progress_at(iteration, of),
             available=available,
             tasks=list(itertools.islice(tasks, mixer.num_tasks)),
         )
@@ -75,11 +73,11 @@ def sizes_by_slot(plan: BatchPlan, tasks: Sequence[str]) -> list[int]:
 def test_composition_is_the_declared_rule_over_100_iterations(
     fraction: float, unit: str, shortfall: str, schedule: str
 ) -> None:
-    rule = rule_of(unit, SCHEDULES[schedule](fraction), shortfall=shortfall)
+    rule = rule_of(unit, fraction, schedule=SCHEDULES[schedule](fraction), shortfall=shortfall)
     declared, given = Fraction(0), 0
     grain = GROUP if unit in ("task", "group") else 1
     for iteration, plan in enumerate(plans(Mixer(rule), 100), start=1):
-        declared += BATCH * Fraction(rule.fraction.at(iteration, progress_at(iteration, 100)))
+        declared += BATCH * Fraction(rule.fraction_at(iteration))
         given += plan.replay
         assert plan.replay == plan.planned_replay
         assert plan.fresh == plan.planned_fresh == BATCH - plan.replay
@@ -166,7 +164,7 @@ def test_unit_trajectory_gives_the_odd_members_to_tasks_that_have_them() -> None
 
 @pytest.mark.parametrize("fraction", [0.25, 1 / 3, 0.5])
 def test_unit_task_replays_the_stated_members_of_some_groups_and_none_of_the_others(fraction: float) -> None:
-    rule = MixRule(BATCH, GROUP, Schedule(fraction), unit="task", task_members=3)
+    rule = rule_of("task", fraction, task_members=3)
     mixed = 0
     for iteration, plan in enumerate(plans(Mixer(rule), 30), start=1):
         assert all(pick.count == 3 for pick in plan.picks)
@@ -188,7 +186,6 @@ def test_a_task_that_fills_two_slots_keeps_two_well_formed_groups(unit: str) -> 
     mixer = Mixer(rule_of(unit, 0.5))
     plan = mixer.plan(
         iteration=1,
-        progress=0.0,
         available=Availability(rows=5, by_task={"twin": 5}),
         tasks=["twin", "a", "twin", "b", "c", "d"],
     )
@@ -259,7 +256,7 @@ def test_whatever_the_buffer_has_batches_are_well_formed(
 ) -> None:
     mixer = Mixer(rule_of(unit, fraction, shortfall=shortfall))
     for iteration, (stock, tasks) in enumerate(iterations, start=1):
-        plan = mixer.plan(iteration=iteration, progress=0.0, available=stock, tasks=tasks[: mixer.num_tasks])
+        plan = mixer.plan(iteration=iteration, available=stock, tasks=tasks[: mixer.num_tasks])
         assert plan.planned_fresh + plan.planned_replay == BATCH
         assert plan.shortfall >= 0
         total = plan.fresh + plan.replay
@@ -286,7 +283,8 @@ def replayed(mixer: Mixer, count: int, **more: object) -> list[int]:
 
 def test_replay_starts_at_an_iteration_or_a_share_of_the_run() -> None:
     assert replayed(Mixer(rule_of("any", 0.5, start=StartRule(iteration=3))), 4) == [0, 0, 12, 12]
-    assert replayed(Mixer(rule_of("any", 0.5, start=StartRule(progress=0.5))), 4, of=5) == [0, 0, 12, 12]
+    # Of 5 iterations, the third is half way.
+    assert replayed(Mixer(rule_of("any", 0.5, iterations=5, start=StartRule(progress=0.5))), 4) == [0, 0, 12, 12]
 
 
 def test_replay_starts_with_enough_in_the_buffer_and_goes_on_when_it_falls() -> None:
@@ -301,7 +299,7 @@ def test_success_rate_latches_once_reached() -> None:
     drawn = []
     for iteration, success in enumerate([0.2, 0.3, 0.1, None], start=1):
         drawn += replayed(mixer, 1, first=iteration)
-        mixer.observe(success_rate=success, ess_by_age={})
+        mixer.feed(success_rate=success, ess_by_age={})
     assert drawn == [0, 0, 12, 12]
 
 
@@ -320,16 +318,16 @@ def recorded_ess(weights: str) -> dict[int, dict[str, float]]:
 
 
 def test_controller_acts_on_a_recorded_run_that_drifts() -> None:
-    config = completed({"replay": {"fraction": 0.5, "controller": "ess"}})
+    config = StoredConfig.model_validate({"replay": {"fraction": 0.5, "controller": "ess"}})
     factors: dict[str, list[float]] = {}
     for weights in ("token", "mean"):
-        mixer = Mixer(mix_rule(config))
+        mixer = Mixer(config.mix_rule())
         factors[weights] = []
         for ess in recorded_ess(weights).values():
-            mixer.observe(success_rate=0.0, ess_by_age=ess)
+            mixer.feed(success_rate=0.0, ess_by_age=ess)
             factors[weights].append(mixer.factor)
     # Iterations 2 to 13. Rows of age 2-3 are at 0.38 in iteration 3, and no later one but 4 is without such a bucket.
-    assert config["replay"]["ess"]["weights"] == "token"
+    assert config.replay.ess.weights == "token"
     assert factors["token"][:7] == pytest.approx([1.0, 0.5, 0.55, 0.275, 0.1375, 0.1, 0.1])
     assert factors["token"][7:] == [0.1] * 5
     # Geometric means are at 0.88 and above throughout.
@@ -340,7 +338,7 @@ RULE = EssRule(floor=0.5, lower_by=0.5, raise_by=2.0, least=0.1)
 
 
 def test_controller_lowers_the_fraction_under_the_floor_and_raises_it_back() -> None:
-    mixer = Mixer(rule_of("any", 0.5, controller=RULE))
+    mixer = Mixer(rule_of("any", 0.5, controller="ess", ess=RULE))
     series: list[Mapping[str, float]] = [
         {"1": 0.9, "2-3": 0.49},  # one old bucket is enough
         {"1": 0.9, "2-3": 0.2},
@@ -355,7 +353,7 @@ def test_controller_lowers_the_fraction_under_the_floor_and_raises_it_back() -> 
     factors, drawn = [], []
     for iteration, ess in enumerate(series, start=1):
         drawn += replayed(mixer, 1, first=iteration)
-        mixer.observe(success_rate=0.5, ess_by_age=ess)
+        mixer.feed(success_rate=0.5, ess_by_age=ess)
         factors.append(mixer.factor)
     assert factors == [0.5, 0.25, 0.125, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     # 12 x 1, .5, .25, .125, .1, .2, .4, .8, 1: 12, 6, 3, 1.5, 1.2, 2.4, 4.8, 9.6, 12; the sums rounded, ties down
@@ -367,16 +365,18 @@ def test_a_resumed_mixer_goes_on_like_the_unbroken_one() -> None:
         made = []
         for iteration in range(first, first + count):
             made += plans(mixer, 1, first=iteration)
-            mixer.observe(success_rate=iteration / 40, ess_by_age={"1": 0.4 if iteration % 5 == 0 else 0.9})
+            mixer.feed(success_rate=iteration / 40, ess_by_age={"1": 0.4 if iteration % 5 == 0 else 0.9})
         return made
 
     for unit in ("any", "trajectory", "task", "group"):
         rule = rule_of(
             unit,
-            SCHEDULES["cosine"](0.9),
+            0.9,
+            schedule=SCHEDULES["cosine"](0.9),
             sources={"self": 0.7, "teacher": 0.3},
             start=StartRule(success_rate=0.1, iteration=3),
-            controller=EssRule(floor=0.5, lower_by=0.7, raise_by=1.1, least=0.1),
+            controller="ess",
+            ess=EssRule(floor=0.5, lower_by=0.7, raise_by=1.1, least=0.1),
         )
         unbroken, broken = Mixer(rule), Mixer(rule)
         whole = observed(unbroken, 1, 40)
@@ -393,4 +393,4 @@ def test_state_of_another_unit_is_refused() -> None:
 
 def test_plan_refuses_tasks_that_are_not_the_next_ones() -> None:
     with pytest.raises(ValueError, match="tasks must be the next 6, got 1"):
-        Mixer(rule_of("trajectory", 0.5)).plan(iteration=1, progress=0.0, available=PLENTY, tasks=["one"])
+        Mixer(rule_of("trajectory", 0.5)).plan(iteration=1, available=PLENTY, tasks=["one"])

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from agentloop.training.mixed_batch import as_observed
 from context.authors import Author, AuthorTable
-from context.masks import loss_mask, response_mask
-from context.tokens import Segment, TokenSequence
-from replay.observe import as_observed
+from context.tokens.masks import loss_mask, response_mask
+from context.tokens.token_sequence import Segment, TokenSequence
 from tests.replay.fakes import AUTHORS, SHORT, tokens, trajectory
 
 

@@ -273,7 +273,7 @@ def test_missing_driver_is_told_with_the_remedy() -> None:
     told = subprocess.check_output([sys.executable, "-c", program], text=True)
     assert told == (
         "DatabaseRefused database must have its driver installed, got no psycopg for "
-        "postgresql+psycopg://me:***@host/db. pip install 'agentloop[postgres]'\n"
+        "postgresql+psycopg://me:***@host/db. pip install 'agentloop-replay[postgres]'\n"
     )
 
 

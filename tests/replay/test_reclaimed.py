@@ -15,7 +15,6 @@ from replay import ReplayError, ReplayStore, queries
 from replay.errors import ContentGone
 from replay.exchange import export_file
 from replay.queries.iteration import lineage_up_to
-from replay.queries.preview.expected_ess import past_weights
 from replay.queries.trajectory import lineage_of
 from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler
@@ -140,21 +139,6 @@ def test_lineage_tells_of_a_reclaimed_row_what_it_told_before(location: Location
     for earlier, later in zip(before[1:], after[1:], strict=True):
         expected = [{**row, **(why if row["born_iteration"] == 1 else {})} for row in earlier["trajectories"]]
         assert later == {**earlier, "trajectories": expected}
-
-
-def test_weights_of_earlier_draws_are_known_though_their_rows_are_gone(location: Location) -> None:
-    store = trained(location)
-
-    def weights() -> list[Any]:
-        with store.reading() as connection:
-            found = past_weights(connection, RUN, before=4)
-        return [found.born.tolist(), found.run.tolist(), found.success.tolist(), found.weight.tolist()]
-
-    before = weights()
-    assert reclaim(store, 3, age=1) == 8
-    assert weights() == before
-    # 4 rows in iterations 2 and 3 each; the first had nothing to draw from.
-    assert len(before[0]) == 8
 
 
 def test_questions_about_a_reclaimed_row_are_answered(location: Location) -> None:

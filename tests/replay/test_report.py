@@ -9,8 +9,8 @@ from xml.dom import minidom
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.config.file import to_plain
-from agentloop.report import report_run
+from agentloop.config.config_file import to_plain
+from agentloop.runs.run_report import report_run
 from context.authors import default_authors
 from replay.records import RunRecord
 from replay.report.page import ReportData, render_report

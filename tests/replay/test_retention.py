@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from context.messages import Message
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import ReplayError, ReplayStore
 from replay.errors import ContentGone
 from replay.sampling.samplers import make_sampler

@@ -244,11 +244,11 @@ def test_options_are_checked() -> None:
         ValueError, match=r"sampler_options must hold options of recency, got 'halflife'. Did you mean half_life"
     ):
         make_sampler("recency", 0, {"halflife": 2})
-    with pytest.raises(ValueError, match=r"replay.sampler_options.half_life must be > 0, got -1"):
+    with pytest.raises(ValueError, match=r"replay.sampler_options.half_life must be greater than 0, got -1"):
         make_sampler("recency", 0, {"half_life": -1})
-    with pytest.raises(ValueError, match=r"replay.sampler_options.mode must be one of gaussian, .*, got 'hardest'"):
+    with pytest.raises(ValueError, match=r"replay.sampler_options.mode must be 'gaussian', .*, got 'hardest'"):
         make_sampler("difficulty", 0, {"mode": "hardest"})
-    with pytest.raises(ValueError, match=r"replay.sampler_options.window must be a whole number, got 2.5"):
+    with pytest.raises(ValueError, match=r"replay.sampler_options.window must be a valid integer, got 2.5"):
         make_sampler("fifo_window", 0, {"window": 2.5})
     with pytest.raises(ValueError, match=r"must hold options of uniform, got 'x'. It has none"):
         make_sampler("uniform", 0, {"x": 1})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import CorruptTrajectory, ReplayError, ReplayStore, queries
 from replay.errors import ContentGone, DamagedCell
 from replay.queries import Sort
@@ -136,8 +136,8 @@ def test_listing_is_sorted_the_greatest_first(store: ReplayStore, sort: Sort) ->
 
 
 def test_listing_filters_and_limits(store: ReplayStore) -> None:
-    assert [row["success"] for row in listed(store, where="success")] == [True] * 15
-    assert [row["success"] for row in listed(store, where="not success")[:4]] == [False] * 4
+    assert [row["success"] for row in listed(store, filter="success")] == [True] * 15
+    assert [row["success"] for row in listed(store, filter="not success")[:4]] == [False] * 4
     assert listed(store, "another run") == []
 
 

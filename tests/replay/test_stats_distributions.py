@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import ReplayStore, queries
-from replay.queries import Question
-from replay.queries.distributions import Bar, _answer, _in_bars, bars_of
-from replay.queries.filters import parsed
+from replay.queries import Query
+from replay.queries.distributions import ValueRange, _answer, _in_bars, bars_of
+from replay.queries.filters import condition
 from replay.storage.databases import Location
 from tests.replay.fakes import LLM, RUN, group, new_store, policy, run_record, sql, task, tokens, trajectory
 from tests.replay.locations import Databases
@@ -59,48 +59,48 @@ def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 QUESTIONS = [
-    Question(),
-    Question(RUN),
-    Question(OTHER),
-    Question(RUN, ("success",)),
-    Question(None, ("reward > 0.2", "group_success > 0.5 or staleness = 1")),
-    Question(RUN, ("tokens > 1000",)),
+    Query(),
+    Query(RUN),
+    Query(OTHER),
+    Query(RUN, ("success",)),
+    Query(None, ("reward > 0.2", "group_success > 0.5 or staleness == 1")),
+    Query(RUN, ("tokens > 1000",)),
 ]
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("query", QUESTIONS)
 @pytest.mark.parametrize("values", [5_000, 3])
 def test_every_bar_counts_the_rows_that_its_filter_chooses(
-    store: ReplayStore, question: Question, values: int, monkeypatch: pytest.MonkeyPatch
+    store: ReplayStore, query: Query, values: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a field has more values than are counted one by one."""
     monkeypatch.setattr(import_module("replay.queries.distributions"), "_VALUES", values)
-    answer = queries.distributions(store, question)
+    answer = queries.distributions(store, query)
     assert json.loads(json.dumps(answer)) == answer
-    total = len(queries.page(store, question, limit=ROWS)["rows"])
+    total = len(queries.page(store, query, limit=ROWS)["rows"])
     assert answer["total"] == total
     assert list(answer["fields"]) == ["reward", "tokens", "staleness", "uses", "group_success", "turns"]
     for name, field in answer["fields"].items():
         assert field["unknown"] + sum(bar["count"] for bar in field["bars"]) == total
-        asked = {bar["where"]: bar["count"] for bar in field["bars"]}
+        asked = {bar["filter"]: bar["count"] for bar in field["bars"]}
         if field["unknown"]:
-            asked[f"{name} is null"] = field["unknown"]
-        for where, count in asked.items():
-            narrower = Question(question.run, (*question.where, where))
+            asked[f"{name} is None"] = field["unknown"]
+        for filter, count in asked.items():
+            narrower = Query(query.run, (*query.filters, filter))
             assert len(queries.page(store, narrower, limit=ROWS)["rows"]) == count
-    assert len({bar["where"] for field in answer["fields"].values() for bar in field["bars"]}) == sum(
+    assert len({bar["filter"] for field in answer["fields"].values() for bar in field["bars"]}) == sum(
         len(field["bars"]) for field in answer["fields"].values()
     )
 
 
 def test_few_values_have_a_bar_each_and_many_share_round_ones(store: ReplayStore) -> None:
-    fields = queries.distributions(store, Question(RUN))["fields"]
+    fields = queries.distributions(store, Query(RUN))["fields"]
     # Groups 0, 3, 6, ... are the other run's, so slots 0-2, 9-11, ... are left out.
     slots = [slot for slot in range(ROWS) if slot // 3 % 3]
     assert len(slots) == 39
     rewards = Counter(REWARDS[slot % 4] for slot in slots)
     assert fields["reward"]["bars"] == [
-        {"low": value, "high": value, "count": rewards[value], "where": f"reward = {text}"}
+        {"low": value, "high": value, "count": rewards[value], "filter": f"reward == {text}"}
         for value, text in zip(
             (0, 0.3, 0.1 + 0.2, 1), ("0", "0.3", "0.30000000000000004", "1"), strict=True
         )
@@ -110,20 +110,20 @@ def test_few_values_have_a_bar_each_and_many_share_round_ones(store: ReplayStore
         (low, low + 5)
         for low in range(0, 65, 5)
     ]
-    assert [bar["where"] for bar in fields["uses"]["bars"]] == ["uses = 0", "uses = 1"]
+    assert [bar["filter"] for bar in fields["uses"]["bars"]] == ["uses == 0", "uses == 1"]
     ages = Counter(NEWEST - slot % 4 for slot in slots)
     assert {bar["low"]: bar["count"] for bar in fields["staleness"]["bars"]} == ages
     assert fields["staleness"]["unknown"] == 0
 
 
 def test_rows_of_a_run_without_policies_have_no_known_staleness(store: ReplayStore) -> None:
-    assert queries.distributions(store, Question(OTHER))["fields"]["staleness"] == {"unknown": 21, "bars": []}
-    both = queries.distributions(store, Question())["fields"]["staleness"]
+    assert queries.distributions(store, Query(OTHER))["fields"]["staleness"] == {"unknown": 21, "bars": []}
+    both = queries.distributions(store, Query())["fields"]["staleness"]
     assert (both["unknown"], sum(bar["count"] for bar in both["bars"])) == (21, 39)
 
 
 def test_choices_are_counted_the_most_frequent_first(store: ReplayStore) -> None:
-    choices = queries.distributions(store, Question())["choices"]
+    choices = queries.distributions(store, Query())["choices"]
     # Of 60 rows every tenth is a teacher's.
     assert list(choices["source"].items()) == [("self", 54), ("teacher", 6)]
     assert choices["state"] == {"eligible": 60}
@@ -136,7 +136,7 @@ def test_no_run_is_missing_where_runs_and_texts_make_many_pairs(
 ) -> None:
     """Two runs, two sources and three stop reasons are twelve pairs and six without the run."""
     monkeypatch.setattr(import_module("replay.queries.distributions"), "_TEXTS", 6)
-    choices = queries.distributions(store, Question())["choices"]
+    choices = queries.distributions(store, Query())["choices"]
     assert {name: len(texts) for name, texts in choices.items()} == {
         "state": 1,
         "source": 2,
@@ -146,7 +146,7 @@ def test_no_run_is_missing_where_runs_and_texts_make_many_pairs(
 
 
 def test_nothing_to_count_has_no_bars_and_no_choices(store: ReplayStore) -> None:
-    answer = queries.distributions(store, Question(None, ("tokens > 1000",)))
+    answer = queries.distributions(store, Query(None, ("tokens > 1000",)))
     assert answer["total"] == 0
     assert all(field == {"unknown": 0, "bars": []} for field in answer["fields"].values())
     assert answer["choices"] == {"state": {}, "source": {}, "stop_reason": {}, "run": {}}
@@ -154,8 +154,8 @@ def test_nothing_to_count_has_no_bars_and_no_choices(store: ReplayStore) -> None
 
 def test_what_was_said_is_not_counted(store: ReplayStore) -> None:
     """It would be read in every conversation."""
-    for where in ("text contains 'drawer'", "success and (tool = 'lookup' or reward > 0)"):
-        answer = queries.distributions(store, Question(RUN, (where,)))
+    for filter in ("'drawer' in text", "success and (tool == 'lookup' or reward > 0)"):
+        answer = queries.distributions(store, Query(RUN, (filter,)))
         assert answer == {"total": None, "fields": None, "choices": None}
 
 
@@ -166,7 +166,7 @@ def test_whole_numbers_that_no_float_tells_apart_are_counted_together(location: 
     for at, number in enumerate(turns):
         # As an earlier agentloop may have stored them.
         sql(location, "update trajectories set num_turns = ? where id = ?", number, f"t{at}")
-    answer = queries.distributions(store, Question(RUN))
+    answer = queries.distributions(store, Query(RUN))
     assert [(bar["low"], bar["count"]) for bar in answer["fields"]["turns"]["bars"]] == [
         (5, 1),
         (float(2**53 + 4), 2),
@@ -197,7 +197,7 @@ def test_each_value_is_in_exactly_one_of_at_most_thirteen_bars(values: list[floa
     if len(values) > 12:
         assert all(earlier.high == later.low for earlier, later in pairwise(bars))
     for bar in bars:
-        parsed(bar.where("reward"))
+        condition(bar.filter("reward"))
         told = _answer("reward", bar, 1)
         assert math.isfinite(told["low"]) and math.isfinite(told["high"])
 
@@ -215,5 +215,5 @@ def test_bars_have_round_widths(low: float, high: float, whole: bool, width: flo
 
 
 def test_bar_of_one_value_is_an_equality() -> None:
-    assert Bar(Decimal("-0.5"), Decimal("-0.5")).where("advantage") == "advantage = -0.5"
-    assert Bar(Decimal(20), Decimal(30)).where("tokens") == "tokens >= 20 and tokens < 30"
+    assert ValueRange(Decimal("-0.5"), Decimal("-0.5")).filter("advantage") == "advantage == -0.5"
+    assert ValueRange(Decimal(20), Decimal(30)).filter("tokens") == "20 <= tokens < 30"

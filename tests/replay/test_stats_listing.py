@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy as sa
 
 from context.messages import Message
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay import ReplayError, ReplayStore, Trajectory, queries
-from replay.queries import Patience, Question, Sort
+from replay.queries import Patience, Query, Sort
 from replay.records import REPLAY, DrawRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
@@ -82,7 +82,7 @@ def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
     store.close()
 
 
-def in_order(store: ReplayStore, question: Question) -> list[str]:
+def in_order(store: ReplayStore, query: Query) -> list[str]:
     """As Python sorts the rows; unknown values come last."""
     names = "id, run, iteration, slot, reward, advantage, success, num_turns, num_tool_calls, num_tokens, uses"
     listed = sql(store, f"select {names}, stop_reason, source, policy_version_min from trajectories")
@@ -91,28 +91,28 @@ def in_order(store: ReplayStore, question: Question) -> list[str]:
     for each in rows:
         each["staleness"] = None if each["run"] == UNPUBLISHED else NEWEST - each["version"]
         each |= {name: each[f"num_{column}"] for name, column in COUNTED.items()}
-    mine = [each for each in rows if question.run in (None, each["run"])]
-    value = question.sort.value
+    mine = [each for each in rows if query.run in (None, each["run"])]
+    value = query.sort.value
     known = [each for each in mine if each[value] is not None]
     unknown = [each for each in mine if each[value] is None]
     place: Callable[[dict[str, Any]], Any] = lambda each: [each[n] for n in ("iteration", "slot", "run", "id")]  # noqa: E731
-    known.sort(key=lambda each: (each[value], place(each)), reverse=not question.ascending)
-    unknown.sort(key=place, reverse=not question.ascending)
+    known.sort(key=lambda each: (each[value], place(each)), reverse=not query.ascending)
+    unknown.sort(key=place, reverse=not query.ascending)
     return [each["id"] for each in known + unknown]
 
 
 COUNTED = {"turns": "turns", "tools": "tool_calls", "tokens": "tokens"}
 
 
-def ids(answer: queries.Answer) -> list[str]:
+def ids(answer: queries.QueryResult) -> list[str]:
     return [each["id"] for each in answer["rows"]]
 
 
-def pages(store: ReplayStore, question: Question, limit: int, **options: Any) -> list[list[str]]:
-    answer = queries.page(store, question, limit=limit, **options)
+def pages(store: ReplayStore, query: Query, limit: int, **options: Any) -> list[list[str]]:
+    answer = queries.page(store, query, limit=limit, **options)
     found = [ids(answer)]
     while answer["after"]:
-        answer = queries.page(store, question, limit=limit, after=answer["after"], **options)
+        answer = queries.page(store, query, limit=limit, after=answer["after"], **options)
         found.append(ids(answer))
     return found
 
@@ -123,13 +123,13 @@ def test_pages_joined_are_the_sorted_list_in_either_direction_with_ties_and_unkn
 ) -> None:
     for ascending in (False, True):
         for run in (None, RUN, UNPUBLISHED):
-            question = Question(run, (), sort, ascending)
-            wanted = in_order(store, question)
+            query = Query(run, (), sort, ascending)
+            wanted = in_order(store, query)
             size = {None: SIZE + SIZE // 2, RUN: SIZE, UNPUBLISHED: SIZE // 2}[run]
             assert len(wanted) == size
             # 45, 30 or 15 rows: the last page of 15 is full, and nothing comes after it.
             for limit in (7, 15):
-                found = pages(store, question, limit)
+                found = pages(store, query, limit)
                 assert [len(page) for page in found[:-1]] == [limit] * (len(found) - 1)
                 assert [id for page in found for id in page] == wanted
                 assert len(found) == -(-size // limit)
@@ -137,15 +137,15 @@ def test_pages_joined_are_the_sorted_list_in_either_direction_with_ties_and_unkn
 
 @pytest.mark.parametrize("sort", [Sort.iteration, Sort.reward, Sort.staleness, Sort.stop_reason])
 def test_pages_are_the_same_ones_backwards(store: ReplayStore, sort: Sort) -> None:
-    question = Question(None, (), sort)
-    answers = [queries.page(store, question, limit=8)]
+    query = Query(None, (), sort)
+    answers = [queries.page(store, query, limit=8)]
     while answers[-1]["after"]:
-        answers.append(queries.page(store, question, limit=8, after=answers[-1]["after"]))
+        answers.append(queries.page(store, query, limit=8, after=answers[-1]["after"]))
     assert answers[0]["before"] is None
     for earlier, later in itertools.pairwise(answers):
-        back = queries.page(store, question, limit=8, before=later["before"])
+        back = queries.page(store, query, limit=8, before=later["before"])
         assert ids(back) == ids(earlier)
-        assert ids(queries.page(store, question, limit=8, after=back["after"])) == ids(later)
+        assert ids(queries.page(store, query, limit=8, after=back["after"])) == ids(later)
         assert (back["before"] is None) == (earlier is answers[0])
 
 
@@ -161,13 +161,13 @@ def check_appended_between_pages(location: Location, sort: Sort, ascending: bool
     store.add_run(run_record(run))
     append(store, run, range(0, SIZE, 2))
     there = {row(index, run).id for index in range(0, SIZE, 2)}
-    question = Question(run, (), sort, ascending)
-    answer = queries.page(store, question, limit=4)
+    query = Query(run, (), sort, ascending)
+    answer = queries.page(store, query, limit=4)
     seen = ids(answer)
     for new in range(1, SIZE, 2):
         append(store, run, range(new, new + 1))
         if answer["after"]:
-            answer = queries.page(store, question, limit=4, after=answer["after"])
+            answer = queries.page(store, query, limit=4, after=answer["after"])
             seen += ids(answer)
     assert answer["after"] is None
     assert len(seen) == len(set(seen))
@@ -186,15 +186,15 @@ def test_no_row_is_lost_or_seen_twice_while_policies_are_published(
     store.add_policy(policy(NEWEST))
     append(store, RUN, range(SIZE))
     append(store, UNPUBLISHED, range(5))
-    question = Question(run, (), Sort.staleness, ascending)
-    wanted = in_order(store, question)
-    answer = queries.page(store, question, limit=8)
+    query = Query(run, (), Sort.staleness, ascending)
+    wanted = in_order(store, query)
+    answer = queries.page(store, query, limit=8)
     seen = [ids(answer)]
     for version in range(NEWEST + 1, NEWEST + 10):
         if answer["after"]:
             store.add_policy(policy(version))
-            last, answer = answer, queries.page(store, question, limit=8, after=answer["after"])
-            assert ids(queries.page(store, question, limit=8, before=answer["before"])) == ids(last)
+            last, answer = answer, queries.page(store, query, limit=8, after=answer["after"])
+            assert ids(queries.page(store, query, limit=8, before=answer["before"])) == ids(last)
             seen.append(ids(answer))
     assert [id for page in seen for id in page] == wanted
     store.close()
@@ -206,16 +206,16 @@ def test_rows_newer_than_their_run_s_policy_come_before_those_of_unknown_stalene
     store.add_run(run_record(UNPUBLISHED))
     append(store, RUN, range(4))  # of policies 0 to 3, where 0 is the newest
     append(store, UNPUBLISHED, range(4))
-    question = Question(None, (), Sort.staleness)
-    whole = queries.page(store, question)["rows"]
+    query = Query(None, (), Sort.staleness)
+    whole = queries.page(store, query)["rows"]
     assert [each["staleness"] for each in whole] == [0, -1, -2, -3, None, None, None, None]
-    assert [id for page in pages(store, question, 3) for id in page] == [each["id"] for each in whole]
+    assert [id for page in pages(store, query, 3) for id in page] == [each["id"] for each in whole]
     store.close()
 
 
 def test_filters_all_hold(store: ReplayStore) -> None:
-    where = ("reward > 0.2 or staleness = 3", "not success", "staleness is not null")
-    found = {each["id"]: each for each in queries.page(store, Question(None, where))["rows"]}
+    where = ("reward > 0.2 or staleness == 3", "not success", "staleness is not None")
+    found = {each["id"]: each for each in queries.page(store, Query(None, where))["rows"]}
     wanted = {
         row(index, RUN).id for index in range(SIZE) if (index % 4 > 0 or NEWEST - index % 4 == 3) and index % 4 != 3
     }
@@ -224,7 +224,7 @@ def test_filters_all_hold(store: ReplayStore) -> None:
 
 
 def test_row_of_a_page_is_plain_and_tells_what_the_list_shows(store: ReplayStore) -> None:
-    answer = queries.page(store, Question(UNPUBLISHED, ("slot = 0 and iteration = 2",)))
+    answer = queries.page(store, Query(UNPUBLISHED, ("slot == 0 and iteration == 2",)))
     assert json.loads(json.dumps(answer)) == answer
     (found,) = answer["rows"]
     assert found == {
@@ -241,29 +241,29 @@ def test_search_for_a_text_goes_on_where_its_patience_ended(
     store: ReplayStore, sort: Sort, patience: Patience, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replay.storage.format.rows._MOST_PARAMETERS", 4)
-    question = Question(RUN, (f"text contains '{WORD}'", "reward >= 0"), sort)
-    first = queries.page(store, question, limit=5, patience=patience)
+    query = Query(RUN, (f"'{WORD}' in text", "reward >= 0"), sort)
+    first = queries.page(store, query, limit=5, patience=patience)
     # No time: the first four rows are looked at. Time for all: so many are looked at as patience has rows.
     assert (first["searched"], first["complete"]) == (4, False)
     needles = {row(index, RUN).id for index in range(0, SIZE, 3)}
-    found = [id for page in pages(store, question, 5, patience=patience) for id in page]
-    assert found == [id for id in in_order(store, question) if id in needles]
+    found = [id for page in pages(store, query, 5, patience=patience) for id in page]
+    assert found == [id for id in in_order(store, query) if id in needles]
     assert len(found) == SIZE / 3
 
 
 def test_search_that_has_time_fills_its_page(store: ReplayStore) -> None:
-    question = Question(RUN, (f"text contains '{WORD}' and tokens > 0",))
-    answer = queries.page(store, question, limit=4, patience=Patience(seconds=60))
+    query = Query(RUN, (f"'{WORD}' in text and tokens > 0",))
+    answer = queries.page(store, query, limit=4, patience=Patience(seconds=60))
     assert (len(answer["rows"]), answer["complete"], answer["searched"]) == (4, True, SIZE)
-    whole = queries.page(store, question, limit=50, patience=Patience(seconds=60))
+    whole = queries.page(store, query, limit=50, patience=Patience(seconds=60))
     assert (len(whole["rows"]), whole["after"], whole["complete"]) == (10, None, True)
-    assert queries.page(store, Question(RUN, ("turns = 1",)))["searched"] is None
+    assert queries.page(store, Query(RUN, ("turns == 1",)))["searched"] is None
 
 
 def test_cursor_of_another_question_is_refused(store: ReplayStore) -> None:
-    question = Question(RUN, (), Sort.reward)
-    after = queries.page(store, question, limit=5)["after"]
-    others = [Question(None, (), Sort.reward), Question(RUN, (), Sort.tokens), Question(RUN, (), Sort.reward, True)]
+    query = Query(RUN, (), Sort.reward)
+    after = queries.page(store, query, limit=5)["after"]
+    others = [Query(None, (), Sort.reward), Query(RUN, (), Sort.tokens), Query(RUN, (), Sort.reward, True)]
     for other in others:
         with pytest.raises(ReplayError, match="after must be a cursor of this list, got '.*'. Begin at its first page"):
             queries.page(store, other, after=after)
@@ -276,12 +276,12 @@ def test_cursor_of_another_question_is_refused(store: ReplayStore) -> None:
     cursors = [base64.urlsafe_b64encode(text.encode()).decode() for text in texts]
     for odd in ("", "x", "W10", "bm90anNvbg", after[:-3], after + "AAAA", "é", *cursors):
         with pytest.raises(ReplayError, match="before must be a cursor of this list"):
-            queries.page(store, question, before=odd)
+            queries.page(store, query, before=odd)
 
 
 def test_texts_no_database_can_hold_are_places_too(store: ReplayStore) -> None:
-    found = pages(store, Question(RUN, (), Sort.stop_reason), 3)
-    assert [id for page in found for id in page] == in_order(store, Question(RUN, (), Sort.stop_reason))
+    found = pages(store, Query(RUN, (), Sort.stop_reason), 3)
+    assert [id for page in found for id in page] == in_order(store, Query(RUN, (), Sort.stop_reason))
 
 
 @contextmanager
@@ -303,23 +303,23 @@ def statements(store: ReplayStore) -> Iterator[list[tuple[str, Any]]]:
 
 def test_page_takes_three_statements_however_long_it_is(store: ReplayStore) -> None:
     for limit in (1, 50):
-        for where in ((), ("group_success = 0.5 and staleness < 9",)):
+        for where in ((), ("group_success == 0.5 and staleness < 9",)):
             with statements(store) as asked:
-                queries.page(store, Question(RUN, where, Sort.uses), limit=limit)
+                queries.page(store, Query(RUN, where, Sort.uses), limit=limit)
             # The newest policy, the places of the page, its rows.
             assert len(asked) == 3
 
 
 def test_search_takes_a_statement_more_for_every_five_hundred_rows_it_looks_at(store: ReplayStore) -> None:
     with statements(store) as asked:
-        queries.page(store, Question(RUN, ("text contains 'nowhere'",)), patience=Patience(seconds=60))
+        queries.page(store, Query(RUN, ("'nowhere' in text",)), patience=Patience(seconds=60))
     assert len(asked) == 3
 
 
 def test_spreads_and_choices_take_four_statements_and_of_all_runs_five(store: ReplayStore) -> None:
     for run, count in ((RUN, 4), (None, 5)):
         with statements(store) as asked:
-            queries.distributions(store, Question(run, ("success",)))
+            queries.distributions(store, Query(run, ("success",)))
         # The newest policies, the numbers, the texts there are, their counts, the runs.
         assert len(asked) == count
 
@@ -342,11 +342,11 @@ def plans(store: ReplayStore, ask: Callable[[], object]) -> list[str]:
 
 @pytest.mark.parametrize("ascending", [False, True])
 def test_page_of_a_run_is_read_off_its_index_without_sorting(file: ReplayStore, ascending: bool) -> None:
-    question = Question(RUN, (), ascending=ascending)
-    after = queries.page(file, question, limit=3)["after"]
-    first = plans(file, lambda: queries.page(file, question, limit=3))
+    query = Query(RUN, (), ascending=ascending)
+    after = queries.page(file, query, limit=3)["after"]
+    first = plans(file, lambda: queries.page(file, query, limit=3))
     assert first[1] == "SEARCH trajectories USING COVERING INDEX trajectories_by_run (run=?)"
-    next_one = plans(file, lambda: queries.page(file, question, limit=3, after=after))
+    next_one = plans(file, lambda: queries.page(file, query, limit=3, after=after))
     sign = ">" if ascending else "<"
     place = f"(run=? AND (iteration,slot,id){sign}(?,?,?))"
     assert next_one[1] == f"SEARCH trajectories USING COVERING INDEX trajectories_by_run {place}"
@@ -354,8 +354,8 @@ def test_page_of_a_run_is_read_off_its_index_without_sorting(file: ReplayStore, 
 
 
 def test_page_of_filtered_rows_is_read_off_the_run_s_index(file: ReplayStore) -> None:
-    question = Question(RUN, ("success and reward > 0.1", "uses < 3", "staleness < 5", "text contains 'x'"))
-    found = plans(file, lambda: queries.page(file, question))
+    query = Query(RUN, ("success and reward > 0.1", "uses < 3", "staleness < 5", "'x' in text"))
+    found = plans(file, lambda: queries.page(file, query))
     assert found[1].startswith("SEARCH trajectories USING COVERING INDEX trajectories_by_run (run=?)")
     assert "TEMP B-TREE" not in found[1]
 
@@ -363,7 +363,7 @@ def test_page_of_filtered_rows_is_read_off_the_run_s_index(file: ReplayStore) ->
 @pytest.mark.parametrize("sort", [sort for sort in Sort if sort is not Sort.iteration])
 def test_other_orders_are_found_in_one_look_at_a_run_s_rows(file: ReplayStore, sort: Sort) -> None:
     """The rows of a page are kept while all are looked at (a sort with a limit), not all of them sorted."""
-    found = plans(file, lambda: queries.page(file, Question(RUN, (), sort)))
+    found = plans(file, lambda: queries.page(file, Query(RUN, (), sort)))
     assert found[1].count("SEARCH") + found[1].count("SCAN") == 1
     assert "USING COVERING INDEX trajectories_by_run (run=?)" in found[1]
 
@@ -372,13 +372,13 @@ def test_other_orders_are_found_in_one_look_at_a_run_s_rows(file: ReplayStore, s
     "ask",
     [
         queries.distributions,
-        lambda store, question: queries.summary(store, question.run, where=" and ".join(question.where)),
+        lambda store, query: queries.summary(store, query.run, filter=" and ".join(query.filters)),
     ],
 )
 def test_what_is_counted_of_a_run_s_rows_is_read_off_its_index(
-    file: ReplayStore, ask: Callable[[ReplayStore, Question], object]
+    file: ReplayStore, ask: Callable[[ReplayStore, Query], object]
 ) -> None:
-    found = plans(file, lambda: ask(file, Question(RUN, ("success and reward > 0.1", "uses < 3"))))
+    found = plans(file, lambda: ask(file, Query(RUN, ("success and reward > 0.1", "uses < 3"))))
     looks = [step for plan in found for step in plan.split("; ") if "trajectories" in step.split()[1:2]]
     assert looks
     assert all("USING COVERING INDEX trajectories_by_run" in step for step in looks), looks

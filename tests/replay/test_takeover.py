@@ -56,7 +56,7 @@ def test_store_whose_run_was_resumed_by_another_writes_nothing_of_it(location: L
     iterate(store, 1, sampler)
     store.resume(RUN, 1)
     iterate(store, 2, sampler)
-    store.evict(RUN, 2, policy_version=1, capacity=Capacity(age=0))
+    store.evict(RUN, 2, policy_version=1, capacity=Capacity(rows=1))
     other = ReplayStore.open(location)
     other.resume(RUN, 2)
     Born(3).append_to(other)

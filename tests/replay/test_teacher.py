@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentloop.algorithms.advantages import Member, advantages, rule_of
+from agentloop.algorithms.advantages import group_advantages
 from context.authors import DEMONSTRATION, INITIALIZATION, LLM
-from context.codec import TokenCodec
-from context.tokens import Segment, TokenSequence
+from context.tokens.codec import TokenCodec
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
 from replay.exchange import ExchangeError, export_file, import_file
-from replay.exchange.teacher import Teaching, group_advantages, import_chat, teaching_of
+from replay.exchange.teacher import Teaching, import_chat, teaching_of
 from replay.records import Trajectory
 from replay.sampling.samplers import make_sampler
 from tests.context import fakes
@@ -70,7 +70,8 @@ def family(request: pytest.FixtureRequest) -> str:
 
 def teaching(store: ReplayStore, tmp_path: Path, name: str = "chatml", **options: Any) -> Teaching:
     folder = tmp_path / "model"
-    return teaching_of(store, None, folder if folder.exists() else save_model(folder, name), **options)
+    own = folder if folder.exists() else save_model(folder, name)
+    return teaching_of(store, None, own, group_advantages, **options)
 
 
 def written(tmp_path: Path, *rows: Any) -> Path:
@@ -238,14 +239,6 @@ def test_rows_of_one_task_are_a_group(store: ReplayStore, tmp_path: Path) -> Non
     assert found[2][2:] == (1, 1.0, 1.0, 0.0)
 
 
-@pytest.mark.parametrize("rewards", [[1.0], [0.3] * 7, [1.0, 0.0, 0.0], [0.1, -4.0, 2.5, 2.5]])
-@pytest.mark.parametrize("normalise", [True, False])
-def test_advantages_are_those_of_the_loop(rewards: list[float], normalise: bool) -> None:
-    members, rule = [Member(reward) for reward in rewards], rule_of("grpo", normalise_std=normalise)
-    everybody = [range(len(rewards))] * len(rewards)
-    assert group_advantages(rewards, normalise_std=normalise) == advantages(members, everybody, rule)
-
-
 def test_reward_and_advantage_can_be_given(store: ReplayStore, tmp_path: Path) -> None:
     path = written(tmp_path, {"messages": PLAIN["messages"]}, {**PLAIN, "reward": 0.25, "success": True})
     with pytest.raises(ExchangeError, match=r"chat.jsonl:1: row must hold a reward, got none.*--reward"):
@@ -282,15 +275,23 @@ def test_rows_survive_being_exported(store: ReplayStore, tmp_path: Path) -> None
 
 BAD: list[tuple[str, Any, str]] = [
     ("no json", "{", "line must be JSON"),
-    ("no messages", {"prompt": "x"}, "row must hold a list of messages"),
+    ("no messages", {"prompt": "x"}, "row must hold 'messages', got none"),
     ("no reply", {"messages": ASKED}, "messages must end in a reply of the assistant"),
     ("no trained reply", {"messages": [*ASKED, {**ANSWER, "weight": 0}]}, "one of them be trained"),
     ("a result at the end", {"messages": [*ASKED, *CALLED]}, "messages must end in a reply of the assistant"),
     ("no user", {"messages": [ASKED[0], ANSWER]}, "messages must hold one of a user's"),
     ("role", {"messages": [{"role": "<|im_end|>", "content": "x"}, *ASKED, ANSWER]}, "role must match"),
-    ("author", {"messages": [{"role": 5}, ANSWER]}, r"messages\[0\] must be an object with a role"),
-    ("image", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWER]}, "must be text, got parts"),
-    ("number", {"messages": [{"role": "user", "content": 5}, ANSWER]}, r"messages\[0\].content must be text"),
+    ("author", {"messages": [{"role": 5}, ANSWER]}, r"messages\[0\].role must be a valid string, got 5"),
+    (
+        "image",
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWER]},
+        "must be text, without parts of another kind",
+    ),
+    (
+        "number",
+        {"messages": [{"role": "user", "content": 5}, ANSWER]},
+        r"messages\[0\].content must be a valid string, got 5",
+    ),
     (
         "tool name",
         {"messages": [*ASKED, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "a b"}}]}]},
@@ -299,7 +300,7 @@ BAD: list[tuple[str, Any, str]] = [
     (
         "arguments",
         {"messages": [*ASKED, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]},
-        "arguments must be a JSON object",
+        "arguments must be an object",
     ),
     (
         "deep arguments",
@@ -312,7 +313,7 @@ BAD: list[tuple[str, Any, str]] = [
                 },
             ]
         },
-        "arguments must be nested",
+        "arguments must be JSON .nested too deep",
     ),
     (
         "function_call",
@@ -320,12 +321,20 @@ BAD: list[tuple[str, Any, str]] = [
         "function_call must be empty",
     ),
     ("weight", {"messages": [*ASKED, {**ANSWER, "weight": 0.5}]}, "weight must be 0 or 1"),
-    ("reward", {**PLAIN, "reward": "1"}, "reward must be a finite number"),
-    ("success", {**PLAIN, "success": 1}, "success must be true or false"),
-    ("logprob", {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [{"token": "x"}]}}]}, "must hold a token and"),
-    ("bytes", {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [entry("x", -1, bytes=[300])]}}]}, "hold bytes"),
-    ("two choices", {"messages": ASKED, "choices": [{}, {}]}, "choices must hold one response"),
-    ("tools", {**PLAIN, "tools": "lookup"}, "tools must be a list of objects"),
+    ("reward", {**PLAIN, "reward": "1"}, "reward must be a valid number, got '1'"),
+    ("success", {**PLAIN, "success": 1}, "success must be a valid boolean, got 1"),
+    (
+        "logprob",
+        {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [{"token": "x"}]}}]},
+        r"messages\[2\].logprobs.content\[0\] must hold 'logprob', got none",
+    ),
+    (
+        "bytes",
+        {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [entry("x", -1, bytes=[300])]}}]},
+        r"bytes\[0\] must be less than or equal to 255, got 300",
+    ),
+    ("two choices", {"messages": ASKED, "choices": [{}, {}]}, "choices must hold one response: write a row per choice"),
+    ("tools", {**PLAIN, "tools": "lookup"}, "tools must be a valid list"),
 ]
 
 
@@ -353,10 +362,10 @@ def test_a_conversation_fits_the_context_of_the_run(store: ReplayStore, tmp_path
 
 def test_another_tokenizer_is_refused(store: ReplayStore, tmp_path: Path) -> None:
     own, other = save_model(tmp_path / "own"), save_model(tmp_path / "other", "llama3")
-    assert teaching_of(store, None, own, model=own).run.id == RUN
+    assert teaching_of(store, None, own, group_advantages, model=own).run.id == RUN
     with pytest.raises(ExchangeError, match=f"--model must hold the tokenizer and chat template of run {RUN}"):
-        teaching_of(store, None, own, model=other)
+        teaching_of(store, None, own, group_advantages, model=other)
     with pytest.raises(ExchangeError, match="--model must hold the tokenizer and chat template"):
-        teaching_of(store, None, None, model=other)
+        teaching_of(store, None, None, group_advantages, model=other)
     with pytest.raises(ExchangeError, match="--model must be the folder of the run's tokenizer"):
-        teaching_of(store, None, None)
+        teaching_of(store, None, None, group_advantages)

@@ -174,8 +174,8 @@ def test_verify_holds_no_snapshot_while_others_write(tmp_path: Path) -> None:
 def test_filter_narrows_what_is_read(location: Location) -> None:
     store = filled(location)
     sql(store, "update trajectories set num_tokens = 99 where iteration = 2")
-    assert store.verify(chosen(None, "iteration = 1")).corrupt == {}
-    assert len(store.verify(chosen(None, "iteration = 2 and success")).corrupt) == 3
+    assert store.verify(chosen(None, "iteration == 1")).corrupt == {}
+    assert len(store.verify(chosen(None, "iteration == 2 and success")).corrupt) == 3
 
 
 def test_names_of_missing_rows_are_counted(tmp_path: Path) -> None:

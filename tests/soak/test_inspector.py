@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from replay.inspector.server.query import address
+from replay.inspector.server.query_string import address
 from replay.storage.databases import Location
 from tests.agentloop.processes import AGENTLOOP, Training, assert_sound, write_config
 from tests.agentloop.runs import ROOT, buffer_of, rows, save_qwen2, small_config

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from agentloop.learning.batch import BatchRow, build_batch
+from agentloop.learning.batch import build_batch
 from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
 from context import default_authors
+from replay.records import BatchRow
 from replay.store import ReplayStore
 from tests.agentloop.runs import ROOT, rows
 
@@ -60,7 +61,7 @@ def worst_log_prob_error(run: Path) -> float:
     for version in sorted({low for _, low, _ in listed}):
         ids = [id for id, low, high in listed if (low, high) == (version, version)]
         actor = Actor(AutoModelForCausalLM.from_pretrained(run / "policies" / f"{version:06d}"))
-        batch = build_batch([BatchRow(t, "fresh", 0.0) for t in store.read(ids)], default_authors())
+        batch = build_batch([BatchRow(t) for t in store.read(ids)], default_authors())
         again, _ = score(actor, batch, max_tokens=4096)
         worst = max(worst, float((again - batch.behavior_log_probs)[batch.response_mask].abs().max()))
         checked += len(ids)

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentloop.checkpoint import complete_checkpoints
-from agentloop.training import train
+from agentloop.runs.checkpoint import complete_checkpoints
+from agentloop.training.train import train
 from tests.agentloop.processes import assert_sound, write_config
 from tests.agentloop.runs import ROOT, SilentDisplay, buffer_of, rows, save_qwen2, small_config
 

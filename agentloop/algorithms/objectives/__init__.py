@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentloop.algorithms.objectives.base import Objective, ObjectiveInput, PolicyLoss
+from agentloop.algorithms.objectives.objective import Objective, ObjectiveInput, PolicyLoss
 from agentloop.algorithms.objectives.ratio import cispo, dppo_kl, dppo_tv, ppo_clip, surrogate
 from agentloop.algorithms.objectives.score import bc, gpg, reinforce, topr
 from agentloop.algorithms.objectives.sequence import gmpo, gspo
@@ -25,7 +25,7 @@ class ObjectiveKind:
     function: Callable[..., PolicyLoss]
     whole_trajectories: bool = False
     """A token's loss depends on all rows of its trajectory: they must be in one pass."""
-    silent_at_zero: bool = True
+    needs_advantage: bool = True
     """Where the advantage is 0 there is neither loss nor gradient: such rows can be left out."""
 
 
@@ -43,5 +43,5 @@ OBJECTIVES = {
     "topr": ObjectiveKind(topr, whole_trajectories=True),
     "exgrpo": ObjectiveKind(exgrpo),
     "luffy": ObjectiveKind(luffy),
-    "bc": ObjectiveKind(bc, silent_at_zero=False),
+    "bc": ObjectiveKind(bc, needs_advantage=False),
 }

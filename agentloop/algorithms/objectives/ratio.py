@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.objectives.base import ObjectiveInput, PolicyLoss, unclipped
+from agentloop.algorithms.objectives.objective import ObjectiveInput, PolicyLoss, unclipped
 
 _LEAST_PROBABILITY = 1e-8
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from agentloop.algorithms.objectives.base import ObjectiveInput, PolicyLoss, unclipped
+from agentloop.algorithms.objectives.objective import ObjectiveInput, PolicyLoss, unclipped
 
 
 def reinforce(inputs: ObjectiveInput) -> PolicyLoss:

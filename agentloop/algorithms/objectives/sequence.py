@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from agentloop.algorithms.objectives.base import ObjectiveInput, PolicyLoss
+from agentloop.algorithms.objectives.objective import ObjectiveInput, PolicyLoss
 from agentloop.algorithms.objectives.ratio import clipped_surrogate
 
 

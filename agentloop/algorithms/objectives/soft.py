@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.objectives.base import ObjectiveInput, PolicyLoss, unclipped
+from agentloop.algorithms.objectives.objective import ObjectiveInput, PolicyLoss, unclipped
 
 
 def sapo(inputs: ObjectiveInput, *, tau_positive: float, tau_negative: float) -> PolicyLoss:

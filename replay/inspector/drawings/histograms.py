@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from replay.inspector.drawings.bars import Bar, Height, Tick, Tone, bars
-from replay.queries import Answer
+from replay.queries import QueryResult
 from replay.records import REPLAY
 from replay.storage.format.ratio_histograms import Counts, Scale, merged, quantile, scale_for
 
@@ -42,7 +42,7 @@ class Spread:
     """Of each stream; and, where the replayed rows are of different ages, of each age, the youngest first."""
 
 
-def spreads(histograms: Sequence[Answer]) -> list[Spread]:
+def spreads(histograms: Sequence[QueryResult]) -> list[Spread]:
     """Of each quantity that something was measured of, ratios first."""
     found = []
     for quantity in ("ratio", "drift"):

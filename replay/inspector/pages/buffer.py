@@ -11,9 +11,9 @@ from markupsafe import Markup
 from replay import queries
 from replay.inspector.drawings.bars import Bar, bars
 from replay.inspector.server.page import Elsewhere, Page, run_of
-from replay.inspector.server.query import Query, address
+from replay.inspector.server.query_string import QueryString, address
 from replay.inspector.text.shell import typed
-from replay.queries import Answer, Question, Sort
+from replay.queries import Query, QueryResult, Sort
 from replay.queries.open_buffer import Source
 
 _ROWS = 50
@@ -33,26 +33,26 @@ class Order(StrEnum):
     asc = "asc"
 
 
-def answer(source: Source, query: Query) -> Answer:
+def answer(source: Source, query: QueryString) -> QueryResult:
     """A page of rows with the cursors of the pages around it."""
     _settle(query)
-    question = _question(source, query)
+    asked = _query(source, query)
     limit = query.whole("limit", _ROWS, least=1, most=500)
-    found = queries.page(source.store, question, limit=limit, after=query.text("after"), before=query.text("before"))
-    return {**_plain(question), **found}
+    found = queries.page(source.store, asked, limit=limit, after=query.text("after"), before=query.text("before"))
+    return {**_plain(asked), **found}
 
 
-def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
     """Addresses of what is one click away."""
     kept = _kept(query)
-    base = {**kept, "where": found["where"]}
+    base = {**kept, "where": found["filters"]}
 
     def sorted_by(sort: Sort) -> str:
         turned = found["sort"] == sort and not found["ascending"]
         return address("buffer", **{**base, "sort": sort, "order": Order.asc if turned else None})
 
     return {
-        "chips": _chips(found["where"], kept),
+        "chips": _chips(found["filters"], kept),
         "sorts": {sort: sorted_by(sort) for sort in Sort},
         "kept": list(kept.items()),
         "command": _command(source, found),
@@ -63,15 +63,15 @@ def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
     }
 
 
-def overview(source: Source, query: Query) -> Answer:
+def overview(source: Source, query: QueryString) -> QueryResult:
     """How the rows that the conditions hold for are spread."""
-    question = _question(source, query)
-    return {**_plain(question), **queries.distributions(source.store, question)}
+    asked = _query(source, query)
+    return {**_plain(asked), **queries.distributions(source.store, asked)}
 
 
-def overview_shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+def overview_shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
     """Bars and choices that add their condition, or take it away."""
-    kept, conditions = _kept(query), found["where"]
+    kept, conditions = _kept(query), found["filters"]
 
     def toggled(condition: str) -> str:
         rest = [other for other in conditions if other != condition]
@@ -79,16 +79,16 @@ def overview_shows(source: Source, query: Query, found: Answer) -> dict[str, Any
 
     def drawn(name: str) -> Markup:
         shown = [
-            Bar(_label(bar), bar["count"], toggled(bar["where"]), selected=bar["where"] in conditions)
+            Bar(_label(bar), bar["count"], toggled(bar["filter"]), selected=bar["filter"] in conditions)
             for bar in found["fields"][name]["bars"]
         ]
         return bars(shown, summary=f"{_TITLES[name]}: a bar filters by it", size=(200, 74))
 
     def choices(name: str, counts: dict[str, int]) -> list[dict[str, Any]]:
-        told = {text: f"{name} = {_quoted(text)}" for text in counts}
+        filters = {text: f"{name} == {text!r}" for text in counts}
         return [
-            {"label": text, "count": counts[text], "href": toggled(where), "chosen": where in conditions}
-            for text, where in told.items()
+            {"label": text, "count": counts[text], "href": toggled(filter), "chosen": filter in conditions}
+            for text, filter in filters.items()
         ]
 
     listed = address("buffer", **kept, where=conditions)
@@ -105,18 +105,16 @@ def overview_shows(source: Source, query: Query, found: Answer) -> dict[str, Any
     }
 
 
-def _question(source: Source, query: Query) -> Question:
+def _query(source: Source, query: QueryString) -> Query:
     order = query.choice("order", Order.desc)
-    return Question(
-        run_of(source, query), query.texts("where"), query.choice("sort", Sort.iteration), order is Order.asc
-    )
+    return Query(run_of(source, query), query.texts("where"), query.choice("sort", Sort.iteration), order is Order.asc)
 
 
-def _plain(question: Question) -> Answer:
-    return {**vars(question), "where": list(question.where)}
+def _plain(query: Query) -> QueryResult:
+    return {**vars(query), "filters": list(query.filters)}
 
 
-def _label(bar: Answer) -> str:
+def _label(bar: QueryResult) -> str:
     return f"{bar['low']:g}" if bar["low"] == bar["high"] else f"{bar['low']:g}\u2013{bar['high']:g}"
 
 
@@ -128,36 +126,31 @@ def _chips(conditions: Sequence[str], kept: dict[str, str]) -> list[tuple[str, s
     ]
 
 
-def _settle(query: Query) -> None:
+def _settle(query: QueryString) -> None:
     """What the form's short fields say becomes a condition of the address: there is one way to say it."""
     said = []
     if text := query.text("text"):
-        said.append(f"text contains {_quoted(text)}")
+        said.append(f"{text!r} in text")
     if tool := query.text("tool"):
-        said.append(f"tool = {_quoted(tool)}")
+        said.append(f"tool == {tool!r}")
     if task := query.text("task"):
-        begins = task.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
-        said.append(f"task like {_quoted(begins)}")
+        said.append(f"task.startswith({task!r})")
     if said:
         conditions = list(dict.fromkeys([*query.texts("where"), *said]))
         raise Elsewhere(address("buffer", **_kept(query), where=conditions))
 
 
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _kept(query: Query) -> dict[str, str]:
+def _kept(query: QueryString) -> dict[str, str]:
     return {name: value for name, value in query.items() if name in _KEPT}
 
 
-def _command(source: Source, found: Answer) -> str:
-    """The same question in a terminal."""
-    words, run, conditions = source.run_words, found["run"], list(found["where"])
+def _command(source: Source, found: QueryResult) -> str:
+    """The same query in a terminal."""
+    words, run, conditions = source.run_words, found["run"], list(found["filters"])
     if run != source.run and len(queries.run_names(source.store)) > 1:
         # A run's folder names its run alone; its database names all there are.
         words = words if source.run is None else [source.store.url]
-        conditions += [] if run is None else [f"run = {_quoted(run)}"]
+        conditions += [] if run is None else [f"run == {run!r}"]
     command = ["agentloop", "replay", "ls", *words, "--sort", str(found["sort"])]
     command += ["--ascending"] if found["ascending"] else []
     if conditions:

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from replay import queries
-from replay.inspector.server.query import BadQuery, Query, address
-from replay.queries import Answer, compare
+from replay.inspector.server.query_string import BadQuery, QueryString, address
+from replay.queries import QueryResult, compare
 from replay.queries.open_buffer import Source
 from replay.report.overlay import overlaid
 from replay.report.panel_json import plain_panel
 from replay.report.series import panel_series
 
 
-def asked_runs(source: Source, query: Query) -> tuple[str, str] | None:
+def asked_runs(source: Source, query: QueryString) -> tuple[str, str] | None:
     """The ids of both, given as `runs=A,B` or as `a=A&b=B`, by id or name; None where these are not about runs."""
     known = _ids(source)
     names = [name for given in query.texts("runs") for name in given.split(",") if name]
@@ -41,7 +41,7 @@ def _ids(source: Source) -> Mapping[str, str]:
     return {**named, **{id: id for id in names}}
 
 
-def answer(source: Source, runs: tuple[str, str]) -> Answer:
+def answer(source: Source, runs: tuple[str, str]) -> QueryResult:
     store = source.store
     records = [store.run(run) for run in runs]
     merged = queries.merging(store, runs)
@@ -60,7 +60,7 @@ def answer(source: Source, runs: tuple[str, str]) -> Answer:
     }
 
 
-def shows(found: Answer) -> dict[str, Any]:
+def shows(found: QueryResult) -> dict[str, Any]:
     numbers = {name: pair for name, pair in found["numbers"].items() if pair[0] != pair[1]}
     return {
         "charts": {panel["key"]: panel for group in found["groups"] for panel in group["panels"]},

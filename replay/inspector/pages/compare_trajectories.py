@@ -7,10 +7,10 @@ from typing import Any
 
 from replay import queries
 from replay.errors import ReplayError
-from replay.inspector.server.query import BadQuery, Query, address
-from replay.inspector.text.conversation import Said, said
+from replay.inspector.server.query_string import BadQuery, QueryString, address
+from replay.inspector.text.conversation import ShownMessage, shown_message
 from replay.inspector.text.reading import codec_of, spelled, unread, voice
-from replay.queries import Answer, compare
+from replay.queries import QueryResult, compare
 from replay.queries.open_buffer import Source
 
 _BEFORE, _AFTER = 48, 240
@@ -21,7 +21,7 @@ _MESSAGES = 40
 _ALWAYS_DIFFERENT = ("id", "content_hash", "slot", "member")
 
 
-def answer(source: Source, query: Query) -> Answer:
+def answer(source: Source, query: QueryString) -> QueryResult:
     """Of `a` and `b`; `segment` is the first whose tokens differ when left out."""
     names = [query.text(name) for name in ("a", "b")]
     if None in names:
@@ -49,7 +49,7 @@ def answer(source: Source, query: Query) -> Answer:
     }
 
 
-def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
     part = found["segments"][found["segment"]]
     kept = {"a": found["ids"][0], "b": found["ids"][1]}
     around = {"before": query.text("before"), "after": query.text("after")}
@@ -65,7 +65,7 @@ def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
     }
 
 
-def _side(found: Answer, side: int, difference: int | None) -> Answer:
+def _side(found: QueryResult, side: int, difference: int | None) -> QueryResult:
     tokens = found["tokens"][side]
     return {
         "letter": "AB"[side],
@@ -79,7 +79,7 @@ def _side(found: Answer, side: int, difference: int | None) -> Answer:
     }
 
 
-def _stretches(tokens: Answer, difference: int | None) -> list[Answer]:
+def _stretches(tokens: QueryResult, difference: int | None) -> list[QueryResult]:
     """Runs of one author, with their tokens as the page shows them."""
     writers = tokens["authors"]
     starts = [t for t in range(len(writers)) if t == 0 or writers[t] != writers[t - 1]]
@@ -94,7 +94,7 @@ def _stretches(tokens: Answer, difference: int | None) -> list[Answer]:
     ]
 
 
-def _token(tokens: Answer, t: int, difference: int | None) -> Answer:
+def _token(tokens: QueryResult, t: int, difference: int | None) -> QueryResult:
     at, log_prob = tokens["first"] + t, tokens["behavior_log_probs"][t]
     told = f"token {at:,}, id {tokens['token_ids'][t]}" + ("" if log_prob is None else f", log-prob {log_prob:.4f}")
     text = None if tokens["texts"] is None else tokens["texts"][t]
@@ -106,13 +106,13 @@ def _token(tokens: Answer, t: int, difference: int | None) -> Answer:
     }
 
 
-def _messages(source: Source, query: Query, found: Answer) -> Answer:
+def _messages(source: Source, query: QueryString, found: QueryResult) -> QueryResult:
     """Pairs from the first that differs on; those before are the same on both sides."""
     talks = [queries.overview(source.store, id)["messages"] for id in found["ids"]]
     first, longest = found["first_different_message"], max(map(len, talks))
     begin = query.whole("message", longest if first is None else first, most=longest)
-    pairs: list[tuple[Said | None, Said | None, bool]] = [
-        (left and said(left, position), right and said(right, position), left != right)
+    pairs: list[tuple[ShownMessage | None, ShownMessage | None, bool]] = [
+        (left and shown_message(left, position), right and shown_message(right, position), left != right)
         for position, (left, right) in enumerate(zip_longest(*talks))
         if begin <= position < begin + _MESSAGES
     ]

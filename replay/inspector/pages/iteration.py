@@ -14,8 +14,8 @@ from replay import queries
 from replay.inspector.drawings.dots import Dot, strip
 from replay.inspector.drawings.histograms import spreads
 from replay.inspector.server.page import Page
-from replay.inspector.server.query import Query, address
-from replay.queries import Answer
+from replay.inspector.server.query_string import QueryString, address
+from replay.queries import QueryResult
 from replay.queries.open_buffer import Source
 from replay.records import FRESH, REPLAY
 
@@ -59,16 +59,16 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class GroupStrip:
-    group: Answer
+    group: QueryResult
     drawing: Markup
 
 
-def answer(source: Source, query: Query) -> Answer:
+def answer(source: Source, query: QueryString) -> QueryResult:
     run = source.store.run(query.path("run"))
     return {"name": run.name, **queries.iteration(source.store, run.id, query.path_whole("number", least=0))}
 
 
-def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
     rows, by = found["trajectories"], query.choice("sort", By.slot)
     first = query.whole("from", 0)
 
@@ -97,13 +97,13 @@ def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
     }
 
 
-def _ordered(rows: Sequence[Answer], by: By) -> list[Answer]:
+def _ordered(rows: Sequence[QueryResult], by: By) -> list[QueryResult]:
     if by is By.slot:
         return list(rows)
     return sorted(rows, key=lambda row: (row[by] is None, -(row[by] or 0.0), row["slot"]))
 
 
-def _stream(found: Answer, stream: str) -> Answer:
+def _stream(found: QueryResult, stream: str) -> QueryResult:
     """What the update did to all tokens of one stream."""
     metrics = found["metrics"]
     names = {"ess": "ess", "clipped": "pg_clipfrac", "lower": "pg_clipfrac_lower", "kl": "approx_kl", "loss": "pg_loss"}
@@ -111,11 +111,11 @@ def _stream(found: Answer, stream: str) -> Answer:
     return {"name": stream, "rows": found[stream], "planned": found[f"planned_{stream}"], **told}
 
 
-def _is_flat(group: Answer) -> bool:
+def _is_flat(group: QueryResult) -> bool:
     return group["stream"] == FRESH and not group["teaches"]
 
 
-def _groups(found: Answer) -> tuple[list[GroupStrip], GroupStrip | None]:
+def _groups(found: QueryResult) -> tuple[list[GroupStrip], GroupStrip | None]:
     """A strip per group that taught something, and one for drawn rows that came without others of their group."""
     by_slot = {row["slot"]: row for row in found["trajectories"]}
     known = [abs(row["advantage"]) for row in by_slot.values() if row["advantage"] is not None]
@@ -131,7 +131,7 @@ def _groups(found: Answer) -> tuple[list[GroupStrip], GroupStrip | None]:
     return strips, alone if single else None
 
 
-def _strip(members: Sequence[Answer], extent: float, name: str) -> Markup:
+def _strip(members: Sequence[QueryResult], extent: float, name: str) -> Markup:
     told = [row for row in members if row["advantage"] is not None]
     dots = [
         Dot(

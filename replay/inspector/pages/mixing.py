@@ -1,4 +1,4 @@
-"""The next batch of a run under settings that are chosen here: what it would hold, and what that is worth."""
+"""The next batches of a run under settings that are chosen here: what they would be made of."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from urllib.parse import urlencode
 from markupsafe import Markup
 
 from replay import queries
+from replay.config import stored_config
 from replay.inspector.drawings.bars import Bar, Height, Tone, bars
 from replay.inspector.server.page import Page, run_of
-from replay.inspector.server.query import Query
-from replay.inspector.text.reading import rescore_run
+from replay.inspector.server.query_string import QueryString
 from replay.locate import own_folder
 from replay.mixing.rule import SAME_TASK
-from replay.queries import Answer
+from replay.queries import QueryResult
 from replay.queries.open_buffer import Source
-from replay.queries.preview.settings import CONTROLS, options_of
+from replay.queries.preview.settings import CONTROLS, WrongSettings, changed, options_of, shown
 from replay.sampling.samplers import SAMPLERS
 
 _MOST_SLOTS = 600
@@ -54,16 +54,22 @@ _RULES = {
 }
 
 
-def answer(source: Source, query: Query) -> Answer:
+def answer(source: Source, query: QueryString) -> QueryResult:
     """Without a run, where the database has several, only their list."""
     run = run_of(source, query)
     if run is None:
         return {"run": None, "runs": queries.runs(source.store)}
     given = {name: value for name, value in query.given().items() if value or name in _MAY_BE_EMPTY or "." in name}
-    return queries.preview(source.store, run, given, folder=own_folder(source.folder, run))
+    stored = stored_config(source.store.run(run))
+    own = {"run": run, "own": shown(stored.replay), "errors": {}, "plan": None}
+    try:
+        config = changed(stored, given)
+        return own | queries.preview(source.store, run, config, folder=own_folder(source.folder, run))
+    except WrongSettings as error:
+        return own | {"errors": dict(error.errors)}
 
 
-def at_once(source: Source, query: Query) -> Answer | None:
+def at_once(source: Source, query: QueryString) -> QueryResult | None:
     """Before a large buffer is read for the first time the page says so, and then comes again with `read`."""
     run = run_of(source, query)
     if run is None or query.flag("read"):
@@ -72,44 +78,42 @@ def at_once(source: Source, query: Query) -> Answer | None:
     return {"run": run, "reading": rows} if rows > _MANY else None
 
 
-def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
     if found["run"] is None:
         return {}
     if "reading" in found:
         # With what is empty, which means: any.
         return {"again": "/mixing?" + urlencode({**query.given(), "read": "1"})}
-    settings, given = found["settings"], query.given()
+    own, given = found["own"], query.given()
+    settings: QueryResult = found.get("settings") or own
     fields = {name: given.get(name, _text(settings[name])) for name in CONTROLS}
-    shown: dict[str, Any] = {
+    values: dict[str, Any] = {
         "fields": fields,
-        "own": {name: _text(found["own"][name]) for name in CONTROLS}
-        | {"successful_only": dict(_WHICH)[_text(found["own"]["successful_only"])]},
+        "own": {name: _text(own[name]) for name in CONTROLS}
+        | {"successful_only": dict(_WHICH)[_text(own["successful_only"])]},
         "which": _WHICH,
         "units": _UNITS,
         "sampler_names": [(name, name) for name in SAMPLERS],
         "samplers": _samplers(settings, fields["sampler"], given),
-        "command": _command(source, found["run"], given),
-        "lone_errors": [text for name, text in found["errors"].items() if name not in (*CONTROLS, "sampler_options")],
     }
     if found["plan"] is None:
-        return shown
+        return values
     rows = found["batch"]["rows"]
-    return shown | {
+    return values | {
+        "command": _command(source, found),
         "fresh_groups": [size for size, count in found["plan"]["groups"] for _ in range(count)][:_MOST_SLOTS],
         "replayed_groups": _boxed(rows[:_MOST_SLOTS], settings["unit"]),
         "hidden_slots": max(0, len(rows) - _MOST_SLOTS),
         "ages": _ages(rows),
-        "known": _known(found["ess"]),
         "funnel_lines": _funnel(found["funnel"], settings),
         "pictures": [_picture(spread) for spread in found["spreads"]] if rows else [],
-        "rescore": f"agentloop replay rescore {rescore_run(source)}",
     }
 
 
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return "" if value is None else f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+    return "" if value is None else str(value)
 
 
 def _samplers(settings: Mapping[str, Any], chosen: str, given: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -128,36 +132,16 @@ def _samplers(settings: Mapping[str, Any], chosen: str, given: Mapping[str, str]
     return found
 
 
-def _command(source: Source, run: str, given: Mapping[str, str]) -> str:
-    """The same question in a terminal."""
-    words = ["agentloop", "replay", "preview", *source.words_of(run)]
-    for name in CONTROLS:
-        if name == "successful_only" and name in given:
-            words.append("--successful-only" if given[name] == "true" else "--failed-too")
-        elif given.get(name) or (name in given and name in _MAY_BE_EMPTY):
-            words += [f"--{name.replace('_', '-')}", given[name] or "null"]
-    prefix = f"{given.get('sampler', '')}."
-    words += [
-        word
-        for name, value in given.items()
-        if name.startswith(prefix) and len(prefix) > 1
-        for word in ("--option", f"{name.removeprefix(prefix)}={value}")
-    ]
+def _command(source: Source, found: QueryResult) -> str:
+    """The same question in a terminal: what is other than the run's own."""
+    words = ["agentloop", "replay", "mix", *source.words_of(found["run"])]
+    for name, value in found["settings"].items():
+        if value != found["own"][name]:
+            words += ["--set", f"replay.{name}={value if isinstance(value, str) else json.dumps(value)}"]
     return shlex.join(words)
 
 
-def _known(ess: Mapping[str, Any]) -> list[tuple[float, str]]:
-    """What the weights of how many rows are known from."""
-    rows = ess["scored"] + ess["estimated"] + ess["unknown"]
-    ways = {
-        "scored": "weigh what the newest policy scored them",
-        "estimated": "are taken to weigh as rows born when they were did in the newest updates",
-        "unknown": "weigh nobody knows what",
-    }
-    return [(ess[name] / rows, told) for name, told in ways.items() if ess[name]]
-
-
-def _boxed(rows: Sequence[Answer], unit: str) -> list[list[Answer]]:
+def _boxed(rows: Sequence[QueryResult], unit: str) -> list[list[QueryResult]]:
     """Rows that belong together in the batch, side by side."""
     slots = [{**row, "age": _age_class(row["staleness"])} for row in rows]
     if unit != "group" and unit not in SAME_TASK:
@@ -173,14 +157,14 @@ def _age_class(staleness: int | None) -> str:
     return str(next((at for at, end in enumerate((2, 4, 16, 64)) if staleness < end), 4))
 
 
-def _ages(rows: Sequence[Answer]) -> list[tuple[str, str]]:
+def _ages(rows: Sequence[QueryResult]) -> list[tuple[str, str]]:
     """Class and meaning of the colours that occur."""
     there = {_age_class(row["staleness"]) for row in rows}
     names = {"0": "0–1", "1": "2–3", "2": "4–15", "3": "16–63", "4": "64 or more", "unknown": "unknown"}
     return [(age, text) for age, text in names.items() if age in there]
 
 
-def _funnel(steps: Sequence[Answer], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _funnel(steps: Sequence[QueryResult], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rules that leave something out, as widths of bars."""
     whole = max(1, steps[0]["left"])
     return [

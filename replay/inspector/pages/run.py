@@ -10,9 +10,9 @@ import yaml
 
 from replay import queries
 from replay.inspector.server.page import Page
-from replay.inspector.server.query import Query, address
+from replay.inspector.server.query_string import QueryString, address
 from replay.locate import own_folder
-from replay.queries import Answer
+from replay.queries import QueryResult
 from replay.queries.open_buffer import Source
 from replay.queries.runs import ALL
 from replay.report.headline import setting
@@ -38,7 +38,7 @@ COLUMNS: Mapping[str, str] = {
 """Of the table of iterations: the metric behind each."""
 
 
-def answer(source: Source, query: Query) -> Answer:
+def answer(source: Source, query: QueryString) -> QueryResult:
     """With `after`, only points beyond that iteration; with `mark` too, none at all where nothing new was logged.
 
     Of a long run every point of a curve is `merged` iterations; from `first` to `last`, where given, they are fewer.
@@ -47,7 +47,7 @@ def answer(source: Source, query: Query) -> Answer:
     after = query.whole("after", -1, least=-1)
     since = None if query.text("after") is None else after
     progress = queries.progress(source.store, run, own_folder(source.folder, run.id))
-    found: Answer = {"run": run.id, "name": run.name, "code_version": run.code_version, "progress": progress}
+    found: QueryResult = {"run": run.id, "name": run.name, "code_version": run.code_version, "progress": progress}
     if since is not None and query.text("mark") == progress["mark"]:
         return {**found, "after": since, "merged": 1, "setting": "", "tiles": [], "groups": [], "iterations": []}
     within = range(query.whole("first", 0), query.whole("last", ALL.stop - 1) + 1)
@@ -67,7 +67,7 @@ def answer(source: Source, query: Query) -> Answer:
     return found if since is not None else {**found, "config": dict(run.config)}
 
 
-def _recent(source: Source, run: str, after: int) -> list[Answer]:
+def _recent(source: Source, run: str, after: int) -> list[QueryResult]:
     """The newest iterations beyond `after`, newest first."""
     within = range(after + 1, ALL.stop)
     metrics = queries.metric_series(source.store, run, names=tuple(COLUMNS.values()), within=within)
@@ -79,7 +79,7 @@ def _recent(source: Source, run: str, after: int) -> list[Answer]:
     ]
 
 
-def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
     run = found["run"]
     others = [(id, name) for id, name in queries.run_names(source.store).items() if id != run]
     text = yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True) if found.get("config") else ""
@@ -91,7 +91,7 @@ def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
         "finds": {
             "all trajectories": address("buffer", run=run),
             "failures": address("buffer", run=run, where="not success"),
-            "successes replayed at most once": address("buffer", run=run, where=["success", "uses<2"]),
+            "successes replayed at most once": address("buffer", run=run, where=["success", "uses < 2"]),
             "the most replayed": address("buffer", run=run, sort="uses"),
         },
     }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from replay import queries
 from replay.inspector.server.page import Elsewhere, Page
-from replay.inspector.server.query import Query, address
-from replay.queries import Answer
+from replay.inspector.server.query_string import QueryString, address
+from replay.queries import QueryResult
 from replay.queries.open_buffer import Source
 
 
-def answer(source: Source, query: Query) -> Answer:
+def answer(source: Source, query: QueryString) -> QueryResult:
     """All of them; where there is only one, it is shown instead."""
     found = queries.runs(source.store)
     if len(found) == 1 and query.text("all") is None:

@@ -14,8 +14,8 @@ from markupsafe import Markup
 from replay import queries
 from replay.inspector.drawings.bars import Bar, Height, bars
 from replay.inspector.server.page import Page, run_of
-from replay.inspector.server.query import Query, address
-from replay.queries import Answer
+from replay.inspector.server.query_string import QueryString, address
+from replay.queries import QueryResult
 from replay.queries.open_buffer import Source
 
 _ROWS = 50
@@ -32,7 +32,7 @@ class Versions:
     drawing: Markup
 
 
-def answer(source: Source, query: Query) -> Answer:
+def answer(source: Source, query: QueryString) -> QueryResult:
     return queries.task(
         source.store,
         query.path("hash"),
@@ -42,9 +42,9 @@ def answer(source: Source, query: Query) -> Answer:
     )
 
 
-def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
     hash, run = found["hash"], found["run"]
-    task_is = f"task='{hash.replace(chr(39), 2 * chr(39))}'"
+    task_is = f"task == {hash!r}"
     payload = None if found["payload"] is None else json.dumps(found["payload"], indent=2, ensure_ascii=False)
     given = {name: query.text(name) for name in ("run", "limit")}
 
@@ -68,7 +68,7 @@ def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
     }
 
 
-def _by_version(rows: Sequence[Answer]) -> Markup:
+def _by_version(rows: Sequence[QueryResult]) -> Markup:
     shown = []
     for row in rows:
         name = str(row["first"]) if row["first"] == row["last"] else f"{row['first']}-{row['last']}"
@@ -80,7 +80,7 @@ def _by_version(rows: Sequence[Answer]) -> Markup:
     return bars(shown, summary=summary, tone="fresh", height=Height(largest=100.0, unit=" %"), size=_SIZE)
 
 
-def _filled(buckets: Sequence[Answer]) -> list[Answer]:
+def _filled(buckets: Sequence[QueryResult]) -> list[QueryResult]:
     """With the empty ones between, where groups are small enough to show all."""
     found = {(bucket["size"], bucket["successes"]): bucket for bucket in buckets}
     sizes = sorted({size for size, _ in found})
@@ -91,18 +91,18 @@ def _filled(buckets: Sequence[Answer]) -> list[Answer]:
     return [found[key] for key in sorted(found)]
 
 
-def _by_difficulty(buckets: Sequence[Answer], run: str | None, task_is: str) -> Markup:
+def _by_difficulty(buckets: Sequence[QueryResult], run: str | None, task_is: str) -> Markup:
     """A bar leads to the rows of its groups."""
     shown = []
     for bucket in _filled(buckets):
         solved, size = bucket["successes"], bucket["size"]
-        around = f"group_success >= {(solved - 0.5) / size:.6g} and group_success < {(solved + 0.5) / size:.6g}"
+        around = f"{(solved - 0.5) / size:.6g} <= group_success < {(solved + 0.5) / size:.6g}"
         title = f"{solved} of {size}: {bucket['groups']:,} groups, {bucket['eligible']:,} rows that can be drawn, "
         shown.append(
             Bar(
                 f"{solved}/{size}",
                 bucket["groups"],
-                href=address("buffer", run=run or "*", where=[task_is, f"group_size = {size} and {around}"])
+                href=address("buffer", run=run or "*", where=[task_is, f"group_size == {size} and {around}"])
                 if bucket["groups"]
                 else None,
                 title=title + f"drawn {bucket['replayed']:,} times" + ("; the newest group" * bucket["newest"]),

@@ -10,10 +10,10 @@ from typing import Any
 from replay import queries
 from replay.errors import ReplayError
 from replay.inspector.server.page import Elsewhere, Page
-from replay.inspector.server.query import Query, address
+from replay.inspector.server.query_string import QueryString, address
 from replay.inspector.text.conversation import turns
 from replay.inspector.text.reading import codec_of, has_run, rescore_command, unread, voice
-from replay.queries import Answer
+from replay.queries import QueryResult
 from replay.queries.open_buffer import Source
 from replay.records import ELIGIBLE, FRESH, ORPHANED, REPLAY, UNTRAINABLE
 from replay.report.panel_json import plain_panel
@@ -61,7 +61,7 @@ _REASONS = {
 }
 
 
-def answer(source: Source, query: Query) -> Answer:
+def answer(source: Source, query: QueryString) -> QueryResult:
     found = queries.overview(source.store, query.path("id"), codec_of=codec_of(source))
     record, members = found["record"], [row["id"] for row in found["members"]]
     place = members.index(found["id"]) if found["id"] in members else None
@@ -76,7 +76,7 @@ def answer(source: Source, query: Query) -> Answer:
     }
 
 
-def _unscorable(found: Answer) -> str | None:
+def _unscorable(found: QueryResult) -> str | None:
     """Why no policy can score it; None: one can."""
     record = found["record"]
     if not found["segments"]:
@@ -88,7 +88,7 @@ def _unscorable(found: Answer) -> str | None:
     return None if record["temperature"] > 0 else "It was sampled at temperature 0, where log-probs mean nothing."
 
 
-def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
     if query.path("id") != found["id"]:
         raise Elsewhere(address("trajectories", found["id"], **dict(query.items())))
     about_tokens = any(query.text(name) for name in ("color", "segment", "token"))
@@ -113,7 +113,7 @@ def shows(source: Source, query: Query, found: Answer) -> dict[str, Any]:
     }
 
 
-def _talk(found: Answer, turn: int) -> dict[str, Any]:
+def _talk(found: QueryResult, turn: int) -> dict[str, Any]:
     """The turns of one page of the conversation, and the first turns of all its pages."""
     count = found["record"]["num_turns"]
     first = min(turn, max(0, count - 1)) // _TURNS * _TURNS
@@ -121,13 +121,13 @@ def _talk(found: Answer, turn: int) -> dict[str, Any]:
     return {"turns": shown, "first_turn": first, "turn_pages": list(range(0, count, _TURNS)), "page_turns": _TURNS}
 
 
-def _charts(found: Answer) -> Answer:
+def _charts(found: QueryResult) -> QueryResult:
     """What its own run's updates did to it, over iterations; the table has all of them."""
     uses = [use for use in found["uses"] if found["record"] and use["run"] == found["record"]["run"]]
     return {panel["key"]: panel for panel in map(plain_panel, _panels(uses))} if len(uses) > 1 else {}
 
 
-def _panels(uses: Sequence[Answer]) -> list[Panel]:
+def _panels(uses: Sequence[QueryResult]) -> list[Panel]:
     def curves(name: str, label: str = "", *, dashed: bool = False) -> list[Curve]:
         by_stream = {stream: [use for use in uses if use["stream"] == stream] for stream in (FRESH, REPLAY)}
         return [
@@ -155,14 +155,14 @@ _DRIFT = Axis(reference=1.0, least_span=0.02)
 _SHARE = Axis(percent=True, from_zero=True, least_span=0.01)
 
 
-def _names(found: Answer) -> list[str]:
+def _names(found: QueryResult) -> list[str]:
     return [author["name"] + suffix for author in found["authors"] for suffix in ("", "(discard)")]
 
 
 PAGE = Page("/trajectories/{id}", "trajectory.html", answer, tab="buffer", shows=shows)
 
 
-def tokens_answer(source: Source, query: Query) -> Answer:
+def tokens_answer(source: Source, query: QueryString) -> QueryResult:
     """A stretch of one segment's tokens, for the token view and for programs."""
     id = queries.find(source.store, query.path("id"))
     count = query.whole("count", queries.MOST_TOKENS, least=1, most=queries.MOST_TOKENS)
@@ -170,7 +170,7 @@ def tokens_answer(source: Source, query: Query) -> Answer:
     return queries.tokens(source.store, id, segment, first=first, count=count, codec_of=codec_of(source))
 
 
-def _in_the_view(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+def _in_the_view(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
     page = answer(source, query)
     return {**page, **shows(source, query, page), "view": View.tokens}
 
@@ -178,7 +178,7 @@ def _in_the_view(source: Source, query: Query, found: Answer) -> dict[str, Any]:
 TOKENS = Page("/trajectories/{id}/tokens", "trajectory.html", tokens_answer, tab="buffer", shows=_in_the_view)
 
 
-def message_answer(source: Source, query: Query) -> Answer:
+def message_answer(source: Source, query: QueryString) -> QueryResult:
     """One message to its last character, a million at a time."""
     found = queries.overview(source.store, query.path("id"))
     if found["problem"] is not None:
@@ -201,7 +201,7 @@ def message_answer(source: Source, query: Query) -> Answer:
     }
 
 
-def _calls(source: Source, query: Query, found: Answer) -> dict[str, Any]:
+def _calls(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
     calls = found["message"]["tool_calls"]
     return {"calls": [{**call, "text": json.dumps(call["arguments"], ensure_ascii=False, indent=2)} for call in calls]}
 

@@ -14,8 +14,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from replay import queries
 from replay.errors import DatabaseFailed, DatabaseRefused, ReplayError
-from replay.inspector.server.query import BadQuery, Query
-from replay.queries import Answer
+from replay.inspector.server.query_string import BadQuery, QueryString
+from replay.queries import QueryResult
 from replay.queries.filters import WrongFilter
 from replay.queries.open_buffer import Source
 
@@ -41,13 +41,13 @@ class Page:
     path: str
     """With parameters in braces."""
     template: str
-    answer: Callable[[Source, Query], Answer]
+    answer: Callable[[Source, QueryString], QueryResult]
     """JSON-able: it is the twin, and all that the template knows."""
     tab: str = ""
     """Which link of the navigation is the current one."""
-    shows: Callable[[Source, Query, Answer], dict[str, Any]] = lambda *_: {}
+    shows: Callable[[Source, QueryString, QueryResult], dict[str, Any]] = lambda *_: {}
     """What only the template needs, made from the answer: scales, drawings, addresses."""
-    at_once: Callable[[Source, Query], Answer | None] = lambda *_: None
+    at_once: Callable[[Source, QueryString], QueryResult | None] = lambda *_: None
     """What is shown instead where the answer would take long, and a page should not; None: it does not."""
 
 
@@ -128,17 +128,17 @@ def _cut(message: str) -> str:
     return message if len(message) <= _LONGEST_MESSAGE else message[:_LONGEST_MESSAGE] + " ..."
 
 
-def _json(answer: Answer, status: int = 200) -> Response:
+def _json(answer: QueryResult, status: int = 200) -> Response:
     # ASCII: a lone surrogate is written as it was stored.
     text = json.dumps(answer, allow_nan=False)
     return Response(text, status, media_type="application/json")
 
 
-def _query(request: Request) -> Query:
-    return Query(request.query_params.multi_items(), request.path_params)
+def _query(request: Request) -> QueryString:
+    return QueryString(request.query_params.multi_items(), request.path_params)
 
 
-def run_of(source: Source, query: Query) -> str | None:
+def run_of(source: Source, query: QueryString) -> str | None:
     """The run a page is about: as asked, as opened, or the only one; None: all of the database's."""
     given = query.text("run") or source.run
     if given == "*":

@@ -160,7 +160,6 @@ class Drawn {
   show(chart) {
     this.chart = chart;
     this.canvas.setAttribute("aria-label", visibleText(chart.summary ?? ""));
-    this.across = chart.axis.across;
     const { places, values } = columns(chart);
     this.places = places;
     this.raw = values;
@@ -212,7 +211,7 @@ class Drawn {
       },
       axes: [
         {
-          ...ink, size: 24, gap: 4, space: axis.places.length ? 30 : 46, grid: { show: false }, incrs: wholeSteps,
+          ...ink, size: 24, gap: 4, space: 46, grid: { show: false }, incrs: wholeSteps,
           values: (u, splits) => splits.map((split) => Number.isInteger(split) ? self.place(split) : ""),
         },
         {
@@ -223,7 +222,7 @@ class Drawn {
         },
       ],
       cursor: {
-        sync: { key: `across ${axis.across}`, scales: ["x", null] },
+        sync: { key: "iterations", scales: ["x", null] },
         drag: { x: true, y: false, dist: 6 },
         points: { show: this.chart.kind !== "bars", size: 8, width: 2, fill: () => colour("card") },
         y: false,
@@ -246,7 +245,7 @@ class Drawn {
   }
 
   place(at) {
-    return this.chart.axis.places.length ? this.chart.axis.places[at] ?? "" : at.toLocaleString("en-US");
+    return at.toLocaleString("en-US");
   }
 
   // All places that a point stands for; what came before training is a point of its own.
@@ -255,11 +254,11 @@ class Drawn {
     return merged > 1 && at > 0 ? `${this.place(at)}\u2013${this.place(at + merged - 1)}` : this.place(at);
   }
 
-  // All charts of a page that count the same have the same ends, so that they can be read one above the other.
+  // All charts of a page have the same ends, so that they can be read one above the other.
   extent() {
     let low = Infinity, high = -Infinity;
     for (const each of drawn.values()) {
-      if (each.across !== this.across || !each.places.length) continue;
+      if (!each.places.length) continue;
       low = Math.min(low, each.places[0]);
       high = Math.max(high, each.places.at(-1));
     }
@@ -273,7 +272,7 @@ class Drawn {
 
   zoomTo(range) {
     this.zoom = range;
-    tellZoom(this.across, range);
+    tellZoom(range);
   }
 
   reset() {
@@ -294,8 +293,8 @@ class Drawn {
 
   unzoomed() {
     clearTimeout(this.leaving);
-    for (const each of drawn.values()) if (each.across === this.across && each.plot) each.reset();
-    tellZoom(this.across, null);
+    for (const each of drawn.values()) if (each.plot) each.reset();
+    tellZoom(null);
   }
 
   link(place) {
@@ -322,7 +321,7 @@ class Drawn {
     const where = document.createElement("li");
     where.className = "where";
     if (!last) {
-      const name = `${chart.axis.across} ${this.placesOf(this.places[at])}`, link = this.link(this.places[at]);
+      const name = `iteration ${this.placesOf(this.places[at])}`, link = this.link(this.places[at]);
       where.append(link ? Object.assign(document.createElement("a"), { href: link, textContent: name }) : name);
     } else where.textContent = chart.axis.unit;
     this.legend.replaceChildren(where, ...items);
@@ -331,7 +330,7 @@ class Drawn {
   fillTable() {
     if (!this.values.open) return;
     const curves = curvesOf(this.chart), table = document.createElement("table");
-    table.createTHead().insertRow().append(...[this.chart.axis.across, ...curves.map((curve) => visibleText(curve.label))].map(heading));
+    table.createTHead().insertRow().append(...["iteration", ...curves.map((curve) => visibleText(curve.label))].map(heading));
     const body = table.createTBody();
     for (let at = this.places.length - 1; at >= 0; at--) {
       const row = body.insertRow();
@@ -349,9 +348,9 @@ class Drawn {
 
 // Pages that have finer points for a stretch listen for it; all charts zoom at once, which is told once.
 let telling = null;
-function tellZoom(across, range) {
+function tellZoom(range) {
   clearTimeout(telling);
-  telling = setTimeout(() => document.dispatchEvent(new CustomEvent("zoom", { detail: { across, range } })), 50);
+  telling = setTimeout(() => document.dispatchEvent(new CustomEvent("zoom", { detail: { range } })), 50);
 }
 
 function heading(text) {

@@ -126,8 +126,8 @@ function within(panel) {
   return { ...whole, merged: panel.merged, curves, steps: whole.steps && nearer(whole.steps, panel.steps) };
 }
 
-document.addEventListener("zoom", ({ detail: { across, range } }) => {
-  if (across === "iteration" && Object.values(charts)[0]?.merged > 1) look(range);
+document.addEventListener("zoom", ({ detail: { range } }) => {
+  if (Object.values(charts)[0]?.merged > 1) look(range);
 });
 
 function element(name, className, text = "") {

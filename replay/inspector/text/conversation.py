@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from replay.inspector.text.reading import Folded, Voice, folded, indented, voice
-from replay.queries import Answer
+from replay.queries import QueryResult
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Said:
+class ShownMessage:
     """One message."""
 
     position: int
@@ -35,16 +35,16 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ShownTurn:
     """A reply with what came back; or what stands before the first one."""
 
     number: int | None
-    said: tuple[Said, ...]
+    said: tuple[ShownMessage, ...]
 
 
 def turns(
-    messages: Sequence[Answer], authors: Sequence[Mapping[str, Any]], num_turns: int, *, first: int, count: int
-) -> list[Turn]:
+    messages: Sequence[QueryResult], authors: Sequence[Mapping[str, Any]], num_turns: int, *, first: int, count: int
+) -> list[ShownTurn]:
     """`count` turns from `first` on, and before the very first one what opened the conversation.
 
     The last `num_turns` messages of an action author are the turns; what was spoken before is the opening's.
@@ -56,13 +56,13 @@ def turns(
     ends = [*starts[1:], len(messages)]
     spans += [(turn, starts[turn], ends[turn]) for turn in range(first, min(first + count, len(starts)))]
     return [
-        Turn(number, tuple(said(messages[place], place) for place in range(start, end)))
+        ShownTurn(number, tuple(shown_message(messages[place], place) for place in range(start, end)))
         for number, start, end in spans
         if start < end
     ]
 
 
-def said(message: Answer, position: int) -> Said:
+def shown_message(message: QueryResult, position: int) -> ShownMessage:
     texts = [Text("reasoning", folded(message["reasoning"]))] if message["reasoning"] else []
     if message["content"] or not (message["tool_calls"] or message["reasoning"]):
         texts.append(_laid_out(message["content"]))
@@ -71,7 +71,9 @@ def said(message: Answer, position: int) -> Said:
     for call in message["tool_calls"]:
         given = json.dumps(call["arguments"], ensure_ascii=False)
         texts.append(Text(f"calls {call['name']}", folded(indented(given) or given)))
-    return Said(position, message["author"], voice(message["author"]), message["role"], message["name"], tuple(texts))
+    return ShownMessage(
+        position, message["author"], voice(message["author"]), message["role"], message["name"], tuple(texts)
+    )
 
 
 def _laid_out(text: str) -> Text:

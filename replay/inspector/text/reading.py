@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from context.authors import DISCARD_SUFFIX
-from context.codec import TokenCodec
+from context.tokens.codec import TokenCodec
 from replay import queries
+from replay.inspector.text.shell import typed
 from replay.inspector.text.visible import visible
 from replay.locate import run_identity
 from replay.queries import CodecOf
@@ -143,19 +144,10 @@ def indented(text: str) -> str | None:
     return "".join(parts)
 
 
-_PLAIN = re.compile(r"[\w.:@-]+")
-
-
-def rescore_run(source: Source) -> str:
-    """As it must be typed; RUN stands for a folder that is not known here."""
-    return shlex.quote(source.named or "") if has_run(source) else "RUN"
-
-
 def rescore_command(source: Source, id: str) -> str:
     """As it must be typed to score one trajectory of this database."""
-    where = "id='{}'".format(id.replace("'", "''"))
-    quoted = f'"{where}"' if _PLAIN.fullmatch(id) else shlex.quote(where)
-    return f"agentloop replay rescore {rescore_run(source)} --where {quoted}"
+    run = shlex.quote(source.named or "") if has_run(source) else "RUN"  # a folder that is not known here
+    return f"agentloop replay rescore {run} --where {typed([f'id == {id!r}'])}"
 
 
 def has_run(source: Source) -> bool:

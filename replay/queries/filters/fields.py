@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -15,12 +14,12 @@ from replay.storage.format.schema import groups, policies, trajectories
 _rows = trajectories.c
 
 
-class Kind(Enum):
+class FieldKind(Enum):
     """What a field is compared with."""
 
     number = "a number"
     whole = "a whole number"
-    truth = "true or false"
+    truth = "True or False"
     text = "a text in quotes"
     messages = "a text in quotes, searched in the messages"
     calls = "the name of a called tool in quotes"
@@ -29,81 +28,66 @@ class Kind(Enum):
 @dataclass(frozen=True)
 class Field:
     name: str
-    kind: Kind
+    kind: FieldKind
     meaning: str
-    expression: Callable[[], sa.ColumnElement[Any]] | None = None
+    expression: sa.ColumnElement[Any] | None = None
     """Over the table `trajectories`."""
     of_group: sa.Column[Any] | None = None
-    """A column of the row's group. With neither it asks the messages, see `condition`."""
-    may_be_unknown: bool = False
+    """A column of the row's group. With neither it asks the messages, see `comparison`."""
     choices: tuple[str, ...] = ()
 
     @property
+    def may_be_unknown(self) -> bool:
+        return bool(getattr(self.expression, "nullable", True))
+
+    @property
     def asks_messages(self) -> bool:
-        return self.kind in (Kind.messages, Kind.calls)
+        return self.kind in (FieldKind.messages, FieldKind.calls)
 
 
 def staleness() -> sa.ColumnElement[int]:
-    """Of the row today: publishes of its run since its oldest token; NULL where the run has published nothing."""
+    """The row's today: publishes of its run since its oldest token; NULL where the run has published nothing."""
     newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == _rows.run)
     return newest.correlate(trajectories).scalar_subquery() - _rows.policy_version_min
 
 
-def _is(column: sa.Column[Any]) -> Callable[[], sa.ColumnElement[Any]]:
-    return lambda: column
-
-
 _ALL = (
-    Field("reward", Kind.number, "reward of the episode", _is(_rows.reward)),
-    Field("success", Kind.truth, "whether it reached `rollout.success_reward`", _is(_rows.success)),
-    Field("advantage", Kind.number, "advantage within the group it was born in", _is(_rows.advantage)),
+    Field("reward", FieldKind.number, "reward of the episode", _rows.reward),
+    Field("success", FieldKind.truth, "whether it reached `rollout.success_reward`", _rows.success),
+    Field("advantage", FieldKind.number, "advantage within its group", _rows.advantage),
+    Field("staleness", FieldKind.whole, "publishes of its run since its oldest token was sampled", staleness()),
+    Field("uses", FieldKind.whole, "updates that replayed it", _rows.uses),
+    Field("turns", FieldKind.whole, "replies of the policy", _rows.num_turns),
+    Field("tools", FieldKind.whole, "tool calls", _rows.num_tool_calls),
+    Field("tokens", FieldKind.whole, "tokens of all its segments", _rows.num_tokens),
+    Field("action_tokens", FieldKind.whole, "sampled tokens among them", _rows.num_action_tokens),
+    Field("bytes", FieldKind.whole, "bytes it takes in the database", _rows.num_bytes),
+    Field("entropy", FieldKind.number, "mean entropy per sampled token when sampled, in nats", _rows.mean_entropy),
     Field(
-        "staleness",
-        Kind.whole,
-        "publishes of its run since its oldest token was sampled",
-        staleness,
-        may_be_unknown=True,
+        "log_prob", FieldKind.number, "mean behavior log-prob per sampled token, in nats", _rows.mean_behavior_log_prob
     ),
-    Field("uses", Kind.whole, "updates that replayed it", _is(_rows.uses)),
-    Field("turns", Kind.whole, "replies of the policy", _is(_rows.num_turns)),
-    Field("tools", Kind.whole, "tool calls", _is(_rows.num_tool_calls)),
-    Field("tokens", Kind.whole, "tokens of all its segments", _is(_rows.num_tokens)),
-    Field("action_tokens", Kind.whole, "sampled tokens among them", _is(_rows.num_action_tokens)),
-    Field("bytes", Kind.whole, "bytes it takes in the database", _is(_rows.num_bytes), may_be_unknown=True),
+    Field("iteration", FieldKind.whole, "the iteration that collected it", _rows.iteration),
+    Field("slot", FieldKind.whole, "its place within that iteration", _rows.slot),
+    Field("member", FieldKind.whole, "its place within its group", _rows.member),
+    Field("policy_version", FieldKind.whole, "publishes before its oldest sampled token", _rows.policy_version_min),
+    Field("temperature", FieldKind.number, "sampling temperature", _rows.temperature),
+    Field("group_size", FieldKind.whole, "members of its group", of_group=groups.c.size),
     Field(
-        "entropy",
-        Kind.number,
-        "mean entropy per sampled token when sampled, in nats",
-        _is(_rows.mean_entropy),
-        may_be_unknown=True,
+        "group_success", FieldKind.number, "share of successful members of its group", of_group=groups.c.success_rate
     ),
-    Field(
-        "log_prob",
-        Kind.number,
-        "mean behavior log-prob per sampled token, in nats",
-        _is(_rows.mean_behavior_log_prob),
-        may_be_unknown=True,
-    ),
-    Field("iteration", Kind.whole, "the iteration that collected it", _is(_rows.iteration)),
-    Field("slot", Kind.whole, "its place within that iteration", _is(_rows.slot)),
-    Field("member", Kind.whole, "its place within its group", _is(_rows.member)),
-    Field("policy_version", Kind.whole, "publishes before its oldest sampled token", _is(_rows.policy_version_min)),
-    Field("temperature", Kind.number, "sampling temperature", _is(_rows.temperature)),
-    Field("group_size", Kind.whole, "members of its group at birth", of_group=groups.c.size),
-    Field("group_success", Kind.number, "share of successful members of its group", of_group=groups.c.success_rate),
-    Field("group_reward", Kind.number, "mean reward of its group", of_group=groups.c.reward_mean),
-    Field("id", Kind.text, "its id", _is(_rows.id)),
-    Field("run", Kind.text, "id of its run", _is(_rows.run)),
-    Field("task", Kind.text, "hash of its task", _is(_rows.task)),
-    Field("group", Kind.text, "id of its group", _is(_rows.group)),
-    Field("source", Kind.text, "where it came from: self, teacher, import, ...", _is(_rows.source)),
-    Field("environment", Kind.text, "name of its environment", _is(_rows.environment)),
-    Field("environment_version", Kind.text, "the version of its environment", _is(_rows.environment_version)),
-    Field("state", Kind.text, "whether it may be drawn", _is(_rows.state), choices=STATES),
-    Field("state_reason", Kind.text, "why it has that state", _is(_rows.state_reason), may_be_unknown=True),
-    Field("stop_reason", Kind.text, "what ended the episode", _is(_rows.stop_reason)),
-    Field("error", Kind.text, "kind of the error that ended it", _is(_rows.error_kind), may_be_unknown=True),
-    Field("tool", Kind.calls, "a tool it called"),
-    Field("text", Kind.messages, "what a message of it says, its reasoning included"),
+    Field("group_reward", FieldKind.number, "mean reward of its group", of_group=groups.c.reward_mean),
+    Field("id", FieldKind.text, "its id", _rows.id),
+    Field("run", FieldKind.text, "id of its run", _rows.run),
+    Field("task", FieldKind.text, "hash of its task", _rows.task),
+    Field("group", FieldKind.text, "id of its group", _rows.group),
+    Field("source", FieldKind.text, "where it came from: self, teacher, import, ...", _rows.source),
+    Field("environment", FieldKind.text, "name of its environment", _rows.environment),
+    Field("environment_version", FieldKind.text, "the version of its environment", _rows.environment_version),
+    Field("state", FieldKind.text, "whether it may be drawn", _rows.state, choices=STATES),
+    Field("state_reason", FieldKind.text, "why it has that state", _rows.state_reason),
+    Field("stop_reason", FieldKind.text, "what ended the episode", _rows.stop_reason),
+    Field("error", FieldKind.text, "kind of the error that ended it", _rows.error_kind),
+    Field("tool", FieldKind.calls, "a tool it called"),
+    Field("text", FieldKind.messages, "what a message of it says, its reasoning included"),
 )
 FIELDS: dict[str, Field] = {field.name: field for field in _ALL}

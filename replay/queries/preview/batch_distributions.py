@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.queries.filters.question import Answer
+from replay.queries.filters.query import QueryResult
 from replay.queries.preview.run_state import Standing
 from replay.records import age_bucket
 from replay.sampling.index import EligibleIndex
@@ -24,7 +24,7 @@ Bins = tuple[list[str], npt.NDArray[np.int64]]
 """Labels, and the place of each row's [N]."""
 
 
-def spreads(index: EligibleIndex, draws: Sequence[Sequence[int]], now: Standing) -> list[Answer]:
+def spreads(index: EligibleIndex, draws: Sequence[Sequence[int]], now: Standing) -> list[QueryResult]:
     """Of staleness, reward, difficulty and source: the share of each bin among the rows of all draws, and of all rows.
 
     `draws` are positions in the index. Difficulty is the success rate of the group a row was born in.

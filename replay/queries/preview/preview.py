@@ -1,4 +1,4 @@
-"""What the next batch of a run would be under chosen replay settings: planned as a run plans it, drawn as it draws.
+"""What the next batches of a run would be made of: planned as a run plans them, drawn as it draws.
 
 The run, its database and its sampler stay as they are.
 """
@@ -6,32 +6,30 @@ The run, its database and its sampler stay as they are.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 
-from replay import declared
+from replay.config import StoredConfig, stored_config
 from replay.errors import ReplayError
-from replay.mixing.mixer import BatchPlan, Mixer, ReplayStarved
+from replay.mixing.mixer import BatchPlan, Mixer
 from replay.mixing.request import Availability, DrawRequest
-from replay.mixing.schedule import progress_at
-from replay.queries.filters.question import Answer
+from replay.mixing.schedule import Schedule
+from replay.queries.filters.query import QueryResult
 from replay.queries.preview.batch_distributions import spreads
-from replay.queries.preview.expected_ess import Kind, expected_ess, past_weights, scored_weights
-from replay.queries.preview.run_state import Standing, saved_mixer, standing, upcoming_tasks
-from replay.queries.preview.settings import CONTROLS, Choice, choose, options_of, sampler_of
-from replay.records import ELIGIBLE, STATES, RunRecord
-from replay.sampling.samplers import SAMPLERS
-from replay.sampling.selection import Chosen
+from replay.queries.preview.forecast import ExpectedTasks, Horizon, batches, forecast, numbers
+from replay.queries.preview.run_state import Standing, saved_mixer, standing, tried_tasks
+from replay.queries.preview.settings import as_yaml, shown, wrong
+from replay.records import ELIGIBLE, STATES
+from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
+from replay.sampling.selection import SelectedRow
 from replay.sampling.trial_draw import Rehearsal
 from replay.storage.format.schema import IMPORTED, trajectories
-from replay.storage.statements import rows_by_key
 from replay.store import ReplayStore
 
 _MOST_DRAWS = 32
@@ -43,50 +41,60 @@ _MOST_ROWS = 1024
 _rows = trajectories.c
 
 
-@dataclass
-class _Drawn:
-    """Example draws of one plan; the first is the example that is shown."""
-
-    rehearsal: Rehearsal
-    connection: sa.Connection
-    standing: Standing
-    draws: list[list[Chosen]]
-
-    @property
-    def ids(self) -> list[list[str]]:
-        return [[self.rehearsal.index.ids[row.position] for row in rows] for rows in self.draws]
-
-
 def preview(
-    store: ReplayStore, run: str | None = None, given: Mapping[str, str] | None = None, *, folder: Path | None = None
-) -> Answer:
-    """The next batch of `run` (None: the only one), where `given` takes the place of its own settings.
+    store: ReplayStore,
+    run: str | None = None,
+    config: StoredConfig | None = None,
+    *,
+    folder: Path | None = None,
+    sampler: Sampler | None = None,
+    horizon: Horizon = Horizon(),  # noqa: B008  frozen
+) -> QueryResult:
+    """The next batches of `run` (None: the only one), by `config` in place of its own configuration.
 
-    `given`: texts by control, as in `settings.choose`; what is wrong with them stands in `errors`, and then there is
-    no `plan`. `folder`: the run's, whose checkpoint knows what earlier iterations rounded off. A stored trajectory's
-    weight in the expected ESS is as known as `replay.queries.preview.expected_ess` says.
+    `folder`: the run's, whose checkpoint knows what earlier iterations rounded off. `sampler`: one of a person's own,
+    for its file is not run here. Raises WrongSettings for what no batch can be made by.
     """
     record = store.run(run)
-    stored = _declared(record)
+    config = config or stored_config(record)
     with store.reading() as connection:
         now = standing(connection, record.id)
         gone = connection.scalar(_GONE.where(_rows.run == record.id)) or 0
-    scheduled = _scheduled(stored, now.iteration)
-    choice = choose(stored, given or {}, scheduled=scheduled)
-    replay = choice.config["replay"]
-    answer: Answer = {
-        "run": record.id,
-        "iteration": now.iteration,
-        "policy_version": now.policy_version,
-        "settings": {name: replay[name] for name in (*CONTROLS, "sampler_options")},
-        "own": {name: stored["replay"][name] for name in (*CONTROLS, "sampler_options")} | {"fraction": scheduled},
-        "options": options_of(replay["sampler"]) if replay["sampler"] in SAMPLERS else [],
-        "errors": dict(choice.errors),
-        "yaml": choice.yaml,
-        "ess_logged": None if now.ess is None else {"iteration": now.ess[0], "value": now.ess[1]},
-        **dict.fromkeys(("plan", "funnel", "batch", "spreads", "ess")),
-    }
-    return answer if choice.errors else answer | _tried(store, choice, now, folder, gone)
+        tasks = ExpectedTasks.of(config, tried_tasks(connection, record.id))
+    sampler = sampler or _built_in(config)
+    if isinstance(sampler, RankedSampler) and sampler.measured:
+        raise wrong("replay.sampler_options.policy must be stored where no policy is loaded, got current.")
+    goes_on = now.go_on(sampler)
+    mixer, is_exact = _mixer(config, now, folder)
+    upcoming = tasks.upcoming(mixer.num_tasks)
+    horizon = horizon.assuming(now.success)
+    with _rehearsing(store, config, now, sampler) as rehearsal:
+        try:
+            available = rehearsal.available()
+            plans = forecast(mixer, config.replay, available, tasks, first=now.iteration, horizon=horizon)
+            plan = next(plans)
+        except ReplayError as error:
+            raise wrong(str(error)) from error
+        times = max(_FEWEST_DRAWS, min(_MOST_DRAWS, _MOST_ROWS // max(1, plan.replay)))
+        draws = rehearsal.draws(plan.picks, times) if plan.replay else []
+        exact = goes_on and is_exact and _is_certain(mixer, config)
+        return {
+            "run": record.id,
+            "iteration": now.iteration,
+            "policy_version": now.policy_version,
+            "settings": shown(config.replay),
+            "yaml": as_yaml(config.replay),
+            "plan": {
+                **_plan(plan, mixer, available),
+                "assumed_tasks": len(upcoming),
+                "new_tasks": sum(task not in tasks.tried for task in upcoming),
+                "remainders": is_exact,
+            },
+            "funnel": _funnel(rehearsal, available, gone, mixer, upcoming),
+            "batch": _batch(rehearsal, draws, now, exact=exact),
+            "spreads": spreads(rehearsal.index, [[row.position for row in rows] for rows in draws], now),
+            **batches(chain([plan], plans), config, first=now.iteration, horizon=horizon),
+        }
 
 
 def rows_to_read(store: ReplayStore, run: str) -> int:
@@ -102,115 +110,60 @@ def rows_to_read(store: ReplayStore, run: str) -> int:
 _GONE = sa.select(sa.func.count()).where(_rows.state.in_([state for state in STATES if state != ELIGIBLE]))
 
 
-def _declared(run: RunRecord) -> declared.Config:
-    """What its stored configuration says of its batches; anybody may have written there."""
-    try:
-        stored = declared.completed(run.config)
-        for part, defaults in declared.DEFAULTS.items():
-            for name, default in defaults.items():
-                if not _is_like(stored[part][name], default):
-                    raise TypeError(f"{part}.{name}={stored[part][name]!r}")
-        declared.mix_rule(stored)
-        declared.limits(stored["replay"])
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ReplayError(
-            f"configuration of run {run.id} must be one that a run was started with, got one with {error!r:.200}. "
-            "Ask for another run."
-        ) from error
-    return stored
+def _built_in(config: StoredConfig) -> Sampler:
+    name = config.replay.sampler
+    if name not in SAMPLERS:
+        raise wrong(
+            f"replay.sampler must be a built-in one to be tried out without running its file, got {name}. Choose one "
+            f"of {', '.join(SAMPLERS)}, or ask: agentloop replay mix"
+        )
+    return make_sampler(name, config.run.seed, config.replay.sampler_options)
 
 
-def _is_like(value: Any, default: Any) -> bool:
-    """Whether it can stand where the default stands; numbers may take the place of None and of texts."""
-    if isinstance(default, bool | list | tuple | dict):
-        kinds: tuple[type, ...] = (list, tuple) if isinstance(default, list | tuple) else (type(default),)
-        return isinstance(value, kinds)
-    if isinstance(value, bool):
-        return False
-    numbers = (int,) if type(default) is int else (int, float)
-    if default is None:
-        return value is None or isinstance(value, (*numbers, str))
-    return isinstance(value, numbers if isinstance(default, int | float) else (str, int))
-
-
-def _scheduled(config: declared.Config, iteration: int) -> float:
-    """The fraction of the next iteration; the declared one once the run is over, whose schedule may end at none."""
-    iterations: int = config["run"]["iterations"]
-    fraction: float = config["replay"]["fraction"]
-    if iteration > iterations:
-        return fraction
-    return declared.mix_rule(config).fraction.at(iteration, progress_at(iteration, iterations))
-
-
-def _tried(store: ReplayStore, choice: Choice, now: Standing, folder: Path | None, gone: int) -> Answer:
-    config = choice.config
-    rule, limits = declared.mix_rule(config), declared.limits(config["replay"])
-    sampler = sampler_of(config, config["run"]["seed"])
-    goes_on = now.go_on(sampler)
+def _mixer(config: StoredConfig, now: Standing, folder: Path | None) -> tuple[Mixer, bool]:
+    """The run's own between two iterations, and whether it knows what was rounded off."""
+    rule = config.mix_rule()
+    if now.iteration > rule.iterations:  # it is over, and its schedule may have ended at none
+        rule = rule.model_copy(update={"schedule": Schedule()})
     saved = saved_mixer(folder, now.iteration - 1, unit=rule.unit)
-    mixer = now.mixer(rule, saved)
-    request = DrawRequest(now.run, now.iteration, now.policy_version, limits=limits)
-    with ExitStack() as open_until_told:
+    return now.mixer(rule, saved), saved is not None
+
+
+@contextmanager
+def _rehearsing(store: ReplayStore, config: StoredConfig, now: Standing, sampler: Sampler) -> Iterator[Rehearsal]:
+    request = DrawRequest(now.run, now.iteration, now.policy_version, limits=config.replay.limits)
+    with ExitStack() as stack:
         try:
-            rehearsal, connection = open_until_told.enter_context(
-                store.rehearsing(request, sampler, sources=list(rule.sources))
-            )
+            rehearsal = stack.enter_context(store.rehearsing(request, sampler, sources=list(config.replay.sources)))
         except ValueError as error:
             # Options can be so large or so small that no weight is left that is a number.
-            given = json.dumps(config["replay"]["sampler_options"])
-            return {"errors": {"sampler_options": f"replay.sampler_options must suit these rows, got {given}: {error}"}}
-        tasks = upcoming_tasks(connection, now.run, mixer.num_tasks, config["environment"]["task_pool"])
-        try:
-            available = rehearsal.available()
-            progress = progress_at(now.iteration, config["run"]["iterations"])
-            plan = mixer.plan(iteration=now.iteration, progress=progress, available=available, tasks=tasks)
-        except ReplayError as error:
-            starved = isinstance(error, ReplayStarved)
-            return {"errors": {"fraction" if starved else "sources": str(error)}}
-        times = max(_FEWEST_DRAWS, min(_MOST_DRAWS, _MOST_ROWS // max(1, plan.replay)))
-        drawn = _Drawn(rehearsal, connection, now, rehearsal.draws(plan.picks, times) if plan.replay else [])
-        return {
-            "plan": _plan(plan, mixer, available, tasks=tasks, exact=saved is not None),
-            "funnel": _funnel(rehearsal, available, gone, mixer, tasks),
-            "batch": _batch(drawn, exact=goes_on and saved is not None and _is_foretold(mixer, config["replay"])),
-            "spreads": spreads(rehearsal.index, [[row.position for row in rows] for rows in drawn.draws], now),
-            "ess": _ess(drawn, seed=config["run"]["seed"]),
-        }
+            given = json.dumps(config.replay.sampler_options)
+            raise wrong(f"replay.sampler_options must suit these rows, got {given}: {error}") from error
+        yield rehearsal
 
 
-def _is_foretold(mixer: Mixer, replay: Mapping[str, Any]) -> bool:
+def _is_certain(mixer: Mixer, config: StoredConfig) -> bool:
     """Whether what is drawn does not hang on the tasks to come, which are guessed, or on how they will be solved."""
-    return not mixer.num_tasks and not replay["complete_zero_variance"] and replay["retire_solved"] is None
+    replay = config.replay
+    return not mixer.num_tasks and not replay.complete_zero_variance and replay.retire_solved is None
 
 
-def _plan(plan: BatchPlan, mixer: Mixer, available: Availability, *, tasks: Sequence[str], exact: bool) -> Answer:
-    sizes = Counter(size for _, size in plan.groups)
+def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult:
     return {
+        **numbers(plan),
         "trajectories": mixer.rule.trajectories,
-        "group_size": mixer.rule.group_size,
         "observes": mixer.rule.mode == "observe",
-        "fraction": plan.fraction,
         "factor": mixer.factor,
         "started": mixer.started,
-        "planned_fresh": plan.planned_fresh,
-        "planned_replay": plan.planned_replay,
-        "fresh": plan.fresh,
-        "replay": plan.replay,
-        "shortfall": plan.shortfall,
-        "starved_groups": plan.starved_groups,
-        "groups": [[size, count] for size, count in sorted(sizes.items(), reverse=True)],
         "picks": [asdict(pick) for pick in plan.picks],
-        "assumed_tasks": len(tasks),
-        "new_tasks": tasks.count(""),
         "unknown_priority": available.unknown_priority,
         "incomparable": dict(available.incomparable),
-        "remainders": exact,
     }
 
 
 def _funnel(
-    rehearsal: Rehearsal, available: Availability, gone: int, mixer: Mixer, tasks: Sequence[str]
-) -> list[Answer]:
+    rehearsal: Rehearsal, available: Availability, gone: int, mixer: Mixer, upcoming: Sequence[str]
+) -> list[QueryResult]:
     """How many rows are left after each rule, from all that the run stored and others that it may draw.
 
     `gone`: rows of the run that are not eligible.
@@ -223,30 +176,29 @@ def _funnel(
     if mixer.rule.unit == "group":
         size = mixer.rule.group_size
         steps.append(("groups", size * available.groups.get(size, 0)))
-    elif mixer.num_tasks:
-        steps.append(("tasks", sum(available.by_task.get(task, 0) for task in set(tasks))))
+    elif upcoming:
+        steps.append(("tasks", sum(available.by_task.get(task, 0) for task in set(upcoming))))
     before = [steps[0][1], *(rows for _, rows in steps)]
     return [{"rule": rule, "left": rows, "out": last - rows} for (rule, rows), last in zip(steps, before, strict=False)]
 
 
-def _batch(drawn: _Drawn, *, exact: bool) -> Answer:
-    """The first example, row by row, and what all of them have in common.
+def _batch(rehearsal: Rehearsal, draws: Sequence[Sequence[SelectedRow]], now: Standing, *, exact: bool) -> QueryResult:
+    """The first of the example draws, row by row, and of how many tasks they are on average.
 
     `exact`: the run goes on from just this moment, so that these are the rows it would draw.
     """
-    columns, codes = drawn.rehearsal.index.columns, drawn.rehearsal.index.codes
-    example = drawn.draws[0] if drawn.draws else []
-    ids = drawn.ids[0] if drawn.draws else []
+    index = rehearsal.index
+    columns, codes = index.columns, index.codes
 
-    def of(row: Chosen, id: str) -> Answer:
+    def described(row: SelectedRow) -> QueryResult:
         at = row.position
         own = bool(columns["own"][at])
         names = {name: codes[name].names[int(columns[name][at])] for name in ("run", "source", "task", "group")}
         return {
-            "id": id,
+            "id": index.ids[at],
             **names,
             "iteration": int(columns["iteration"][at]),
-            "staleness": drawn.standing.policy_version - int(columns["policy_version"][at]) if own else None,
+            "staleness": now.policy_version - int(columns["policy_version"][at]) if own else None,
             "reward": float(columns["reward"][at]),
             "success": bool(columns["success"][at]),
             "advantage": float(columns["advantage"][at]),
@@ -254,37 +206,10 @@ def _batch(drawn: _Drawn, *, exact: bool) -> Answer:
             "replayed": int(columns["uses"][at]),
         }
 
-    def different(name: str) -> float | None:
-        counts = [len({int(columns[name][row.position]) for row in rows}) for rows in drawn.draws]
-        return float(np.mean(counts)) if counts else None
-
+    tasks = [len({int(columns["task"][row.position]) for row in rows}) for rows in draws]
     return {
         "exact": exact,
-        "draws": len(drawn.draws),
-        "rows": [of(row, id) for row, id in zip(example, ids, strict=True)],
-        "tasks_mean": different("task"),
-        "groups_mean": different("group"),
+        "draws": len(draws),
+        "rows": [described(row) for row in (draws[0] if draws else ())],
+        "tasks_mean": float(np.mean(tasks)) if tasks else None,
     }
-
-
-def _ess(drawn: _Drawn, *, seed: int) -> Answer:
-    index, now = drawn.rehearsal.index, drawn.standing
-    ids = sorted({id for ids in drawn.ids for id in ids})
-    columns, runs = index.columns, index.codes["run"].names
-    kinds = {}
-    for id in ids:
-        at = index.position(id)
-        born = int(columns["policy_version"][at]) if columns["own"][at] else -1
-        kinds[id] = Kind(born, runs[int(columns["run"][at])], bool(columns["success"][at]))
-    log_probs = rows_by_key(drawn.connection, (_rows.id, _rows.mean_behavior_log_prob), ids, key=_rows.id)
-    blind = {id for id, mean in log_probs if mean is None}
-    expected = expected_ess(
-        [[id for id in rows if id not in blind] for rows in drawn.ids],
-        kinds,
-        scored=scored_weights(drawn.connection, ids, run=now.run, version=now.policy_version),
-        past=past_weights(drawn.connection, now.run, before=now.iteration),
-        version=now.policy_version,
-        random=np.random.default_rng(seed),
-    )
-    without = sum(id in blind for rows in drawn.ids for id in rows)
-    return {**asdict(expected), "without_log_probs": without, "draws": len(drawn.draws)}

@@ -15,8 +15,6 @@ from replay.mixing.rule import MixRule
 from replay.sampling.samplers import Sampler
 from replay.storage.format.schema import groups, iterations, metrics, policies, sampler_state
 
-ESS = "actor/replay/ess_mean"
-"""Of the weights that draws are stored with, whatever `replay.ess.weights` the controller goes by."""
 _ESS_BY_AGE = "actor/replay/ess/age_"
 _SUCCESS = "rollout/success"
 _FACTOR = "replay/controller_factor"
@@ -38,8 +36,11 @@ class Standing:
     has_replayed: bool
     best_success: float | None
     """Of any iteration's fresh episodes."""
-    ess: tuple[int, float] | None
-    """The newest iteration that had an ESS of replayed rows, and it."""
+
+    @property
+    def success(self) -> float | None:
+        """Share of the newest iteration's fresh episodes that succeeded."""
+        return self.metrics.get(_SUCCESS)
 
     def mixer(self, rule: MixRule, saved: Mapping[str, Any] | None) -> Mixer:
         """As the run's own would stand, from its checkpoint, or without what earlier iterations rounded off."""
@@ -49,9 +50,9 @@ class Standing:
             return mixer
         mixer.started = self.has_replayed
         mixer.success_reached = (self.best_success or 0.0) >= (rule.start.success_rate or 0.0)
-        if rule.controller is not None:
+        if rule.controller == "ess":
             ess = {name: value for name, value in self.metrics.items() if name.startswith(_ESS_BY_AGE)}
-            mixer.factor = rule.controller.next_factor(self.metrics.get(_FACTOR, 1.0), ess)
+            mixer.factor = rule.ess.next_factor(self.metrics.get(_FACTOR, 1.0), ess)
         return mixer
 
     def go_on(self, sampler: Sampler) -> bool:
@@ -72,9 +73,6 @@ def standing(connection: sa.Connection, run: str) -> Standing:
     )
     replayed = sa.exists().where(iterations.c.run == run, iterations.c.planned_replay > 0)
     best = sa.select(sa.func.max(metrics.c.value)).where(metrics.c.run == run, metrics.c.name == _SUCCESS)
-    known = (metrics.c.run == run) & (metrics.c.name == ESS) & metrics.c.value.is_not(None)
-    ess = sa.select(metrics.c.iteration, metrics.c.value).where(known).order_by(metrics.c.iteration.desc()).limit(1)
-    last = connection.execute(ess).one_or_none()
     return Standing(
         run=run,
         iteration=newest + 1,
@@ -83,7 +81,6 @@ def standing(connection: sa.Connection, run: str) -> Standing:
         sampler=None if state is None else json.loads(state),
         has_replayed=bool(connection.scalar(sa.select(replayed))),
         best_success=connection.scalar(best),
-        ess=None if last is None else (last.iteration, last.value),
     )
 
 
@@ -101,17 +98,8 @@ def saved_mixer(folder: Path | None, iteration: int, *, unit: str) -> Mapping[st
     return mixer if isinstance(mixer, dict) and mixer.get("unit") == unit else None
 
 
-def upcoming_tasks(connection: sa.Connection, run: str, count: int, pool: int | str) -> list[str]:
-    """Hashes of the `count` tasks that are taken to come next: those tried longest ago, as a pool is gone through.
-
-    "" stands for a task that was never tried, as long as the pool is known to have one. The order within a pass is the
-    run's own affair, and a curriculum's order is not known here.
-    """
-    if not count:
-        return []
+def tried_tasks(connection: sa.Connection, run: str) -> list[str]:
+    """Hashes of the tasks that the run has tried, the one tried longest ago first."""
     newest = sa.func.max(groups.c.iteration)
     query = sa.select(groups.c.task).where(groups.c.run == run).group_by(groups.c.task).order_by(newest, groups.c.task)
-    tried = [str(task) for task in connection.scalars(query)]
-    new = max(0, pool - len(tried)) if isinstance(pool, int) else 0
-    line = [""] * min(new, count) + tried
-    return [line[at % len(line)] if line else "" for at in range(count)]
+    return [str(task) for task in connection.scalars(query)]

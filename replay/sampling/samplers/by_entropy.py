@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
-from replay.sampling.samplers.base import Floats, RankedSampler, Rows
 from replay.sampling.samplers.options import require
+from replay.sampling.samplers.sampler import Floats, RankedSampler, Rows
 
 
 class EntropySampler(RankedSampler):
@@ -27,11 +28,10 @@ class EntropySampler(RankedSampler):
     class Options:
         mode: Literal["argmin", "argmax", "random"] = "argmin"
         policy: Literal["stored", "current"] = "stored"
-        pool: int | None = 4
+        pool: Annotated[int, Field(ge=1, lt=2**63)] | None = 4
         """null: all rows there are."""
 
         def __post_init__(self) -> None:
-            require(self.pool is None or self.pool >= 1, "pool", "be >= 1 or null", self.pool)
             measured = self.policy == "current" and self.mode != "random"
             require(not measured or self.pool is not None, "pool", "be a number when policy is current", self.pool)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from replay.sampling.samplers.base import Floats, Rows, Sampler
-from replay.sampling.samplers.options import require
+from replay.sampling.samplers.sampler import Floats, Rows, Sampler
 
 
 class SuccessSampler(Sampler):
@@ -44,11 +44,8 @@ class DifficultySampler(Sampler):
     @dataclass(frozen=True)
     class Options:
         mode: Literal["gaussian", "uniform_buckets", "hard", "easy"] = "gaussian"
-        sigma: float = 1.0
+        sigma: Annotated[float, Field(gt=0)] = 1.0
         """Of `gaussian`, in successes."""
-
-        def __post_init__(self) -> None:
-            require(self.sigma > 0, "sigma", "be > 0", self.sigma)
 
     @property
     def row_wise(self) -> bool:  # type: ignore[override]  # depends on the mode
@@ -79,11 +76,8 @@ class RewardSampler(Sampler):
 
     @dataclass(frozen=True)
     class Options:
-        temperature: float = 1.0
+        temperature: Annotated[float, Field(gt=0)] = 1.0
         """Reward units; rewards beyond 300 of them count as 300."""
-
-        def __post_init__(self) -> None:
-            require(self.temperature > 0, "temperature", "be > 0", self.temperature)
 
     def weights(self, rows: Rows) -> Floats:
         weights: Floats = np.exp(np.clip(rows.reward / self.options.temperature, -300.0, 300.0))
@@ -115,12 +109,8 @@ class AdvantageSampler(Sampler):
 
     @dataclass(frozen=True)
     class Options:
-        exponent: float = 0.6
-        beta: float = 0.4
-
-        def __post_init__(self) -> None:
-            require(self.exponent >= 0, "exponent", "be >= 0", self.exponent)
-            require(0 <= self.beta <= 1, "beta", "be between 0 and 1", self.beta)
+        exponent: Annotated[float, Field(ge=0)] = 0.6
+        beta: Annotated[float, Field(ge=0, le=1)] = 0.4
 
     def weights(self, rows: Rows) -> Floats:
         sizes = np.abs(rows.advantage)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
-from replay.sampling.samplers.base import Floats, Moment, Rows, Sampler
-from replay.sampling.samplers.options import require
+from replay.sampling.samplers.sampler import Floats, Moment, Rows, Sampler
 
 AGES_PER_BLOCK = 256.0
 """Half-lives, or taus, after which weights are counted from another version, long before they leave a float's range."""
@@ -38,11 +39,8 @@ class RecencySampler(Sampler):
 
     @dataclass(frozen=True)
     class Options:
-        half_life: float = 8.0
+        half_life: Annotated[float, Field(gt=0)] = 8.0
         """Policy versions."""
-
-        def __post_init__(self) -> None:
-            require(self.half_life > 0, "half_life", "be > 0", self.half_life)
 
     def weights(self, rows: Rows) -> Floats:
         reference = block_end(rows.now.policy_version, AGES_PER_BLOCK * self.options.half_life)
@@ -72,11 +70,8 @@ class FifoWindowSampler(Sampler):
 
     @dataclass(frozen=True)
     class Options:
-        window: int = 8
+        window: Annotated[int, Field(ge=1, lt=2**63)] = 8
         """Iterations before the drawing one."""
-
-        def __post_init__(self) -> None:
-            require(self.window >= 1, "window", "be >= 1", self.window)
 
     def weights(self, rows: Rows) -> Floats:
         newest: Floats = (rows.iteration >= rows.now.iteration - self.options.window).astype(np.float64)

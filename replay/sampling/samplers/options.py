@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import difflib
-import sys
-import types
-import typing
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, Literal
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, fields
+from functools import cache
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from replay.errors import first_problem
 
 
 def checked_options(declared: type, given: Mapping[str, Any], *, sampler: str) -> Any:
     """An instance of the options class. Raises ValueError, of one line, for what it does not declare or allow."""
-    kinds = typing.get_type_hints(declared)
-    known = [field.name for field in fields(declared)]
-    for name, value in given.items():
-        if name not in known:
-            raise ValueError(
-                f"replay.sampler_options must hold options of {sampler}, got {name!r}. {_hint(name, known)}"
-            )
-        if not _fits(value, kinds[name]):
-            raise ValueError(f"replay.sampler_options.{name} must be {_named(kinds[name])}, got {value!r}.")
+    kinds = _model(declared).model_fields
+    unknown = next((name for name in given if name not in kinds), None)
+    if unknown is not None:
+        raise ValueError(
+            f"replay.sampler_options must hold options of {sampler}, got {unknown!r}. {hint(unknown, kinds)}"
+        )
+    try:
+        _model(declared).model_validate(dict(given))
+    except ValidationError as error:
+        place, rule, shown = first_problem(error)
+        raise ValueError(
+            f"{'.'.join(map(str, ['replay.sampler_options', *place]))} must {rule}, got {shown}."
+        ) from None
     try:
         return declared(**given)
     except ValueError as error:
         raise ValueError(f"replay.sampler_options.{error}") from None
+
+
+@cache
+def _model(declared: type) -> type[BaseModel]:
+    kinds = get_type_hints(declared, include_extras=True)
+    required = {field.name for field in fields(declared) if field.default is field.default_factory is MISSING}
+    columns: dict[str, Any] = {name: (kinds[name], ...) for name in required}
+    columns |= {field.name: (kinds[field.name], None) for field in fields(declared) if field.name not in required}
+    config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, protected_namespaces=())
+    return create_model(declared.__name__, __config__=config, **columns)
 
 
 def require(allowed: bool, name: str, rule: str, value: object) -> None:
@@ -34,30 +50,9 @@ def require(allowed: bool, name: str, rule: str, value: object) -> None:
         raise ValueError(f"{name} must {rule}, got {value!r}.")
 
 
-def _hint(name: object, known: list[str]) -> str:
+def hint(name: object, known: Collection[str]) -> str:
+    """What to do about an unknown name."""
     nearest = difflib.get_close_matches(str(name)[:80], known, n=1)
     if nearest:
         return f"Did you mean {nearest[0]}?"
     return f"There is {', '.join(known)}." if known else "It has none."
-
-
-def _fits(value: object, kind: Any) -> bool:
-    if typing.get_origin(kind) is Literal:
-        return value in typing.get_args(kind)
-    if isinstance(kind, types.UnionType):
-        return any(_fits(value, part) for part in typing.get_args(kind))
-    if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-    plain = typing.get_origin(kind) or kind
-    return not isinstance(plain, type) or isinstance(value, plain)
-
-
-def _named(kind: Any) -> str:
-    if typing.get_origin(kind) is Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(kind)))
-    if isinstance(kind, types.UnionType):
-        return " or ".join(_named(part) for part in typing.get_args(kind))
-    names = {float: "a finite number", int: "a whole number", str: "a text", bool: "true or false", type(None): "null"}
-    return names.get(kind, f"a {getattr(kind, '__name__', kind)}")

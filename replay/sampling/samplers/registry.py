@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from replay.sampling.samplers.base import Floats, Moment, RankedSampler, Rows, Sampler
 from replay.sampling.samplers.by_entropy import EntropySampler
 from replay.sampling.samplers.by_outcome import (
     AdvantageSampler,
@@ -25,6 +25,7 @@ from replay.sampling.samplers.by_recency import (
     block_end,
 )
 from replay.sampling.samplers.options import require
+from replay.sampling.samplers.sampler import Floats, Moment, RankedSampler, Rows, Sampler
 
 
 class FreshnessSampler(Sampler):
@@ -38,14 +39,13 @@ class FreshnessSampler(Sampler):
 
     @dataclass(frozen=True)
     class Options:
-        tau: float = 8.0
+        tau: Annotated[float, Field(gt=0)] = 8.0
         """Policy versions."""
         sampler: str = "advantage"
         """One that weighs rows; its options stand in `options`."""
         options: dict[str, Any] = field(default_factory=dict)
 
         def __post_init__(self) -> None:
-            require(self.tau > 0, "tau", "be > 0", self.tau)
             weighing = [name for name, kind in _PLAIN.items() if not issubclass(kind, RankedSampler)]
             require(self.sampler in weighing, "sampler", f"be one of {', '.join(weighing)}", self.sampler)
 

@@ -217,7 +217,7 @@ def _engine(url: sa.URL) -> sa.Engine:
     except ImportError as error:
         raise DatabaseRefused(
             f"database must have its driver installed, got no psycopg for {shown(url)}. "
-            "pip install 'agentloop[postgres]'"
+            "pip install 'agentloop-replay[postgres]'"
         ) from error
 
     @sa.event.listens_for(engine, "connect")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -167,6 +167,10 @@ class Truth(Checked):
 
     def restored(self, value: Any) -> bool:
         return bool(value)
+
+
+def real_columns(columns: Iterable[sa.Column[Any]]) -> list[sa.Column[Any]]:
+    return [column for column in columns if isinstance(column.type, Real)]
 
 
 def required(value: sa.ColumnElement[Any], column: sa.Column[Any]) -> sa.ColumnElement[Any]:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from context.tokens import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence
 
 _IS_LITTLE = sys.byteorder == "little"
 _MAGIC = b"AL"

@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from context.tokens import Segment
+from context.tokens.token_sequence import Segment
 from replay.errors import DamagedCell
 from replay.records import GroupRecord, RunRecord, TrajectoryRecord
-from replay.storage.format.column_types import from_storable, is_storable, to_storable
+from replay.storage.format.column_types import from_storable, is_storable, real_columns, to_storable
 from replay.storage.format.encoding import FRAME_CHECKSUM_BYTES, decode_tokens, encode_tokens
 from replay.storage.format.schema import groups, runs, segments, trajectories
 
@@ -30,9 +30,8 @@ _LOG_PROB_FIELDS = ("mean_behavior_log_prob", "min_behavior_log_prob")
 
 
 _RECORD_FIELDS = [field.name for field in fields(TrajectoryRecord)]
-_LOG_PROB_POSITIONS = [_RECORD_FIELDS.index(name) for name in _LOG_PROB_FIELDS]
 RECORD_COLUMNS = [trajectories.c[name] for name in _RECORD_FIELDS]
-_REAL_FIELDS = {field.name for field in fields(TrajectoryRecord) if str(field.type).startswith("float")}
+_REAL_FIELDS = {column.key for column in real_columns(RECORD_COLUMNS)}
 _reals_of = itemgetter(*(at for at, name in enumerate(_RECORD_FIELDS) if name in _REAL_FIELDS))
 FACT_COLUMNS = [trajectories.c[name] for name in ("token_hash", "num_bytes", "num_messages", "segments_checksum")]
 """What a row says of its content besides its record; None of rows from before it was written, or that gives it away."""
@@ -85,17 +84,18 @@ def named(found: Mapping[Key, Value], name: Key, by: str) -> Value:
     return found[name]
 
 
-def record_row(record: TrajectoryRecord) -> Row:
-    return {**vars(record), **{name: known(getattr(record, name)) for name in _LOG_PROB_FIELDS}}
+def without_nan(row: Row) -> Row:
+    """The columns of a record as a table holds them."""
+    return row | {name: known(row[name]) for name in _LOG_PROB_FIELDS}
 
 
 def record_of(row: Sequence[Any]) -> TrajectoryRecord:
     """From the values of RECORD_COLUMNS, whatever follows them."""
-    values = list(row[: len(RECORD_COLUMNS)])
-    for position in _LOG_PROB_POSITIONS:
-        if values[position] is None:
-            values[position] = math.nan
-    return TrajectoryRecord(*values)
+    values: dict[str, Any] = dict(zip(_RECORD_FIELDS, row, strict=False))
+    for name in _LOG_PROB_FIELDS:
+        if values[name] is None:
+            values[name] = math.nan
+    return TrajectoryRecord(**values)
 
 
 def record_checksum(values: Sequence[Any]) -> int:

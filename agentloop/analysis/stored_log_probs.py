@@ -1,0 +1,242 @@
+"""Stored log-probs against models: those of the policies that sampled them, and those of one that is asked now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+import torch
+from torch import Tensor
+
+from agentloop.algorithms.diagnostics import effective_sample_size, trajectory_drift
+from agentloop.config import RunConfig
+from agentloop.config.sections.model import ComputeSection
+from agentloop.errors import UserError
+from agentloop.learning.batch import Batch, build_batch
+from agentloop.learning.scoring import score
+from agentloop.models.actor import Actor
+from agentloop.models.adapters import load_policy
+from agentloop.models.loading import LoadedModel
+from agentloop.runs.checkpoint import COMPLETE, complete_checkpoints
+from agentloop.runs.run_folder import RunFolder
+from context.authors import AuthorTable
+from replay.queries import chosen
+from replay.records import ELIGIBLE, ORPHANED, UNTRAINABLE, BatchRow, Trajectory
+from replay.storage.format.schema import trajectories
+from replay.store import ReplayStore
+
+_BATCH = 32
+"""Trajectories read at once."""
+_rows = trajectories.c
+
+
+@dataclass(frozen=True)
+class PolicyCheck:
+    """Stored behavior log-probs against those that the policy's weights give now."""
+
+    version: int
+    model: str
+    trajectories: int
+    tokens: int
+    worst: float
+    """Greatest difference, in nats."""
+    mean: float
+
+
+@dataclass(frozen=True)
+class LogProbCheck:
+    policies: tuple[PolicyCheck, ...]
+    gone: tuple[int, ...]
+    """Versions that sampled stored tokens and whose weights are nowhere."""
+
+    @property
+    def worst(self) -> float:
+        return max((policy.worst for policy in self.policies), default=0.0)
+
+
+@dataclass(frozen=True)
+class Drifted:
+    """How far a policy has moved away from what is stored; over action tokens with a known behavior log-prob."""
+
+    version: int
+    trajectories: int
+    tokens: int
+    drift_mean: float | None
+    drift_max: float | None
+    approx_kl: float | None
+    ess: float | None
+
+
+def weights_of_run(folder: RunFolder) -> dict[int, Path | str]:
+    """Where the weights of each policy version still are: snapshots, checkpoints, and what the run began with."""
+    first: Path | str = folder.model if folder.config.model.path is None else folder.config.model.path
+    found: dict[int, Path | str] = {0: first}
+    found |= {int(path.name): path / "model" for path in complete_checkpoints(folder.checkpoints)}
+    snapshots = folder.policies.glob(f"*/{COMPLETE}")
+    found |= {int(mark.parent.name): mark.parent for mark in snapshots if mark.parent.name.isdecimal()}
+    return found
+
+
+def named_weights(folder: RunFolder, policy: str | None) -> tuple[int, Path | str]:
+    """The policy that --policy names, by its version or by the folder of its weights; the run's newest for None."""
+    known = weights_of_run(folder)
+    if policy is None:
+        return max(known), known[max(known)]
+    if policy.isdecimal() and int(policy) in known:
+        return int(policy), known[int(policy)]
+    path = Path(policy)
+    if (path / "model").is_dir():  # a whole checkpoint
+        path = path / "model"
+    numbered = path.absolute().parent if path.name == "model" else path.absolute()
+    if not (path.is_dir() and numbered.name.isdecimal()):
+        there = ", ".join(map(str, sorted(known)))
+        raise UserError(
+            f"--policy must be a version whose weights are still in {folder.path} ({there}), or a folder of weights "
+            f"named by its version, got {policy}. Set checkpoint.keep_policies to keep more."
+        )
+    return int(numbered.name), path
+
+
+def check_log_probs(
+    store: ReplayStore,
+    folder: RunFolder,
+    weights: Mapping[int, Path | str],
+    *,
+    filter: str | None = None,
+    skip: Collection[str] = (),
+) -> LogProbCheck:
+    """Recompute the behavior log-probs of the run's own rows but those of `skip`, one policy version after another."""
+    spans = {id: span for id, span in _spans(store, folder.run_id, filter).items() if id not in skip}
+    versions = sorted({version for least, most in spans.values() for version in range(least, most + 1)})
+    checks, gone = [], []
+    for version in versions:
+        ids = [id for id, (least, most) in spans.items() if least <= version <= most]
+        if version not in weights:
+            gone.append(version)
+            continue
+        check = _checked(store, folder, ids, version, weights[version])
+        if check.tokens:
+            checks.append(check)
+    return LogProbCheck(tuple(checks), tuple(gone))
+
+
+def rescore(
+    store: ReplayStore, folder: RunFolder, version: int, weights: Path | str, *, filter: str | None, limit: int | None
+) -> Drifted:
+    """Score stored trajectories with a policy and store its log-probs beside the old ones (`token_scores`)."""
+    actor = _actor(folder, weights)
+    drift_sum = drift_max = kl_sum = 0.0
+    tokens, kept, scored = 0, [], 0
+    for rows, batch, log_probs in _scored(store, folder, actor, _scorable(store, filter, limit)):
+        store.add_scores(folder.run_id, version, _by_segment(rows, batch, log_probs))
+        found = trajectory_drift(
+            log_probs,
+            batch.behavior_log_probs,
+            response_mask=batch.response_mask,
+            trajectory=batch.trajectory,
+            count=len(rows),
+        )
+        known = found.tokens > 0
+        scored += len(rows)
+        tokens += int(found.tokens.sum())
+        drift_sum += float(found.sum[known].sum())
+        kl_sum += float(found.kl_sum[known].sum())
+        drift_max = max([drift_max, *found.max[known].tolist()])
+        kept += found.weight[known].tolist()
+    weights_known = torch.tensor(kept, dtype=torch.float64)
+    return Drifted(
+        version,
+        scored,
+        tokens,
+        drift_mean=drift_sum / tokens if tokens else None,
+        drift_max=drift_max if tokens else None,
+        approx_kl=kl_sum / tokens if tokens else None,
+        ess=effective_sample_size(weights_known) if kept else None,
+    )
+
+
+def load_weights(folder: RunFolder, weights: Path | str) -> LoadedModel:
+    """One of `weights_of_run`, or another model of its family."""
+    first = folder.config.model.path or folder.model
+    return load_policy(folder.config, first, saved=None if weights == first else Path(weights))
+
+
+def compute_asked(config: RunConfig) -> ComputeSection:
+    """The run's, for a few passes and perhaps on another machine: not compiled, and kernels where they can be."""
+    kernels = {"log_probs": "auto"} if config.compute.log_probs == "triton" else {}
+    return config.compute.model_copy(update={"compile": False, **kernels})
+
+
+def _actor(folder: RunFolder, weights: Path | str) -> Actor:
+    return Actor(load_weights(folder, weights).model, compute=compute_asked(folder.config))
+
+
+def _spans(store: ReplayStore, run: str, filter: str | None) -> dict[str, tuple[int, int]]:
+    """Least and greatest policy version of each row with tokens that the run sampled itself."""
+    wanted = [chosen(run, filter), _rows.state.in_([ELIGIBLE, UNTRAINABLE, ORPHANED]), _rows.num_action_tokens > 0]
+    query = sa.select(_rows.id, _rows.policy_version_min, _rows.policy_version_max).where(*wanted)
+    with store.reading() as connection:
+        found = connection.execute(query.order_by(_rows.iteration, _rows.slot, _rows.id)).all()
+    return {row[0]: (max(0, row[1]), row[2]) for row in found}
+
+
+def _scorable(store: ReplayStore, filter: str | None, limit: int | None) -> list[str]:
+    wanted = [chosen(None, filter), _rows.state.in_([ELIGIBLE, UNTRAINABLE, ORPHANED]), _rows.num_action_tokens > 0]
+    query = sa.select(_rows.id).where(*wanted, _rows.temperature > 0)
+    with store.reading() as connection:
+        return list(connection.scalars(query.order_by(_rows.run, _rows.iteration, _rows.slot, _rows.id).limit(limit)))
+
+
+def _checked(
+    store: ReplayStore, folder: RunFolder, ids: Sequence[str], version: int, weights: Path | str
+) -> PolicyCheck:
+    actor = _actor(folder, weights)
+    count = tokens = 0
+    worst = total = 0.0
+    for rows, batch, log_probs in _scored(store, folder, actor, ids):
+        mine = batch.response_mask & ~batch.behavior_log_probs.isnan() & (_versions(rows, batch) == version)
+        gaps = (log_probs - batch.behavior_log_probs)[mine].abs().double()
+        count += len(set(batch.trajectory[mine.any(dim=1)].tolist()))
+        tokens += len(gaps)
+        total += float(gaps.sum())
+        worst = max(worst, float(gaps.max()) if len(gaps) else 0.0)
+    return PolicyCheck(version, str(weights), count, tokens, worst, total / tokens if tokens else 0.0)
+
+
+def _scored(
+    store: ReplayStore, folder: RunFolder, actor: Actor, ids: Sequence[str]
+) -> Iterator[tuple[list[Trajectory], Batch, Tensor]]:
+    """Trajectories of one run each, and their log-probs [B, T], on the CPU."""
+    for start in range(0, len(ids), _BATCH):
+        read = store.read(ids[start : start + _BATCH])
+        for run, group in groupby(read, key=lambda row: row.record.run):
+            rows = list(group)
+            authors = AuthorTable.from_json(store.run(run).authors)
+            batch = build_batch([BatchRow(row) for row in rows], authors)
+            there = batch.to(actor.device)
+            log_probs, _ = score(actor, there, max_tokens=folder.config.batch.micro_batch_tokens)
+            yield rows, batch, log_probs.cpu()
+
+
+def _versions(rows: Sequence[Trajectory], batch: Batch) -> Tensor:
+    """[B, T] int64: the policy that sampled each token; -1 where none did or where it saw more than is stored."""
+    versions = torch.full(batch.token_ids.shape, -1)
+    parts = [segment for row in rows for segment in row.segments if len(segment.tokens)]
+    for row, segment in zip(versions, parts, strict=True):
+        if segment.behavior_context == "plain":
+            row[: len(segment.tokens)] = torch.from_numpy(segment.tokens.policy_versions.astype(np.int64))
+    return versions
+
+
+def _by_segment(
+    rows: Sequence[Trajectory], batch: Batch, log_probs: Tensor
+) -> dict[tuple[str, int], npt.NDArray[np.float32]]:
+    """By trajectory and position; NaN where no token was sampled."""
+    places = [(row.id, i) for row in rows for i, segment in enumerate(row.segments) if len(segment.tokens)]
+    values = torch.where(batch.response_mask, log_probs.float(), torch.nan).numpy()
+    return {place: values[i, : batch.lengths[i]] for i, place in enumerate(places)}

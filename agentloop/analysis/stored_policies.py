@@ -1,0 +1,87 @@
+"""Evaluate a policy that a run left on disk."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from agentloop.config import RunConfig
+from agentloop.config.config_file import load_plain, to_plain
+from agentloop.config.seeds import derive_seed
+from agentloop.environments import open_tasks
+from agentloop.errors import UserError
+from agentloop.generation.local import LocalGenerator
+from agentloop.models.adapters import load_policy
+from agentloop.rollouts.actors import make_actors
+from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
+from agentloop.runs.checkpoint import COMPLETE, complete_checkpoints
+from agentloop.runs.display import open_display
+from agentloop.runs.process import seed_process
+from agentloop.runs.run_folder import RunFolder, open_run_folder
+from replay.cli import newest_run_folder
+
+
+def newest_trained_folder(runs: Path = Path("runs")) -> Path:
+    """The folder with the newest checkpoint, of a run or of sft."""
+    complete = list(runs.glob(f"*/checkpoints/*/{COMPLETE}"))
+    if not complete:
+        return newest_run_folder(runs)
+    return max(complete, key=lambda mark: mark.stat().st_mtime_ns).parents[2]
+
+
+def evaluate_run(
+    run: Path,
+    *,
+    policy: int | None = None,
+    tasks: int | None = None,
+    samples: int | None = None,
+    environment_changed: bool = False,
+) -> EvaluationReport:
+    """Same tasks and seed as during training, so that the figures compare.
+
+    Raises UserError where the environment's source has changed since, unless that is said.
+    """
+    folder = open_run_folder(run)
+    config = _asked(folder.config, tasks=tasks, samples=samples)
+    seed_process(config)
+    factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
+    weights = _weights(folder, policy)
+    loaded = load_policy(config, config.model.path or folder.model, saved=weights)
+    generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, compute=config.compute)
+    actors = make_actors(config, factory, loaded, generator)
+    display = open_display(stderr=True)
+    try:
+        progress = partial(display.phase, "evaluate")
+        found = evaluate(actors, source, config, progress=progress)
+    finally:
+        display.close()
+    evaluated = Evaluated(str(folder.path), _version(folder, weights), str(weights), factory.name, factory.version)
+    return report(evaluated, found, seed=derive_seed(config.run.seed, "evaluate", "bootstrap"))
+
+
+def _asked(config: RunConfig, **asked: int | None) -> RunConfig:
+    """The run's configuration with the evaluation that was asked for."""
+    values = to_plain(config)
+    values["evaluation"] |= {name: value for name, value in asked.items() if value is not None}
+    return load_plain(values, source="evaluate")
+
+
+def _version(folder: RunFolder, weights: Path) -> int | None:
+    """A checkpoint is named by the iteration it is of, and each iteration publishes once; sft publishes nothing."""
+    if not folder.environments:
+        return None
+    return int(weights.name if weights.parent == folder.policies else weights.parent.name)
+
+
+def _weights(folder: RunFolder, policy: int | None) -> Path:
+    if policy is None:
+        complete = complete_checkpoints(folder.checkpoints)
+        if not complete:
+            raise UserError(f"RUN must have a complete checkpoint, got none in {folder.path}. Train it with --resume.")
+        return complete[-1] / "model"
+    path = folder.policies / f"{policy:06d}"
+    if not (path / COMPLETE).exists():
+        kept = sorted(int(p.parent.name) for p in folder.policies.glob(f"*/{COMPLETE}"))
+        what = f"{kept[0]}..{kept[-1]}" if kept else "none (set checkpoint.keep_policies)"
+        raise UserError(f"--policy must be a kept snapshot of {folder.path}, got {policy}. Kept: {what}.")
+    return path

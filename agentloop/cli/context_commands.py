@@ -1,0 +1,104 @@
+"""`agentloop context ...`: what a chat template does, and what a conversation looks like in tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from context.authors import default_authors
+from context.conversation_file import read_conversation
+from context.templates.chat_template import RenderError
+from context.templates.model_files import ModelFiles, load_model_files
+from context.templates.render import Renderer
+from context.templates.template_report import Verdict, check_template, in_words
+from context.view import token_view
+from replay.cli import newest_run_folder
+from replay.cli import show as show_trajectory
+
+app = typer.Typer(
+    help="Look at chat templates and conversations, token by token.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@app.command(epilog="Example: agentloop context check runs/quickstart-001/model")
+def check(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL_OR_TEMPLATE",
+            help="Model folder (tokenizer.json and a chat template), or a .jinja file.",
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """What a chat template does to a growing conversation, case by case. Exit code 1 if it can do none."""
+    verdict = check_template(load_model_files(model))
+    if as_json:
+        print(json.dumps({"state": verdict.state, **asdict(verdict)}))
+    else:
+        print(_verdict_text(verdict, trained=model.suffix == ".jinja"))
+    raise typer.Exit(1 if verdict.state == "unsupported" else 0)
+
+
+@app.command(epilog="Example: agentloop context show chat.json --model runs/quickstart-001/model")
+def show(
+    what: Annotated[str, typer.Argument(metavar="FILE|ID", help="JSON file of messages, or a stored trajectory's id.")],
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="Run folder; the newest under ./runs when left out."),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="MODEL_OR_TEMPLATE", help="What renders a FILE; the run's model when left out."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A conversation as tokens coloured by author, with masks and, where known, log-probs."""
+    if not Path(what).is_file():
+        if what.endswith(".json"):
+            raise RenderError(f"FILE must be a JSON file of messages, got {what!r}, which is not there.")
+        show_trajectory(what, run, as_json)
+        return
+    _show_file(Path(what), load_model_files(model or (Path(run) if run else newest_run_folder()) / "model"), as_json)
+
+
+def _show_file(path: Path, model: ModelFiles, as_json: bool) -> None:
+    authors = default_authors()
+    renderer = Renderer(model.codec, model.template, authors=authors, stop_ids=model.stop_ids)
+    tokens = renderer.initial(*read_conversation(path))
+    if as_json:
+        names = [authors.name(code) for code in tokens.authors.tolist()]
+        print(json.dumps({"token_ids": tokens.token_ids.tolist(), "authors": names}))
+    else:
+        Console(highlight=False, soft_wrap=True).print(token_view(tokens, authors, model.codec))
+
+
+def _verdict_text(verdict: Verdict, *, trained: bool) -> str:
+    width = max(len(case.name) for case in verdict.cases)
+    lines = []
+    for case in verdict.cases:
+        lines.append(f"{case.name:<{width}}  {in_words(case.state)}")
+        lines += [f"{'':<{width}}    {detail}" for detail in case.details]
+    borders = sum(case.borders for case in verdict.cases)
+    unsupported = sum(case.state == "unsupported" for case in verdict.cases)
+    rest = f"; {unsupported} of {len(verdict.cases)} cases unsupported" if unsupported else ""
+    lines.append(f"\nverdict: {in_words(verdict.state)}{rest}")
+    if verdict.state == "rewrites_history":
+        lines.append("what a template rewrites is trained as the policy saw it, in a segment of its own")
+    if not verdict.shows_thinking:
+        lines.append("thinking (reasoning_content) is never shown, even of the newest reply")
+    lines.append(f"borders that whole-text tokenization would join: {borders}")
+    if trained:
+        lines.append(
+            "(a template alone: tokenized with a tokenizer made for it, so borders may differ with the model's)"
+        )
+    return "\n".join(lines)

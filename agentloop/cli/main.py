@@ -1,0 +1,305 @@
+"""The front door. Heavy imports stay inside the commands, so that --help answers at once."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentloop.cli.context_commands import app as context_app
+from agentloop.cli.mix import mix
+from agentloop.cli.replay_commands import import_, rescore, verify, whatif
+from agentloop.distributed.torchrun import check_alone, own_rank
+from agentloop.errors import TrainingStopped, UserError, one_line, one_line_with_place, place_in_user_code
+from context import PrefixError, RenderError
+from context.visible import visible_lines
+from replay.cli import app as replay_app
+from replay.cli.common import Run, RunId, opened
+from replay.cli.inspect import inspect
+from replay.errors import ReplayError
+from replay.queries.open_buffer import asked_run
+
+if TYPE_CHECKING:
+    from agentloop.training.train import TrainResult
+
+
+app = typer.Typer(
+    name="agentloop",
+    help="Experience replay for training tool-using language-model agents.",
+    epilog="Example: agentloop train configs/quickstart.yaml, then: agentloop replay stats",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+app.add_typer(context_app, name="context", epilog="Example: agentloop context check template.jinja")
+
+
+replay_app.command(epilog="Example: agentloop replay mix runs/quickstart-001 --set replay.fraction=0.5")(mix)
+
+
+replay_app.command("import", epilog="Example: agentloop replay import wins.parquet runs/quickstart-002 --name wins")(
+    import_
+)
+
+
+replay_app.command(epilog="Example: agentloop replay verify runs/quickstart-001 --log-probs")(verify)
+
+
+replay_app.command(epilog="Example: agentloop replay rescore --where 'staleness > 8'")(rescore)
+
+
+replay_app.command(epilog="Example: agentloop replay whatif runs/quickstart-001 --loss own --loss gspo")(whatif)
+
+
+app.add_typer(replay_app, name="replay", epilog="Example: agentloop replay ls --failed")
+
+
+app.command(epilog="Example: agentloop inspect runs/quickstart-001")(inspect)
+
+
+@app.callback()
+def begin(context: typer.Context) -> None:
+    if context.invoked_subcommand not in (None, "train"):
+        check_alone(str(context.invoked_subcommand))
+
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one key, for example --set replay.fraction=0.5."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+RunArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="RUN", help="Folder of a run or of sft; the one under ./runs with the newest checkpoint when left out."
+    ),
+]
+EnvironmentChanged = Annotated[
+    bool,
+    typer.Option("--environment-changed", help="Go on although the environment's source is not what it was."),
+]
+
+
+@app.command(epilog="Example: agentloop train configs/quickstart.yaml --set replay.fraction=0.5")
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the newest run of this name from its last checkpoint.")
+    ] = False,
+    environment_changed: EnvironmentChanged = False,
+    trace_step: Annotated[
+        bool, typer.Option("--trace-step", help="Print the data flow of the next iteration: every role's outputs.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train an agent: act, remember, mix, learn."""
+    from agentloop.config.config_file import load_config
+    from agentloop.runs.display import open_display
+    from agentloop.training.train import train as run_training
+    from agentloop.training.train import train_worker
+
+    settings = load_config(config, overrides or [])
+    if own_rank():
+        train_worker(settings)
+        return
+    with closing(open_display(stderr=as_json)) as display:
+        result = run_training(
+            settings, resume=resume, environment_changed=environment_changed, trace=trace_step, display=display
+        )
+    if as_json:
+        print(json.dumps({**vars(result), "folder": str(result.folder), "report": str(result.report)}))
+    else:
+        other = 0.25 if settings.replay.fraction == 0.5 else 0.5
+        sets = [word for setting in overrides or () for word in ("--set", setting)]
+        command = [_program(), "train", str(config), *sets]
+        _closing_words(result, command, iterations=settings.run.iterations, other_fraction=other)
+    raise typer.Exit(result.exit_code)
+
+
+def _closing_words(result: TrainResult, command: Sequence[str], *, iterations: int, other_fraction: float) -> None:
+    from agentloop.runs.display import percent
+
+    print(f"held-out success: {percent(result.success_before)} -> {percent(result.success_after)}")
+    print(f"run folder: {result.folder}   report: {result.report}")
+    replay = shlex.join([_program(), "replay"])
+    folder = shlex.quote(str(result.folder))
+    hints = [
+        (f"{replay} stats {folder}", "what is in the buffer, and what was drawn from it"),
+        (f"{replay} ls {folder} --failed", f"pick one, then: {replay} show ID {folder}"),
+        (shlex.join([*command, "--set", f"replay.fraction={other_fraction}"]), "another mixing ratio"),
+    ]
+    if result.exit_code:
+        print(f"stopped after iteration {result.iterations} of {iterations}")
+        hints[2] = (shlex.join([*command, "--resume"]), "go on from here")
+    print("try next:")
+    width = max(len(words) for words, _ in hints[:2])  # the last one can be long
+    for words, meaning in hints:
+        print(f"  {words:<{width}}  # {meaning}")
+
+
+def _program() -> str:
+    """What to type to start this program again, where its folder is not on the PATH too."""
+    return "agentloop" if shutil.which("agentloop") else sys.argv[0]
+
+
+@app.command(
+    epilog="Example: agentloop evaluate runs/quickstart-001 --samples 8, or: agentloop evaluate --policy 12 --json"
+)
+def evaluate(
+    run: RunArgument = None,
+    policy: Annotated[
+        int | None, typer.Option(help="Policy version to evaluate; the last checkpoint's when left out.")
+    ] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Held-out tasks; as configured when left out.")] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Episodes on each task, for pass@k up to that k; as configured when left out."),
+    ] = None,
+    environment_changed: EnvironmentChanged = False,
+    as_json: AsJson = False,
+) -> None:
+    """Held-out success of a run's policy: pass@k, turns and stop reasons with 95 % confidence intervals."""
+    from agentloop.analysis.stored_policies import evaluate_run, newest_trained_folder
+    from agentloop.rollouts.evaluation import as_table
+
+    found = evaluate_run(
+        run or newest_trained_folder(),
+        policy=policy,
+        tasks=tasks,
+        samples=samples,
+        environment_changed=environment_changed,
+    )
+    print(json.dumps(found.to_json()) if as_json else as_table(found))
+
+
+@app.command(
+    epilog="Example: agentloop sft configs/model.yaml --set model.path=PATH --set sft.data=demonstrations.jsonl"
+)
+def sft(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the newest training of this name from its last checkpoint.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model on demonstrations of your own, to go on from with train."""
+    from agentloop.config.config_file import load_config
+    from agentloop.runs.display import open_display
+    from agentloop.supervised.sft import sft as train_supervised
+
+    settings = load_config(config, overrides or [])
+    with closing(open_display(stderr=as_json)) as display:
+        result = train_supervised(settings, resume=resume, display=display)
+    if as_json:
+        print(json.dumps({**vars(result), "folder": str(result.folder), "model": str(result.model)}))
+    else:
+        print(f"held-out loss: {result.held_out_before:.4f} -> {result.held_out_after:.4f}")
+        again = "go on with --resume" if result.exit_code else f"go on with --set model.path={result.model}"
+        print(f"folder: {result.folder}   {again}")
+    raise typer.Exit(result.exit_code)
+
+
+@app.command(epilog="Example: agentloop report runs/quickstart-001 --out quickstart.html")
+def report(
+    run: Run = None,
+    run_id: RunId = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Where to; report.html in the run folder when left out."),
+    ] = None,
+) -> None:
+    """Write a run's page as one file to send to somebody: all curves, nothing runs in it and nothing is fetched."""
+    from agentloop.runs.run_folder import explained
+    from agentloop.runs.run_report import report_run
+    from replay.report import REPORT_NAME
+
+    with opened(run) as buffer:
+        path = out or (buffer.folder or Path()) / REPORT_NAME
+        with explained(path, option="--out", advice="Choose another with --out FILE."):
+            print(report_run(buffer.store, path, run=asked_run(buffer, run_id)))
+
+
+@app.command(epilog="Example: agentloop config configs/quickstart.yaml --set replay.fraction=0.5")
+def config(file: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print the effective configuration, each key with its meaning."""
+    from agentloop.config.config_file import describe_config, load_config, to_plain
+
+    effective = load_config(file, overrides or [])
+    print(json.dumps(to_plain(effective), indent=1) if as_json else describe_config(effective))
+
+
+@app.command(epilog="Example: agentloop doctor --json")
+def doctor(
+    folder: Annotated[Path, typer.Option(help="Where runs are to be written.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine: versions, shadowed modules, GPU, disk. Exit code 1 if something can't work."""
+    from agentloop.cli.doctor import checks
+
+    found = checks(folder)
+    if as_json:
+        print(json.dumps([vars(check) for check in found]))
+    else:
+        for check in found:
+            print(f"{check.status:<5} {check.name}: {check.found}" + (f"  -> {check.advice}" if check.advice else ""))
+    raise typer.Exit(1 if any(check.status == "fail" for check in found) else 0)
+
+
+def main() -> None:
+    """Entry point: whatever goes wrong is one line on stderr.
+
+    Exit code 2: the user can mend it. 1: a run stopped, or this program has a mistake, whose traceback is in a file;
+    the exception is then the cause of the SystemExit.
+    """
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)  # before a run has begun there is nothing to say
+    except (UserError, ReplayError, RenderError, PrefixError) as error:
+        place = None if error.__cause__ is None else place_in_user_code(error.__cause__)
+        _say(str(error) if place is None else f"{error} The traceback: {_written_down(error)}")
+        sys.exit(2)
+    except MemoryError as error:
+        _say(f"memory must suffice, got {str(error) or 'none left'}. Stop other programs or do less at once.")
+        sys.exit(2)
+    except TrainingStopped as error:
+        _say(f"training stopped: {error}")
+        sys.exit(1)
+    except Exception as error:
+        if place_in_user_code(error) is None:
+            _say(
+                f"agentloop must not fail by itself, got {one_line(error)}. Please report it with the traceback: "
+                f"{_written_down(error)}"
+            )
+            raise SystemExit(1) from error
+        found = one_line_with_place(error)
+        _say(f"your own code must not raise, got {found}. Mend it. The traceback: {_written_down(error)}")
+        raise SystemExit(2) from error
+
+
+def _say(message: str) -> None:
+    print(f"agentloop: {visible_lines(' '.join(message.split()))}", file=sys.stderr)
+
+
+def _written_down(error: BaseException) -> str:
+    """The file that has the whole traceback now."""
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", errors="replace", prefix="agentloop-", suffix=".txt", delete=False
+    ) as file:
+        file.writelines(traceback.format_exception(error))
+    return file.name

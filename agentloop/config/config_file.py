@@ -1,0 +1,283 @@
+"""From a YAML file to a `RunConfig`, with every mistake told in one line that names its place and its key.
+
+The form of an error: `FILE:LINE: <config.path> must <rule>, got <value>. <what to do>`.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from agentloop.config import RunConfig
+from agentloop.config.describe import describe_config
+from agentloop.config.keys import Key, KeySection, dotted_keys, schema_entries
+from agentloop.config.model_defaults import defaults_of
+from agentloop.config.strict_yaml import MAX_BYTES, read_yaml, shown
+from agentloop.errors import UserError
+
+__all__ = ["describe_config", "load_config", "load_over", "load_plain", "read_keys", "to_plain"]
+_TO_BE_GIVEN = "???"
+"""What a file says where only the command line can, as in Hydra."""
+_RENAMED = {("rollout", "recollect_rounds"): "dynamic_sampling_rounds"}
+"""Keys as runs of earlier versions have stored them."""
+
+KeyPath = tuple[str, ...]
+Place = Callable[[KeyPath], str]
+"""Where a key was written, as the start of an error: `FILE:LINE` or the override."""
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration in `path` with `dotted.key=value` overrides laid over it, the last one winning."""
+    given, places = read_keys(path)
+    return _loaded(given, places, overrides, source=str(path))
+
+
+def _loaded(
+    given: Mapping[str, Any], places: dict[KeyPath, str], overrides: Sequence[str], *, source: str
+) -> RunConfig:
+    def laid(*, has_model: bool) -> dict[str, Any]:
+        values = _laid_over_defaults(given, _place_in(places, source), has_model=has_model)
+        for override in overrides:
+            _apply(override, values, places)
+        return values
+
+    values = laid(has_model=False)
+    if values["model"]["path"] is not None:  # which only the last override may say
+        values = laid(has_model=True)
+    _check_given(values, (), _place_in(places, source))
+    return _validated(values, _place_in(places, source))
+
+
+def _check_given(values: Mapping[str, Any], above: KeyPath, place: Place) -> None:
+    """Refuse a value that the file leaves to the command line and that was not given there."""
+    for name, value in values.items():
+        path = (*above, name)
+        if isinstance(value, Mapping):
+            _check_given(value, path, place)
+        elif value == _TO_BE_GIVEN:
+            dotted = ".".join(path)
+            raise UserError(f"{place(path)}: {dotted} must be given, got ???. Add --set {dotted}=VALUE.")
+
+
+def read_keys(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
+    """What a file says, not yet checked, and where it says each of its keys."""
+    source = str(path)
+    document = read_yaml(_text_of(path), source)
+    given = {} if document.value is None else document.value
+    if not isinstance(given, dict):
+        found = shown(given)
+        raise UserError(f"{source}:1: the file must hold keys and values, got {found}. See configs/reference.yaml.")
+    return given, {key: f"{source}:{line}" for key, line in document.lines.items()}
+
+
+def load_over(
+    base: Mapping[str, Any], given: Mapping[str, Any], places: Mapping[KeyPath, str], *, source: str
+) -> RunConfig:
+    """`given` over a whole configuration that `to_plain` gave; both from `read_keys`, or `places` empty."""
+    values, place = copy.deepcopy(dict(base)), _place_in(places, source)
+    _lay_over(values, given, (), place)
+    return _validated(values, place)
+
+
+def to_plain(config: RunConfig) -> dict[str, Any]:
+    """The whole configuration as JSON-able values: what is stored with a run and printed by `--json`."""
+    return config.model_dump(mode="json")
+
+
+def load_plain(
+    values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "stored configuration"
+) -> RunConfig:
+    """What `to_plain` gave, back again, also of an earlier version, with overrides over it; keys it does not mention
+    have their defaults."""
+    renamed = {name: _renamed(name, section) for name, section in values.items()}
+    return _loaded(renamed, {}, overrides, source=source)
+
+
+def _renamed(name: str, section: Any) -> Any:
+    """A section of a stored configuration, with the keys that have another name now."""
+    if not isinstance(section, Mapping):
+        return section
+    return {_RENAMED.get((name, key), key): value for key, value in section.items()}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        reason = (error.strerror or "unreadable").lower()
+        raise UserError(f"{path}: the file must be there to read, got: {reason}. Check the path.") from None
+    if len(content) > MAX_BYTES:
+        raise UserError(f"{path}: the file must be at most {MAX_BYTES} bytes, got more. Shorten it.")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        byte = content[error.start]
+        rule = f"the file must be UTF-8 text, got byte 0x{byte:02x}. Save it as UTF-8."
+        raise UserError(f"{path}:{line}: {rule}") from None
+
+
+def _place_in(places: Mapping[KeyPath, str], source: str) -> Place:
+    def place(path: KeyPath) -> str:
+        for length in range(len(path), 0, -1):
+            if path[:length] in places:
+                return places[path[:length]]
+        return source
+
+    return place
+
+
+def _laid_over_defaults(given: Mapping[str, Any], place: Place, *, has_model: bool) -> dict[str, Any]:
+    """`given` over the defaults, key by key: a section that names one key keeps the defaults of its others.
+
+    pydantic alone would fill `loss: {replay: {anchor: old}}` from the class's defaults, which may be another section's.
+    """
+    values = defaults_of(to_plain(RunConfig()), has_model=has_model)
+    _lay_over(values, given, (), place)
+    return values
+
+
+def _lay_over(values: dict[str, Any], given: Mapping[str, Any], above: KeyPath, place: Place) -> None:
+    entries = schema_entries()
+    for name, value in given.items():
+        path = (*above, name)
+        entry = entries.get(path)
+        if entry is None:
+            raise UserError(f"{place(path)}: {_unknown(path)}")
+        if isinstance(entry, Key):
+            values[name] = value
+        elif isinstance(value, Mapping):
+            _lay_over(values[name], value, path, place)
+        elif value is not None:  # a section whose keys are all commented out reads as null
+            dotted = ".".join(path)
+            rule = f"{dotted} must be a section of keys, got {shown(value)}. {_keys_of(path)}"
+            raise UserError(f"{place(path)}: {rule}")
+
+
+def _apply(override: str, values: dict[str, Any], places: dict[KeyPath, str]) -> None:
+    source = f"override {shown(_without_password(override))}"
+    dotted, equals, text = override.partition("=")
+    if not equals or not dotted.strip():
+        raise UserError(f"{source}: an override must be dotted.key=value, got no {'key' if equals else '='}.")
+    path = tuple(dotted.strip().split("."))
+    try:
+        value = read_yaml(text, source, at=path).value
+    except UserError as error:
+        rule = re.sub(r"^:\d+", "", str(error).removeprefix(source))  # a line number says nothing here
+        raise UserError(source + rule) from None
+    for length in range(1, len(path) + 1):
+        entry = schema_entries().get(path[:length])
+        if isinstance(entry, Key):
+            _set_below(values, path, value, length=length, source=source)
+            break
+    else:
+        nested: Any = value
+        for name in reversed(path):
+            nested = {name: nested}
+        _lay_over(values, nested, (), lambda _: source)
+    places[path] = source
+    for key in [key for key in places if key[: len(path)] == path]:
+        places[key] = source
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"(?<=password=)[^&\s]*", "***", re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", text))
+
+
+def _set_below(values: dict[str, Any], path: KeyPath, value: Any, *, length: int, source: str) -> None:
+    """Set a key, or one inside a free mapping (`environment.options.hops`)."""
+    entry = schema_entries()[path[:length]]
+    inner = values
+    for name in path[: length - 1]:
+        inner = inner[name]
+    for depth, name in enumerate(path[length - 1 : -1], start=length):
+        below = inner.setdefault(name, {})
+        if not isinstance(entry, Key) or not entry.free or not isinstance(below, dict):
+            dotted = ".".join(path[:depth])
+            rule = f"{dotted} must be a mapping to have keys below it, got {shown(below)}."
+            raise UserError(f"{source}: {rule}")
+        inner[name] = dict(below)
+        inner = inner[name]
+    inner[path[-1]] = value
+
+
+def _unknown(path: KeyPath) -> str:
+    dotted = shown(".".join(path))
+    known = dotted_keys()
+    # A key some sections too high is the first of its name below, the nearest; then what is spelled alike.
+    above = "".join(f"{name}." for name in path[:-1])
+    below = [key for key in known if key.startswith(above) and key.endswith(f".{path[-1]}")]
+    below.sort(key=lambda key: key.count("."))
+    close = below or difflib.get_close_matches(dotted, known, n=1, cutoff=0.6)
+    # A key in the wrong section or at the top: compare the last part alone.
+    last = {key.rpartition(".")[2]: key for key in reversed(known)}
+    elsewhere = difflib.get_close_matches(dotted.rpartition(".")[2], last, n=1, cutoff=0.8)
+    similar = close[0] if close else last[elsewhere[0]] if elsewhere else None
+    advice = f"Did you mean {similar}?" if similar else _keys_of(path[:-1])
+    return f"{dotted} must be a known key, got an unknown one. {advice}"
+
+
+def _keys_of(section: KeyPath) -> str:
+    names = [path[-1] for path in schema_entries() if path[:-1] == section]
+    where = f" of {'.'.join(section)}" if section else ""
+    return f"The keys{where}: {', '.join(names)}."
+
+
+def _validated(values: dict[str, Any], place: Place) -> RunConfig:
+    # Strict JSON mode: `true` is no number and `128` no text, while lists still become tuples.
+    try:
+        text = json.dumps(values, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        problem = shown(str(error))
+        raise UserError(f"{place(())}: every value must be plain and finite, got: {problem}.") from None
+    try:
+        return RunConfig.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+    problems = dict(_problem(details, values, place) for details in found)
+    paths = list(schema_entries())
+    first = min(problems, key=lambda path: paths.index(path) if path in paths else -1)
+    more = "" if len(problems) == 1 else f" ({len(problems)} keys are wrong; this is the first.)"
+    raise UserError(problems[first] + more) from None
+
+
+def _problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> tuple[KeyPath, str]:
+    path: KeyPath = ()
+    value: Any = values
+    for part in details["loc"]:  # ends in names of union members and indices, which are no keys
+        if not isinstance(part, str) or (*path, part) not in schema_entries():
+            break
+        path, value = (*path, part), value[part]
+    entry = schema_entries().get(path)
+    if isinstance(entry, Key):
+        rule = f"{entry.dotted} must be {entry.rule}, got {_quoted(value)}."
+        default = entry.default_with(values["model"]["path"])
+        return path, f"{place(path)}: {rule} It is: {entry.meaning} Default: {_quoted(default)}."
+    return _rule_of_several(details, path, place)
+
+
+def _rule_of_several(details: ErrorDetails, section: KeyPath, place: Place) -> tuple[KeyPath, str]:
+    """A rule over several keys, told by the model in the agreed form; placed at the first key it names."""
+    message = str(details.get("ctx", {}).get("error", details["msg"]))
+    named = [tuple(key.split(".")) for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", message)]
+    # What is named may lie in a free mapping or a list: context.options.budget.
+    parts = [path[:length] for path in named for length in range(len(path), 1, -1)]
+    keys = [path for path in parts if isinstance(schema_entries().get(path), (Key, KeySection))]
+    nowhere = place(())
+    written = [path for path in keys if place(path) != nowhere]
+    path = written[0] if written else section
+    return path, f"{place(path)}: {message}"
+
+
+def _quoted(value: object) -> str:
+    """Text in quotes, so that `got '128'` is told from `got 128`."""
+    return repr(shown(value)) if isinstance(value, str) else shown(value)

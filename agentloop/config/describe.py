@@ -1,0 +1,101 @@
+"""A configuration as text for people: valid YAML, each key under its meaning.
+
+`python -m agentloop.config.describe > configs/reference.yaml` writes the reference anew.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from typing import Any
+
+import yaml
+
+from agentloop.config import RunConfig
+from agentloop.config.keys import Key, schema_entries
+from agentloop.config.strict_yaml import resolve_scalar
+
+_WIDTH = 110
+_OBVIOUS = frozenset({"text", "text or null", "true or false", "a mapping"})
+
+
+# Text that YAML 1.1 readers would take for something else.
+_YAML_1_1 = frozenset({"y", "n", "yes", "no", "on", "off"})
+_PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_./-]*")
+_REFERENCE_HEADER = """\
+# Every key a run can be told, with its meaning, its rule and its default.
+# A run's own file needs only the keys it changes; `agentloop config FILE` prints the rest.
+# A value of ??? in a run's file must be given on the command line.
+# Generated from agentloop/config by `python -m agentloop.config.describe`; don't edit by hand.
+"""
+
+
+def describe_config(config: RunConfig) -> str:
+    """The effective configuration: every key under its meaning and rule, the default beside what differs."""
+    values = config.model_dump(mode="json")
+    lines: list[str] = []
+    depth = 0
+    for path, entry in schema_entries().items():
+        indent = "  " * (len(path) - 1)
+        if not isinstance(entry, Key):
+            lines += ["", *_comment(entry.meaning, indent), f"{indent}{path[-1]}:"]
+            depth = len(path)
+            continue
+        if len(path) <= depth:  # back from a nested section
+            lines.append("")
+        depth = len(path) - 1
+        value = _value_at(values, path)
+        default = entry.default_with(config.model.path)
+        differs = "" if value == default else f"  # default: {_flow(default)}"
+        rule = "" if entry.rule in _OBVIOUS else f" ({entry.rule})"
+        lines += _comment(entry.meaning + rule, indent)
+        if entry.model_default != entry.default:
+            lines += _comment(_two_defaults(entry), indent)
+        lines.append(f"{indent}{path[-1]}: {_flow(value)}{differs}")
+    return "\n".join(lines).strip() + "\n"
+
+
+def _two_defaults(key: Key) -> str:
+    return f"Default: {_flow(key.default)}; where model.path names a model: {_flow(key.model_default)}."
+
+
+def reference_yaml() -> str:
+    """What configs/reference.yaml holds."""
+    return f"{_REFERENCE_HEADER}\n{describe_config(RunConfig())}"
+
+
+def _value_at(values: dict[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = values
+    for name in path:
+        value = value[name]
+    return value
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    prefix = f"{indent}# "
+    wrapped = textwrap.wrap(text, _WIDTH - len(prefix), break_on_hyphens=False)
+    return [prefix + line for line in wrapped]
+
+
+def _flow(value: Any) -> str:
+    """One value as YAML on one line, read alike by YAML 1.1 and 1.2."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_flow(str(key))}: {_flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_flow(item) for item in value) + "]"
+    if isinstance(value, str):
+        same = resolve_scalar(value) == value and value.lower() not in _YAML_1_1
+        if same and _PLAIN.fullmatch(value):
+            return value
+        return _dumped(value, '"')
+    return _dumped(value, None)
+
+
+def _dumped(value: Any, style: str | None) -> str:
+    text: str = yaml.safe_dump(value, default_style=style, allow_unicode=True, width=float("inf"))
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference_yaml())

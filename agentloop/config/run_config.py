@@ -1,0 +1,130 @@
+"""What a run can be told. Every key with its meaning, its default and its rule; unknown keys are errors.
+
+Reading a file (line numbers, nearest keys, overrides) is `config_file`'s job; this module only says what is valid.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from agentloop.config.sections.advantage import AdvantageSection, check_advantages
+from agentloop.config.sections.context import ContextSection
+from agentloop.config.sections.dataset import TasksSection, check_tasks
+from agentloop.config.sections.loss import LossSection
+from agentloop.config.sections.model import ComputeSection, LoraSection, ModelSection, TinyModelSection, check_compute
+from agentloop.config.sections.optimization import (
+    BatchSection,
+    CriticSection,
+    KlSection,
+    OptimizerSection,
+    check_learning,
+)
+from agentloop.config.sections.reward import RewardSection
+from agentloop.config.sections.rollout import EnvironmentSection, EvaluationSection, RolloutSection
+from agentloop.config.sections.run_section import CheckpointSection, MetricsSection, RunSection
+from agentloop.config.sections.supervised_learning import SftSection, WarmUpSection
+from replay.config import ReplayConfig
+from replay.mixing.rule import MixRule
+from replay.section import Section
+
+
+class RunConfig(Section):
+    """One run, whole."""
+
+    algorithm: Literal[
+        "grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "remax", "ppo"
+    ] = Field(
+        "grpo",
+        description="What gives advantages: a critic (ppo), or rewards beside rewards; see docs/algorithms.md.",
+    )
+    run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
+    model: ModelSection = Field(default_factory=ModelSection, description="The policy.")
+    lora: LoraSection = Field(default_factory=LoraSection, description="Adapters on the policy.")
+    tiny: TinyModelSection = Field(
+        default_factory=TinyModelSection, description="The built-in model, used when model.path is null."
+    )
+    warm_up: WarmUpSection = Field(default_factory=WarmUpSection, description="Supervised start of the built-in model.")
+    environment: EnvironmentSection = Field(default_factory=EnvironmentSection, description="Where the agent acts.")
+    tasks: TasksSection = Field(
+        default_factory=TasksSection, description="A data set as tasks, and the order of a pool of tasks."
+    )
+    context: ContextSection = Field(default_factory=ContextSection, description="What the policy sees.")
+    rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
+    batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
+    compute: ComputeSection = Field(
+        default_factory=ComputeSection, description="How numbers are made; see docs/speed.md."
+    )
+    replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The mixing ratio and how rows are drawn.")
+    reward: RewardSection = Field(default_factory=RewardSection, description="What an episode is worth.")
+    advantage: AdvantageSection = Field(
+        default_factory=AdvantageSection, description="What a trajectory is worth beside others."
+    )
+    loss: LossSection = Field(default_factory=LossSection, description="The heterogeneous on/off-policy loss.")
+    kl: KlSection = Field(default_factory=KlSection, description="Distance to a reference policy.")
+    critic: CriticSection = Field(default_factory=CriticSection, description="What an action is worth (PPO).")
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="What moves the policy.")
+    sft: SftSection = Field(default_factory=SftSection, description="Supervised training on demonstrations of yours.")
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection, description="Held-out success.")
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="What survives a crash.")
+    metrics: MetricsSection = Field(default_factory=MetricsSection, description="Where numbers go.")
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        if self.replay.weight != 1.0 and self.loss.normalise != "per_stream":
+            raise ValueError(
+                f"replay.weight must be 1 when loss.normalise is joint, got {self.replay.weight}. "
+                "Set loss.normalise: per_stream."
+            )
+        check_tasks(self.tasks, self.environment.task_pool)
+        check_compute(self)
+        self.replay.check(self.batch, self.tasks, self.environment, self.run.iterations)
+        check_learning(self)
+        self.lora.check()
+        check_advantages(self)
+        self._log_probs_are_there()
+        if self.batch.group_size > self.batch.trajectories:
+            raise ValueError(
+                f"batch.group_size must be at most batch.trajectories ({self.batch.trajectories}), "
+                f"got {self.batch.group_size}."
+            )
+        if self.batch.mini_batch < self.batch.group_size:
+            raise ValueError(
+                f"batch.mini_batch must be at least batch.group_size ({self.batch.group_size}), for groups stay whole, "
+                f"got {self.batch.mini_batch}."
+            )
+        return self
+
+    def _log_probs_are_there(self) -> None:
+        """Where tokens come without behavior log-probs, nothing may need them."""
+        speakers = [author for author in self.context.authors if author.action]
+        trained = next((author.name for author in speakers if author.trained), None)
+        hinted = "context.strategy is hint" if self.context.strategy == "hint" else None
+        why = hinted or (f"context.authors has a trained author, {trained!r}" if trained else None)
+        for name, section in (("fresh", self.loss.fresh), ("replay", self.loss.replay)):
+            needed = name == "fresh" or self.mix_rule().highest_fraction > 0
+            if why and needed and section.needs_behavior and section.missing_log_probs == "reject":
+                key, right = ("anchor", "old") if section.anchor == "behavior" else ("correction.kind", "none")
+                got = section.anchor if key == "anchor" else section.correction.kind
+                raise ValueError(
+                    f"loss.{name}.{key} must be {right} when {why}, whose log-probs count as missing, got {got}. "
+                    f"Set loss.{name}.{key}: {right}, or loss.{name}.missing_log_probs."
+                )
+        why = hinted or (f"context.authors has an action author, {speakers[0].name!r}" if speakers else None)
+        if why and self.kl.reward_coef > 0 and self.algorithm != "ppo":
+            raise ValueError(
+                f"kl.reward_coef must be 0 when {why}, whose log-probs count as missing, "
+                f"got {self.kl.reward_coef}. Use kl.loss_coef."
+            )
+
+    def mix_rule(self) -> MixRule:
+        return self.replay.mix_rule(self.batch, self.run.iterations)
+
+    def replay_trains(self) -> bool:
+        """Whether replayed rows ever take part in an update."""
+        return self.replay.mode == "train" and self.mix_rule().highest_fraction > 0
+
+    def replay_fraction(self, iteration: int) -> float:
+        """The configured share at 1-based `iteration`, along its schedule."""
+        return self.mix_rule().fraction_at(iteration)

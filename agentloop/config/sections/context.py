@@ -1,0 +1,160 @@
+"""What a run can be told about what the policy sees and whose tokens are trained, and the parts that makes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from context import Author, AuthorTable, default_authors
+from context.authors import DEMONSTRATION
+from context.parse import PARSERS
+from context.strategies import STRATEGIES, Strategy
+from context.tokens.control import TrainingControl
+from context.wording import suggest
+from replay.section import Positive, Section
+
+
+def make_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
+    """`context.strategy` with `context.options`, its fields. Raises ValueError for what does not fit."""
+    kind = STRATEGIES[name]
+    assert is_dataclass(kind)
+    known = {field.name: field for field in fields(kind)}
+    for option in options:
+        if option not in known:
+            raise ValueError(
+                f"context.options must be options of strategy {name}, got {option!r}. {suggest(option, known)}"
+            )
+    missing = next((field.name for field in known.values() if field.name not in options and _is_required(field)), None)
+    if missing is not None:
+        raise ValueError(f"context.options must give {missing!r}, which strategy {name} needs, got none.")
+    hints = get_type_hints(kind)
+    values = {option: _converted(option, value, hints[option]) for option, value in options.items()}
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ValueError(f"context.options.{error}") from None
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _converted(option: str, value: Any, wanted: Any) -> Any:
+    try:
+        return TypeAdapter(wanted).validate_python(value, strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
+        raise ValueError(f"context.options.{option} must be {_shown(wanted)}, got {value!r}. {problem}.") from None
+
+
+def _shown(wanted: Any) -> str:
+    """A type as people write it."""
+    if get_origin(wanted) is Literal:
+        return " or ".join(map(str, get_args(wanted)))
+    return {int: "a whole number", str: "text", bool: "true or false"}.get(wanted, str(wanted))
+
+
+def author_table(registered: Iterable[Author]) -> AuthorTable:
+    """The built-in authors and then the run's own, in their order. Raises ValueError for a name that is taken.
+
+    `demonstration` is built in, for the warm-up; registered as it is, environments may name it too.
+    """
+    built_in = default_authors()
+    rows = [*built_in.authors]
+    for author in registered:
+        if author == built_in.author(DEMONSTRATION):
+            continue
+        if author.action and not author.shown:
+            raise ValueError(
+                f"context.authors must show an author with action: true, got shown: false for {author.name!r}. "
+                "What no prompt shows has no tokens: set shown: true, or action: false."
+            )
+        if author.name in {row.name for row in rows}:
+            raise ValueError(f"context.authors must have names of their own, got {author.name!r} twice. Rename it.")
+        rows.append(author)
+    return AuthorTable(rows)
+
+
+def check_parser_name(name: str) -> None:
+    """Raises ValueError unless `make_parser` may know it."""
+    if ":" not in name and name != "auto" and name not in PARSERS:
+        raise ValueError(
+            f"context.parser must be a built-in parser or path/to/file.py:ClassName, got {name!r}. "
+            f"{suggest(name, ['auto', *PARSERS])}"
+        )
+
+
+class AuthorSection(Section):
+    """A kind of author besides the built-in ones; what its tokens are for."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_.:-]{1,64}$", description="What messages call it: judge, subagent:planner, human_edit."
+    )
+    action: bool = Field(
+        False, description="Its assistant messages stand in the policy's place: response_mask, without log-probs."
+    )
+    trained: bool = Field(False, description="Their tokens carry loss: loss_mask; needs action.")
+    shown: bool = Field(True, description="Prompts show its messages; false: they are only kept.")
+
+    def author(self) -> Author:
+        """Nothing says with which probability somebody wrote a token: such tokens have no log-probs."""
+        return Author(self.name, self.action, self.trained, self.shown, behavior=False)
+
+
+class ContextSection(Section):
+    max_tokens: Positive = Field(512, description="Longest training sequence, prompt and replies, in tokens.")
+    strategy: Literal[
+        "linear", "linear_think", "sliding_window", "clip_tool_results", "self_clip", "memory", "hint"
+    ] = Field("linear", description="What the next prompt shows of the conversation; see docs/concepts.md.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the strategy, for example {budget: 2000}."
+    )
+    strict: bool = Field(
+        False,
+        description="Stop the run where the chat template or the strategy rewrites history, instead of beginning a "
+        "new segment.",
+    )
+    parser: str = Field(
+        "auto",
+        description="How tool calls are read from a reply: hermes, llama3_json, pythonic, react, or "
+        "`path/to/file.py:ClassName` of your own; auto: by the chat template.",
+    )
+    authors: tuple[AuthorSection, ...] = Field(
+        (),
+        description="Authors besides the built-in ones that an environment's messages may name: what their tokens are "
+        "for, and whether prompts show them; for example {name: human_edit, action: true, trained: true, shown: true}.",
+    )
+    keep_turns: tuple[int, ...] | None = Field(
+        None, description="The only replies to train, by number from 0; negative ones from the end; null: all."
+    )
+    discard_turns: tuple[int, ...] = Field((), description="Replies not to train, counted alike.")
+    blackout: tuple[str, ...] = Field((), description="Texts whose first occurrence in each reply is not trained.")
+    blackout_after_end: bool = Field(False, description="Train nothing behind the first stop token of a reply.")
+
+    @model_validator(mode="after")
+    def _parts_can_be_made(self) -> Self:
+        make_strategy(self.strategy, self.options)
+        check_parser_name(self.parser)
+        self.author_table()
+        if not all(self.blackout):
+            raise ValueError("context.blackout must hold texts of at least one character, got ''. Remove it.")
+        return self
+
+    def author_table(self) -> AuthorTable:
+        """The built-in authors and `authors`: what is stored with the run."""
+        try:
+            rows = self.registered_authors()
+        except ValueError as error:
+            raise ValueError(f"context.{error}") from None
+        return author_table(rows)
+
+    def registered_authors(self) -> tuple[Author, ...]:
+        """Those that messages of an environment may name."""
+        return tuple(row.author() for row in self.authors)
+
+    def training_control(self) -> TrainingControl:
+        return TrainingControl(self.keep_turns, self.discard_turns, self.blackout, self.blackout_after_end)

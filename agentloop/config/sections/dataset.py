@@ -1,0 +1,91 @@
+"""Which tasks a run is made of, as the configuration says it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from replay.config import TaskData
+from replay.section import Section
+
+_Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+
+class TasksSection(TaskData, Section):
+    """Rows of a data set as tasks, and the order in which a pool of tasks is gone through."""
+
+    subset: str | None = Field(None, description="Configuration of a Hugging Face data set that has several.")
+    revision: str | None = Field(None, description="Commit of a data set on the hub.")
+    split: str | None = Field(
+        None,
+        description="Split to train on; null: train, and all rows of a file that is one split. In a file that holds "
+        "several, the field `split` of a row says which it is of.",
+    )
+    held_out: str | None = Field(
+        None, description="Split to evaluate on; null: a share of the training split that is not trained on."
+    )
+    held_out_share: _Share = Field(
+        0.1, description="That share, about; a row's content decides, so equal rows are on one side."
+    )
+    shuffle: bool = Field(
+        True, description="Go through a pool of tasks in a new order per epoch; false: as the rows stand."
+    )
+    curriculum: Literal["none", "easy_first", "learnability"] = Field(
+        "none",
+        description="How a task's success rate so far decides when it comes: easy_first, each epoch from often to "
+        "rarely solved; learnability, drawn with weight p (1 - p); see docs/data.md.",
+    )
+    curriculum_decay: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.5, description="What is left of a task's earlier counts each time it is tried again; 1: all counts alike."
+    )
+    curriculum_floor: _Share = Field(
+        0.1, description="Least weight of a task under learnability, as a share of the greatest."
+    )
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        for name in ("subset", "revision"):
+            if getattr(self, name) is not None and not (self.data or "").startswith("hf:"):
+                raise ValueError(
+                    f"tasks.{name} must be null unless tasks.data is hf:NAME, got {getattr(self, name)!r}. Remove it."
+                )
+        for name in ("split", "held_out"):
+            if getattr(self, name) is not None and self.data is None:
+                raise ValueError(
+                    f"tasks.{name} must be null when tasks.data is, got {getattr(self, name)!r}. Name the data."
+                )
+        if self.held_out is not None and self.held_out == (self.split or "train"):
+            raise ValueError(
+                f"tasks.held_out must be another split than the one that is trained on, got {self.held_out!r} twice. "
+                "Leave it out to hold out a share."
+            )
+        if self.curriculum != "none" and not self.shuffle:
+            raise ValueError(
+                f"tasks.shuffle must be true when tasks.curriculum is {self.curriculum}, which decides the order, "
+                "got false. Set one of them."
+            )
+        unused = {"none": ("curriculum_decay", "curriculum_floor"), "easy_first": ("curriculum_floor",)}
+        for name in unused.get(self.curriculum, ()):
+            given, default = getattr(self, name), type(self).model_fields[name].default
+            if given != default:
+                raise ValueError(
+                    f"tasks.{name} must be left at {default:g} when tasks.curriculum is {self.curriculum}, got "
+                    f"{given:g}. It would change nothing: remove it, or set tasks.curriculum: learnability."
+                )
+        return self
+
+
+def check_tasks(tasks: TasksSection, pool: int | Literal["unlimited"]) -> None:
+    """Raises ValueError where `environment.task_pool` and the tasks' section are two answers to one question."""
+    if tasks.data is not None and pool != "unlimited":
+        raise ValueError(
+            f"environment.task_pool must be unlimited when tasks.data is named, whose rows are the pool, got {pool}. "
+            "Remove one of them."
+        )
+    if tasks.data is None and pool == "unlimited" and (tasks.curriculum != "none" or not tasks.shuffle):
+        key, value = ("shuffle", "false") if not tasks.shuffle else ("curriculum", tasks.curriculum)
+        raise ValueError(
+            f"environment.task_pool must be a number when tasks.{key} is {value} and tasks.data is null, got "
+            "unlimited: no task comes twice. Set it, or name rows with tasks.data."
+        )

@@ -1,0 +1,98 @@
+"""What a run can be told about how its numbers are made; none of it changes what they are, beyond rounding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from replay.section import Positive, PositiveFloat, Section
+
+if TYPE_CHECKING:
+    from agentloop.config import RunConfig
+
+
+class ComputeSection(Section):
+    log_probs: Literal["auto", "plain", "chunked", "triton"] = Field(
+        "auto",
+        description="How log-probs come of hidden states. plain: of whole logits; chunked: of parts of them, made anew "
+        "in backward; triton: likewise, with kernels for CUDA; auto: triton where it can be, else chunked where the "
+        "logits of a pass would have more than 64 MiB.",
+    )
+    autocast: Literal["none", "bfloat16"] = Field(
+        "none",
+        description="bfloat16: sampling, scoring and gradients multiply in it, the weights stay float32.",
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Backward makes the activations of each layer again: less memory for one more forward."
+    )
+    compile: bool = Field(
+        False, description="The backbone is compiled for scoring and gradients; takes minutes when a run begins."
+    )
+    old_log_probs: Literal["auto", "recompute"] = Field(
+        "auto",
+        description="auto: those of rows that the policy as it is has just sampled are the stored ones, where sampling "
+        "and scoring agree within 0.001 nats; recompute: a pass of their own for all rows.",
+    )
+    rank_timeout_s: PositiveFloat = Field(
+        600.0, description="Several ranks: seconds to wait within an update for one that says nothing."
+    )
+
+
+def check_compute(config: RunConfig) -> None:
+    """What would do nothing, or what can't be done together."""
+    if config.compute.autocast != "none" and config.model.dtype != "float32":
+        raise ValueError(
+            f"compute.autocast must be none when model.dtype is {config.model.dtype}, for its weights are not "
+            f"float32, got {config.compute.autocast}. Change one of them."
+        )
+
+
+LayerNames = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class LoraSection(Section):
+    """LoRA (Hu et al. 2021, arXiv 2106.09685): what is trained are two thin matrices beside each layer's own."""
+
+    rank: int = Field(
+        0, ge=0, description="Rank of the adapters, which alone are then trained; 0: none, all of the model is."
+    )
+    alpha: Positive = Field(32, description="What an adapter adds is scaled by alpha / rank.")
+    target_modules: Literal["auto"] | LayerNames = Field(
+        "auto",
+        description="Names of the layers that get one, e.g. [q_proj, v_proj]; auto: all linear ones but the head.",
+    )
+
+    def check(self) -> None:
+        """What shapes adapters is not said where there are none."""
+        if self.rank > 0:
+            return
+        for name, value in self:
+            default = LoraSection.model_fields[name].default
+            if value != default:
+                shown = list(value) if isinstance(value, tuple) else value
+                raise ValueError(
+                    f"lora.{name} must be left at {default} when lora.rank is 0, for there are no adapters, "
+                    f"got {shown}. Take it out, or set lora.rank."
+                )
+
+
+class ModelSection(Section):
+    path: str | None = Field(
+        None,
+        description="Folder or id of a Hugging Face causal LM; null: the built-in tiny model, warmed up first.",
+    )
+    revision: str | None = Field(None, description="Commit of a hub model.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model lives; auto: cuda if there is one."
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type of the weights.")
+    trust_remote_code: bool = Field(False, description="Run code that comes with the model. Off unless written here.")
+
+
+class TinyModelSection(Section):
+    """The model built from a seed when `model.path` is null."""
+
+    layers: Positive = Field(2, description="Decoder layers.")
+    hidden: Positive = Field(128, description="Width of the residual stream.")
+    vocabulary: int = Field(560, ge=300, description="Size of the byte-level BPE vocabulary.")

@@ -1,0 +1,197 @@
+"""What a run can be told about how weights are moved: optimizers, the critic, the distance kept to a reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from agentloop.config.model_defaults import defaults_of
+from replay.config import BatchSize
+from replay.section import BelowOne, Fraction, NonNegative, Positive, PositiveFloat, Section
+
+if TYPE_CHECKING:
+    from agentloop.config import RunConfig
+
+
+class OptimizerSection(Section):
+    name: Literal["adamw", "sgd", "adafactor", "muon"] = Field(
+        "adamw", description="What makes steps of gradients: see docs/algorithms.md. muon has AdamW beside it."
+    )
+    learning_rate: PositiveFloat = Field(
+        1.5e-3, description="Peak learning rate; of adafactor relative to the size of the weights."
+    )
+    warmup_iterations: int = Field(0, ge=0, description="Iterations over which the learning rate rises.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "cosine", description="Course of the learning rate after that."
+    )
+    final_factor: Fraction = Field(0.1, description="Learning rate at the end, as a share of the peak.")
+    betas: tuple[BelowOne, BelowOne] = Field(
+        (0.9, 0.95), description="Decay of the means of gradient and squared gradient: of adamw, and where muon has it."
+    )
+    momentum: BelowOne = Field(0.95, description="Momentum of sgd, and of muon's matrices.")
+    weight_decay: NonNegative = Field(
+        0.0, description="Weights shrink by this times the learning rate each step; sgd adds it to the gradient."
+    )
+    max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this norm.")
+    on_bad_gradient: Literal["skip", "stop"] = Field(
+        "stop", description="A NaN or infinite loss or gradient: skip the step and count it, or stop the run."
+    )
+
+    @property
+    def shardable(self) -> bool:
+        """Whether it can move weights sharded over ranks: Adafactor and Muon look at whole matrices."""
+        return self.name in ("adamw", "sgd")
+
+    def check(self, where: str) -> None:
+        """Options stand where they act. `where` is the section's own path."""
+        for key, names in _ACTS.items():
+            got, default = getattr(self, key), OptimizerSection.model_fields[key].default
+            if self.name not in names and got != default:
+                shown = list(got) if isinstance(got, tuple) else got
+                raise ValueError(
+                    f"{where}.{key} must be left out when {where}.name is {self.name}, which has none, got {shown}. "
+                    f"Remove it, or set {where}.name: {names[0]}."
+                )
+
+    def check_shardable(self, where: str) -> None:
+        if not self.shardable:
+            raise ValueError(
+                f"{where}.name must be adamw or sgd on several ranks, for {self.name} looks at whole matrices, "
+                f"got {self.name}. Change it, or train on one rank."
+            )
+
+
+_ACTS = {"betas": ("adamw", "muon"), "momentum": ("sgd", "muon")}
+"""The optimizers that have an option, for those that not all have."""
+
+
+class CriticSection(Section):
+    """Of `algorithm: ppo`; no other algorithm has a critic."""
+
+    backbone: Literal["own", "shared"] = Field(
+        "own",
+        description="own: a copy of the starting policy under a value head; shared: a value head on the policy itself.",
+    )
+    gamma: Fraction = Field(1.0, description="Discount per action token.")
+    gae_lambda: Fraction = Field(0.95, description="GAE's lambda: 0 trusts the critic, 1 only what was earned.")
+    bootstrap_truncated: bool = Field(
+        True,
+        description="An episode that a limit cut off goes on in the critic's eyes: its value stands for the rest; "
+        "false: it ends there with what it earned. See docs/algorithms.md.",
+    )
+    value_clip: PositiveFloat | None = Field(
+        0.5, description="Values more than this away from those before the update are clipped; null: off."
+    )
+    value_coef: NonNegative = Field(
+        0.0, description="Share of the value loss's gradient that reaches a shared backbone; 0: only the head learns."
+    )
+    train_on: Literal["fresh", "both"] = Field(
+        "fresh",
+        description="Rows the critic learns from; both: from replayed ones too, which are a selection if "
+        "replay.successful_only; of no effect where nothing is replayed.",
+    )
+    whiten_advantages: bool = Field(
+        True, description="Advantages less their mean, over their standard deviation, both of the fresh rows."
+    )
+    warmup_iterations: int = Field(0, ge=0, description="First iterations in which only the critic learns.")
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="What moves the critic.")
+
+
+class KlSection(Section):
+    loss_coef: NonNegative = Field(0.0, description="Weight of the KL to the reference in the loss.")
+    loss_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k3", description="Its estimator; see docs/algorithms.md.")
+    loss_gradient: Literal["plain", "straight_through", "importance"] = Field(
+        "plain",
+        description="Its gradient. plain: the estimator's own (of k1: nothing on average); straight_through: k2's, "
+        "which is the KL's for fresh tokens; importance: the KL's for replayed tokens too (k1, k3). Like its estimator "
+        "of no effect where loss_coef is 0.",
+    )
+    reward_coef: NonNegative = Field(
+        0.0, description="Weight of the per-token KL to the reference taken off the rewards."
+    )
+    reward_estimator: Literal["k1", "k2", "k3", "abs"] = Field(
+        "k1", description="Its estimator; of no effect where reward_coef is 0."
+    )
+    target: PositiveFloat | None = Field(
+        None,
+        description="Adaptive reward_coef: it rises while the KL per fresh action token is above this and falls while "
+        "below; null: fixed.",
+    )
+    horizon: Positive = Field(10_000, description="Trajectories over which the adaptive coefficient can change e-fold.")
+    early_stop: PositiveFloat | None = Field(
+        None,
+        description="The policy makes no more steps in an iteration once it is this far from where it began, in nats "
+        "per fresh trained token; null: never.",
+    )
+    reference: Literal["auto", "copy", "adapter_off"] = Field(
+        "auto",
+        description="copy: the starting policy, frozen; adapter_off: the policy without its adapters; auto: "
+        "adapter_off for a model with adapters.",
+    )
+
+
+def check_learning(config: RunConfig) -> None:
+    """What only a critic knows of is not said without one; and what would do nothing to values or the KL."""
+    critic = config.critic
+    config.optimizer.check("optimizer")
+    critic.optimizer.check("critic.optimizer")
+    if config.algorithm != "ppo":
+        own = CriticSection().model_dump()
+        default = defaults_of(own, has_model=config.model.path is not None, above=("critic",))
+        both = (CriticSection(), CriticSection.model_validate(default))
+        named = next((name for name, value in critic if all(value != getattr(each, name) for each in both)), None)
+        if named is not None:
+            raise ValueError(
+                f"critic.{named} must have its default when algorithm is {config.algorithm}, which has no critic, "
+                f"got {getattr(critic, named)}. Take it out, or set algorithm: ppo."
+            )
+    for name, stream in (("fresh", config.loss.fresh), ("replay", config.loss.replay)):
+        if config.algorithm == "ppo" and stream.correction.kind == "v_trace":
+            raise ValueError(
+                f"loss.{name}.correction.kind must not be v_trace when algorithm is ppo: its weights are those of one "
+                "reward at the end of a trajectory without a critic. Use truncate, mask or rejection."
+            )
+    if critic.value_coef > 0 and critic.backbone == "own":
+        raise ValueError(
+            f"critic.value_coef must be 0 when critic.backbone is own, for then all of it learns, "
+            f"got {critic.value_coef}. Set critic.backbone: shared, or take it out."
+        )
+    _check_kl(config)
+
+
+def _check_kl(config: RunConfig) -> None:
+    kl, default = config.kl, KlSection()
+    if kl.loss_gradient == "importance" and kl.loss_estimator not in ("k1", "k3"):
+        raise ValueError(
+            f"kl.loss_estimator must be k1 or k3 when kl.loss_gradient is importance, for others are no estimate of "
+            f"the KL that weights could make right, got {kl.loss_estimator}. Change one of them."
+        )
+    if kl.target is None and kl.horizon != default.horizon:
+        raise ValueError(
+            f"kl.horizon must be left at {default.horizon} when kl.target is null, got {kl.horizon}. It would change "
+            "nothing: remove it, or set kl.target."
+        )
+    if kl.target is not None and kl.reward_coef == 0.0:
+        raise ValueError(
+            f"kl.reward_coef must be > 0 when kl.target is set ({kl.target}), for it is where the adaptive "
+            "coefficient begins, got 0. Set it, for example to 0.05."
+        )
+    if kl.target is not None and kl.horizon < config.batch.trajectories:
+        raise ValueError(
+            f"kl.horizon must be at least batch.trajectories ({config.batch.trajectories}), for one iteration must not "
+            f"turn the coefficient round, got {kl.horizon}. Raise it."
+        )
+
+
+class BatchSection(BatchSize, Section):
+    mini_batch: Positive = Field(64, description="Trajectories per optimizer step.")
+    ppo_epochs: Positive = Field(1, description="Passes over the batch in one iteration.")
+    micro_batch_tokens: Positive = Field(
+        1536, description="Tokens per forward-backward pass, padding included; changes speed and memory only."
+    )
+    layout: Literal["padded", "packed"] = Field(
+        "padded",
+        description="Rows of a pass: padded to one width, or packed one behind another, without padding. Packed is "
+        "quicker with flash-attention, which is told where rows begin, and slower where a mask says so, as on CPUs.",
+    )

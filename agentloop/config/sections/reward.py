@@ -1,0 +1,111 @@
+"""What a run can be told about rewards: who gives them, and how much each counts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from replay.section import Positive, PositiveFloat, Section
+
+Weight = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class RewardFunctionSection(Section):
+    """One function of the user's, and its weight."""
+
+    function: str = Field(description="`path/to/file.py:function`, def or async def, that is given an ended episode.")
+    weight: Weight = Field(1.0, description="What its numbers are multiplied by; negative for a cost.")
+
+    @property
+    def name(self) -> str:
+        """What metrics call it."""
+        return self.function.rpartition(":")[2]
+
+
+class RewardModelSection(Section):
+    path: str | None = Field(
+        None, description="Folder or id of a Hugging Face sequence classifier that scores ended episodes; null: none."
+    )
+    revision: str | None = Field(None, description="Commit of a hub model.")
+    trust_remote_code: bool = Field(False, description="Run code that comes with the model. Off unless written here.")
+    weight: Weight = Field(1.0, description="What its scores are multiplied by.")
+    label: int | None = Field(
+        None, ge=0, description="Whose probability is the score; null: the one logit of a model with one output."
+    )
+    max_tokens: Positive = Field(4096, description="Longest text it is given; what is longer loses its beginning.")
+    batch: Positive = Field(8, description="Episodes scored at once.")
+
+    @model_validator(mode="after")
+    def _there_is_a_model(self) -> Self:
+        _refuse_unheard(self, "path", "reward.model")
+        return self
+
+
+class OverlongSection(Section):
+    """Soft overlong punishment."""
+
+    buffer: Positive | None = Field(
+        None,
+        description="Tokens before context.max_tokens from which a longest training sequence costs reward, the more "
+        "the longer; null: length costs nothing.",
+    )
+    penalty: PositiveFloat = Field(
+        1.0, description="What an episode loses that reached the limit, or that a limit cut short."
+    )
+
+    @model_validator(mode="after")
+    def _there_is_a_buffer(self) -> Self:
+        _refuse_unheard(self, "buffer", "reward.overlong")
+        return self
+
+
+def _refuse_unheard(section: Section, switch: str, where: str) -> None:
+    """What is set of a part that is off would not be heard."""
+    if getattr(section, switch) is not None:
+        return
+    for name, field in type(section).model_fields.items():
+        given = getattr(section, name)
+        if given != field.default:
+            raise ValueError(
+                f"{where}.{switch} must be set when {where}.{name} is ({given}), got null. Set both, or none."
+            )
+
+
+class RewardSection(Section):
+    environment: Weight = Field(1.0, description="Weight of the environment's own score.")
+    functions: tuple[RewardFunctionSection, ...] = Field(
+        (),
+        description="Rewards of one's own, added by weight; for example {function: rewards.py:brief, weight: 0.1}.",
+    )
+    model: RewardModelSection = Field(default_factory=RewardModelSection, description="A reward model.")
+    overlong: OverlongSection = Field(default_factory=OverlongSection, description="What too long an episode costs.")
+    parallel: Positive = Field(32, description="Most async reward functions that wait at once.")
+    timeout_s: PositiveFloat = Field(60.0, description="Seconds one reward function may take for one episode.")
+    on_error: Literal["stop", "drop"] = Field(
+        "stop",
+        description="A reward function that fails or takes too long: stop the run, or leave the episode out of its "
+        "group and count it.",
+    )
+
+    @model_validator(mode="after")
+    def _there_are_functions(self) -> Self:
+        for name in () if self.functions else ("parallel", "timeout_s", "on_error"):
+            given, default = getattr(self, name), type(self).model_fields[name].default
+            if given != default:
+                raise ValueError(
+                    f"reward.{name} must be left at {default} when reward.functions is [], got {given}. It would "
+                    "change nothing: remove it, or name functions."
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _functions_have_names(self) -> Self:
+        names = [row.name for row in self.functions]
+        for name in names:
+            if names.count(name) > 1 or name in ("environment", "model", "overlong"):
+                raise ValueError(
+                    f"reward.functions must have names of their own, got {name!r} twice. Rename the function: metrics "
+                    "call it by its name."
+                )
+        return self

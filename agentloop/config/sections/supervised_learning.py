@@ -1,0 +1,48 @@
+"""Supervised training on demonstrations of one's own, as the configuration says it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from replay.section import Positive, PositiveFloat, Section
+
+
+class SftSection(Section):
+    """`agentloop sft`: what it learns from, how long, and how fast."""
+
+    data: str | None = Field(
+        None, description="Conversations in OpenAI's chat format, one per line: .jsonl, .jsonl.gz or .jsonl.zst."
+    )
+    held_out: str | None = Field(
+        None, description="Others of which only the loss is measured; null: a share of data, which is not trained on."
+    )
+    held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        0.1, description="That share, about; a line's content decides, so equal lines are on one side."
+    )
+    epochs: Positive = Field(3, description="Passes over the conversations, each in a new order.")
+    batch: Positive = Field(8, description="Conversations per update.")
+    learning_rate: PositiveFloat = Field(1e-5, description="Peak learning rate; the rest is the optimizer's.")
+    warmup_updates: int = Field(10, ge=0, description="Updates over which the learning rate rises.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "linear", description="Course of the learning rate after that, to optimizer.final_factor of the peak."
+    )
+    every: Positive = Field(50, description="Updates between held-out losses, with a checkpoint at each.")
+
+
+class WarmUpSection(Section):
+    """Supervised warm-up of the tiny model on careless demonstrations."""
+
+    max_updates: int = Field(600, ge=0, description="Most updates of the warm-up.")
+    batch: Positive = Field(8, description="Demonstrations per update.")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Environment options of the demonstrated tasks, over those of the environment.",
+    )
+    loss_target: PositiveFloat = Field(
+        0.1, description="Smoothed loss of the last reply's hardest token at which copying counts as learned."
+    )
+    updates_after_target: int = Field(80, ge=0, description="Updates made after that.")
+    learning_rate_matrices: PositiveFloat = Field(2e-2, description="Muon's learning rate, for hidden matrices.")
+    learning_rate_rest: PositiveFloat = Field(5e-3, description="AdamW's learning rate, for the rest.")

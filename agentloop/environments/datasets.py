@@ -1,0 +1,224 @@
+"""Rows of a user's data set: read from JSONL, Parquet or the `datasets` library, split, and known by their content."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentloop.config.sections.dataset import TasksSection
+from agentloop.errors import UserError, one_line, shortened
+from replay.errors import ReplayError
+from replay.exchange.files import is_parquet, lines
+from replay.exchange.row_format import BadRow, read_json
+
+Row = Mapping[str, Any]
+HUGGING_FACE = "hf:"
+_PLACEHOLDER = "{split}"
+_FIELD = "split"
+_TRAIN = "train"
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """What a run trains on and what it is judged by."""
+
+    train: Sequence[Row]
+    held_out: Sequence[Row]
+    digest: str
+    """A digest of the contents, in order: a resumed run must find the same rows."""
+    shared: int
+    """Held-out rows that are also among the training ones: another split's, so they were not chosen here."""
+
+    def summary(self) -> str:
+        twice = f", {self.shared:,} of these also to train on" if self.shared else ""
+        return f"{len(self.train):,} to train on, {len(self.held_out):,} held out{twice}"
+
+
+def load_rows(section: TasksSection) -> TaskRows:
+    """The rows that `tasks` names. Raises UserError for what can't be read, split or told apart by content."""
+    data = section.data or ""
+    rows = _split(section, section.split)
+    digests = [_digest(row, f"{data}, row {number}") for number, row in enumerate(rows, 1)]
+    if section.held_out is not None:
+        held_out = _split(section, section.held_out)
+        others = [_digest(row, f"{data}, held-out row {number}") for number, row in enumerate(held_out, 1)]
+        known = set(digests)
+        shared = sum(digest in known for digest in others)
+        return TaskRows(rows, held_out, digest_of([*digests, "", *others]), shared)
+    there = held_out_by_content(digests, section.held_out_share)
+    kept = [number for number, held in enumerate(there) if not held]
+    if not kept or len(kept) == len(rows):
+        raise UserError(
+            f"tasks.data must hold rows to train on and others to evaluate on, got {len(rows)} in {data!r} with "
+            f"{len(set(digests))} contents. Name a split with tasks.held_out, or add rows."
+        )
+    away = [number for number, held in enumerate(there) if held]
+    return TaskRows(
+        _RowSubset(rows, kept), _RowSubset(rows, away), digest_of([*digests, str(section.held_out_share)]), 0
+    )
+
+
+def held_out_by_content(digests: Sequence[str], share: float) -> list[bool]:
+    """Which rows are held out, by content alone: more rows leave the others where they are. Of few, one content is."""
+    most = max(int(share * 2**64), min(int(digest[:16], 16) for digest in digests))
+    return [int(digest[:16], 16) <= most for digest in digests]
+
+
+def _split(section: TasksSection, name: str | None) -> Sequence[Row]:
+    data = section.data or ""
+    if data.startswith(HUGGING_FACE):
+        rows = _hugging_face(section, data.removeprefix(HUGGING_FACE), name or _TRAIN)
+    elif _PLACEHOLDER in data:
+        rows = _file(data.replace(_PLACEHOLDER, name or _TRAIN))
+    else:
+        rows = _with_split(data, _file(data), name)
+    if not len(rows):
+        raise UserError(f"tasks.data must hold at least one row, got none in {data!r}. Add rows.")
+    return rows
+
+
+def _with_split(data: str, rows: Sequence[Row], name: str | None) -> Sequence[Row]:
+    """A file's rows of one split; a file without the field is a single split, which has no name."""
+    named = [row.get(_FIELD) for row in rows]
+    if name is None and not any(named):
+        return rows
+    wanted = name or _TRAIN
+    found = [number for number, split in enumerate(named) if split == wanted]
+    if not found:
+        there = ", ".join(sorted({str(split) for split in named if split is not None})) or "none in any row"
+        raise UserError(
+            f"tasks.data must hold rows whose field 'split' is {wanted!r}, got {there} in {data!r}. "
+            "Name one of these, or write {split} for the split's name into the path."
+        )
+    return _RowSubset(rows, found)
+
+
+class _RowSubset(Sequence[Row]):
+    """Some rows of a sequence, by their numbers."""
+
+    def __init__(self, rows: Sequence[Row], numbers: Sequence[int]) -> None:
+        self._rows = rows
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._rows[self._numbers[number]]
+
+
+def _file(path: str) -> Sequence[Row]:
+    with _explained(path):
+        place = Path(path).expanduser()
+        return _parquet(place) if is_parquet(place) else list(_jsonl(place))
+
+
+def _jsonl(path: Path) -> Iterator[Row]:
+    for number, line in enumerate(lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = read_json(line)
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: the line must be JSON ({error}). Mend the file.") from None
+        if not isinstance(row, dict):
+            raise UserError(
+                f"{path}:{number}: the line must be a JSON object, got {shortened(str(row))}. Mend the file."
+            )
+        yield row
+
+
+def _parquet(path: Path) -> Sequence[Row]:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError(
+            "tasks.data must name a format that can be read here, got Parquet without pyarrow. Install the extra: "
+            "pip install 'agentloop-replay[parquet]', or use .jsonl."
+        ) from error
+    if not path.is_file():
+        raise UserError(f"tasks.data must be a file that exists, got {str(path)!r}. Check the path.")
+    table = pyarrow.parquet.read_table(path)
+    return _Table(table)
+
+
+class _Table(Sequence[Row]):
+    """Rows that stay in columns until they are asked for."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, number: Any) -> Any:
+        (row,) = self._table.slice(range(len(self))[number], 1).to_pylist()
+        return row
+
+
+def _hugging_face(section: TasksSection, name: str, split: str) -> Sequence[Row]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(
+            f"tasks.data must name a format that can be read here, got {HUGGING_FACE}{name} without its library. "
+            "Install the extra: pip install 'agentloop-replay[datasets]'."
+        ) from error
+    shown = datasets.utils.logging.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        with _explained(f"{HUGGING_FACE}{name}"):
+            if (Path(name) / "dataset_dict.json").is_file():
+                whole = datasets.load_from_disk(name)
+                if split not in whole:
+                    raise ValueError(f"no split {split!r} among {', '.join(whole)}")
+                rows: Sequence[Row] = whole[split]
+            else:
+                rows = datasets.load_dataset(name, section.subset, split=split, revision=section.revision)
+        return rows
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+@contextmanager
+def _explained(place: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except (ReplayError, BadRow) as error:  # of the readers that the buffer's own files are read with
+        raise UserError(f"tasks.data must be readable rows, got {place!r}: {shortened(str(error))}") from error
+    except Exception as error:
+        raise UserError(
+            f"tasks.data must be readable rows, got {place!r} with {one_line(error)}. Check its name and splits."
+        ) from error
+
+
+def _digest(row: Row, where: str) -> str:
+    def written(value: Any) -> str:
+        if isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal)):
+            return str(value)
+        if isinstance(value, bytes):
+            return value.hex()
+        raise TypeError(type(value).__name__)
+
+    try:
+        text = json.dumps(row, sort_keys=True, default=written)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"tasks.data must hold texts, numbers, dates and lists of them, got {one_line(error)} in {where}. "
+            "Leave such columns out."
+        ) from error
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def digest_of(digests: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()

@@ -1,0 +1,130 @@
+"""What an environment is: it makes tasks or reads them, offers tools, and rewards the whole conversation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar, overload
+
+from context.authors import DEMONSTRATION, INITIALIZATION, USER, default_authors
+from context.messages import Message
+
+_TOOL_MARK = "_agentloop_tool_isolated"
+_LONGEST_EXCERPT = 60
+_BUILT_IN_AUTHORS = frozenset(author.name for author in default_authors().authors) - {DEMONSTRATION}
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to solve."""
+
+    prompt: str | tuple[Message, ...]
+    """The user's message, or the whole opening conversation.
+
+    Nothing in it is trained on but assistant messages of an author that `context.authors` registers as trained.
+    """
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    """What tools and reward need to know (JSON values); never shown to the policy."""
+    hint: str | None = None
+    """Help that the context strategy `hint` shows while the policy samples; others leave it out."""
+
+    def messages(self) -> tuple[Message, ...]:
+        """The opening conversation: the user's words by `user`, all else by `initialization`.
+
+        A message keeps an author that the configuration can register.
+        """
+        if isinstance(self.prompt, str):
+            return (Message("user", self.prompt, author=USER),)
+        return tuple(
+            replace(message, author=USER if message.role == "user" else INITIALIZATION)
+            if message.author in _BUILT_IN_AUTHORS
+            else message
+            for message in self.prompt
+        )
+
+
+def quoted_task(task: Task, messages: Sequence[Message] = ()) -> str:
+    """A task, and the reply to it, for an error: `the task 'What is ...' and the reply '42'`, both cut short."""
+    asked = f"the task {_excerpt(task.messages()[-1])}"
+    return f"{asked} and the reply {_excerpt(messages[-1])}" if messages else asked
+
+
+def _excerpt(message: Message) -> str:
+    text = message.content or ", ".join(call.name for call in message.tool_calls)
+    return repr(text if len(text) <= _LONGEST_EXCERPT else text[:_LONGEST_EXCERPT] + "...")
+
+
+@overload
+def tool(function: _Function) -> _Function: ...
+
+
+@overload
+def tool(*, isolated: bool = False) -> Callable[[_Function], _Function]: ...
+
+
+def tool(function: _Function | None = None, *, isolated: bool = False) -> _Function | Callable[[_Function], _Function]:
+    """Offer a method of an `Environment` to the policy.
+
+    Its JSON schema comes from its annotations and its docstring: the first paragraph describes the tool,
+    `Args:` (or `:param name:`) its parameters. What it prints is dropped; what it returns is shown: text as
+    it is, anything else as JSON. An exception becomes an observation too.
+
+    A tool runs in this process, so it can change `self`, under a deadline that an exception enforces. That
+    ends Python code, but not C code that never returns, nor threads and processes that the tool started.
+    `isolated=True` runs it in a forked process whose whole process group is killed afterwards: changes to
+    `self` are lost, and a crash costs one call. It is no sandbox: the tool can do whatever the user can.
+    """
+
+    def mark(function: _Function) -> _Function:
+        setattr(function, _TOOL_MARK, isolated)
+        return function
+
+    return mark if function is None else mark(function)
+
+
+def tool_isolation(method: object) -> bool | None:
+    """Whether a tool asks for a process of its own; None for what is no tool."""
+    # A staticmethod or classmethod may carry the mark itself or on what it wraps.
+    marks = (getattr(carrier, _TOOL_MARK, None) for carrier in (method, getattr(method, "__func__", None)))
+    return next((mark for mark in marks if isinstance(mark, bool)), None)
+
+
+class Environment:
+    """Base class of environments. One instance lives for one episode, so `self` may hold the episode's state.
+
+    The constructor's keyword arguments are the configuration's `environment.options`. Keep it cheap: load
+    data once, in a function with `functools.cache`.
+    """
+
+    version: ClassVar[str] = "1"
+    """Raise it when tools or rewards change their meaning; stored with every trajectory."""
+
+    def make_task(self, rng: random.Random) -> Task:
+        """A random task, the same one for the same state of `rng`. Not needed where every task is a row."""
+        raise NotImplementedError
+
+    def task_from_row(self, row: Mapping[str, Any]) -> Task:
+        """The task that a row of `tasks.data` stands for, the same one for the same row."""
+        raise NotImplementedError
+
+    def start(self, task: Task) -> None:
+        """Set up this episode's state."""
+
+    def reward(self, task: Task, messages: Sequence[Message]) -> float:
+        """The reward of the whole conversation: a finite number, whatever the policy wrote."""
+        raise NotImplementedError
+
+    def turn_rewards(self, task: Task, messages: Sequence[Message]) -> Sequence[float] | None:
+        """What each reply of the policy earned by itself, beside `reward`: one finite number per reply, in order.
+
+        None: this environment does not say. Asked of an instance that has played no episode, as `messages` and the
+        task's payload are all there is of a stored one; the task's prompt is then its opening messages. Used with
+        `advantage.credit: turn` only.
+        """
+        return None
+
+    def demonstrate(self, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
+        """The next reply of a scripted demonstrator, which the warm-up of the built-in model imitates."""
+        raise NotImplementedError

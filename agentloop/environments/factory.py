@@ -1,0 +1,166 @@
+"""Finds an environment by its name, checks it and makes its instances."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agentloop.environments.check import check_class, check_options, check_repeatable, check_reward, check_task
+from agentloop.environments.environment import Environment, Task, quoted_task
+from agentloop.environments.lookup_chain import LookupChain
+from agentloop.environments.source_digest import source_digest
+from agentloop.environments.tools.schema import tools_of
+from agentloop.errors import UserError, one_line_with_place
+from agentloop.user_code import load_class
+from context.authors import Author
+from context.messages import Message, content_hash, to_template
+from context.wording import suggest
+
+BUILT_IN: Mapping[str, type[Environment]] = {"lookup_chain": LookupChain}
+
+
+@dataclass(frozen=True)
+class EnvironmentFactory:
+    """A checked environment class with its options."""
+
+    name: str
+    """The built-in name, or `file.py:Class` without the folders: the same wherever the file lies."""
+    version: str
+    tools: tuple[dict[str, Any], ...]
+    """{"type": "function", "function": {...}} per tool."""
+    can_demonstrate: bool
+    where: str
+    """What errors call the class."""
+    environment: type[Environment]
+    options: Mapping[str, Any]
+    source: str
+    """Digest of the file the class is in, with what it imports from beside it."""
+    example: Task | None = None
+    """One of its tasks; None only while the environment is being checked."""
+    registered: tuple[Author, ...] = ()
+    """Authors that its messages may name besides `user` and `initialization`."""
+
+    def create(self) -> Environment:
+        """A new instance, for one episode."""
+        try:
+            return self.environment(**self.options)
+        except Exception as error:
+            raise UserError(
+                f"environment.options must be accepted by {self.where}, "
+                f"got {dict(self.options)} with {one_line_with_place(error)}. Change them, or mend __init__."
+            ) from error
+
+    def make_task(self, rng: random.Random) -> Task:
+        """A task from a new instance, so that it depends on nothing but `rng`."""
+        return self._task("make_task", rng, rule="make a task")
+
+    def task_from_row(self, row: Mapping[str, Any], place: str) -> Task:
+        """The task of a row of the user's data from a new instance; `place` names the row in errors."""
+        return self._task("task_from_row", row, rule="read every row", place=f" in {place}")
+
+    def _task(self, method: str, source: Any, *, rule: str, place: str = "") -> Task:
+        make = getattr(self.create(), method)
+        try:
+            task: Task = make(source)
+        except Exception as error:
+            problem = f"{one_line_with_place(error)}{place}"
+            raise UserError(f"{self.where}.{method} must {rule}, got {problem}. Mend it.") from error
+        check_task(task, f"{self.where}.{method}", self.registered)
+        return task
+
+    @property
+    def rewards_turns(self) -> bool:
+        return self.environment.turn_rewards is not Environment.turn_rewards
+
+    def turn_rewards(self, task: Task, messages: Sequence[Message], *, replies: int) -> tuple[float, ...] | None:
+        """What each reply earned by itself, asked of a new instance; None: the environment does not say."""
+        try:
+            given = self.create().turn_rewards(task, messages)
+            rewards = None if given is None else tuple(float(reward) for reward in given)
+        except Exception as error:
+            raise UserError(
+                f"{self.where}.turn_rewards must return a list of numbers, got {one_line_with_place(error)} for "
+                f"{quoted_task(task, messages)}. Mend it, and --resume if the run had begun."
+            ) from error
+        if rewards is not None and (len(rewards) != replies or not all(map(math.isfinite, rewards))):
+            raise UserError(
+                f"{self.where}.turn_rewards must return one finite number per reply ({replies}), got {list(rewards)}. "
+                "Mend it, and --resume if the run had begun."
+            )
+        return rewards
+
+    def task_hash(self, task: Task) -> str:
+        """Content hash of what the policy is asked and of what it is judged by; of its hint, where it has one."""
+        return content_hash(
+            {
+                "environment": self.name,
+                "version": self.version,
+                "messages": [to_template(message) for message in task.messages()],
+                "payload": task.payload,
+                **({} if task.hint is None else {"hint": task.hint}),
+            }
+        )
+
+
+def load_environment(
+    name: str,
+    options: Mapping[str, Any],
+    registered: Sequence[Author] = (),
+    *,
+    row: Mapping[str, Any] | None = None,
+) -> EnvironmentFactory:
+    """The environment `name` (built-in, or `path/to/file.py:ClassName`), checked by a dry run.
+
+    Its messages may name the `registered` authors. With `row`, one of the user's data, it is to read its tasks from
+    such; without, to make them up.
+
+    Raises UserError with one line that names file, class and method for whatever its author got wrong.
+    """
+    environment = check_class(_find(name), name, reads_rows=row is not None)
+    tools = tools_of(environment, name)
+    factory = EnvironmentFactory(
+        name=name if name in BUILT_IN else f"{Path(name.rpartition(':')[0]).name}:{environment.__name__}",
+        version=environment.version,
+        tools=tuple(dict(spec.schema) for spec in tools.values()),
+        can_demonstrate=environment.demonstrate is not Environment.demonstrate
+        and environment.make_task is not Environment.make_task,
+        where=name,
+        environment=environment,
+        options=check_options(environment, options, name),
+        source=source_digest(_file_of(name)),
+        registered=tuple(registered),
+    )
+
+    def make(trial: int) -> Task:
+        if row is None:
+            return factory.make_task(random.Random(f"check/{trial}"))
+        return factory.task_from_row(row, "row 1")
+
+    if row is None:
+        check_repeatable(make, f"{name}.make_task", source="rng", advice="Draw every random number from rng.")
+    else:
+        check_repeatable(make, f"{name}.task_from_row", source="row", advice="Take everything from the row.")
+    example = make(0)
+    check_reward(factory.create(), example, name)
+    return replace(factory, example=example)
+
+
+def _file_of(name: str) -> Path:
+    """The file that `name` names, or that a built-in environment is in."""
+    return Path(inspect.getfile(BUILT_IN[name]) if name in BUILT_IN else name.rpartition(":")[0]).expanduser().resolve()
+
+
+def _find(name: str) -> type:
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if ":" not in name:
+        raise UserError(
+            f"environment.name must be a built-in environment or path/to/file.py:ClassName, got {name!r}. "
+            f"{suggest(name, BUILT_IN)}"
+        )
+    return load_class(name, what="environment.name")

@@ -1,0 +1,142 @@
+"""Which tasks a run trains on and which it is judged by."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from agentloop.config import RunConfig
+from agentloop.config.seeds import derive_seed
+from agentloop.environments.curriculum import OrderRule, TaskOrder
+from agentloop.environments.datasets import TaskRows, load_rows
+from agentloop.environments.environment import Task
+from agentloop.environments.factory import EnvironmentFactory, load_environment
+from agentloop.errors import UserError
+
+GroupResult = tuple[str, int, float]
+"""A group's task by its hash, the attempts of the policy, and the share of them that succeeded."""
+_MOST_CHECKED = 20_000
+"""Rows that are read as tasks before a run begins: a second or two. The rest are when their turn comes."""
+
+
+def open_tasks(
+    config: RunConfig, sources: Sequence[str] = (), *, environment_changed: bool = False
+) -> tuple[EnvironmentFactory, TaskSource]:
+    """The environment with the run's tasks, checked.
+
+    `sources` are the digests that the environment's source has had in the run, oldest first. Raises UserError for
+    another than the last one unless `environment_changed`; another than the first one is another version.
+    """
+    section, tasks = config.environment, config.tasks
+    rows = None if tasks.data is None else load_rows(tasks)
+    row = None if rows is None else rows.train[0]
+    factory = load_environment(section.name, section.options, config.context.registered_authors(), row=row)
+    if sources and factory.source != sources[-1] and not environment_changed:
+        raise UserError(
+            f"environment.name must have the source that the run had last, got {factory.where} changed since (digest "
+            f"{factory.source[:8]} after {sources[-1][:8]}). Put it back, or go on with --environment-changed: rows "
+            "collected from then on count as another version of it."
+        )
+    if sources and factory.source != sources[0]:
+        factory = replace(factory, version=f"{factory.version}+{factory.source[:8]}")
+    for side in () if rows is None else (rows.train, rows.held_out):
+        for number in range(0, len(side), -(-len(side) // _MOST_CHECKED)):
+            factory.task_from_row(side[number], f"row {number + 1}")
+    rule = OrderRule(tasks.shuffle, tasks.curriculum, tasks.curriculum_decay, tasks.curriculum_floor)
+    seed = derive_seed(config.run.seed, "tasks")
+    return factory, TaskSource(factory, seed=seed, pool=section.task_pool, rows=rows, rule=rule)
+
+
+class TaskSource:
+    """Training tasks by index and held-out tasks.
+
+    Both are a function of the seed, and the same on every machine; a curriculum adds what became of earlier tasks.
+    Tasks that the environment makes up come from separate random streams, so held-out ones are new to the policy (up
+    to chance, where an environment has few different tasks).
+    """
+
+    def __init__(
+        self,
+        factory: EnvironmentFactory,
+        *,
+        seed: int,
+        pool: int | Literal["unlimited"] = "unlimited",
+        rows: TaskRows | None = None,
+        rule: OrderRule | None = None,
+    ) -> None:
+        """With `rows` their training side is the pool."""
+        self._factory = factory
+        self._seed = seed
+        self._rows = rows
+        size = pool if rows is None else len(rows.train)
+        self._order = None if size == "unlimited" else TaskOrder(size, seed=seed, rule=rule or OrderRule())
+
+    @property
+    def summary(self) -> str | None:
+        """How many rows there are; None where the environment makes its tasks up."""
+        return None if self._rows is None else self._rows.summary()
+
+    def train(self, index: int) -> Task:
+        """The `index`-th training task of the run, from 0.
+
+        A pool of N is gone through in a new random order per epoch: N indices in a row, from a multiple of N,
+        give every task once. A curriculum has rules of its own: see `TaskOrder`.
+        """
+        number = index if self._order is None else self._order.at(index)
+        return self._make("train", number) if self._rows is None else self._read(self._rows.train, number)
+
+    def held_out(self, count: int) -> list[Task]:
+        """The first `count` held-out tasks, or as many as there are; a longer list begins with a shorter one."""
+        if self._rows is None:
+            return [self._make("held-out", number) for number in range(count)]
+        order = list(range(len(self._rows.held_out)))
+        random.Random(f"{self._seed}/held-out").shuffle(order)
+        return [self._read(self._rows.held_out, number) for number in order[:count]]
+
+    def record_success(self, done: Sequence[int], groups: Sequence[GroupResult]) -> None:
+        """The tasks at the indices `done` have been in a batch; `groups` are those that the policy tried in it.
+
+        A task's groups are counted together and once, at however many of the indices it stands.
+        """
+        if self._order is None or not self._order.adapts:
+            return
+        counts: dict[str, tuple[int, float]] = {}
+        for task, size, rate in groups:
+            attempts, successes = counts.get(task, (0, 0.0))
+            counts[task] = (attempts + size, successes + size * rate)
+        counted: set[int] = set()
+        for index in done:
+            number = self._order.at(index)
+            attempts, successes = counts.get(self._factory.task_hash(self.train(index)), (0, 0.0))
+            again = number in counted
+            self._order.record_success(index, attempts=0 if again else attempts, successes=0.0 if again else successes)
+            counted.add(number)
+
+    def metrics(self) -> dict[str, float]:
+        return {} if self._order is None else self._order.metrics()
+
+    def state(self) -> dict[str, Any]:
+        """JSON values for `load_state`: the order, and which rows it is of."""
+        return {
+            "rows": None if self._rows is None else self._rows.digest,
+            "order": {} if self._order is None else self._order.state(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state()` was. Raises UserError for other rows."""
+        digest = None if self._rows is None else self._rows.digest
+        if state["rows"] != digest:
+            raise UserError(
+                "tasks.data must hold the rows that the run began with, got others. Put the file back, or start a new "
+                "run without --resume."
+            )
+        if self._order is not None:
+            self._order.load_state(state["order"])
+
+    def _make(self, stream: str, number: int) -> Task:
+        return self._factory.make_task(random.Random(f"{self._seed}/{stream}/{number}"))
+
+    def _read(self, rows: Sequence[Mapping[str, Any]], number: int) -> Task:
+        return self._factory.task_from_row(rows[number], f"row {number + 1}")

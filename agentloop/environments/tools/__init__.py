@@ -1,0 +1,1 @@
+"""Tools: their schemas, their calls, their time limits and their results."""

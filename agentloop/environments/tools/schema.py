@@ -1,0 +1,205 @@
+"""What is known about an environment's tools, from their signatures and docstrings.
+
+Each tool has one pydantic type, a `TypedDict` of its arguments: it gives the JSON schema that the model is shown and
+checks what the model's calls hold. What a tool's author got wrong is an error of one line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NotRequired, Union
+from weakref import WeakKeyDictionary
+
+import docstring_parser
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from typing_extensions import TypedDict
+
+from agentloop.environments.environment import Environment, tool_isolation
+from agentloop.errors import UserError, one_line
+from context.wording import suggest
+
+PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...] or one of these | None"
+RESULT_TYPES = "str, int, float, bool, None, list[...] or dict[str, ...]"
+_SCALARS = (str, int, float, bool, type(None))
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """What is known about one tool of an environment class."""
+
+    name: str
+    schema: Mapping[str, Any]
+    """As chat templates expect it: {"type": "function", "function": {...}}."""
+    isolated: bool
+    arguments: TypeAdapter[dict[str, Any]]
+    """Checks the arguments of a call, strictly: text is no number."""
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        return tuple(self.schema["function"]["parameters"]["properties"])
+
+
+_KNOWN: WeakKeyDictionary[type[Environment], Mapping[str, ToolSpec]] = WeakKeyDictionary()
+
+
+def tools_of(environment: type[Environment], where: str = "") -> Mapping[str, ToolSpec]:
+    """The tools by name, base classes first, as ordered in the file; `where` names the class in errors."""
+    if environment not in _KNOWN:
+        where = where or f"{environment.__module__}:{environment.__qualname__}"
+        names = dict.fromkeys(name for base in reversed(environment.__mro__) for name in vars(base))
+        members = {name: inspect.getattr_static(environment, name) for name in names}
+        _KNOWN[environment] = {
+            name: _describe(member, name, f"{where}.{name}")
+            for name, member in members.items()
+            if tool_isolation(member) is not None
+        }
+    return _KNOWN[environment]
+
+
+def _describe(method: Any, name: str, where: str) -> ToolSpec:
+    if not inspect.isfunction(method):
+        kind = type(method).__name__
+        raise UserError(f"{where} must be a plain method to be a tool, got a {kind}. Write def name(self, ...).")
+    if not _TOOL_NAME.fullmatch(name):
+        raise UserError(f"{where} must be named in at most 64 of A-Z, a-z, 0-9 and _, got {name!r}. Rename it.")
+    if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        raise UserError(f"{where} must be a plain method that returns its result, got an async or yielding one.")
+    parameters = _parameters(method, where)
+    description, descriptions = _documented(method, parameters, where)
+    hints = _hints(method, where)
+    _check_result(hints, where)
+    fields = {p.name: _field(p, hints[p.name], descriptions.get(p.name), where) for p in parameters.values()}
+    arguments = TypeAdapter(with_config(_STRICT)(TypedDict(name, fields)))  # type: ignore[operator]
+    schema = arguments.json_schema(schema_generator=_ToolSchema)
+    inputs = {"type": "object", "properties": schema["properties"], "required": schema.get("required", [])}
+    function = {"name": name, "description": description, "parameters": inputs}
+    return ToolSpec(name, {"type": "function", "function": function}, bool(tool_isolation(method)), arguments)
+
+
+def _documented(
+    method: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], where: str
+) -> tuple[str, dict[str, str]]:
+    """What the docstring says of the tool, its first paragraph, and of each argument, on one line each."""
+    try:
+        docstring = docstring_parser.parse(method.__doc__ or "")
+    except Exception as error:  # the parser raises IndexError and others of some malformed ones
+        raise UserError(
+            f"{where} must have a docstring in the style of Google, reST or NumPy, got one that can't be read "
+            f"({one_line(error)}). Describe its arguments under Args:"
+        ) from error
+    description = _on_one_line((docstring.description or "").partition("\n\n")[0])
+    if not description:
+        raise UserError(
+            f"{where} must have a docstring that says what the tool does, got none. "
+            "Write one sentence below its def line."
+        )
+    for entry in docstring.params:
+        if entry.arg_name not in parameters:
+            raise UserError(
+                f"{where} must document only arguments it has, got {entry.arg_name!r} in its docstring. "
+                f"{suggest(entry.arg_name, parameters)}"
+            )
+    described = {entry.arg_name: _on_one_line(entry.description or "") for entry in docstring.params}
+    return description, {name: text for name, text in described.items() if text}
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _parameters(method: Callable[..., Any], where: str) -> dict[str, inspect.Parameter]:
+    every = list(inspect.signature(method).parameters.values())
+    if not every or every[0].name != "self":
+        raise UserError(f"{where} must take self first, got {inspect.signature(method)}.")
+    for parameter in every[1:]:
+        if parameter.kind not in _BY_NAME:
+            raise UserError(
+                f"{where} must take named arguments only, got {str(parameter)!r}. "
+                "The model calls tools by argument name."
+            )
+        if parameter.annotation is inspect.Parameter.empty:
+            raise UserError(
+                f"{where} must annotate its argument {parameter.name!r}, got no type. Use {PARAMETER_TYPES}."
+            )
+    return {parameter.name: parameter for parameter in every[1:]}
+
+
+def _hints(method: Callable[..., Any], where: str) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(method)
+    except (NameError, TypeError, AttributeError, SyntaxError) as error:
+        raise UserError(f"{where} must have annotations that can be resolved, got: {error}.") from error
+
+
+def _check_result(hints: Mapping[str, Any], where: str) -> None:
+    if "return" not in hints:
+        raise UserError(f"{where} must annotate what it returns, got no type. Use -> {RESULT_TYPES}.")
+    if not _is_json(hints["return"]):
+        raise UserError(
+            f"{where} must return what can be shown to the model, got -> {type_name(hints['return'])}. "
+            f"Use -> {RESULT_TYPES}."
+        )
+
+
+def _field(parameter: inspect.Parameter, hint: Any, description: str | None, where: str) -> Any:
+    """The parameter as a field of the tool's `TypedDict`."""
+    if not _is_json(hint):
+        raise UserError(
+            f"{where} must annotate its argument {parameter.name!r} with a type JSON has, "
+            f"got {type_name(hint)}. Use {PARAMETER_TYPES}."
+        )
+    if parameter.default is inspect.Parameter.empty:
+        return Annotated[hint, Field(description=description)]
+    try:
+        default = json.loads(json.dumps(parameter.default, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{where} must have defaults JSON has, got {parameter.default!r} for {parameter.name!r}."
+        ) from error
+    shown = None if default is None else {"default": default}
+    return NotRequired[Annotated[hint, Field(description=description, json_schema_extra=shown)]]
+
+
+def _is_json(annotation: Any, *, nested: bool = False) -> bool:
+    """Whether JSON has the type, so that what a model writes and what the tool gets are the same."""
+    origin, parts = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+    if origin is Literal:
+        return all(type(value) in _SCALARS for value in parts)
+    if origin in (Union, types.UnionType):
+        return all(_is_json(part, nested=nested) for part in parts)
+    if origin is dict and parts:
+        return parts[0] is str and _is_json(parts[1], nested=True)
+    if origin is list:
+        return all(_is_json(part, nested=True) for part in parts)
+    return origin in (None, dict, *_SCALARS) or (nested and origin is Any)
+
+
+class _ToolSchema(GenerateJsonSchema):
+    """JSON schemas in the form that chat templates know: without titles, a choice always as `enum`."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def literal_schema(self, schema: Any) -> JsonSchemaValue:
+        found = super().literal_schema(schema)
+        choices = found.pop("enum", None) or [found.pop("const")]
+        return {**found, "enum": choices}
+
+    def sort(self, value: JsonSchemaValue, parent_key: str | None = None) -> JsonSchemaValue:
+        """Leave keys in their order: type, description, default."""
+        return value
+
+
+def type_name(annotation: Any) -> str:
+    """A type as its author wrote it, without the module."""
+    return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)

@@ -1,0 +1,167 @@
+"""The trainer of a run: in this process alone, or one on every rank, all doing what rank 0 does."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from agentloop.algorithms.kl import KlCoefficient
+from agentloop.config import RunConfig
+from agentloop.distributed.ranks import Ranks, rank_failures
+from agentloop.errors import RankLost, TrainingStopped, UserError
+from agentloop.learning.trainer import ShowBatch, Trainer, UpdateResult
+from agentloop.models.actor import Actor
+from agentloop.models.adapters import load_policy
+from agentloop.models.reference import WithoutAdapters, reference_policy
+from agentloop.models.sharding import gather, shard
+from agentloop.runs.process import seed_process
+from context.authors import AuthorTable
+from replay.records import BatchRow, Trajectory
+
+_GATHER = "gather"
+
+
+class Learner(Protocol):
+    """What the loop asks of a trainer."""
+
+    @property
+    def kl_coef(self) -> KlCoefficient: ...
+
+    def update(
+        self, rows: Sequence[BatchRow], *, iteration: int, before_steps: ShowBatch | None = None
+    ) -> UpdateResult: ...
+
+    def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult: ...
+
+    def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]: ...
+
+    def values(self) -> dict[str, Any]: ...
+
+    def save(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path, values: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrainerSpec:
+    """What every rank builds its trainer from; the first thing they receive."""
+
+    config: RunConfig
+    first: Path | str
+    """The weights the run began with."""
+    saved: Path | None
+    """Those of a checkpoint to go on from."""
+    authors: AuthorTable
+
+
+def check_ranks(config: RunConfig, ranks: Ranks) -> None:
+    """Refuses what can't be sharded. Raises UserError."""
+    if not ranks.several:
+        return
+    if config.algorithm == "ppo":
+        raise UserError(
+            f"algorithm must do without a critic on {ranks.count} ranks, got ppo. Use grpo or another one, or one rank."
+        )
+    try:
+        config.optimizer.check_shardable("optimizer")
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+class LeadTrainer:
+    """Rank 0's: tells the others what it does before it does it, so that all do the same.
+
+    The policy that samples is a whole copy on this rank alone; `publish` brings the sharded weights into it.
+    """
+
+    def __init__(self, spec: TrainerSpec, ranks: Ranks, *, copy: nn.Module, reference: Actor | None) -> None:
+        self._ranks = ranks
+        self._copy = copy
+        with rank_failures(), ranks.broadcasting(spec):
+            self._model, self._trainer = _sharded(spec, ranks, reference)
+
+    @property
+    def kl_coef(self) -> KlCoefficient:
+        return self._trainer.kl_coef
+
+    def update(
+        self, rows: Sequence[BatchRow], *, iteration: int, before_steps: ShowBatch | None = None
+    ) -> UpdateResult:
+        with self._on_all_ranks("update", rows, iteration=iteration):
+            return self._trainer.update(rows, iteration=iteration, before_steps=before_steps)
+
+    def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult:
+        with self._on_all_ranks("score_only", rows):
+            return self._trainer.score_only(rows)
+
+    def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        with self._on_all_ranks("mean_entropies", trajectories):
+            return self._trainer.mean_entropies(trajectories)
+
+    def values(self) -> dict[str, Any]:
+        return self._trainer.values()
+
+    def save(self, folder: Path) -> None:
+        with self._on_all_ranks("save", folder):
+            self._trainer.save(folder)
+
+    def load(self, folder: Path, values: dict[str, Any]) -> None:
+        with self._on_all_ranks("load", folder, values):
+            self._trainer.load(folder, values)
+
+    def publish(self) -> None:
+        """The weights as they are become those of the policy that samples."""
+        with self._on_all_ranks(_GATHER):
+            gather(self._model, self._copy)
+
+    @contextmanager
+    def _on_all_ranks(self, name: str, *arguments: Any, **named: Any) -> Iterator[None]:
+        with rank_failures(), self._ranks.broadcasting((name, arguments, named)):
+            yield
+
+
+def serve_rank(ranks: Ranks) -> None:
+    """Any other rank's: do what rank 0 does until it says that all is done.
+
+    Signals are rank 0's to answer; when it is gone, this ends with a TrainingStopped.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with rank_failures():
+        spec = ranks.receive()
+    if spec is None:
+        return
+    with rank_failures():
+        seed_process(spec.config)
+        model, trainer = _sharded(spec, ranks, None)
+    while True:
+        with rank_failures():
+            call = ranks.receive()
+        if call is None:
+            return
+        name, arguments, named = call
+        try:
+            with rank_failures():
+                gather(model, None) if name == _GATHER else getattr(trainer, name)(*arguments, **named)
+        except RankLost:
+            raise  # and leave: those who wait for this one notice
+        except TrainingStopped:
+            continue  # rank 0 has met the same, and says what follows
+
+
+def _sharded(spec: TrainerSpec, ranks: Ranks, reference: Actor | None) -> tuple[nn.Module, Trainer]:
+    """This rank's part of the policy. A reference that is no adapter switch is whole, and made unless given."""
+    config = spec.config
+    model = load_policy(config, spec.first, saved=spec.saved).model
+    shard(model)
+    actor = Actor(model, packs=config.batch.layout == "packed", compute=config.compute)
+    actor.probe()
+    if reference is None or isinstance(reference, WithoutAdapters):
+        reference = reference_policy(config, spec.first, actor)
+    return model, Trainer(actor, config, authors=spec.authors, reference=reference, ranks=ranks)

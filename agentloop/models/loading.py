@@ -1,0 +1,185 @@
+"""Load a Hugging Face causal LM with its tokenizer and chat template."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from agentloop.config import ModelSection
+from agentloop.errors import UserError
+from context import AuthorTable, ChatTemplate, Renderer, TokenCodec
+from context.templates.model_files import ModelFiles, template_stops
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Weights and everything needed to talk to them in tokens."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    codec: TokenCodec
+    template: ChatTemplate
+    stop_ids: frozenset[int]
+    """Tokens that end a reply: eos, and what the template ends an answer or a turn of tool calls with."""
+
+    @property
+    def fingerprint(self) -> dict[str, str | int]:
+        """What makes tokens and log-probs of two runs comparable."""
+        return {
+            "tokenizer": self.codec.hash,
+            "template": self.template.hash,
+            "model_family": str(self.model.config.model_type),
+            "vocab_size": int(self.model.config.get_text_config().vocab_size),
+        }
+
+    @property
+    def files(self) -> ModelFiles:
+        return ModelFiles(self.codec, self.template, self.stop_ids)
+
+    def renderer(self, authors: AuthorTable) -> Renderer:
+        return Renderer(self.codec, self.template, authors=authors, stop_ids=self.stop_ids)
+
+
+def load_model(section: ModelSection, path: str | Path) -> LoadedModel:
+    """Load from a folder or a hub id. Safetensors only; code of the model's own only if the config allows it.
+
+    A folder of adapters (PEFT) comes on the model it names, which stays frozen.
+    """
+    _check_adapters(path)
+    origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
+    with _one_line_errors(path), muted_libraries():
+        tokenizer = AutoTokenizer.from_pretrained(str(path), **origin)
+        load: Any = AutoModelForCausalLM.from_pretrained
+        model, found = load(
+            str(path),
+            dtype=getattr(torch, section.dtype),
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, with their names
+            **origin,
+        )
+    _check_weights(found, path)
+    model = model.to(choose_device(section))
+    if has_adapters(model):
+        model.enable_adapters()  # they are loaded frozen
+    model.eval()  # dropout would make the ratio of unchanged weights differ from 1
+    codec, template = _codec(tokenizer, path), _template(tokenizer, path)
+    return LoadedModel(model, tokenizer, codec, template, _stop_ids(model, tokenizer, codec, template))
+
+
+def _check_weights(found: Mapping[str, Any], path: str | Path) -> None:
+    """transformers fills weights that are missing or of another shape with random numbers."""
+    for name, stored, wanted in sorted(found["mismatched_keys"]):
+        raise UserError(
+            f"model.path must hold weights of the shapes that its config.json says, got {list(stored)} in place of "
+            f"{list(wanted)} for {name} in {str(path)!r}. Copy the model again, or correct vocab_size and sizes there."
+        )
+    if found["missing_keys"]:
+        name, *more = sorted(found["missing_keys"])
+        raise UserError(
+            f"model.path must hold every weight of its architecture, got none for {name} and {len(more)} more in "
+            f"{str(path)!r}. Copy the model again, or correct its config.json."
+        )
+
+
+def has_adapters(model: PreTrainedModel) -> bool:
+    """True: PEFT adapters (LoRA) are in it, and only they are trained."""
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def _check_adapters(path: str | Path) -> None:
+    if (Path(path) / "adapter_config.json").exists() and importlib.util.find_spec("peft") is None:
+        raise UserError(
+            f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}. "
+            "pip install 'agentloop-replay[peft]'"
+        )
+
+
+def choose_device(section: ModelSection) -> torch.device:
+    if section.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if section.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("model.device must be available, got cuda on a machine where torch sees none. Use auto or cpu.")
+    return torch.device(section.device)
+
+
+@contextmanager
+def muted_libraries() -> Iterator[None]:
+    """Without transformers' progress bars, which would tear the console's own display, and its reports."""
+    logging = transformers.utils.logging
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _one_line_errors(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"model.path must be a folder or hub id of a causal LM with a tokenizer, got {str(path)!r} ({reason}). "
+            "Check the path; a folder is made by save_pretrained of both model and tokenizer."
+        ) from error
+    except SafetensorError as error:
+        raise UserError(
+            f"model.path must hold whole weights, got {str(path)!r} with files that can't be read ({error}). Copy the "
+            "model again."
+        ) from error
+
+
+def _codec(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> TokenCodec:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    # Where a folder has none, transformers makes one that knows its special tokens only.
+    if backend is not None and backend.get_vocab().keys() <= set(tokenizer.all_special_tokens):
+        raise UserError(
+            f"model.path must have a tokenizer, got none in {str(path)!r}. Copy tokenizer.json and "
+            "tokenizer_config.json there, or save it with tokenizer.save_pretrained."
+        )
+    if backend is None:
+        raise UserError(
+            f"model.path must have a fast tokenizer (tokenizer.json), got none in {str(path)!r}. Convert it first."
+        )
+    return TokenCodec(backend.to_str())
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> ChatTemplate:
+    source = tokenizer.chat_template
+    if not isinstance(source, str):
+        source = tokenizer.get_chat_template() if source else ""
+    if not source:
+        raise UserError(
+            f"model.path must have a chat template, got none in {str(path)!r}. Use an instruction-tuned model, "
+            "or put a chat_template.jinja beside tokenizer_config.json."
+        )
+    special = {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
+    return ChatTemplate(source, special)
+
+
+def _stop_ids(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, codec: TokenCodec, template: ChatTemplate
+) -> frozenset[int]:
+    listed = getattr(model.generation_config, "eos_token_id", None)
+    known = [*(listed if isinstance(listed, list) else [listed]), tokenizer.eos_token_id]
+    stop_ids = frozenset(i for i in known if isinstance(i, int)) | template_stops(template, codec)
+    if not stop_ids:
+        raise UserError(
+            "model.path must name an end-of-turn token, got none in its tokenizer, template or generation config."
+        )
+    return stop_ids

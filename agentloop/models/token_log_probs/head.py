@@ -1,0 +1,173 @@
+"""The head of a model, which returns log-probs instead of logits while the model is scored.
+
+It happens inside the model's own forward: there tied weights are one tensor, and sharded ones are whole.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from agentloop.algorithms.log_probs import entropies, log_softmax
+from agentloop.config.sections.model import ComputeSection
+from agentloop.errors import UserError, one_line
+from agentloop.models.passes import forward_replaced
+from agentloop.models.token_log_probs.chunked import How, RowKernels, head_log_probs
+
+_KERNELS_WITHIN = 0.05
+"""Of a few tokens' log-probs, entropies and gradients, all near 1; CUDA may multiply float32 in 10 bits."""
+_PLAIN_BYTES = 64 * 1024**2
+"""Of the logits of a pass, in float32: fewer are cheaper to make once than twice."""
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Which tokens are scored; N of them."""
+
+    places: Tensor
+    """[N] int64: of the predicting states among all that reach the head, rows one behind another."""
+    targets: Tensor
+    """[N] int64"""
+    temperature: Tensor
+    """[N]"""
+    entropy: bool
+
+
+class Head:
+    """What a model's logits come of, and how log-probs are made there."""
+
+    def __init__(self, model: PreTrainedModel, compute: ComputeSection) -> None:
+        self._model = model
+        self._chosen = compute.log_probs
+        self._leaves_logits: bool | None = None
+        """Whether they are the head's own result, asked of the model at first use."""
+        if self._chosen == "triton" and not _has_triton(model.device):
+            raise UserError(
+                f"compute.log_probs must be auto, plain or chunked without a CUDA device and triton, got triton on "
+                f"{model.device.type}. Take it out, or pip install 'agentloop-replay[gpu]'."
+            )
+
+    def probe(self) -> None:
+        """Ask now what would be asked at first use: of sharded weights all ranks must ask together."""
+        if self._chosen != "plain":
+            self._can_replace()
+
+    def way(self, count: int) -> How | None:
+        """How log-probs of `count` tokens are made from hidden states; None: from whole logits."""
+        chosen: str = self._automatic(count) if self._chosen == "auto" else self._chosen
+        if chosen == "plain" or not self._can_replace():
+            return None
+        return How.on(self._model.device, _triton_rows(self._model.device) if chosen == "triton" else None)
+
+    def _automatic(self, count: int) -> str:
+        if _has_triton(self._model.device):
+            return "triton"
+        vocabulary = int(self._model.config.get_text_config().vocab_size)
+        return "chunked" if 4 * count * vocabulary > _PLAIN_BYTES else "plain"
+
+    def _can_replace(self) -> bool:
+        if self._leaves_logits is None:
+            self._leaves_logits = _leaves_logits(self._model)
+        if not self._leaves_logits and self._chosen != "auto":
+            raise UserError(
+                f"compute.log_probs must be auto or plain for a model whose logits are not those of a plain linear "
+                f"head, got {self._chosen} with {type(self._model).__name__}. Take it out."
+            )
+        return self._leaves_logits
+
+    def scores(self, asked: Asked, how: How, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Log-probs and entropies [N] of what is asked for, out of `forward`, which returns the model's logits."""
+        head: Any = self._model.get_output_embeddings()
+        returned: list[Tensor] = []
+
+        def scored(states: Tensor) -> Tensor:
+            found = head_log_probs(
+                states.flatten(0, -2).index_select(0, asked.places),
+                head.weight,
+                bias=head.bias,
+                targets=asked.targets,
+                temperature=asked.temperature,
+                entropy=asked.entropy,
+                how=how,
+            )
+            # One tensor: all that is differentiated passes the hooks of a sharded model.
+            returned.append(torch.stack([values for values in found if values is not None], dim=-1))
+            return returned[-1]
+
+        with forward_replaced(head, scored):
+            both = forward()
+        if len(returned) != 1 or both is not returned[0]:
+            raise RuntimeError(
+                "the model must return what its head does, as it did when it was asked; it returned else."
+            )
+        return both[:, 0], both[:, 1] if asked.entropy else None
+
+
+def _has_triton(device: torch.device) -> bool:
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+@cache
+def _triton_rows(device: torch.device) -> RowKernels:
+    from agentloop.models.token_log_probs.triton_kernels import TritonRows  # here: only where there is triton
+
+    rows = TritonRows()
+    check_kernels(rows, device)
+    return rows
+
+
+@torch.enable_grad()  # they are first asked for by a pass without gradient
+def check_kernels(rows: RowKernels, device: torch.device) -> None:
+    """On a few tokens, beside whole logits: kernels may not compile on a device, or not be right on it.
+
+    Raises UserError for those.
+    """
+    made = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(shape, generator=made).to(device).requires_grad_() for shape in ((7, 16), (33, 16)))
+    targets, temperature = torch.arange(7, device=device), torch.ones(7, device=device)
+    scores = log_softmax(hidden @ weight.t(), temperature)
+    wanted = torch.stack([scores.gather(1, targets[:, None])[:, 0], entropies(scores)], dim=-1)
+    shares = torch.linspace(-1, 1, 14).view(7, 2).to(device)  # so that no token's gradient can stand for another's
+    try:
+        found = torch.stack(
+            head_log_probs(hidden, weight, targets=targets, temperature=temperature, how=How(5, 16, rows)),  # type: ignore[arg-type]
+            dim=-1,
+        )
+        gradients = (torch.autograd.grad((both * shares).sum(), (hidden, weight)) for both in (found, wanted))
+        pairs = zip(*gradients, strict=True)
+        worst = max(float((one - other).detach().abs().max()) for one, other in [(found, wanted), *pairs])
+    except Exception as error:
+        raise UserError(_no_kernels(one_line(error), device)) from error
+    if not worst <= _KERNELS_WITHIN:
+        raise UserError(_no_kernels(f"values that are off by {worst:.3g}", device))
+
+
+def _no_kernels(got: str, device: torch.device) -> str:
+    return f"compute.log_probs must be chunked or plain where kernels of triton fail, got {got} on {device}. Change it."
+
+
+@torch.no_grad()
+def _leaves_logits(model: PreTrainedModel) -> bool:
+    """True: the head is a plain nn.Linear, and the model returns what it returned. Asked with two tokens."""
+    head: Any = model.get_output_embeddings()
+    # A sharded one is of a subclass with the same forward; an adapter's or a quantised one is not.
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward or "forward" in head.__dict__:
+        return False
+    returned: list[Tensor] = []
+
+    def noted(states: Tensor) -> Tensor:
+        returned.append(nn.functional.linear(states, head.weight, head.bias))
+        return returned[-1]
+
+    if model.training:
+        model.train(False)
+    with forward_replaced(head, noted):
+        output: Any = model(input_ids=torch.zeros((1, 2), dtype=torch.int64, device=model.device), use_cache=False)
+    return len(returned) == 1 and output.logits is returned[0]

@@ -1,0 +1,46 @@
+"""What acting and learning share, so that neither needs to know the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from replay.records import Trajectory
+
+TurnRewards = Callable[[Sequence[Trajectory]], Sequence[tuple[float, ...] | None]]
+"""What each reply of some trajectories earned by itself; None for one whose turns are unknown."""
+
+
+@dataclass(frozen=True)
+class KlPenalty:
+    """What one trajectory pays for its distance from the reference policy."""
+
+    amount: float = 0.0
+    """What is taken off its reward; reward units."""
+    kl: float = 0.0
+    """What it pays for: nats, summed over `tokens`."""
+    tokens: int = 0
+    """Action tokens whose behavior log-prob is known."""
+
+
+Penalty = Callable[[Sequence[Trajectory]], Sequence[KlPenalty]]
+"""Today's penalty of each of some trajectories, fresh or stored."""
+
+
+def kl_penalties(penalty: Penalty | None, trajectories: Sequence[Trajectory]) -> Sequence[KlPenalty]:
+    """The penalty of each trajectory: nothing for any where the run has no KL in its rewards."""
+    if penalty is None or not trajectories:
+        return [KlPenalty()] * len(trajectories)
+    return penalty(trajectories)
+
+
+def penalised_rewards(trajectories: Sequence[Trajectory], penalties: Sequence[KlPenalty]) -> list[float]:
+    """The stored reward of each trajectory less its penalty."""
+    return [row.record.reward - penalty.amount for row, penalty in zip(trajectories, penalties, strict=True)]
+
+
+def kl_metrics(penalties: Iterable[KlPenalty]) -> dict[str, float]:
+    """`actor/reward_kl`: nats per action token that fresh rewards were charged for; nothing where no token was."""
+    found = list(penalties)
+    tokens = sum(penalty.tokens for penalty in found)
+    return {"actor/reward_kl": sum(penalty.kl for penalty in found) / tokens} if tokens else {}

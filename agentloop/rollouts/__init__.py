@@ -1,0 +1,1 @@
+"""Acting: episodes in environments, what they are rewarded with, and the trajectories they become."""

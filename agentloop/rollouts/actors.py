@@ -1,0 +1,144 @@
+"""Who acts: the engine, the environment and the context of a run's episodes, made once and checked at the start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agentloop.config import RunConfig
+from agentloop.config.sections.context import make_strategy
+from agentloop.environments import EnvironmentFactory
+from agentloop.errors import UserError, one_line_with_place
+from agentloop.generation import Generator
+from agentloop.user_code import load_class
+from context import AuthorTable, Message, ReactParser, Renderer, ReplyParser, ToolCall, choose_parser
+from context.strategies import Linear, Strategy
+from context.tokens.control import TrainingControl
+
+if TYPE_CHECKING:
+    from agentloop.models.loading import LoadedModel
+
+_log = logging.getLogger(__name__)
+_MOST_WARNINGS = 20
+
+
+class Warnings:
+    """Logs each reason for which an episode ended oddly once; of ever new ones, the first few."""
+
+    def __init__(self) -> None:
+        self._reasons: set[str] = set()
+
+    def warn(self, text: str, *, reason: str | None = None) -> None:
+        """`reason`: what makes it the same as another one; the text itself when left out."""
+        reason = reason or text
+        if reason in self._reasons or len(self._reasons) == _MOST_WARNINGS:
+            return
+        self._reasons.add(reason)
+        _log.warning("%s", text)
+        if len(self._reasons) == _MOST_WARNINGS:
+            _log.warning("further reasons are counted, and not shown")
+
+
+@dataclass(frozen=True)
+class Actors:
+    """What an episode is run with; the same for training and for evaluation."""
+
+    factory: EnvironmentFactory
+    generator: Generator
+    renderer: Renderer
+    parser: ReplyParser
+    authors: AuthorTable
+    vocab_size: int
+    """Of the policy: no token it samples has this number or a higher one."""
+    strategy: Strategy = field(default_factory=Linear)
+    control: TrainingControl = field(default_factory=TrainingControl)
+    warnings: Warnings = field(default_factory=Warnings)
+
+
+def make_actors(config: RunConfig, factory: EnvironmentFactory, loaded: LoadedModel, generator: Generator) -> Actors:
+    """What episodes are run with, in training and in evaluation alike."""
+    section = config.context
+    authors = section.author_table()
+    parser = make_parser(section.parser, loaded.template.source)
+    check_tools(factory, loaded, parser)
+    return Actors(
+        factory,
+        generator,
+        loaded.renderer(authors),
+        parser,
+        authors,
+        loaded.model.config.get_text_config().vocab_size,
+        make_strategy(section.strategy, section.options),
+        section.training_control(),
+    )
+
+
+def make_parser(name: str, template_source: str) -> ReplyParser:
+    """The parser of `context.parser`: built-in, `auto` by the chat template, or a class of the user's own."""
+    if ":" not in name:
+        try:
+            return choose_parser(name, template_source)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+    found = load_class(name, what="context.parser")
+    if not callable(getattr(found, "parse", None)):
+        raise UserError(f"context.parser must have parse(self, text, *, stopped) -> Reply, got {name!r} without it.")
+    try:
+        parser: ReplyParser = found()
+    except Exception as error:
+        problem = one_line_with_place(error)
+        raise UserError(
+            f"context.parser must be made without arguments, got {name!r} with {problem}. Mend it."
+        ) from error
+    return parser
+
+
+_EXAMPLES: dict[str, Any] = {"string": "a", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
+
+
+def check_tools(factory: EnvironmentFactory, loaded: LoadedModel, parser: ReplyParser) -> None:
+    """The chat template shows the tools, and the parser reads the calls it writes."""
+    if not factory.tools or isinstance(parser, ReactParser):
+        return  # ReAct calls are described by the environment's own prompt, not by the template
+    user = Message("user", "x")
+    start = loaded.template.render([user], tools=factory.tools, generation_prompt=True)
+    _check_shown(factory, loaded, (user,))
+    if factory.example is not None:
+        _check_shown(factory, loaded, factory.example.messages())
+    call = _example_call(factory.tools[0])
+    reply = Message("assistant", "", author="initialization", tool_calls=(call,))
+    whole = loaded.template.render([user, reply], tools=factory.tools, generation_prompt=False)
+    written = whole.removeprefix(start)
+    end = loaded.codec.first_of(loaded.stop_ids & loaded.codec.added_ids, written)
+    if end is not None:
+        written = written[: end[1]].removesuffix(loaded.codec.decode([end[0]]))
+    read = parser.parse(written, stopped=True)
+    if [found.name for found in read.message.tool_calls] != [call.name]:
+        raise UserError(
+            f"context.parser must read the tool calls that the model's chat template writes, got {read.outcome!r} for "
+            f"{written[:80]!r}. Name another one, or a class of your own."
+        )
+
+
+def _check_shown(factory: EnvironmentFactory, loaded: LoadedModel, opening: Sequence[Message]) -> None:
+    """Some templates leave tools out, of all prompts or of those that open in their own way, with a system message."""
+    prompt = loaded.template.render(opening, tools=factory.tools, generation_prompt=True)
+    without = loaded.template.render(opening, generation_prompt=True)
+    names = [str(tool["function"]["name"]) for tool in factory.tools]
+    hidden = [name for name in names if prompt.count(name) <= without.count(name)]
+    if hidden:
+        roles = ", ".join(message.role for message in opening)
+        raise UserError(
+            f"model.path must have a chat template that shows tools, got one that leaves {', '.join(hidden)} out of a "
+            f"prompt with the roles [{roles}]. Use a model that was trained to call tools, or describe them in the "
+            "task's prompt and set context.parser: react."
+        )
+
+
+def _example_call(tool: Any) -> ToolCall:
+    schema = tool["function"]
+    properties: dict[str, Any] = schema.get("parameters", {}).get("properties", {})
+    arguments = {name: _EXAMPLES.get(str(value.get("type")), "a") for name, value in properties.items()}
+    return ToolCall(schema["name"], arguments, "call00001")

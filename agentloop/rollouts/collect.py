@@ -1,0 +1,259 @@
+"""Many episodes at once, rewarded, compared with their group and written down as trajectories."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator as Coroutine
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from typing import Protocol
+
+from agentloop.config import RunConfig
+from agentloop.environments import Task, ToolLimits
+from agentloop.errors import UserError
+from agentloop.generation import Completion, GenerationFailed, GenerationRequest, replies
+from agentloop.records import Penalty, kl_penalties, penalised_rewards
+from agentloop.rollouts.actors import Actors, Warnings
+from agentloop.rollouts.episode import Ask, Episode, EpisodeLimits, rollout
+from agentloop.rollouts.rewards import RewardScorer
+from agentloop.rollouts.trajectories import (
+    Collected,
+    CollectedBy,
+    MemberPlace,
+    PlaceCounter,
+    group_record,
+    trajectory_of,
+)
+from context import ContextManager
+from replay.records import TaskRecord, Trajectory
+
+Progress = Callable[[int, int], None]
+"""Called with episodes ended and episodes in all."""
+_MANY_FAILED_CALLS = 0.2
+"""Share of an iteration's tool calls from which on a warning says that the tools fail."""
+
+
+def run_episodes(
+    actors: Actors, tasks: Sequence[Task], config: RunConfig, *, progress: Progress | None = None
+) -> Iterator[Episode]:
+    """Run one episode per task, `rollout.parallel` at a time, turn by turn together; yields them in order."""
+    for start in range(0, len(tasks), config.rollout.parallel):
+        chunk = tasks[start : start + config.rollout.parallel]
+        yield from _run_together(actors, chunk, config, partial(_report, progress, start, len(tasks)))
+
+
+def _report(progress: Progress | None, before: int, total: int, ended: int) -> None:
+    if progress is not None:
+        progress(before + ended, total)
+
+
+def _run_together(
+    actors: Actors, tasks: Sequence[Task], config: RunConfig, ended_now: Callable[[int], None]
+) -> list[Episode]:
+    running: dict[int, Coroutine[Ask, Completion | GenerationFailed, Episode]] = {}
+    asks: dict[int, Ask] = {}
+    ended: dict[int, Episode] = {}
+
+    def advance(key: int, reply: Completion | GenerationFailed | None) -> None:
+        try:
+            asks[key] = next(running[key]) if reply is None else running[key].send(reply)
+        except StopIteration as stop:
+            ended[key] = stop.value
+            if ended[key].problem is not None:
+                actors.warnings.warn(f"episode ended with {ended[key].stop_reason}: {ended[key].problem}")
+            del running[key]
+            asks.pop(key, None)
+
+    for key, task in enumerate(tasks):
+        running[key] = _episode(actors, task, config)
+        advance(key, None)
+    while running:
+        keys = sorted(running)
+        requests = [GenerationRequest(key, asks[key].prompt_ids, asks[key].max_new_tokens) for key in keys]
+        given = replies(actors.generator, requests, vocab_size=actors.vocab_size)
+        for key, reply in zip(keys, given, strict=True):
+            advance(key, reply)
+        ended_now(len(ended))
+    return [ended[key] for key in range(len(tasks))]
+
+
+def _episode(actors: Actors, task: Task, config: RunConfig) -> Coroutine[Ask, Completion | GenerationFailed, Episode]:
+    limits = EpisodeLimits(
+        max_turns=config.rollout.max_turns,
+        max_tokens_per_turn=config.rollout.max_tokens_per_turn,
+        tools=ToolLimits(timeout_s=config.rollout.tool_timeout_s, max_chars=config.rollout.tool_output_chars),
+    )
+    context = ContextManager(
+        actors.renderer,
+        actors.parser,
+        max_tokens=config.context.max_tokens,
+        strategy=actors.strategy,
+        control=actors.control,
+        strict=config.context.strict,
+    )
+    return rollout(
+        actors.factory.create(),
+        task,
+        context,
+        tools=actors.factory.tools,
+        limits=limits,
+        policy_version=actors.generator.policy_version,
+    )
+
+
+class AdvantagesOfGroups(Protocol):
+    """What collecting asks of the run's advantage estimator."""
+
+    @property
+    def needs_greedy(self) -> bool:
+        """True: a task's members are compared with one greedy episode."""
+
+    def of_groups(
+        self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
+    ) -> list[float]:
+        """Advantages of whole groups of one iteration; `greedy` is the reward of a greedy episode, by task."""
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Plays the groups of an iteration, and makes records of them with their rewards and advantages."""
+
+    actors: Actors
+    config: RunConfig
+    scorer: RewardScorer
+    estimator: AdvantagesOfGroups
+    penalty: Penalty | None = None
+    """Today's KL penalty; None: rewards are not charged for it."""
+
+    def collect(
+        self,
+        groups: Sequence[tuple[Task, int]],
+        collected_by: CollectedBy,
+        *,
+        earlier: Sequence[Collected] = (),
+        progress: Progress | None = None,
+    ) -> Collected:
+        """Run `size` episodes of each task and compare each group; `groups` holds (task, size).
+
+        The stored reward is the weighted sum of all rewards; advantages are of it less the penalty. An episode that the
+        engine or a reward function failed is left out of its group as if it had not been run, and so is a group that
+        lost all of them. `earlier` are the earlier rounds of the same iteration, whose ids must not come again.
+
+        Raises UserError if nothing at all is left.
+        """
+        tasks = [task for task, size in groups for _ in range(size)]
+        everything = list(run_episodes(self.actors, tasks, self.config, progress=progress))
+        scores = self.scorer.score(everything)
+        # Of a further round, everything may fail: the first one's groups are there.
+        kept = [episode for episode in everything if not episode.failed]
+        episodes = kept if earlier else without_engine_failures(everything)
+        collected = Collected(
+            rewrites=Counter(kind for episode in episodes for kind in episode.rewrites),
+            engine_failures=len(everything) - len(episodes),
+            extra_metrics=scores.metrics() | _failed_calls(self.actors.warnings, episodes),
+        )
+        if self.scorer.can_fail:
+            unknown = sum(math.isnan(total) for total in scores.totals)
+            collected.extra_metrics["rollout/reward_failures"] = unknown - collected.engine_failures
+        self._add_groups(collected, groups, everything, scores.totals, collected_by, earlier)
+        if episodes and not collected.trajectories and not earlier:
+            raise UserError(
+                f"reward.functions must give a reward to at least one of {len(episodes)} episodes, got none. "
+                "Mend them and --resume: this iteration is collected again."
+            )
+        self._add_advantages(collected, self._greedy_rewards([task for task, _ in groups], collected_by, collected))
+        return collected
+
+    def _add_groups(
+        self,
+        collected: Collected,
+        groups: Sequence[tuple[Task, int]],
+        episodes: Sequence[Episode],
+        rewards: Sequence[float],
+        collected_by: CollectedBy,
+        earlier: Sequence[Collected],
+    ) -> None:
+        """A record for every episode with a reward, and for every group that has one."""
+        factory, places = self.actors.factory, PlaceCounter(collected_by, earlier)
+        ends = accumulate(size for _, size in groups)
+        for (task, size), end in zip(groups, ends, strict=True):
+            span = range(end - size, end)
+            members = [(episodes[i], rewards[i]) for i in span if not math.isnan(rewards[i])]
+            if not members:
+                continue
+            task_hash = factory.task_hash(task)
+            group = group_record(places.next_group(), collected_by, task_hash, members, self.config)
+            collected.tasks.append(TaskRecord(task_hash, factory.name, task.payload))
+            collected.groups.append(group)
+            for episode, reward in members:
+                place = places.next_member(group.id, task_hash)
+                trajectory = trajectory_of(self.actors, episode, reward, collected_by, place, self.config)
+                collected.trajectories.append(trajectory)
+
+    def _add_advantages(self, collected: Collected, greedy: Mapping[str, float]) -> None:
+        rows = collected.trajectories
+        penalties = kl_penalties(self.penalty, rows)
+        rewards = penalised_rewards(rows, penalties)
+        advantages = self.estimator.of_groups(rows, rewards, greedy)
+        collected.kl_penalties = {row.id: penalty for row, penalty in zip(rows, penalties, strict=True)}
+        collected.rewards = {row.id: reward for row, reward in zip(rows, rewards, strict=True)}
+        collected.trajectories = [
+            replace(row, record=replace(row.record, advantage=advantage))
+            for row, advantage in zip(rows, advantages, strict=True)
+        ]
+
+    def _greedy_rewards(
+        self, tasks: Sequence[Task], collected_by: CollectedBy, collected: Collected
+    ) -> dict[str, float]:
+        """The reward of one greedy episode per task, by the task's hash, less the penalty the sampled ones pay too.
+
+        Nothing else is kept of it. Its log-probs are those of temperature 1.
+        """
+        if not (self.estimator.needs_greedy and tasks):
+            return {}
+        by_hash = {self.actors.factory.task_hash(task): task for task in tasks}
+        self.actors.generator.begin(seed=0, temperature=0.0)
+        episodes = list(run_episodes(self.actors, list(by_hash.values()), self.config))
+        totals = self.scorer.score(episodes).totals
+        rows = []
+        for task, episode, total in zip(by_hash, episodes, totals, strict=True):
+            if not math.isnan(total):
+                place = MemberPlace("", task, slot=0, member=0)
+                row = trajectory_of(self.actors, episode, total, collected_by, place, self.config)
+                rows.append(replace(row, record=replace(row.record, temperature=1.0)))
+        collected.extra_metrics["rollout/greedy_failures"] = len(totals) - len(rows)
+        if rows:
+            collected.extra_metrics["rollout/greedy_reward"] = statistics.fmean(row.record.reward for row in rows)
+        rewards = penalised_rewards(rows, kl_penalties(self.penalty, rows))
+        return {row.record.task: reward for row, reward in zip(rows, rewards, strict=True)}
+
+
+def _failed_calls(warnings: Warnings, episodes: Sequence[Episode]) -> dict[str, float]:
+    """The share of tool calls in which the tool failed; nothing where none was made. A high one is warned of once."""
+    made = sum(episode.num_tool_calls for episode in episodes)
+    failed = sum(episode.num_failed_calls for episode in episodes)
+    if not made:
+        return {}
+    if failed > _MANY_FAILED_CALLS * made:
+        example = next(episode.tool_problem for episode in reversed(episodes) if episode.tool_problem is not None)
+        warnings.warn(
+            f"tools must seldom fail, got {failed} failed of {made} calls in one iteration (told once, above "
+            f"{_MANY_FAILED_CALLS:.0%}), the last with {example}. The policy was shown each error; mend the tool.",
+            reason="failed tool calls",
+        )
+    return {"rollout/failed_calls": failed / made}
+
+
+def without_engine_failures(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes that the engine did not fail. Raises UserError if it failed them all."""
+    kept = [episode for episode in episodes if not episode.failed]
+    if episodes and not kept:
+        raise UserError(
+            f"the engine must reply to at least one of {len(episodes)} episodes, got none ({episodes[0].problem}). "
+            "Mend it and --resume: this iteration is collected again."
+        )
+    return kept

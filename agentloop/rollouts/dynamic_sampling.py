@@ -1,0 +1,107 @@
+"""Dynamic sampling: groups without a signal are replaced by groups of further tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from agentloop.rollouts.trajectories import Collected
+from replay.records import GroupRecord, Trajectory
+
+Round = Callable[[Sequence[int], Sequence[Collected]], Collected]
+"""Collects one group of each of these sizes, of tasks that no earlier round had; is given those rounds."""
+
+
+def zero_variance_groups(fresh: Collected) -> list[tuple[GroupRecord, list[Trajectory]]]:
+    """Groups whose members have one reward before a KL penalty, and so no advantage over each other but by it.
+
+    An advantage function of the user's own may tell members of one reward apart: a group whose members have an
+    advantage is not among these, unless it can be the penalty's.
+    """
+    members = _members(fresh)
+    return [
+        (group, members[group.id])
+        for group in fresh.groups
+        if len({row.record.reward for row in members[group.id]}) == 1
+        and (
+            any(fresh.kl_penalties[row.id].amount for row in members[group.id])
+            or not any(row.record.advantage for row in members[group.id])
+        )
+    ]
+
+
+def sample_dynamically(first: Collected, collect_round: Round, *, rounds: int) -> Collected:
+    """`first` with its zero-variance groups replaced, in at most `rounds` further rounds.
+
+    Each round collects as many groups as there are still to replace, of the same sizes; those with a signal take the
+    places of those without, which are unused: stored, and in no batch. What is left after the last round stays, so the
+    batch keeps its size. A group of one is never replaced, as no other would have more of a signal.
+
+    DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476), with a bound.
+    """
+    collected = [first]
+    to_replace = [group.id for group, members in zero_variance_groups(first) if len(members) > 1]
+    replaced: dict[str, GroupRecord] = {}
+    unused: list[GroupRecord] = []
+    found = len(to_replace)
+    sizes = {group.id: group.size for group in first.groups}
+    while to_replace and len(collected) <= rounds:
+        newer = collect_round([sizes[id] for id in to_replace], collected)
+        collected.append(newer)
+        without_signal = {group.id for group, _ in zero_variance_groups(newer)}
+        with_signal = [group for group in newer.groups if group.id not in without_signal]
+        replaced |= dict(zip(to_replace, with_signal, strict=False))
+        unused += [group for group in newer.groups if group.id in without_signal]
+        to_replace = to_replace[len(with_signal) :]
+    counts = {
+        "rollout/dynamic_sampling_rounds": len(collected) - 1,
+        "rollout/zero_variance_groups": found,
+        "rollout/replaced_groups": len(replaced),
+        "rollout/zero_variance_groups_left": len(to_replace),
+    }
+    return _joined(collected, replaced, unused, {name: float(count) for name, count in counts.items()})
+
+
+def _joined(
+    collected: Sequence[Collected],
+    replaced: dict[str, GroupRecord],
+    unused: list[GroupRecord],
+    counts: dict[str, float],
+) -> Collected:
+    first = collected[0]
+    members = {id: rows for round in collected for id, rows in _members(round).items()}
+    groups = [replaced.get(group.id, group) for group in first.groups]
+    unused = [*(group for group in first.groups if group.id in replaced), *unused]
+    return Collected(
+        tasks=[task for round in collected for task in round.tasks],
+        groups=groups,
+        trajectories=[row for group in groups for row in members[group.id]],
+        rewrites=sum((round.rewrites for round in collected), Counter()),
+        engine_failures=sum(round.engine_failures for round in collected),
+        rewards={id: value for round in collected for id, value in round.rewards.items()},
+        kl_penalties={id: penalty for round in collected for id, penalty in round.kl_penalties.items()},
+        extra_metrics=_mean_metrics(collected) | counts,
+        unused_groups=unused,
+        unused=[row for group in unused for row in members[group.id]],
+        further_tasks=tuple(index for round in collected for index in round.further_tasks),
+    )
+
+
+def _mean_metrics(collected: Sequence[Collected]) -> dict[str, float]:
+    """The rounds' extra metrics, each round weighing by its rows; counts of failures add up."""
+    means: dict[str, float] = {}
+    for name in dict.fromkeys(name for round in collected for name in round.extra_metrics):
+        given = [round for round in collected if name in round.extra_metrics]
+        parts = [(round.extra_metrics[name], len(round.trajectories)) for round in given]
+        if name.endswith("_failures"):
+            means[name] = sum(value for value, _ in parts)
+        else:
+            means[name] = sum(value * rows for value, rows in parts) / sum(rows for _, rows in parts)
+    return means
+
+
+def _members(fresh: Collected) -> dict[str, list[Trajectory]]:
+    members: dict[str, list[Trajectory]] = {}
+    for row in fresh.trajectories:
+        members.setdefault(row.record.group, []).append(row)
+    return members

@@ -1,0 +1,197 @@
+"""Held-out success: the same new tasks each time, sampled with the same seed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agentloop.config import RunConfig
+from agentloop.config.seeds import derive_seed
+from agentloop.environments import TaskSource
+from agentloop.errors import UserError
+from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.collect import Progress, run_episodes, without_engine_failures
+from agentloop.rollouts.intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, proportion
+from agentloop.rollouts.trajectories import succeeded
+from agentloop.runs.display import percent
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """What became of the samples of one task, without those that the engine failed."""
+
+    samples: int
+    successes: int
+    reward: float
+    """Mean of the samples."""
+    turns: float
+    """Mean of the samples."""
+    stops: Mapping[str, int]
+    """Samples by stop reason."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    attempts: tuple[Attempts, ...]
+    """One per task with a sample that the engine let through."""
+    samples: int
+    """Asked for per task."""
+    engine_failures: int
+    """Samples that are left out, as the engine failed: whether they would have succeeded is unknown."""
+
+    @property
+    def tasks(self) -> int:
+        return len(self.attempts)
+
+    @property
+    def success(self) -> float:
+        """pass@1: the share of samples that succeed, each task counting alike."""
+        return self._mean(lambda task: task.successes / task.samples)
+
+    def pass_at(self, k: int) -> list[float]:
+        """Of each task with at least k samples."""
+        return [pass_at_k(task.samples, task.successes, k) for task in self.attempts if task.samples >= k]
+
+    def metrics(self) -> dict[str, float]:
+        several = {f"eval/pass_at_{self.samples}": self.pass_at(self.samples)} if self.samples > 1 else {}
+        return {
+            "eval/success": self.success,
+            "eval/reward": self._mean(lambda task: task.reward),
+            "eval/turns": self._mean(lambda task: task.turns),
+            "eval/engine_failures": self.engine_failures,
+            **{name: sum(found) / len(found) for name, found in several.items() if found},
+        }
+
+    def _mean(self, figure: Callable[[Attempts], float]) -> float:
+        return sum(map(figure, self.attempts)) / len(self.attempts)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Which policy was evaluated, and in which environment."""
+
+    run: str
+    """Folder of a run or of sft."""
+    policy_version: int | None
+    """Publishes before it; None for what sft trained."""
+    checkpoint: str
+    """Where its weights are."""
+    environment: str
+    environment_version: str
+
+    def __str__(self) -> str:
+        policy = "" if self.policy_version is None else f"policy {self.policy_version} "
+        return f"{self.run}: {policy}({self.checkpoint}), environment {self.environment} {self.environment_version}"
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """An evaluation with 95 % confidence intervals."""
+
+    evaluated: Evaluated
+    evaluation: Evaluation
+    pass_at_k: Mapping[int, Estimate]
+    """For k = 1, 2, 4, ... and the number of samples."""
+    mean_reward: Estimate
+    mean_turns: Estimate
+    stop_reasons: Mapping[str, Estimate]
+    """Share of the samples, the most frequent first."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **asdict(self.evaluated),
+            "tasks": self.evaluation.tasks,
+            "samples": self.evaluation.samples,
+            "engine_failures": self.evaluation.engine_failures,
+            "success": self.evaluation.success,
+            "confidence": CONFIDENCE,
+            "pass_at_k": {str(k): asdict(found) for k, found in self.pass_at_k.items()},
+            "mean_reward": asdict(self.mean_reward),
+            "mean_turns": asdict(self.mean_turns),
+            "stop_reasons": {reason: asdict(found) for reason, found in self.stop_reasons.items()},
+        }
+
+
+def evaluate(actors: Actors, source: TaskSource, config: RunConfig, *, progress: Progress | None = None) -> Evaluation:
+    """`evaluation.samples` episodes on each held-out task. Touches neither the buffer nor the training tasks."""
+    section = config.evaluation
+    tasks = source.held_out(section.tasks)
+    actors.generator.begin(seed=derive_seed(config.run.seed, "evaluate"), temperature=section.temperature)
+    each = [task for task in tasks for _ in range(section.samples)]
+    everything = list(run_episodes(actors, each, config, progress=progress))
+    lost = len(everything) - len(without_engine_failures(everything))
+    attempts = []
+    for start in range(0, len(everything), section.samples):
+        episodes = [episode for episode in everything[start : start + section.samples] if not episode.failed]
+        if episodes:
+            attempts.append(
+                Attempts(
+                    samples=len(episodes),
+                    successes=sum(succeeded(episode, config) for episode in episodes),
+                    reward=sum(episode.environment_reward for episode in episodes) / len(episodes),
+                    turns=sum(episode.num_turns for episode in episodes) / len(episodes),
+                    stops=Counter(episode.stop_reason for episode in episodes),
+                )
+            )
+    return Evaluation(tuple(attempts), section.samples, lost)
+
+
+def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> EvaluationReport:
+    """`seed` decides the bootstrap's draws."""
+    attempts, single = evaluation.attempts, evaluation.samples == 1
+    most = max(task.samples for task in attempts)
+    if most < evaluation.samples:
+        raise UserError(
+            f"the engine must let all {evaluation.samples} samples of a task through, got at most {most} of any. "
+            "Mend it, or ask for fewer with --samples."
+        )
+    powers = [1 << power for power in range(most.bit_length())]
+    stops = sum((Counter(task.stops) for task in attempts), Counter[str]())
+    return EvaluationReport(
+        evaluated,
+        evaluation,
+        {k: proportion(evaluation.pass_at(k), single=single, seed=seed) for k in sorted({*powers, most})},
+        bootstrap([task.reward for task in attempts], seed=seed),
+        bootstrap([task.turns for task in attempts], seed=seed),
+        {
+            reason: proportion(
+                [task.stops.get(reason, 0) / task.samples for task in attempts], single=single, seed=seed
+            )
+            for reason, _ in sorted(stops.items(), key=lambda item: (-item[1], item[0]))
+        },
+    )
+
+
+_KINDS = {"wilson": "Wilson", "bootstrap": "bootstrap over tasks"}
+
+
+def as_table(report: EvaluationReport) -> str:
+    """A line per figure: its value, its 95 % confidence interval, and of which kind that is."""
+    rows = [(f"pass@{k}", _shares(found), found) for k, found in report.pass_at_k.items()]
+    rows += [("mean turns", _numbers(report.mean_turns), report.mean_turns)]
+    rows += [("mean reward", _numbers(report.mean_reward), report.mean_reward)]
+    rows += [(f"ended: {reason}", _shares(found), found) for reason, found in report.stop_reasons.items()]
+    lines = [("", "value", "from", "to", "95 % interval")]
+    lines += [(name, *texts, _KINDS[found.interval]) for name, texts, found in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    table = [
+        "  ".join((line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in (1, 2, 3)), line[4])) for line in lines
+    ]
+    return "\n".join([f"evaluated: {report.evaluated}", _head(report), *table])
+
+
+def _head(report: EvaluationReport) -> str:
+    evaluation = report.evaluation
+    each = "" if evaluation.samples == 1 else f", {evaluation.samples} samples each"
+    lost = f", {evaluation.engine_failures} more lost to the engine" if evaluation.engine_failures else ""
+    return f"held-out success: {percent(evaluation.success)} ({evaluation.tasks} tasks{each}{lost})"
+
+
+def _shares(found: Estimate) -> tuple[str, str, str]:
+    return percent(found.value), percent(found.low), percent(found.high)
+
+
+def _numbers(found: Estimate) -> tuple[str, str, str]:
+    return f"{found.value:.2f}", f"{found.low:.2f}", f"{found.high:.2f}"

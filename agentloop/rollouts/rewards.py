@@ -1,0 +1,173 @@
+"""The rewards of ended episodes: the environment's score, functions of one's own, a reward model, its length."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agentloop.config.sections.reward import OverlongSection, RewardFunctionSection, RewardSection
+from agentloop.environments.environment import quoted_task
+from agentloop.environments.tools.deadline import run_with_deadline
+from agentloop.environments.tools.results import ToolTimeout
+from agentloop.errors import UserError, one_line, one_line_with_place
+from agentloop.rollouts.episode import Episode
+from agentloop.user_code import load_function
+from context.messages import Message
+from context.strategies import CONTEXT_FULL
+from replay.records import StopReason
+
+_CUT_SHORT = (StopReason.TRUNCATED, CONTEXT_FULL)
+
+
+class RewardModel(Protocol):
+    """Scores whole conversations."""
+
+    def score(self, conversations: Sequence[Sequence[Message]]) -> list[float]: ...
+
+
+@dataclass
+class Scores:
+    """Of some episodes, in their order."""
+
+    totals: list[float]
+    """The weighted sum of all parts; NaN where a part is unknown: the engine or a reward function failed."""
+    parts: dict[str, list[float]] = field(default_factory=dict)
+    """Unweighted, by name; the environment's is among them only if it is not alone."""
+
+    def metrics(self) -> dict[str, float]:
+        """Means of the parts over episodes whose reward is known."""
+        known = [position for position, total in enumerate(self.totals) if not math.isnan(total)]
+        if not known:
+            return {}
+        return {f"reward/{name}": statistics.fmean(part[p] for p in known) for name, part in self.parts.items()}
+
+
+class RewardScorer:
+    """The configured rewards. Has no state: the same episodes get the same scores, as far as the functions do."""
+
+    def __init__(self, section: RewardSection, *, max_tokens: int, model: RewardModel | None = None) -> None:
+        """Runs the files of the user's functions; raises UserError for what does not fit."""
+        self._section = section
+        self._max_tokens = max_tokens
+        self._model = model
+        self._functions = [(row, _load(row)) for row in section.functions]
+
+    @property
+    def can_fail(self) -> bool:
+        """Whether an episode can be left out for want of a reward."""
+        return bool(self._functions) and self._section.on_error == "drop"
+
+    def score(self, episodes: Sequence[Episode]) -> Scores:
+        """Raises UserError where a reward function fails, unless `reward.on_error` is drop."""
+        section = self._section
+        played = [position for position, episode in enumerate(episodes) if not episode.failed]
+        ended = [episodes[position] for position in played]
+        columns = [("environment", section.environment, [episode.environment_reward for episode in ended])]
+        for row, function in self._functions:
+            columns.append((row.name, row.weight, self._asked(row, function, ended)))
+        if self._model is not None:
+            given = self._model.score([episode.messages for episode in ended])
+            columns.append(("model", section.model.weight, given))
+        if section.overlong.buffer is not None:
+            costs = [overlong_cost(episode, section.overlong, max_tokens=self._max_tokens) for episode in ended]
+            columns.append(("overlong", 1.0, costs))
+        scores = Scores([math.nan] * len(episodes))
+        for index, position in enumerate(played):
+            scores.totals[position] = math.fsum(weight * values[index] for _, weight, values in columns)
+        if len(columns) > 1:
+            scores.parts = {name: _spread(values, played, len(episodes)) for name, _, values in columns}
+        return scores
+
+    def _asked(
+        self, row: RewardFunctionSection, function: Callable[..., Any], episodes: Sequence[Episode]
+    ) -> list[float]:
+        """NaN where the function failed and that is to cost the episode alone."""
+        if inspect.iscoroutinefunction(function):
+            # In a thread of its own: who calls `train` may have an event loop running.
+            with ThreadPoolExecutor(1) as pool:
+                answers = pool.submit(asyncio.run, self._together(function, episodes)).result()
+        else:
+            answers = [self._one(function, episode) for episode in episodes]
+        return [self._checked(row, answer, episode) for answer, episode in zip(answers, episodes, strict=True)]
+
+    def _one(self, function: Callable[..., Any], episode: Episode) -> Any:
+        try:
+            return run_with_deadline(lambda: function(episode), timeout_s=self._section.timeout_s)
+        except (Exception, ToolTimeout) as error:  # noqa: BLE001  reported or counted by `_checked`
+            return error
+
+    async def _together(self, function: Callable[..., Any], episodes: Sequence[Episode]) -> list[Any]:
+        places = asyncio.Semaphore(self._section.parallel)
+
+        async def one(episode: Episode) -> Any:
+            async with places:
+                try:
+                    return await asyncio.wait_for(function(episode), self._section.timeout_s)
+                except Exception as error:  # noqa: BLE001  reported or counted by `_checked`
+                    return error
+
+        return list(await asyncio.gather(*(one(episode) for episode in episodes)))
+
+    def _checked(self, row: RewardFunctionSection, answer: Any, episode: Episode) -> float:
+        if isinstance(answer, (ToolTimeout, TimeoutError)):
+            problem = f"none within reward.timeout_s={self._section.timeout_s:g} s"
+        elif isinstance(answer, BaseException):
+            problem = one_line_with_place(answer)
+        elif math.isfinite(number := _number(answer)):
+            return number
+        else:
+            problem = repr(answer)[:80]
+        if self._section.on_error == "drop":
+            return math.nan
+        raise UserError(
+            f"reward.functions must return a finite number for every episode, got {problem} from {row.function} for "
+            f"{quoted_task(episode.task, episode.messages)}. Mend it and --resume: this iteration is collected again; "
+            "or set reward.on_error: drop."
+        ) from (answer if isinstance(answer, BaseException) else None)
+
+
+def overlong_cost(episode: Episode, section: OverlongSection, *, max_tokens: int) -> float:
+    """-penalty x clip((tokens - (max_tokens - buffer)) / buffer, 0, 1), and -penalty for an episode a limit cut short.
+
+    Soft overlong punishment of DAPO (Yu et al. 2025, arXiv 2503.14476), of a whole training sequence in place of one
+    response.
+    """
+    if section.buffer is None:
+        return 0.0
+    over = (episode.num_tokens - (max_tokens - section.buffer)) / section.buffer
+    share = 1.0 if episode.stop_reason in _CUT_SHORT else min(max(over, 0.0), 1.0)
+    return -section.penalty * share if share else 0.0
+
+
+def _load(row: RewardFunctionSection) -> Callable[..., Any]:
+    function = load_function(row.function, what="reward.functions")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise UserError(
+            f"reward.functions must take one argument, the ended episode, got {row.function} with {one_line(error)}."
+        ) from error
+    return function
+
+
+def _number(answer: Any) -> float:
+    """As a float: numbers of Python, NumPy and torch; NaN for anything else, text among it."""
+    if isinstance(answer, (str, bytes, bytearray)):
+        return math.nan
+    try:
+        return float(answer)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch: RuntimeError for several numbers
+        return math.nan
+
+
+def _spread(values: Sequence[float], positions: Sequence[int], count: int) -> list[float]:
+    spread = [math.nan] * count
+    for position, value in zip(positions, values, strict=True):
+        spread[position] = value
+    return spread

@@ -1,0 +1,164 @@
+"""Episodes become records: one group a task, one trajectory an episode, with ids that a repeated run finds again."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agentloop.config import RunConfig
+from agentloop.records import KlPenalty, kl_metrics
+from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.episode import Episode
+from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay.storage.format.summary import summarised
+
+
+@dataclass(frozen=True)
+class CollectedBy:
+    """Which run collects, and when."""
+
+    run: str
+    iteration: int
+    attempt: int
+    """Makes ids differ from those a killed run had given."""
+
+    def id_of(self, *place: str | int) -> str:
+        """The same for the same place, whichever process asks."""
+        text = "/".join(map(str, (self.run, self.iteration, self.attempt, *place)))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass
+class Collected:
+    """The rows of one iteration, ready to append: groups whole, advantages set."""
+
+    tasks: list[TaskRecord] = field(default_factory=list)
+    groups: list[GroupRecord] = field(default_factory=list)
+    trajectories: list[Trajectory] = field(default_factory=list)
+    rewrites: Counter[str] = field(default_factory=Counter)
+    """Episodes in which what was shown had been rewritten, by kind."""
+    engine_failures: int = 0
+    """Episodes that are in no group, as their engine failed."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Reward less KL penalty, by id."""
+    kl_penalties: dict[str, KlPenalty] = field(default_factory=dict)
+    """By id."""
+    extra_metrics: dict[str, float] = field(default_factory=dict)
+    """Of what came before the groups: parts of rewards, greedy episodes, rounds."""
+    unused_groups: list[GroupRecord] = field(default_factory=list)
+    unused: list[Trajectory] = field(default_factory=list)
+    """Rows of groups that dynamic sampling replaced, or did not need: stored, and in no batch."""
+    further_tasks: tuple[int, ...] = ()
+    """Indices of the training tasks that were taken beyond the planned ones."""
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the collected trajectories; shares of every stop reason and of every kind of rewrite."""
+        rows = [*self.trajectories, *self.unused]
+        records = [trajectory.record for trajectory in rows]
+        if not records:
+            return {}
+        stops = Counter(record.stop_reason for record in records)
+        return {
+            "rollout/success": statistics.fmean(record.success for record in records),
+            "rollout/reward": statistics.fmean(record.reward for record in records),
+            "rollout/turns": statistics.fmean(record.num_turns for record in records),
+            "rollout/tokens": statistics.fmean(record.num_tokens for record in records),
+            "rollout/engine_failures": self.engine_failures,
+            "rollout/tool_errors": statistics.fmean(record.error_kind is not None for record in records),
+            "context/segments": statistics.fmean(len(trajectory.segments) for trajectory in rows),
+            **{f"context/rewrites/{kind}": count / len(records) for kind, count in sorted(self.rewrites.items())},
+            **{f"rollout/stop/{reason}": count / len(records) for reason, count in sorted(stops.items())},
+            **kl_metrics(self.kl_penalties.values()),
+            **self.extra_metrics,
+        }
+
+
+@dataclass(frozen=True)
+class MemberPlace:
+    """Where in its iteration a trajectory stands."""
+
+    group: str
+    task: str
+    slot: int
+    member: int
+
+
+class PlaceCounter:
+    """Gives places that no row of the iteration has yet, whatever rounds came before."""
+
+    def __init__(self, collected_by: CollectedBy, earlier: Sequence[Collected]) -> None:
+        rows = [row for round in earlier for row in round.trajectories]
+        self._collected_by = collected_by
+        self._groups = sum(len(round.groups) for round in earlier)
+        self._slot = len(rows)
+        self._members = Counter(row.record.task for row in rows)
+
+    def next_group(self) -> str:
+        self._groups += 1
+        return self._collected_by.id_of("group", self._groups - 1)
+
+    def next_member(self, group: str, task: str) -> MemberPlace:
+        place = MemberPlace(group, task, self._slot, self._members[task])
+        self._slot += 1
+        self._members[task] += 1
+        return place
+
+
+def group_record(
+    id: str, collected_by: CollectedBy, task_hash: str, members: Sequence[tuple[Episode, float]], config: RunConfig
+) -> GroupRecord:
+    """`members` are episodes with their rewards."""
+    rewards = [reward for _, reward in members]
+    return GroupRecord(
+        id=id,
+        run=collected_by.run,
+        task=task_hash,
+        iteration=collected_by.iteration,
+        size=len(members),
+        reward_mean=statistics.fmean(rewards),
+        reward_std=statistics.pstdev(rewards),
+        success_rate=statistics.fmean(succeeded(episode, config) for episode, _ in members),
+    )
+
+
+def trajectory_of(
+    actors: Actors, episode: Episode, reward: float, collected_by: CollectedBy, place: MemberPlace, config: RunConfig
+) -> Trajectory:
+    """The episode as it is stored; its advantage is still to be set."""
+    record = TrajectoryRecord(
+        id=collected_by.id_of(place.task, place.member),
+        run=collected_by.run,
+        group=place.group,
+        task=place.task,
+        iteration=collected_by.iteration,
+        slot=place.slot,
+        member=place.member,
+        attempt=collected_by.attempt,
+        source="self",
+        reward=reward,
+        success=succeeded(episode, config),
+        advantage=0.0,
+        stop_reason=str(episode.stop_reason),
+        error_kind=episode.error_kind,
+        num_turns=episode.num_turns,
+        num_tool_calls=episode.num_tool_calls,
+        temperature=config.rollout.temperature,
+        top_p=1.0,
+        top_k=0,
+        logprobs_mode="full",
+        mean_entropy=float(np.mean(episode.entropies)),
+        environment=actors.factory.name,
+        environment_version=actors.factory.version,
+    )
+    (row,) = summarised([Trajectory(record, episode.segments, episode.messages)], actors.authors)
+    return row
+
+
+def succeeded(episode: Episode, config: RunConfig) -> bool:
+    """The one place that says what a success is: the environment's word, whatever else is rewarded."""
+    return episode.environment_reward >= config.rollout.success_reward

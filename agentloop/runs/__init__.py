@@ -1,0 +1,1 @@
+"""A run on disk and in the terminal: its folder, checkpoints, metrics, signals and display."""

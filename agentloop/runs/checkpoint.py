@@ -1,0 +1,166 @@
+"""What survives a crash: a new directory per checkpoint, fsynced, renamed, marked complete last.
+
+Nothing is ever written in place, so that a kill at any moment leaves the previous checkpoint whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from agentloop.errors import UserError, one_line
+from agentloop.runs.run_folder import explained
+
+COMPLETE = "COMPLETE"
+_STATE = "state"
+_FORMER_STATE = "state.safetensors"
+_RANDOM_TENSORS = "random.safetensors"
+_VALUES = "state.json"
+_UNFINISHED = ".unfinished"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk; `model` is a Hugging Face folder."""
+
+    folder: Path
+    random: dict[str, Tensor]
+    """States of random generators."""
+    values: dict[str, Any]
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def state(self) -> Path:
+        """Folder of what is trained with: see `state_files`."""
+        return self.folder / _STATE
+
+
+def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
+    """Make `target` whole or not at all: filled beside it, fsynced, renamed, then marked complete."""
+    unfinished = target.with_name(target.name + _UNFINISHED)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        with explained(target, advice="Earlier checkpoints are whole: make room and run again with --resume."):
+            unfinished.mkdir(parents=True)
+            fill(unfinished)
+            for path in [*unfinished.rglob("*"), unfinished]:
+                _fsync(path)
+            _remove(target)
+            unfinished.rename(target)
+            _fsync(target.parent)
+            (target / COMPLETE).touch()
+            _fsync(target / COMPLETE)
+            _fsync(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _remove(directory: Path) -> None:
+    if directory.exists():
+        # Unmarked first: a kill in the middle must not leave half a directory that looks complete.
+        (directory / COMPLETE).unlink(missing_ok=True)
+        shutil.rmtree(directory)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def save_checkpoint(
+    folder: Path, save_model: Callable[[Path], None], save_state: Callable[[Path], None], values: Mapping[str, Any]
+) -> None:
+    """Write one checkpoint with the state of every random generator in the process."""
+
+    def fill(target: Path) -> None:
+        save_model(target / "model")
+        random_tensors, random_values = _random_state()
+        save_state(target / _STATE)
+        save_file(random_tensors, target / _RANDOM_TENSORS)
+        (target / _VALUES).write_text(json.dumps({**values, "random": random_values}, allow_nan=False))
+
+    write_directory(folder, fill)
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Read a complete checkpoint; `restore_random` is the caller's, when everything else stands."""
+    if (folder / _FORMER_STATE).exists():
+        raise UserError(
+            f"checkpoint must be one of this version of agentloop, got an earlier one's in {folder}. Go on with that "
+            f"version, or begin a new run with its weights: --set model.path={folder / 'model'}"
+        )
+    with readable(folder):
+        values = json.loads((folder / _VALUES).read_text())
+        return Checkpoint(folder, load_file(folder / _RANDOM_TENSORS), values)
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """What is read within is of the checkpoint in `folder`: damage is a UserError that says how to go on."""
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(
+            f"checkpoint must be readable, got {one_line(error)} in {folder}. Remove it to resume from the one before."
+        ) from error
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Complete ones, oldest first."""
+    return sorted((path for path in _numbered(folder) if (path / COMPLETE).exists()), key=lambda path: int(path.name))
+
+
+def prune(folder: Path, *, keep: int) -> None:
+    """Remove all but the newest `keep` complete directories, and what kills have left half done before them."""
+    kept = complete_checkpoints(folder)[-keep:]
+    for path in [*_numbered(folder), *folder.glob(f"*{_UNFINISHED}")]:
+        if path not in kept:
+            _remove(path)
+
+
+def _numbered(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*") if path.name.isdecimal()]
+
+
+def _random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        tensors |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    version, internal, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    values = {
+        "python": [version, list(internal), gauss],
+        "numpy": [str(kind), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
+    }
+    return tensors, values
+
+
+def restore_random(checkpoint: Checkpoint) -> None:
+    """Put every random generator of the process back to where it was."""
+    torch.set_rng_state(checkpoint.random["torch"])
+    cuda = [state for name, state in sorted(checkpoint.random.items()) if name.startswith("cuda.")]
+    if cuda and torch.cuda.device_count() == len(cuda):
+        torch.cuda.set_rng_state_all(cuda)
+    version, internal, gauss = checkpoint.values["random"]["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = checkpoint.values["random"]["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))

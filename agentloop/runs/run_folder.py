@@ -1,0 +1,187 @@
+"""Where a run lives on disk: <run.folder>/<run.name>-001 and what is inside."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from agentloop.config import RunConfig
+from agentloop.config.config_file import load_plain, to_plain
+from agentloop.errors import UserError
+from replay.locate import DATABASE, LOCK
+from replay.storage.databases.open import Location
+
+_IDENTITY = "run.json"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+    run_id: str
+    config: RunConfig
+    environments: tuple[str, ...] = ()
+    """Digests of the sources that the environment has had, oldest first; none before it was loaded, and for sft."""
+
+    @property
+    def database(self) -> Location:
+        """Where the experience is kept."""
+        return self.config.replay.database or self.path / DATABASE
+
+    @property
+    def model(self) -> Path:
+        """The tokenizer, and for the built-in model the weights the run began with."""
+        return self.path / "model"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def policies(self) -> Path:
+        return self.path / "policies"
+
+    def lock(self) -> IO[str]:
+        """Held while a process trains here; released when it ends, however it ends."""
+        with explained(self.path / LOCK):
+            stream = (self.path / LOCK).open("w")
+        # A tool's forked process would hold the lock on after the trainer was killed.
+        os.register_at_fork(after_in_child=stream.close)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            stream.close()
+            raise UserError(
+                f"run.folder must be used by one process at a time, got {self.path} which another one is training in. "
+                "Wait for it, or start a new run."
+            ) from error
+        return stream
+
+
+def create_run_folder(config: RunConfig) -> RunFolder:
+    """The next free number under the run's name; earlier runs are never touched."""
+    parent = Path(config.run.folder)
+    identity = {"id": uuid.uuid4().hex, "name": config.run.name, "config": to_plain(config)}
+    with explained(parent):
+        path = _claim(parent, config.run.name)
+        _write_identity(path, identity)
+    return open_run_folder(path)
+
+
+def record_environment(folder: RunFolder, source: str) -> None:
+    """Rows are collected with the environment of this digest from now on."""
+    if folder.environments[-1:] == (source,):
+        return
+    identity = json.loads((folder.path / _IDENTITY).read_text())
+    with explained(folder.path):
+        _write_identity(folder.path, {**identity, "environments": [*folder.environments, source]})
+
+
+def _write_identity(path: Path, identity: Mapping[str, Any]) -> None:
+    unfinished = path / f"{_IDENTITY}.unfinished"
+    unfinished.write_text(json.dumps(identity, indent=1))
+    os.replace(unfinished, path / _IDENTITY)
+
+
+def _claim(parent: Path, name: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        path = parent / f"{name}-{max((number for number, _ in _numbered(parent, name)), default=0) + 1:03d}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue  # another process was faster
+        return path
+
+
+def open_run_folder(path: Path) -> RunFolder:
+    """An existing run; the error says what is missing."""
+    try:
+        identity: dict[str, Any] = json.loads((path / _IDENTITY).read_text())
+        environments = tuple(identity.get("environments", ()))
+        return RunFolder(path, identity["id"], load_plain(identity["config"]), environments)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"RUN must be a run folder with a run.json, got {str(path)!r}. See: ls runs") from error
+
+
+def latest_run_folder(parent: Path, name: str) -> RunFolder:
+    """The newest run of that name, for --resume."""
+    runs = [(number, path) for number, path in _numbered(parent, name) if (path / _IDENTITY).exists()]
+    if not runs:
+        raise UserError(
+            f"--resume must find a run named {name!r} under {parent}, got none. Start one without --resume."
+        )
+    return open_run_folder(max(runs)[1])
+
+
+def resumed_run_folder(config: RunConfig) -> RunFolder:
+    """The newest run of the configuration's name, to go on with: it must be the same configuration."""
+    folder = latest_run_folder(Path(config.run.folder), config.run.name)
+    for key, mine in to_plain(folder.config).items():
+        theirs = to_plain(config)[key]
+        if mine == theirs:
+            continue
+        if isinstance(mine, dict):
+            name = next(n for n in mine if mine[n] != theirs.get(n))
+            key, mine, theirs = f"{key}.{name}", mine[name], theirs.get(name)
+        raise UserError(
+            f"{key} must be the run's own when resuming {folder.path} ({mine!r}), "
+            f"got {theirs!r}. Take it back, or start a new run without --resume."
+        )
+    return folder
+
+
+def _numbered(parent: Path, name: str) -> list[tuple[int, Path]]:
+    """Also what is left of starts that were killed before they had a run.json."""
+    pattern = re.compile(re.escape(name) + r"-(\d+)")
+    matches = [(pattern.fullmatch(path.name), path) for path in parent.glob(f"{name}-*")] if parent.is_dir() else []
+    return [(int(match[1]), path) for match, path in matches if match]
+
+
+@contextmanager
+def explained(
+    target: Path, *, option: str = "run.folder", advice: str = "Choose another with --set run.folder=PATH."
+) -> Iterator[None]:
+    """What the disk does to `target` in one line, with its path and the room that is left."""
+    try:
+        yield
+    except Exception as error:
+        failure = _disk_failure(error)
+        if failure is None or not _concerns(failure, target):
+            raise
+        rule = "have room" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "be writable"
+        raise UserError(
+            f"{option} must {rule}, got {failure.strerror or failure} at {failure.filename or target} "
+            f"({_free(target)}). {advice}"
+        ) from error
+
+
+def _disk_failure(error: Exception) -> OSError | None:
+    """None for what is no failure of the disk. Libraries written in Rust tell it in their text only."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
+
+
+def _concerns(failure: OSError, target: Path) -> bool:
+    """Whether it may be about `target`, and not about a file that someone's environment reads, say."""
+    names = [Path(name) for name in (failure.filename, failure.filename2) if isinstance(name, str)]
+    return not names or any(name.is_relative_to(target.parent) or target.is_relative_to(name) for name in names)
+
+
+def _free(target: Path) -> str:
+    existing = next((path for path in (target, *target.parents) if path.is_dir()), Path("/"))
+    try:
+        return f"{shutil.disk_usage(existing).free:,} bytes free"
+    except OSError:
+        return "free space unknown"

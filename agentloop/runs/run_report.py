@@ -1,0 +1,26 @@
+"""The report of a run, with its configuration as `agentloop config` prints it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from agentloop.config.config_file import describe_config, load_plain
+from agentloop.errors import UserError
+from replay.records import RunRecord
+from replay.report import write_report
+from replay.store import ReplayStore
+
+
+def report_run(store: ReplayStore, path: Path, *, run: str | None = None) -> Path:
+    """Write the report of `run`, or of the only one in `store`."""
+    record = store.run(run)
+    return write_report(store, path, run=record.id, config_text=_config_text(record))
+
+
+def _config_text(record: RunRecord) -> str:
+    """Each key with its meaning; as stored when this version no longer knows its keys."""
+    try:
+        return describe_config(load_plain(record.config))
+    except UserError:
+        return json.dumps(dict(record.config), indent=2)

@@ -1,0 +1,54 @@
+"""What a metric sink is, and all sinks of a run as one: a sink that raises loses its numbers, never the run's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+from agentloop.errors import one_line
+
+
+class MetricSink(Protocol):
+    """What `metrics.sinks` may name: a class made with the run folder as its only argument.
+
+    The run waits for both methods. After a resume, iterations newer than the checkpoint are logged again.
+    """
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricSinks:
+    """Gives every iteration's metrics to each sink in turn, and drops a sink that raises."""
+
+    def __init__(self, sinks: Mapping[str, MetricSink], warn: Callable[[str], None]) -> None:
+        self.missed: dict[str, int] = {}
+        """Iterations that each dropped sink did not get."""
+        self._sinks = dict(sinks)
+        self._warn = warn
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        for name, sink in list(self._sinks.items()):
+            self._attempt(name, partial(sink.log, iteration, dict(metrics)))
+        for name in self.missed:
+            self.missed[name] += 1
+
+    def close(self) -> None:
+        """Close every sink, and warn of what the dropped ones did not get."""
+        for name, count in self.missed.items():
+            self._warn(f"metrics sink {name} missed {count} iterations, which the database has.")
+        for name, sink in list(self._sinks.items()):
+            self._attempt(name, sink.close)
+
+    def _attempt(self, name: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a sink of someone else's may raise anything
+            del self._sinks[name]
+            self.missed[name] = 0
+            self._warn(
+                f"metrics sink {name} failed: {one_line(error)}. It gets nothing more; the database still gets "
+                "everything."
+            )

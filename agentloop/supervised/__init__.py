@@ -1,0 +1,1 @@
+"""Learning from demonstrations: warm-up before a run, and supervised training on a data set."""

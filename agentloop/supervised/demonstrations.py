@@ -1,0 +1,124 @@
+"""Conversations of a file as training sequences, in the context that the policy will sample in."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from agentloop.config import RunConfig
+from agentloop.config.sections.context import make_strategy
+from agentloop.errors import UserError
+from agentloop.models.loading import LoadedModel
+from context import AuthorTable, ContextManager, Message, RenderError, TokenSequence, loss_mask
+from context.parse import KnownReply
+from context.strategies import CONTEXT_FULL
+from replay.errors import ReplayError
+from replay.exchange.files import is_parquet, lines
+from replay.exchange.openai_chat import Conversation, read_line
+from replay.exchange.row_format import BadRow
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One conversation; several sequences where its template or the strategy rewrites what was shown."""
+
+    digest: str
+    """Of the line it was read from."""
+    sequences: tuple[TokenSequence, ...]
+
+
+@dataclass
+class Demonstrations:
+    read: list[Demonstration] = field(default_factory=list)
+    too_long: int = 0
+    """Conversations that do not fit the context: left out whole, for a cut one would teach to stop anywhere."""
+    ignored: Counter[str] = field(default_factory=Counter)
+    """Fields of the file that were not looked at."""
+
+
+class _TooLong(Exception):
+    pass
+
+
+class DemonstrationReader:
+    """Replies of weight 1 are tokens of author `demonstration`, which is trained; those of weight 0 are only shown."""
+
+    def __init__(self, config: RunConfig, loaded: LoadedModel, authors: AuthorTable) -> None:
+        self._config = config
+        self._authors = authors
+        self._renderer = loaded.renderer(authors)
+        self._strategy = make_strategy(config.context.strategy, config.context.options)
+
+    def read(self, path: Path, *, key: str) -> Demonstrations:
+        """Every conversation of the file; `key` names it in errors. Raises UserError with the first bad line."""
+        found = Demonstrations()
+        for number, line in enumerate(_lines(path, key), 1):
+            if not line.strip():
+                continue
+            try:
+                sequences = self._sequences(read_line(line, found.ignored))
+            except _TooLong:
+                found.too_long += 1
+                continue
+            except (BadRow, RenderError, ValueError) as error:
+                raise UserError(f"{path}:{number}: {error}") from error
+            found.read.append(Demonstration(hashlib.sha256(line.strip()).hexdigest(), tuple(sequences)))
+        if not found.read:
+            limit = self._config.context.max_tokens
+            raise UserError(
+                f"{key} must hold a conversation of at most context.max_tokens={limit} tokens, got none in "
+                f"{str(path)!r} ({found.too_long} longer ones). Raise it, or name another file."
+            )
+        return found
+
+    def _sequences(self, conversation: Conversation) -> list[TokenSequence]:
+        given, section = KnownReply(), self._config.context
+        control = section.training_control()
+        shown = tuple(turn for turn, (said, _) in enumerate(conversation.turns) if not said.trained)
+        context = ContextManager(
+            self._renderer,
+            given,
+            max_tokens=section.max_tokens,
+            strategy=self._strategy,
+            control=replace(control, discard_turns=(*control.discard_turns, *shown)),
+            strict=section.strict,
+        )
+        context.begin(conversation.opening, conversation.tools)
+        for said, answers in conversation.turns:
+            given.message = said.message
+            ids = self._renderer.reply(said.message)
+            if len(ids) > context.room:
+                raise _TooLong
+            context.record_reply(ids, [math.nan] * len(ids), policy_version=0)
+            if answers:
+                self._observe(context, answers)
+        sequences = [segment.tokens for segment in context.segments()]
+        trained = [tokens for tokens in sequences if loss_mask(tokens, self._authors).any()]
+        if not trained:
+            raise BadRow("conversation must hold a token that context lets be trained, got none.")
+        return trained
+
+    def _observe(self, context: ContextManager, answers: Sequence[Message]) -> None:
+        stopped = context.observe(answers)
+        if stopped == CONTEXT_FULL:
+            raise _TooLong
+        if stopped is not None:
+            raise BadRow(f"conversation must fit the chat template and context.strategy, got {stopped}.")
+        if context.asking:
+            raise UserError(
+                f"context.strategy must be one that asks the policy nothing, for demonstrations hold no answers, got "
+                f"{self._config.context.strategy}. Set context.strategy: linear."
+            )
+
+
+def _lines(path: Path, key: str) -> Iterator[bytes]:
+    try:
+        if is_parquet(path):
+            raise UserError(f"{key} must be a .jsonl file of conversations, got {str(path)!r}. Convert it.")
+        yield from lines(path)
+    except (ReplayError, BadRow) as error:
+        raise UserError(f"{key} must be a readable .jsonl file, got {str(path)!r}: {error}") from error

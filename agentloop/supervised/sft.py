@@ -1,0 +1,268 @@
+"""Supervised training of a model on one's own demonstrations: the start from which replay goes on."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentloop.config import RunConfig
+from agentloop.config.seeds import derive_seed
+from agentloop.distributed.tensor_files import read_tensors, write_tensors
+from agentloop.environments.datasets import digest_of, held_out_by_content
+from agentloop.errors import TrainingStopped, UserError
+from agentloop.learning.optimizer import WeightOptimizer, learning_rate
+from agentloop.models.actor import Actor
+from agentloop.models.adapters import load_policy
+from agentloop.models.loading import LoadedModel, muted_libraries
+from agentloop.runs.checkpoint import (
+    Checkpoint,
+    complete_checkpoints,
+    load_checkpoint,
+    prune,
+    readable,
+    restore_random,
+    save_checkpoint,
+    write_directory,
+)
+from agentloop.runs.display import RunDisplay, open_display
+from agentloop.runs.process import seed_process
+from agentloop.runs.run_folder import RunFolder, create_run_folder, resumed_run_folder
+from agentloop.runs.signals import StopRequest, graceful_stop
+from agentloop.runs.sinks import MetricSinks, open_sinks
+from agentloop.supervised.demonstrations import Demonstration, DemonstrationReader
+from agentloop.supervised.supervised_update import Learned, learn, measure
+
+_SUFFIX = "-sft"
+
+
+@dataclass(frozen=True)
+class SftResult:
+    folder: Path
+    model: Path
+    """Where the trained model is, once all updates have been made: for model.path."""
+    updates: int
+    conversations: int
+    held_out: int
+    held_out_before: float
+    """Mean loss of a trained token of the held-out conversations, nats."""
+    held_out_after: float
+    exit_code: int
+    """0, or 128 + signal when a signal ended it early."""
+
+
+@dataclass
+class _Progress:
+    update: int = 0
+    """Updates made."""
+    held_out: list[tuple[int, float]] = field(default_factory=list)
+    """(update, held-out loss), oldest first."""
+
+
+def sft(config: RunConfig, *, resume: bool = False, display: RunDisplay | None = None) -> SftResult:
+    """Train `model.path` on `sft.data` in a folder of its own, <run.folder>/<run.name>-sft-001.
+
+    `resume` continues the newest of them from its last checkpoint, to the same weights as if it had never stopped.
+    Raises UserError for what the user can mend, TrainingStopped for a loss or gradient that is no number.
+    """
+    config = _own_run(config)
+    if config.model.path is None or config.sft.data is None:
+        key = "model.path" if config.model.path is None else "sft.data"
+        raise UserError(f"{key} must be named for sft, got null. Set it with --set {key}=PATH.")
+    display = display or open_display()
+    try:
+        data = _Data.of(config, config.model.path, display) if not resume else None
+        folder = resumed_run_folder(config) if resume else create_run_folder(config)
+        with folder.lock(), graceful_stop(display.note) as stop:
+            complete = complete_checkpoints(folder.checkpoints)
+            checkpoint = load_checkpoint(complete[-1]) if complete else None
+            saved = checkpoint.model if checkpoint else None
+            data = data or _Data.of(config, config.model.path, display, saved=saved)
+            update = checkpoint.values["progress"]["update"] if checkpoint else -1
+            sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=update)
+            with closing(sinks):
+                training = _Training(data, folder, sinks, display)
+                training.begin(checkpoint)
+                training.run(stop)
+    finally:
+        display.close()
+    losses = training.progress.held_out
+    return SftResult(
+        folder.path,
+        folder.model,
+        training.progress.update,
+        len(data.trained),
+        len(data.held_out),
+        losses[0][1],
+        losses[-1][1],
+        stop.exit_code,
+    )
+
+
+def _own_run(config: RunConfig) -> RunConfig:
+    """Numbered apart from the runs of its name, and without a buffer."""
+    run = config.run.model_copy(update={"name": config.run.name + _SUFFIX})
+    return config.model_copy(update={"run": run, "replay": config.replay.model_copy(update={"database": None})})
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The model with what it is to learn, in its own tokens."""
+
+    config: RunConfig
+    loaded: LoadedModel
+    trained: list[Demonstration]
+    held_out: list[Demonstration]
+    digest: str
+
+    @classmethod
+    def of(cls, config: RunConfig, first: str, display: RunDisplay, *, saved: Path | None = None) -> _Data:
+        seed_process(config)
+        loaded = load_policy(config, first, saved=saved)
+        reader = DemonstrationReader(config, loaded, config.context.author_table())
+        found = reader.read(Path(str(config.sft.data)).expanduser(), key="sft.data")
+        others = None
+        if config.sft.held_out is not None:
+            others = reader.read(Path(config.sft.held_out).expanduser(), key="sft.held_out")
+            found.too_long += others.too_long
+            found.ignored += others.ignored
+        trained, held_out = (found.read, others.read) if others is not None else _sides(config, found.read)
+        display.note(
+            f"demonstrations: {len(trained):,} to train on, {len(held_out):,} held out, {found.too_long:,} left out as "
+            "too long for the context"
+        )
+        if found.ignored:
+            display.note(f"not looked at: {', '.join(sorted(found.ignored))}")
+        return cls(config, loaded, trained, held_out, digest_of([*_digests(trained), "", *_digests(held_out)]))
+
+
+def _digests(rows: list[Demonstration]) -> list[str]:
+    return [row.digest for row in rows]
+
+
+def _sides(config: RunConfig, read: list[Demonstration]) -> tuple[list[Demonstration], list[Demonstration]]:
+    away = held_out_by_content(_digests(read), config.sft.held_out_share)
+    trained = [row for row, is_away in zip(read, away, strict=True) if not is_away]
+    if not trained:
+        raise UserError(
+            f"sft.data must hold conversations to train on and others to measure on, got {len(read)} of one content. "
+            "Name others with sft.held_out, or add some."
+        )
+    return trained, [row for row, is_away in zip(read, away, strict=True) if is_away]
+
+
+class _Training:
+    def __init__(self, data: _Data, folder: RunFolder, sinks: MetricSinks, display: RunDisplay) -> None:
+        self.data = data
+        self.progress = _Progress()
+        self._folder = folder
+        self._sinks = sinks
+        self._display = display
+        section, optimizer = data.config.sft, data.config.optimizer
+        self._schedule = optimizer.model_copy(
+            update={
+                "learning_rate": section.learning_rate,
+                "warmup_iterations": section.warmup_updates,
+                "schedule": section.schedule,
+            }
+        )
+        self._actor = Actor(data.loaded.model, compute=data.config.compute)
+        self._optimizer = WeightOptimizer(data.loaded.model, self._schedule)
+        self._authors = data.config.context.author_table()
+        self._per_epoch = -(-len(data.trained) // section.batch)
+        self._total = self._per_epoch * section.epochs
+
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is None:
+            self._display.note(f"folder: {self._folder.path}")
+            self._measure({})
+            return
+        if checkpoint.values["digest"] != self.data.digest:
+            raise UserError(
+                "sft.data must hold the conversations that the training began with, got others. Put the file back, or "
+                "start anew without --resume."
+            )
+        stored = checkpoint.values["progress"]
+        self.progress = _Progress(stored["update"], [(int(u), float(loss)) for u, loss in stored["held_out"]])
+        with readable(checkpoint.folder):
+            self._optimizer.load_state(read_tensors(checkpoint.state))
+        restore_random(checkpoint)
+        self._display.note(f"resumed {self._folder.path} after update {self.progress.update}")
+
+    def run(self, stop: StopRequest) -> None:
+        """To the last update or a polite request to stop; a checkpoint is the last thing."""
+        with stop.working():
+            while self.progress.update < self._total and not stop.requested:
+                metrics = self._update(self.progress.update + 1)
+                if self.progress.update % self.data.config.sft.every == 0 or self.progress.update == self._total:
+                    self._measure(metrics)
+                else:
+                    self._sinks.log(self.progress.update, metrics)
+            if stop.requested:
+                self._save()
+            if self.progress.update == self._total:
+                write_directory(self._folder.model, self._save_model)
+
+    def _update(self, update: int) -> dict[str, float]:
+        rate = learning_rate(self._schedule, iteration=update, iterations=self._total)
+        self._optimizer.set_learning_rate(rate)
+        self._optimizer.clear_gradients()
+        learned = self._on(learn, self._batch(update))
+        norm = self._optimizer.gradient_norm()
+        if not math.isfinite(learned.loss + norm):
+            raise TrainingStopped(
+                f"loss and gradient must be finite, got {learned.loss:g} and {norm:g} in update {update}. Nothing "
+                "of it was applied. Lower sft.learning_rate, or use model.dtype: float32."
+            )
+        if norm > 0.0:
+            self._optimizer.step(norm)
+        self.progress.update = update
+        self._display.phase("sft", update, self._total)
+        return {
+            "sft/loss": learned.loss,
+            "sft/tokens": learned.tokens,
+            "sft/grad_norm": norm,
+            "sft/learning_rate": rate,
+            "sft/epoch": update / self._per_epoch,
+        }
+
+    def _batch(self, update: int) -> list[Demonstration]:
+        """A function of seed and number of the update: there is no state to keep."""
+        epoch, place = divmod(update - 1, self._per_epoch)
+        order = list(range(len(self.data.trained)))
+        random.Random(derive_seed(self.data.config.run.seed, "sft", epoch)).shuffle(order)
+        size = self.data.config.sft.batch
+        return [self.data.trained[number] for number in order[place * size : (place + 1) * size]]
+
+    def _on(self, act: Callable[..., Learned], rows: list[Demonstration]) -> Learned:
+        sequences = [sequence for row in rows for sequence in row.sequences]
+        return act(self._actor, sequences, self._authors, max_tokens=self.data.config.batch.micro_batch_tokens)
+
+    def _measure(self, metrics: Mapping[str, float]) -> None:
+        """Held-out loss, told and logged with the update's own figures, and a checkpoint."""
+        loss = self._on(measure, self.data.held_out).loss
+        update = self.progress.update
+        self.progress.held_out.append((update, loss))
+        self._sinks.log(update, {**metrics, "sft/held_out_loss": loss})
+        trained = f"  loss {metrics['sft/loss']:.4f}" if metrics else ""
+        self._display.note(f"update {update}/{self._total}{trained}  held-out loss {loss:.4f}")
+        self._save()
+
+    def _save(self) -> None:
+        progress: dict[str, Any] = {"update": self.progress.update, "held_out": self.progress.held_out}
+        values = {"digest": self.data.digest, "progress": progress}
+        folder = self._folder.checkpoints
+        save_checkpoint(folder / f"{self.progress.update:06d}", self._save_model, self._save_state, values)
+        prune(folder, keep=self.data.config.checkpoint.keep)
+
+    def _save_state(self, target: Path) -> None:
+        write_tensors(target, self._optimizer.state())
+
+    def _save_model(self, target: Path) -> None:
+        with muted_libraries():
+            self.data.loaded.model.save_pretrained(target)
+        self.data.loaded.tokenizer.save_pretrained(target)

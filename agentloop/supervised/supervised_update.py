@@ -1,0 +1,71 @@
+"""Supervised learning of written tokens: the warm-up of the built-in model and `agentloop sft` share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from agentloop.learning.batch import cut_micro_batches
+from agentloop.models.actor import Actor
+from context import AuthorTable, TokenSequence, loss_mask
+
+
+@dataclass(frozen=True)
+class Learned:
+    loss: float
+    """Mean of the trained tokens, nats."""
+    tokens: int
+    """Trained ones."""
+    of_tokens: tuple[tuple[float, ...], ...]
+    """-log-prob by row and token, nats; 0 where it is not trained."""
+
+
+def learn(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, max_tokens: int) -> Learned:
+    """Add the gradient of the mean loss of the rows' trained tokens to the model's.
+
+    Cross-entropy at temperature 1 of the tokens whose author is trained, each counting alike over all rows; how they
+    are cut into passes of `max_tokens` padded tokens does not matter.
+    """
+    return _passes(actor, rows, authors, max_tokens, backward=True)
+
+
+def measure(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, max_tokens: int) -> Learned:
+    """The same loss without its gradient."""
+    with torch.no_grad():
+        return _passes(actor, rows, authors, max_tokens, backward=False)
+
+
+def _passes(
+    actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, max_tokens: int, *, backward: bool
+) -> Learned:
+    masks = [torch.from_numpy(loss_mask(row, authors)) for row in rows]
+    tokens = sum(int(mask.sum()) for mask in masks)
+    if tokens == 0:
+        raise ValueError("rows must hold a token by a trained author, got none.")
+    of_tokens: list[tuple[float, ...]] = [()] * len(rows)
+    total = 0.0
+    for cut in cut_micro_batches([len(row) for row in rows], max_tokens):
+        losses = _losses(actor, [rows[i] for i in cut], [masks[i] for i in cut])
+        whole = losses.sum()
+        if backward:
+            (whole / tokens).backward()  # type: ignore[no-untyped-call]
+        total += float(whole.detach())
+        for place, i in enumerate(cut):
+            of_tokens[i] = tuple(losses[place, : len(rows[i])].tolist())
+    return Learned(total / tokens, tokens, tuple(of_tokens))
+
+
+def _losses(actor: Actor, rows: Sequence[TokenSequence], masks: Sequence[Tensor]) -> Tensor:
+    """-log-prob of the trained tokens, [B, T] nats, 0 elsewhere."""
+    device = actor.device
+    ids = pad_sequence([torch.tensor(row.token_ids.tolist()) for row in rows], batch_first=True).to(device)
+    mask = pad_sequence(list(masks), batch_first=True).to(device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    attention = torch.arange(ids.shape[1], device=device)[None] < lengths[:, None]
+    temperature = torch.ones(len(rows), device=device)
+    log_probs, _ = actor.log_probs(ids, attention, mask, temperature, entropy=False)
+    return -log_probs

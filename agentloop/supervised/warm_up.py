@@ -1,0 +1,208 @@
+"""Supervised warm-up of the built-in model on an environment's own careless demonstrations.
+
+Muon on the hidden matrices and a wide initialisation find copying within seconds; AdamW alone does not. A fixed
+number of updates is fragile across seeds, so the warm-up ends some updates after copying has been learned: when the
+hardest token of the last reply (beyond its first word, which is a choice, not a copy) has become easy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from agentloop.config import WarmUpSection
+from agentloop.environments import Environment, EnvironmentFactory, Task, ToolLimits, call_tool
+from agentloop.learning.optimizer import hidden_matrices
+from agentloop.models.actor import Actor
+from agentloop.models.loading import LoadedModel
+from agentloop.supervised.supervised_update import learn
+from context import AuthorTable, ContextManager, Message, ReplyParser, TokenSequence, loss_mask
+from context.authors import LLM
+from context.strategies import Strategy
+
+_SMOOTHING = 0.9
+_TOOLS = ToolLimits(timeout_s=10.0, max_chars=20_000)
+_ENDLESS = 1 << 30
+_MICRO_BATCH_TOKENS = 1536
+Told = Callable[[int, float], None]
+"""Called with updates made and the smoothed loss."""
+
+
+@dataclass(frozen=True)
+class WarmUpResult:
+    updates: int
+    loss: float
+    """Smoothed loss of the last reply's hardest token, nats."""
+
+
+def demonstrate(environment: Environment, task: Task, rng: random.Random) -> tuple[Message, ...]:
+    """One demonstrated conversation; the demonstrator's replies are by `llm`, in whose place they stand."""
+    environment.start(task)
+    messages = list(task.messages())
+    while True:
+        reply = replace(environment.demonstrate(task, messages, rng), author=LLM)
+        messages.append(reply)
+        if not reply.tool_calls:
+            return tuple(messages)
+        for call in reply.tool_calls:
+            result = call_tool(environment, call, _TOOLS)
+            messages.append(Message("tool", result.content, author="env", name=call.name, tool_call_id=call.id))
+
+
+def demonstrations(
+    factory: EnvironmentFactory, *, seed: int, strategy: Strategy | None = None
+) -> Iterator[tuple[Message, ...]]:
+    """Endless demonstrated conversations on new tasks.
+
+    Every second one as a `strategy` that gives hints shows it: the policy will sample in sight of them, and be trained
+    without.
+    """
+    rng = random.Random(seed)
+    for number in itertools.count():
+        environment = factory.create()
+        task = environment.make_task(rng)
+        said = demonstrate(environment, task, rng)
+        if strategy is not None and number % 2:
+            opening = task.messages()
+            said = (*strategy.hinted(opening, task.hint), *said[len(opening) :])
+        yield said
+
+
+class Demonstrator:
+    """Turns demonstrated conversations into training sequences, through the same context a rollout uses."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        authors: AuthorTable,
+        parser: ReplyParser,
+        *,
+        factory: EnvironmentFactory,
+        strategy: Strategy,
+    ) -> None:
+        self._loaded = loaded
+        self._authors = authors
+        self._parser = parser
+        self._factory = factory
+        self._strategy = strategy
+        self._renderer = loaded.renderer(authors)
+        self.control_ids = loaded.codec.added_ids
+
+    def sequences(self, conversation: Sequence[Message]) -> list[TokenSequence]:
+        """The conversation with its replies in the place of sampled ones (author `demonstration`, no log-probs).
+
+        Where the strategy rewrites what is shown there are several. One that stops the episode ends them early.
+        """
+        context = ContextManager(self._renderer, self._parser, max_tokens=_ENDLESS, strategy=self._strategy)
+        first = next(i for i, message in enumerate(conversation) if message.author == LLM)
+        context.begin(conversation[:first], self._factory.tools)
+        results: list[Message] = []
+        for message in conversation[first:]:
+            if message.author != LLM:
+                results.append(message)
+                continue
+            if results:
+                context.observe(results)
+                results = []
+            while context.question is not None and context.stopped is None:
+                self._say(context, Message("assistant", context.question.example))
+            if context.stopped is not None:
+                break
+            self._say(context, message)
+        sequences = [segment.tokens for segment in context.segments()]
+        return [tokens for tokens in sequences if loss_mask(tokens, self._authors).any()]
+
+    def _say(self, context: ContextManager, reply: Message) -> None:
+        ids = self._reply_ids(reply)[: context.room]
+        context.record_reply(ids, [float("nan")] * len(ids), policy_version=0)
+
+    def _reply_ids(self, reply: Message) -> list[int]:
+        template, codec = self._loaded.template, self._loaded.codec
+        user = Message("user", "x")
+        start = template.render([user], generation_prompt=True)
+        text = template.render([user, reply], generation_prompt=False).removeprefix(start)
+        ids = codec.encode_template(text)
+        end = next(i for i, token in enumerate(ids) if token in self._loaded.stop_ids)
+        return ids[: end + 1]
+
+
+def warm_up(
+    actor: Actor,
+    demonstrator: Demonstrator,
+    conversations: Iterator[tuple[Message, ...]],
+    section: WarmUpSection,
+    *,
+    authors: AuthorTable,
+    told: Told | None = None,
+) -> WarmUpResult:
+    """Train `actor` in place until it copies, then `updates_after_target` more; deterministic for one seed."""
+    optimizers = _optimizers(actor.model, section)
+    rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    smoothed, target_met_at, update = float("nan"), None, 0
+    for update in range(1, section.max_updates + 1):
+        demonstrated = [demonstrator.sequences(next(conversations)) for _ in range(section.batch)]
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        hardest = _accumulate(actor, demonstrated, authors, demonstrator.control_ids)
+        for optimizer, rate in zip(optimizers, rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * _cooling(update, target_met_at, section)
+            optimizer.step()
+        smoothed = hardest if update == 1 else _SMOOTHING * smoothed + (1 - _SMOOTHING) * hardest
+        if told is not None:
+            told(update, smoothed)
+        if target_met_at is None and smoothed < section.loss_target:
+            target_met_at = update
+        if target_met_at is not None and update >= target_met_at + section.updates_after_target:
+            break
+    return WarmUpResult(update, smoothed)
+
+
+def _cooling(update: int, target_met_at: int | None, section: WarmUpSection) -> float:
+    """The learning rates' factor: 1, then down to 0 over the last updates.
+
+    Rates that find copying quickly also throw the weights about; a policy that is handed on in mid-flight can lose
+    its format at the first step of reinforcement learning.
+    """
+    if target_met_at is None:
+        return 1.0
+    return 1.0 - (update - target_met_at) / (section.updates_after_target + 1)
+
+
+def _accumulate(
+    actor: Actor, demonstrated: Sequence[Sequence[TokenSequence]], authors: AuthorTable, control_ids: frozenset[int]
+) -> float:
+    """Gradients of the mean loss of the demonstrated tokens; the mean of `_hardest_of_last_reply`."""
+    rows = [row for sequences in demonstrated for row in sequences]
+    learned = learn(actor, rows, authors, max_tokens=_MICRO_BATCH_TOKENS)
+    hardest = 0.0
+    for end in itertools.accumulate(len(sequences) for sequences in demonstrated):
+        last = rows[end - 1]
+        control = [token in control_ids for token in last.token_ids.tolist()]
+        hardest += _hardest_of_last_reply(learned.of_tokens[end - 1], loss_mask(last, authors).tolist(), control)
+    return hardest / len(demonstrated)
+
+
+def _hardest_of_last_reply(losses: Sequence[float], marked: Sequence[bool], control: Sequence[bool]) -> float:
+    """The largest loss in the last run of action tokens, apart from its first word and the control tokens before it."""
+    end = len(marked) - 1 - list(marked)[::-1].index(True)
+    start = end
+    while start > 0 and marked[start - 1]:
+        start -= 1
+    while start < end and control[start]:
+        start += 1
+    return max(losses[start + 1 : end + 1], default=losses[start])
+
+
+def _optimizers(model: nn.Module, section: WarmUpSection) -> list[torch.optim.Optimizer]:
+    hidden = hidden_matrices(model)
+    matrices = [parameter for name, parameter in model.named_parameters() if name in hidden]
+    rest = [parameter for name, parameter in model.named_parameters() if name not in hidden]
+    return [
+        torch.optim.Muon(matrices, lr=section.learning_rate_matrices, weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=section.learning_rate_rest, betas=(0.9, 0.95), weight_decay=0.0),
+    ]

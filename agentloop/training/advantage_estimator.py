@@ -1,0 +1,193 @@
+"""Advantages as a run is configured: of what is collected, and of a batch with replayed rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentloop.algorithms.advantages import (
+    Member,
+    ReplayBaseline,
+    advantages,
+    compared_members,
+    normalised,
+    rule_of,
+    whitened,
+)
+from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
+from agentloop.config import RunConfig
+from agentloop.config.sections.advantage import normalises_std
+from agentloop.errors import UserError, one_line
+from agentloop.learning.batch import bound_negative
+from agentloop.records import TurnRewards
+from agentloop.user_code import load_function
+from context.authors import AuthorTable
+from context.tokens.masks import response_mask
+from replay.records import REPLAY, BatchRow, Trajectory
+
+_QUESTION = "fork"
+
+
+@dataclass(frozen=True)
+class BatchAdvantages:
+    rows: list[BatchRow]
+    metrics: dict[str, float]
+
+
+class AdvantageEstimator:
+    """Gives advantages. Has no state."""
+
+    def __init__(
+        self, config: RunConfig, authors: AuthorTable | None = None, turn_rewards: TurnRewards | None = None
+    ) -> None:
+        """Runs the file of an advantage function of the user's own; raises UserError for what does not fit.
+
+        `authors` and `turn_rewards` are for `advantage.credit: turn`, and needed for nothing else.
+        """
+        self._config = config
+        self._authors = authors
+        self._turn_rewards = turn_rewards
+        # A critic makes the advantages of its batches itself; what rows are stored with is for samplers.
+        algorithm = "grpo" if config.algorithm == "ppo" else config.algorithm
+        self._rule = rule_of(algorithm, normalise_std=normalises_std(config))
+        spec = config.advantage.function
+        self._function = None if spec is None else _load(spec)
+
+    @property
+    def needs_greedy(self) -> bool:
+        """True: a task's members are compared with one greedy episode."""
+        return self._config.algorithm == "remax"
+
+    def of_groups(
+        self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
+    ) -> list[float]:
+        """Advantages that fresh trajectories, whole groups of one iteration, are stored with.
+
+        `rewards` are less the KL penalty; `greedy` is that of a greedy episode, by task.
+        """
+        known = greedy or {}
+        members = [
+            replace(member_of(row, value), greedy_reward=known.get(row.record.task, math.nan))
+            for row, value in zip(rows, rewards, strict=True)
+        ]
+        return self._advantages(members, "stored")
+
+    def of_one_task(self, members: Sequence[Member]) -> list[float]:
+        """Advantages of members of one task that are all compared with each other, fresh or not."""
+        return self._advantages(members, "shared")
+
+    def of_batch(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> BatchAdvantages:
+        """The rows with the advantages they are trained with; `baseline` says what replayed ones are measured by.
+
+        Under `stored` every row keeps the advantage it comes with. Then batch normalisation, each stream by itself;
+        then turns; then the weight of what is replayed and went badly.
+        """
+        members = [replace(member_of(row.trajectory, row.reward), replayed=row.stream == REPLAY) for row in rows]
+        metrics: dict[str, float] = {}
+        if baseline != "stored":
+            rows = [
+                replace(row, advantage=value)
+                for row, value in zip(rows, self._advantages(members, baseline), strict=True)
+            ]
+            compared = self._compared(members, baseline)
+            metrics["replay/without_peers"] = sum(
+                member.replayed and not set(others) - {position}
+                for position, (member, others) in enumerate(zip(members, compared, strict=True))
+            )
+        rows = self._normalised(rows)
+        if self._config.advantage.credit == "turn":
+            rows, metrics["advantage/unknown_turns"] = self._with_turns(rows, members, baseline)
+        share = self._config.replay.negative_weight
+        return BatchAdvantages([bound_negative(row, share) for row in rows], {k: float(v) for k, v in metrics.items()})
+
+    def _compared(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[tuple[int, ...]]:
+        return compared_members(members, baseline, whole_batch=self._rule.compares == "batch")
+
+    def _advantages(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[float]:
+        compared = self._compared(members, baseline)
+        if self._function is None:
+            values = advantages(members, compared, self._rule)
+            if not self._rule.whitens:
+                return values
+            return whitened(values, compared_members(members, baseline, whole_batch=True))
+        result = [0.0] * len(members)
+        for positions in dict.fromkeys(others for others in compared if others):
+            given = _asked(self._function, [members[p] for p in positions])
+            for position, value in zip(positions, given, strict=True):
+                result[position] = value
+        return result
+
+    def _normalised(self, rows: Sequence[BatchRow]) -> list[BatchRow]:
+        kind = self._config.advantage.normalise_batch
+        if kind == "none":
+            return list(rows)
+        # Where a group is compared, 0 says that it has no signal; else a reward of 0 is as good a reward as any.
+        measured = self._function is None and self._rule.compares != "group"
+        result = list(rows)
+        for stream in dict.fromkeys(row.stream for row in rows):
+            positions = [position for position, row in enumerate(rows) if row.stream == stream]
+            values = normalised(
+                [rows[p].advantage for p in positions], centre=kind == "whiten", zero_is_measured=measured
+            )
+            for position, value in zip(positions, values, strict=True):
+                result[position] = replace(rows[position], advantage=value)
+        return result
+
+    def _with_turns(
+        self, rows: Sequence[BatchRow], members: Sequence[Member], baseline: ReplayBaseline
+    ) -> tuple[list[BatchRow], int]:
+        """The rows with an advantage per turn; how many of them have none, as their turns are unknown."""
+        assert self._authors is not None and self._turn_rewards is not None
+        section = self._config.advantage
+        turn_rewards = self._turn_rewards([row.trajectory for row in rows])
+        known = [replace(member, turn_rewards=turns) for member, turns in zip(members, turn_rewards, strict=True)]
+        compared = self._compared(known, baseline)
+        result: list[BatchRow] = []
+        for position, (row, member) in enumerate(zip(rows, known, strict=True)):
+            if not member.turn_rewards:
+                result.append(row)
+                continue
+            others = [p for p in compared[position] if not (self._rule.leaves_itself_out and p == position)]
+            terms = relative_turn_rewards(
+                member,
+                [known[p] for p in others],
+                centre=self._rule.compares != "nothing",
+                normalise_std=self._rule.divides,
+            )
+            values = turn_advantages(row.advantage, terms, gamma=section.turn_gamma, coef=section.turn_coef)
+            segments = row.trajectory.segments
+            masks = [response_mask(segment.tokens, self._authors) for segment in segments]
+            tokens = over_tokens(masks, [s.reason != _QUESTION for s in segments], values, outcome=row.advantage)
+            result.append(replace(row, token_advantages=tokens))
+        return result, sum(row.token_advantages is None for row in result)
+
+
+def member_of(row: Trajectory, reward: float) -> Member:
+    """A trajectory as a baseline sees it."""
+    record = row.record
+    return Member(reward, record.num_action_tokens, record.group, record.task)
+
+
+def _load(spec: str) -> Callable[..., Any]:
+    function = load_function(spec, what="advantage.function")
+    trial = [Member(reward, 4, "group", "task") for reward in (0.0, 1.0, 1.0)]
+    _asked(function, trial)
+    return function
+
+
+def _asked(function: Callable[..., Any], members: Sequence[Member]) -> list[float]:
+    try:
+        given = [float(value) for value in function(list(members))]
+    except Exception as error:
+        raise UserError(
+            f"advantage.function must take the members of a group and return their advantages, got {one_line(error)} "
+            f"from {function.__name__}. Mend it, and --resume if the run had begun."
+        ) from error
+    if len(given) != len(members) or not all(map(math.isfinite, given)):
+        raise UserError(
+            f"advantage.function must return one finite number per member ({len(members)}), got {given} from "
+            f"{function.__name__}. Mend it, and --resume if the run had begun."
+        )
+    return given

@@ -1,0 +1,268 @@
+"""Build the parts of a run: from nothing, or from its last checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentloop.config import RunConfig
+from agentloop.config.sections.context import make_strategy
+from agentloop.config.seeds import derive_seed
+from agentloop.distributed.ranks import ALONE, Ranks
+from agentloop.environments import EnvironmentFactory, TaskSource, load_environment, open_tasks
+from agentloop.errors import UserError, one_line_with_place
+from agentloop.generation.local import LocalGenerator
+from agentloop.learning.kl_penalty import reward_penalty
+from agentloop.learning.lead import LeadTrainer, Learner, TrainerSpec
+from agentloop.learning.trainer import Trainer
+from agentloop.models.actor import Actor
+from agentloop.models.adapters import load_policy
+from agentloop.models.loading import LoadedModel, load_model, muted_libraries
+from agentloop.models.reference import reference_policy
+from agentloop.models.reward_model import SequenceClassifier
+from agentloop.models.tiny import build_tiny_model
+from agentloop.rollouts.actors import Actors, make_actors, make_parser
+from agentloop.rollouts.collect import Collector
+from agentloop.rollouts.rewards import RewardScorer
+from agentloop.rollouts.turn_rewards import stored_turn_rewards
+from agentloop.runs.checkpoint import COMPLETE, Checkpoint, write_directory
+from agentloop.runs.display import RunDisplay
+from agentloop.runs.run_folder import RunFolder
+from agentloop.runs.sinks import MetricSinks, open_sinks
+from agentloop.supervised.warm_up import Demonstrator, demonstrations, warm_up
+from agentloop.training.advantage_estimator import AdvantageEstimator
+from agentloop.training.publish import Publisher
+from agentloop.training.startup_checks import check_scoring
+from agentloop.user_code import load_function, load_sampler
+from context import AuthorTable
+from context.messages import Message
+from context.templates.template_report import check_template
+from replay.config import ReplayConfig
+from replay.mixing.mixer import Mixer
+from replay.sampling.samplers import Sampler
+from replay.storage.retention import Capacity
+from replay.storage.write import Admission, Redactor
+from replay.store import ReplayStore
+
+_CORPUS_CONVERSATIONS = 400
+_WARM_UP = "warm_up.json"
+
+
+@dataclass(frozen=True)
+class Components:
+    """Everything the loop conducts."""
+
+    config: RunConfig
+    folder: RunFolder
+    store: ReplayStore
+    admission: Admission
+    capacity: Capacity
+    sampler: Sampler
+    mixer: Mixer
+    source: TaskSource
+    collector: Collector
+    estimator: AdvantageEstimator
+    generator: LocalGenerator
+    trainer: Learner
+    publisher: Publisher
+    sinks: MetricSinks
+    display: RunDisplay
+    authors: AuthorTable
+    fingerprint: Mapping[str, str | int]
+    scores_are_stored: bool
+    """Behavior log-probs of what the policy as it is sampled are its old ones."""
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.run_id
+
+    @property
+    def actors(self) -> Actors:
+        """What episodes are run with, in training and in evaluation alike."""
+        return self.collector.actors
+
+    def close(self) -> None:
+        self.sinks.close()
+        self.store.close()
+
+
+def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
+    """Where the run's first weights are; the built-in model is made and warmed up at first use."""
+    config = folder.config
+    if config.model.path is not None:
+        return config.model.path
+    if not (folder.model / COMPLETE).exists():
+        write_directory(folder.model, lambda target: _make_tiny(target, config, display))
+    return folder.model
+
+
+def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
+    section = config.warm_up
+    options = {**config.environment.options, **section.options}
+    factory = load_environment(config.environment.name, options, config.context.registered_authors())
+    if not factory.can_demonstrate:
+        raise UserError(
+            f"model.path must name a model, got null: environment {config.environment.name!r} has no demonstrate() "
+            "to warm the built-in model up with. Write one, or set model.path."
+        )
+    display.note(f"making and warming up the built-in model, once, for {target.parent}")
+    seed = derive_seed(config.run.seed, "warm-up")
+    display.phase("tokenizer", 0, 1)
+    began = time.perf_counter()
+    with muted_libraries():
+        build_tiny_model(target, config.tiny, corpus=_corpus(factory, seed), seed=seed % 2**31)
+    loaded = load_model(config.model, target)
+    authors = config.context.author_table()
+    parser = make_parser(config.context.parser, loaded.template.source)
+    strategy = make_strategy(config.context.strategy, config.context.options)
+    result = warm_up(
+        Actor(loaded.model, compute=config.compute),
+        Demonstrator(loaded, authors, parser, factory=factory, strategy=strategy),
+        demonstrations(factory, seed=seed, strategy=strategy),
+        section,
+        authors=authors,
+        told=lambda update, loss: display.phase("warm-up", update, section.max_updates),
+    )
+    display.note(f"warm-up: {result.updates} updates, copying loss {result.loss:.3f}")
+    with muted_libraries():
+        loaded.model.save_pretrained(target)
+    seconds = time.perf_counter() - began
+    measured = {"warm_up/updates": result.updates, "warm_up/loss": result.loss, "time/warm_up": seconds}
+    (target / _WARM_UP).write_text(json.dumps(measured))
+
+
+def warm_up_metrics(folder: RunFolder) -> dict[str, float]:
+    """What the warm-up of the built-in model took; nothing for a model that came trained."""
+    path = folder.model / _WARM_UP
+    measured: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    return measured
+
+
+def _corpus(factory: EnvironmentFactory, seed: int) -> list[str]:
+    """What the tokenizer is trained on: demonstrated conversations, and the tools as the prompt shows them."""
+    conversations = itertools.islice(demonstrations(factory, seed=seed), _CORPUS_CONVERSATIONS)
+    texts = [json.dumps(tool["function"]) for tool in factory.tools] * 20
+    for conversation in conversations:
+        for message in conversation:
+            texts.append(message.content)
+            texts += [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
+    return texts
+
+
+def build_components(
+    folder: RunFolder,
+    display: RunDisplay,
+    *,
+    checkpoint: Checkpoint | None,
+    first: Path | str,
+    ranks: Ranks = ALONE,
+    environment_changed: bool = False,
+) -> Components:
+    """Load the weights (the checkpoint's, or the first ones) and connect everything.
+
+    On several `ranks` this is for rank 0: `learning.lead.serve_rank` is what the others do. Raises UserError where the
+    environment's source is not the run's, unless `environment_changed`.
+    """
+    config = folder.config
+    factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
+    if source.summary is not None:
+        display.note(f"tasks: {source.summary}")
+    if config.advantage.credit == "turn" and not factory.rewards_turns:
+        raise UserError(
+            f"advantage.credit must be trajectory when the environment has no turn_rewards, got turn with "
+            f"{factory.where}. Write def turn_rewards(self, task, messages)."
+        )
+    admission = make_admission(config.replay)
+    saved = checkpoint.model if checkpoint else None
+    loaded = load_policy(config, first, saved=saved)
+    _keep_tokenizer(loaded, folder)
+    authors = config.context.author_table()
+    version = checkpoint.values["loop"]["iteration"] if checkpoint else 0
+    generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, policy_version=version, compute=config.compute)
+    actor = Actor(loaded.model, packs=config.batch.layout == "packed", compute=config.compute)
+    agree = check_scoring(generator, actor)
+    display.note(f"chat template: {check_template(loaded.files).summary()}")
+    reference = reference_policy(config, first, actor)
+    trainer: Learner
+    if ranks.several:
+        spec = TrainerSpec(config, first, saved, authors)
+        trainer = leader = LeadTrainer(spec, ranks, copy=loaded.model, reference=reference)
+        gather = leader.publish
+    else:
+        trainer, gather = Trainer(actor, config, authors=authors, reference=reference), None
+    sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
+    store = ReplayStore.create(folder.database)
+    estimator = AdvantageEstimator(config, authors, stored_turn_rewards(factory, store))
+    return Components(
+        config=config,
+        folder=folder,
+        store=store,
+        admission=admission,
+        capacity=config.replay.capacity,
+        sampler=load_sampler(
+            config.replay.sampler, derive_seed(config.run.seed, "sampler"), config.replay.sampler_options
+        ),
+        mixer=Mixer(config.mix_rule()),
+        source=source,
+        collector=Collector(
+            make_actors(config, factory, loaded, generator),
+            config,
+            _make_scorer(config),
+            estimator,
+            reward_penalty(config, reference, authors, trainer.kl_coef),
+        ),
+        estimator=estimator,
+        generator=generator,
+        trainer=trainer,
+        publisher=Publisher(loaded, generator, store, folder=folder.path, run=folder.run_id, gather=gather),
+        sinks=sinks,
+        display=display,
+        authors=authors,
+        fingerprint=loaded.fingerprint,
+        scores_are_stored=agree and config.compute.old_log_probs == "auto",
+    )
+
+
+def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
+    """The run must stay readable when the model's own folder is gone."""
+    if not (folder.model / COMPLETE).exists():
+        write_directory(folder.model, loaded.tokenizer.save_pretrained)
+
+
+def _make_scorer(config: RunConfig) -> RewardScorer:
+    section = config.reward
+    model = None if section.model.path is None else SequenceClassifier(section.model, config.model)
+    return RewardScorer(section, max_tokens=config.context.max_tokens, model=model)
+
+
+def make_admission(section: ReplayConfig) -> Admission:
+    return Admission(section.dedupe, None if section.redact is None else load_redactor(section.redact))
+
+
+def load_redactor(spec: str) -> Redactor:
+    """The user's function, whose answers are checked: what it fails on must not be stored as it is."""
+    function: Callable[..., Any] = load_function(spec, what="replay.redact")
+
+    def redact(messages: tuple[Message, ...]) -> Sequence[Message] | None:
+        try:
+            redacted = function(messages)
+        except Exception as error:
+            raise UserError(
+                f"replay.redact must take every trajectory's messages, got {one_line_with_place(error)} from {spec}. "
+                "Nothing of the iteration was stored; mend the function and run again with --resume."
+            ) from error
+        if redacted is None:
+            return None
+        if not isinstance(redacted, (list, tuple)) or not all(isinstance(message, Message) for message in redacted):
+            raise UserError(
+                f"replay.redact must return messages or None, got {type(redacted).__name__} from {spec}. "
+                "Change messages with dataclasses.replace(message, content=...)."
+            )
+        return redacted
+
+    return redact

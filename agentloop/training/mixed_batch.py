@@ -1,0 +1,178 @@
+"""One iteration's batch: planned, then mixed from what was collected and what was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agentloop.config import RunConfig
+from agentloop.records import Penalty, kl_penalties, penalised_rewards
+from agentloop.rollouts.dynamic_sampling import zero_variance_groups
+from agentloop.rollouts.trajectories import Collected
+from agentloop.training.advantage_estimator import AdvantageEstimator, member_of
+from context.authors import LLM_DO_NOT_TRAIN, AuthorTable
+from replay.mixing.mixer import BatchPlan, Mixer, with_completions
+from replay.mixing.request import Availability, DrawRequest, Pick
+from replay.records import FRESH, REPLAY, BatchRow, Trajectory
+
+
+@dataclass(frozen=True)
+class IterationPlan:
+    """A batch before anything is collected."""
+
+    plan: BatchPlan
+    tasks: tuple[int, ...]
+    """Index of the training task of each slot."""
+    available: Availability
+    request: DrawRequest
+
+    def picks(self, fresh: Collected, config: RunConfig) -> tuple[Pick, ...]:
+        """What to draw, now that the fresh groups are known."""
+        if not config.replay.complete_zero_variance:
+            return self.plan.picks
+        same = [(group.task, members[0].record.reward) for group, members in zero_variance_groups(fresh)]
+        return with_completions(self.plan.picks, same, self.available.by_task_reward)
+
+
+@dataclass(frozen=True)
+class MixedBatch:
+    """What went into one iteration's batch."""
+
+    planned: IterationPlan
+    fresh: Collected
+    rows: list[BatchRow]
+    """Fresh ones first, with the advantages they are trained with."""
+    completed: int
+    """Fresh members of zero-variance groups that a drawn row completes."""
+    advantage_metrics: Mapping[str, float]
+
+    @property
+    def fresh_rows(self) -> list[BatchRow]:
+        return [row for row in self.rows if row.stream == FRESH]
+
+    @property
+    def replayed_rows(self) -> list[BatchRow]:
+        return [row for row in self.rows if row.stream == REPLAY]
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """Indices of the training tasks it was made of, planned and taken besides."""
+        return (*self.planned.tasks, *self.fresh.further_tasks)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.trajectory.record.num_tokens for row in self.rows)
+
+    def without_member(self, task_hash: Callable[[int], str]) -> list[int]:
+        """Tasks of the plan that nothing in the batch is of: an engine failed, or a stored row was corrupt."""
+        groups = [*self.fresh.groups, *self.fresh.unused_groups]
+        if len(groups) == len(self.tasks):
+            return []
+        there = {group.task for group in groups} | {row.trajectory.record.task for row in self.replayed_rows}
+        return [index for index in self.tasks if task_hash(index) not in there]
+
+    def metrics(self, config: RunConfig, mixer: Mixer) -> dict[str, float]:
+        """Configured, ruled and achieved composition, and what the buffer could not give."""
+        plan, drawn = self.planned.plan, self.replayed_rows
+        fresh, replayed = len(self.fresh.trajectories), len(drawn)
+        batch = fresh if config.replay.mode == "observe" else fresh + replayed
+        metrics = {
+            "batch/planned_fresh": plan.planned_fresh,
+            "batch/planned_replay": plan.planned_replay,
+            "batch/fresh": fresh,
+            "batch/replay": replayed,
+            "batch/fraction": plan.fraction,
+            "batch/ruled_fraction": plan.planned_replay / config.batch.trajectories,
+            "batch/achieved_fraction": replayed / batch,
+            "batch/fresh_shortfall": plan.fresh - fresh,
+            "replay/starved_rows": plan.planned_replay - replayed,
+            "replay/starved_groups": plan.starved_groups,
+            "replay/starved_iterations": mixer.starved_iterations,
+            "replay/started": mixer.started,
+            "replay/unknown_priority": self.planned.available.unknown_priority,
+            "replay/incomparable": sum(self.planned.available.incomparable.values()),
+        }
+        if mixer.rule.controller is not None:
+            metrics["replay/controller_factor"] = mixer.factor
+        if config.replay.complete_zero_variance:
+            metrics["batch/completed"] = self.completed
+        for source, count in plan.planned_sources.items():
+            metrics[f"batch/planned_source/{source}"] = count
+            metrics[f"batch/source/{source}"] = sum(_is_from(row.trajectory, source) for row in drawn)
+        stale = [row.staleness for row in drawn if row.staleness is not None]
+        if stale:
+            metrics |= {"replay/staleness_mean": sum(stale) / len(stale), "replay/staleness_max": max(stale)}
+        return {name: float(value) for name, value in {**metrics, **self.advantage_metrics}.items()}
+
+
+def mix_batch(
+    planned: IterationPlan,
+    fresh: Collected,
+    rows: Sequence[BatchRow],
+    config: RunConfig,
+    *,
+    estimator: AdvantageEstimator,
+    penalty: Penalty | None,
+) -> MixedBatch:
+    """The batch of `rows`, fresh ones first, with the advantages they are trained with.
+
+    A fresh row comes with the advantage of its group, or of the group as a drawn row completes it; a replayed one with
+    the advantage it is stored with. Any other `replay.baseline` than `stored` measures all of them anew, by rewards
+    less today's penalty.
+    """
+    replay = config.replay
+    baseline = replay.baseline if replay.mode == "train" else "stored"
+    completed: dict[str, float] = {}
+    if replay.complete_zero_variance and baseline == "stored":
+        completed = completed_advantages(fresh, rows, estimator=estimator, penalty=penalty)
+    elif baseline != "stored":
+        rows = _charged_today(rows, penalty)
+    rows = [replace(row, advantage=completed.get(row.trajectory.id, row.advantage)) for row in rows]
+    found = estimator.of_batch(rows, baseline)
+    return MixedBatch(planned, fresh, found.rows, len(completed), found.metrics)
+
+
+def _charged_today(rows: Sequence[BatchRow], penalty: Penalty | None) -> list[BatchRow]:
+    """Replayed rows with their rewards less today's penalty; fresh ones are charged already."""
+    stored = [row.trajectory for row in rows if row.stream == REPLAY]
+    rewards = iter(penalised_rewards(stored, kl_penalties(penalty, stored)))
+    return [replace(row, reward=next(rewards)) if row.stream == REPLAY else row for row in rows]
+
+
+def completed_advantages(
+    fresh: Collected, rows: Sequence[BatchRow], *, estimator: AdvantageEstimator, penalty: Penalty | None
+) -> dict[str, float]:
+    """Advantages of fresh members of equal reward, over their group and the drawn rows of its task that differ; by id.
+
+    Only theirs: a drawn row keeps the advantage it is stored with, like every replayed row.
+    """
+    drawn = [row.trajectory for row in rows if row.stream == REPLAY]
+    advantages: dict[str, float] = {}
+    for group, members in zero_variance_groups(fresh):
+        own = members[0].record.reward
+        others = [row for row in drawn if row.record.task == group.task and row.record.reward != own]
+        if others:
+            together = [member_of(row, fresh.rewards[row.id]) for row in members]
+            charged = penalised_rewards(others, kl_penalties(penalty, others))
+            for row, reward in zip(others, charged, strict=True):
+                together.append(replace(member_of(row, reward), replayed=True))
+            over_all = estimator.of_one_task(together)[: len(members)]
+            advantages |= {row.id: advantage for row, advantage in zip(members, over_all, strict=True)}
+    return advantages
+
+
+def as_observed(trajectory: Trajectory, authors: AuthorTable) -> Trajectory:
+    """The same tokens with every trained one written by `llm(do_not_train)`: sampled, scored, without loss."""
+    code = np.uint8(authors.code(LLM_DO_NOT_TRAIN))
+    segments = []
+    for segment in trajectory.segments:
+        tokens = segment.tokens
+        codes = np.where(authors.is_trained(tokens.authors), code, tokens.authors)
+        segments.append(replace(segment, tokens=replace(tokens, authors=codes)))
+    return replace(trajectory, segments=tuple(segments))
+
+
+def _is_from(row: Trajectory, source: str) -> bool:
+    return source in (row.record.source, row.record.run)

@@ -1,0 +1,75 @@
+"""Make the updated weights the sampling policy, and keep a snapshot that stored log-probs can be checked against."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from agentloop.config import CheckpointSection
+from agentloop.generation.local import LocalGenerator
+from agentloop.models.loading import LoadedModel, muted_libraries
+from agentloop.runs.checkpoint import prune, write_directory
+from replay.records import PolicyRecord
+from replay.store import ReplayStore
+
+# Everything beside the weights that makes a folder loadable by `model.path`.
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "added_tokens.json",
+)
+
+
+class Publisher:
+    """Counts publishes; version 0 is the policy the run starts with."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        generator: LocalGenerator,
+        store: ReplayStore,
+        *,
+        folder: Path,
+        run: str,
+        gather: Callable[[], None] | None = None,
+    ) -> None:
+        """`gather` brings trained weights into `loaded`; None: they are the same."""
+        self._loaded = loaded
+        self._generator = generator
+        self._store = store
+        self._folder = folder
+        self._run = run
+        self._gather = gather
+
+    def publish(self, version: int, section: CheckpointSection) -> None:
+        """`version` is in place: record it, snapshot it if asked, and sample from it from now on."""
+        if self._gather is not None:
+            self._gather()
+        target = self._folder / "policies" / f"{version:06d}"
+        # The database first: it refuses a process whose run was taken over, which must not touch the other's files.
+        self._store.add_policy(
+            PolicyRecord(
+                run=self._run,
+                version=version,
+                checkpoint=None if section.keep_policies == "none" else str(target.relative_to(self._folder)),
+                tokenizer_hash=self._loaded.codec.hash,
+                template_hash=self._loaded.template.hash,
+            )
+        )
+        if section.keep_policies != "none":
+            write_directory(target, self.save_model)
+            if section.keep_policies != "all":
+                prune(target.parent, keep=section.keep_policies)
+        self._generator.published(version)
+
+    def save_model(self, target: Path) -> None:
+        """A Hugging Face folder with the current weights and the run's tokenizer."""
+        with muted_libraries():
+            self._loaded.model.save_pretrained(target)
+        for name in _TOKENIZER_FILES:
+            source = self._folder / "model" / name
+            if source.exists():
+                shutil.copy2(source, target / name)

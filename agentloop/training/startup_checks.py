@@ -1,0 +1,63 @@
+"""What would spoil a run in silence is looked for before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from agentloop.errors import UserError
+from agentloop.generation import GenerationRequest
+from agentloop.generation.local import LocalGenerator
+from agentloop.models.actor import Actor
+
+_TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.5
+"""Nats between sampling and scoring. Half precision rounds differently in batches of other shapes."""
+
+
+def check_scoring(generator: LocalGenerator, actor: Actor) -> bool:
+    """Log-probs from sampling are those from scoring, over two turns and ragged prompts. True: to 0.001 nats, for sure.
+
+    Some architectures keep a state that the generation's cache does not know of; their stored log-probs would be
+    wrong, and every ratio with them. Where only autocast rounds to 16 bits, they must agree to 0.001 nats without it.
+    """
+    if actor.compute.autocast != "none":
+        exact = actor.compute.model_copy(update={"autocast": "none", "compile": False})
+        check_scoring(generator.with_compute(exact), Actor(actor.model, packs=actor.packs, compute=exact))
+    prompts = {0: [3, 4, 5, 6, 7], 1: [5, 3]}
+    worst = 0.0
+    generator.begin(seed=0, temperature=1.0)
+    for _ in range(2):
+        requests = [GenerationRequest(episode, ids, 4) for episode, ids in prompts.items()]
+        completions = list(generator.generate(requests))
+        rows = [[*request.prompt_ids, *said.token_ids] for request, said in zip(requests, completions, strict=True)]
+        worst = max(worst, _difference(actor, rows, [said.log_probs for said in completions]))
+        prompts = {request.episode: [*row, 8, 9] for request, row in zip(requests, rows, strict=True)}
+    limit = _HALF_TOLERANCE if actor.half_precision else _TOLERANCE
+    if not worst <= limit and actor.packs:
+        raise UserError(
+            f"batch.layout must be padded for a model that does not tell rows apart by their positions, got packed and "
+            f"log-probs that differ by {worst:.3g} nats with {type(actor.model).__name__}. Set batch.layout: padded."
+        )
+    if not worst <= limit:
+        raise UserError(
+            f"model.path must give the same log-probs when sampling and when scoring (within {limit} nats), got a "
+            f"difference of {worst:.3g} with {type(actor.model).__name__}. Use another architecture."
+        )
+    return worst <= _TOLERANCE and not actor.half_precision
+
+
+def _difference(actor: Actor, rows: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> float:
+    """Largest one of the last tokens of each row, all rows scored at once."""
+    width = max(map(len, rows))
+    tokens = torch.zeros((len(rows), width), dtype=torch.int64)
+    there, sampled = torch.zeros((2, len(rows), width), dtype=torch.bool)
+    for position, (row, known) in enumerate(zip(rows, log_probs, strict=True)):
+        tokens[position, : len(row)] = torch.tensor(row)
+        there[position, : len(row)] = True
+        sampled[position, len(row) - len(known) : len(row)] = True
+    tokens, there, sampled = (array.to(actor.device) for array in (tokens, there, sampled))
+    with torch.no_grad():
+        again, _ = actor.log_probs(tokens, there, sampled, torch.ones(len(rows), device=actor.device), entropy=False)
+    stored = torch.tensor([value for known in log_probs for value in known], dtype=again.dtype, device=again.device)
+    return float((again[sampled] - stored).abs().max())

@@ -1,0 +1,253 @@
+"""From a configuration to a trained agent: start or resume, run the loop, write the report."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from agentloop import __version__
+from agentloop.config import RunConfig
+from agentloop.config.config_file import to_plain
+from agentloop.distributed.ranks import Ranks, process_group
+from agentloop.errors import TrainingStopped, UserError
+from agentloop.learning.lead import check_ranks, serve_rank
+from agentloop.learning.stream_losses import stream_losses
+from agentloop.rollouts.rewards import RewardScorer
+from agentloop.runs.checkpoint import (
+    COMPLETE,
+    Checkpoint,
+    complete_checkpoints,
+    load_checkpoint,
+    readable,
+    restore_random,
+)
+from agentloop.runs.display import RunDisplay, open_display, percent
+from agentloop.runs.process import seed_process
+from agentloop.runs.run_folder import RunFolder, create_run_folder, explained, record_environment, resumed_run_folder
+from agentloop.runs.run_report import report_run
+from agentloop.runs.signals import StopRequest, graceful_stop
+from agentloop.training.advantage_estimator import AdvantageEstimator
+from agentloop.training.components import Components, build_components, starting_model, warm_up_metrics
+from agentloop.training.loop import Loop, LoopState
+from replay.errors import DatabaseRefused
+from replay.exchange.attach import attach, check_attachable
+from replay.queries.filters import condition
+from replay.records import RunRecord
+from replay.report import REPORT_NAME
+from replay.storage.retention import Capacity
+from replay.store import ReplayStore
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    folder: Path
+    iterations: int
+    success_before: float
+    success_after: float
+    report: Path
+    exit_code: int
+    """0, or 128 + signal when a signal ended the run early."""
+
+
+def train(
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    environment_changed: bool = False,
+    trace: bool = False,
+    display: RunDisplay | None = None,
+) -> TrainResult:
+    """Train one run to its end.
+
+    `resume` continues the newest run of that name from its last complete checkpoint, as if it had never stopped;
+    `environment_changed` says that the environment's source may be another than the run's.
+    `trace` has the display show the data flow of the next iteration.
+    Under torchrun this is rank 0's call, which leads the others; theirs is `train_worker`.
+    Raises UserError for what the user can mend, TrainingStopped when the run itself can't go on.
+    """
+    with process_group(timeout_s=config.compute.rank_timeout_s, device=config.model.device) as ranks:
+        if ranks.index:
+            raise ValueError(f"train must be called on rank 0, got rank {ranks.index}. Call train_worker there.")
+        check_ranks(config, ranks)
+        folder = resumed_run_folder(config) if resume else create_run_folder(config)
+        parts = partial(_components, folder, ranks=ranks, new=not resume, environment_changed=environment_changed)
+        return _train(folder, parts, trace=trace, display=display or open_display())
+
+
+def train_worker(config: RunConfig) -> None:
+    """Any rank but 0: hold and update a part of the weights until the run of rank 0 ends."""
+    with process_group(timeout_s=config.compute.rank_timeout_s, device=config.model.device) as ranks:
+        serve_rank(ranks)
+
+
+def _train(
+    folder: RunFolder, make_components: Callable[..., Components], *, trace: bool, display: RunDisplay
+) -> TrainResult:
+    try:
+        with folder.lock(), graceful_stop(display.note) as stop:
+            checkpoint = _newest_checkpoint(folder)
+            with closing(make_components(display, checkpoint)) as parts:
+                loop = Loop(parts, _begin(parts, checkpoint), trace=trace)
+                if not loop.state.evaluations:
+                    _first_evaluation(loop)
+                report = _run(loop, stop)
+    finally:
+        display.close()
+    evaluations = loop.state.evaluations
+    return TrainResult(folder.path, loop.state.iteration, evaluations[0][1], evaluations[-1][1], report, stop.exit_code)
+
+
+def _components(
+    folder: RunFolder,
+    display: RunDisplay,
+    checkpoint: Checkpoint | None,
+    *,
+    ranks: Ranks,
+    new: bool,
+    environment_changed: bool,
+) -> Components:
+    """The parts of the run. A new run that can't be put together leaves no folder for --resume to stumble over."""
+    try:
+        seed_process(folder.config)
+        # Better refused now than after the warm-up: functions of the user's, and a database.
+        stream_losses(folder.config.loss)
+        RewardScorer(folder.config.reward, max_tokens=folder.config.context.max_tokens)
+        AdvantageEstimator(folder.config)
+        if folder.config.replay.database is not None:
+            ReplayStore.create(folder.database).close()
+        for place in folder.config.replay.attach.values():
+            check_attachable(place)
+        first = starting_model(folder, display)
+        # Once more: whether the warm-up was made just now or by a start that was killed must not matter.
+        seed_process(folder.config)
+        return build_components(
+            folder,
+            display,
+            checkpoint=checkpoint,
+            first=first,
+            ranks=ranks,
+            environment_changed=environment_changed,
+        )
+    except (UserError, DatabaseRefused):
+        if new and not (folder.model / COMPLETE).exists():
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+
+
+def _newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
+    complete = complete_checkpoints(folder.checkpoints)
+    return load_checkpoint(complete[-1]) if complete else None
+
+
+def _begin(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
+    """Everything in place for the next iteration; a start is a resume that found no checkpoint."""
+    folder = parts.folder
+    parts.store.add_run(_run_record(parts))
+    record_environment(folder, parts.actors.factory.source)
+    state = _restore(parts, checkpoint) if checkpoint else LoopState()
+    report = parts.store.resume(folder.run_id, state.iteration)
+    state.attempt = report.next_attempt
+    if checkpoint:
+        parts.display.note(
+            f"resumed {folder.path} after iteration {state.iteration}: {report.released} reservations released, "
+            f"{report.rolled_back} draws rolled back, {report.orphaned} trajectories orphaned"
+        )
+        _tell_other_versions(parts)
+        restore_random(checkpoint)
+    else:
+        parts.display.note(f"run folder: {folder.path}")
+        parts.publisher.publish(0, folder.config.checkpoint)
+        attach_buffers(parts)
+    return state
+
+
+def _tell_other_versions(parts: Components) -> None:
+    """How many rows go on being replayed that another version of the environment has rewarded."""
+    factory = parts.actors.factory
+    if {*parts.folder.environments, factory.source} == {factory.source}:
+        return
+    version, filter = factory.version, f"environment_version != {factory.version!r} and source == 'self'"
+    older = condition(f"{filter} and state == 'eligible'")
+    found = parts.store.prune(parts.run_id, rows=older, capacity=Capacity(), dry_run=True)
+    parts.display.note(
+        f"environment changed: rows collected from now on are of its version {version}; {found.rows} of other versions "
+        f'go on being replayed. To drop them: agentloop replay prune {parts.folder.path} --where "{filter}" --yes'
+    )
+
+
+def _restore(parts: Components, checkpoint: Checkpoint) -> LoopState:
+    if checkpoint.values["run"] != parts.run_id:
+        raise UserError(
+            f"checkpoints must belong to the run {parts.run_id}, got one of {checkpoint.values['run']} in "
+            f"{checkpoint.folder}. Put the right folder back."
+        )
+    with readable(checkpoint.folder):
+        parts.trainer.load(checkpoint.state, checkpoint.values["trainer"])
+    parts.sampler.load_state(checkpoint.values["sampler"])
+    parts.mixer.load_state(checkpoint.values["mixer"])
+    parts.source.load_state(checkpoint.values["source"])
+    return LoopState.from_values(checkpoint.values["loop"])
+
+
+def _run(loop: Loop, stop: StopRequest) -> Path:
+    """The report of the run; also of one that could not go on, as it shows what led there."""
+    try:
+        with stop.working():
+            loop.run(stop)
+    except TrainingStopped:
+        _write_report(loop.components)
+        raise
+    return _write_report(loop.components)
+
+
+def _write_report(parts: Components) -> Path:
+    path = parts.folder.path / REPORT_NAME
+    with explained(path, advice="The run itself is whole: make room and run again with --resume."):
+        return report_run(parts.store, path, run=parts.run_id)
+
+
+def _first_evaluation(loop: Loop) -> None:
+    parts = loop.components
+    metrics = loop.evaluate()
+    parts.store.add_metrics(parts.run_id, 0, metrics | warm_up_metrics(parts.folder))
+    loop.save()
+    parts.display.note(f"held-out success before training: {percent(metrics['eval/success'])}")
+
+
+def _run_record(parts: Components) -> RunRecord:
+    folder = parts.folder
+    return RunRecord(
+        id=folder.run_id,
+        name=folder.path.name,
+        config=to_plain(folder.config),
+        authors=parts.authors.to_json(),
+        authors_hash=parts.authors.hash,
+        code_version=__version__,
+        fingerprint=parts.fingerprint,
+    )
+
+
+def attach_buffers(parts: Components) -> None:
+    """Copy their rows before the first iteration; what a start that was killed has copied stays as it is.
+
+    A resume copies nothing: the run goes on with the rows it had.
+    """
+    replay = parts.config.replay
+    for name, place in replay.attach.items():
+        told = partial(_tell, parts, name)
+        allowed = replay.allow_mismatch
+        report = attach(parts.store, parts.run_id, name, place, allow_mismatch=allowed, progress=told)
+        for problem in report.problems:
+            parts.display.note(f"replay.attach: left out {problem}")
+        parts.display.note(
+            f"attached {place} as {name}: {report.rows:,} rows, {report.inserted:,} of them copied now; "
+            f"the run can learn from {report.learnable:,}"
+        )
+
+
+def _tell(parts: Components, name: str, phase: str, done: int) -> None:
+    parts.display.phase(f"attach {name}: {phase}", done, done)

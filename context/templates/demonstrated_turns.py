@@ -1,0 +1,87 @@
+"""Where in a rendering an assistant message stands that somebody wrote in the policy's place.
+
+Its turn is all that the policy would have had to sample: what follows the generation prompt, markup of thinking and
+calls among it, up to and with the stop token. Texts here are neutral renderings, with markers for contents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+
+from context.templates.chat_template import RenderError
+from context.templates.placeholders import Piece, last_marker, next_marker, outline
+from context.tokens.codec import TokenCodec
+
+
+@dataclass(frozen=True)
+class Around:
+    """The conversation up to a message, rendered in three ways."""
+
+    silent: str
+    """Before it, without a generation prompt."""
+    prompt: str
+    """Before it, with one."""
+    ended: str
+    """Ending in it."""
+
+
+def turn_span(neutral: str, around: Around, codec: TokenCodec, stop_ids: frozenset[int]) -> tuple[int, int]:
+    """First and last character (exclusive) of a message's turn in `neutral`, the whole conversation.
+
+    A template that opens thinking in its generation prompt, and not in earlier turns, has the turn begin where the two
+    part. One that ends earlier turns otherwise than with the stop token of the last has it end with its last content.
+    Raises RenderError where the message is not written like a reply at all.
+    """
+    start = _behind(neutral, around, codec)
+    if start == 0:  # no token before it could predict the first one
+        raise RenderError(
+            "chat template must write something before an action author's message, got nothing. Begin with another one."
+        )
+    content = last_marker(around.ended)
+    if content and content not in around.prompt:
+        said = neutral.find(content, start) + len(content)
+        tail = around.ended.rpartition(content)[2]
+        if said < start + len(content):
+            raise _unlike_a_reply(neutral[start : start + 40])
+    else:
+        said = start
+        tail = around.ended.removeprefix(around.prompt)
+        tail = tail.rpartition(content)[2] if content else tail
+    stop = codec.first_of(stop_ids, neutral[said : next_marker(neutral, said)])
+    expected = codec.first_of(stop_ids, tail)
+    if stop is not None and expected is not None and stop[0] == expected[0]:
+        return start, said + stop[1]
+    return start, said + len(tail) if neutral.startswith(tail, said) else said
+
+
+def cut_pieces(neutral: str) -> list[Piece]:
+    """The outline of a part of a rendering, which may begin and end in a content."""
+    return [piece for piece in outline(neutral, {}) if piece != ""]
+
+
+def _behind(neutral: str, around: Around, codec: TokenCodec) -> int:
+    """Where the generation prompt ends, or where the message parts from it."""
+    content = last_marker(around.prompt)
+    asked, silent = (_from(content, text) for text in (around.prompt, around.silent))
+    if neutral.startswith(around.prompt):
+        return len(around.prompt)
+    at = neutral.find(content)  # what is before that content, a template may write in another way
+    written = neutral[at : next_marker(neutral, at + len(content))]
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(asked, written, strict=False)))
+    cut = len(content) + codec.boundary(written[len(content) :], shared - len(content))
+    if at < 0 or cut <= len(silent):
+        raise _unlike_a_reply(written[-40:])
+    return at + cut
+
+
+def _from(content: str, text: str) -> str:
+    """The text from its last content on."""
+    return content + text.rpartition(content)[2] if content else text
+
+
+def _unlike_a_reply(text: str) -> RenderError:
+    return RenderError(
+        "chat template must write an action author's message as it writes a reply, behind the generation prompt, "
+        f"got one that does not at {text!r}. Use author 'initialization', or another template."
+    )

@@ -1,0 +1,116 @@
+"""Exact tokens with their provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+NOT_SAMPLED = -1
+"""`policy_versions` of a token that no policy of the run sampled."""
+SegmentReason = Literal["clean", "template_rewrite", "strategy_rewrite", "fork"]
+BehaviorContext = Literal["plain", "hinted"]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSequence:
+    """Tokens left to right; index t of every array describes token t. Checks its own alignment."""
+
+    token_ids: npt.NDArray[np.int32]
+    authors: npt.NDArray[np.uint8]
+    """Codes of the run's author table."""
+    behavior_log_probs: npt.NDArray[np.float32]
+    """Nats, under the policy that sampled the token; NaN where no behavior policy is known, never 0."""
+    policy_versions: npt.NDArray[np.int32]
+    """Publishes before the token was sampled; -1 where it was not sampled."""
+
+    def __post_init__(self) -> None:
+        for name, dtype in _FIELDS:
+            array = getattr(self, name)
+            if array.dtype != dtype or array.ndim != 1:
+                raise ValueError(f"{name} must be a vector of {dtype.__name__}, got {array.dtype}{list(array.shape)}.")
+            if len(array) != len(self.token_ids):
+                raise ValueError(f"{name} must have one entry per token ({len(self.token_ids)}), got {len(array)}.")
+            array.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @classmethod
+    def concatenate(cls, parts: Iterable[TokenSequence]) -> TokenSequence:
+        rows = list(parts)
+        return cls(*(np.concatenate([getattr(p, f) for p in rows] or [np.empty(0, d)]) for f, d in _FIELDS))
+
+    @classmethod
+    def constant(cls, token_ids: Iterable[int], author_code: int) -> TokenSequence:
+        """Tokens of one author that no policy sampled."""
+        ids = np.array(list(token_ids), dtype=np.int32)
+        n = len(ids)
+        return cls(
+            ids,
+            np.full(n, author_code, np.uint8),
+            np.full(n, np.nan, np.float32),
+            np.full(n, NOT_SAMPLED, np.int32),
+        )
+
+    def equals(self, other: TokenSequence) -> bool:
+        """Bit-equal in every field (NaN equals NaN)."""
+        return all(getattr(self, f).tobytes() == getattr(other, f).tobytes() for f, _ in _FIELDS)
+
+
+_FIELDS: tuple[tuple[str, type], ...] = (
+    ("token_ids", np.int32),
+    ("authors", np.uint8),
+    ("behavior_log_probs", np.float32),
+    ("policy_versions", np.int32),
+)
+
+
+class TokenView(Sequence[int]):
+    """The first `length` ids of a list that only grows: a prompt that is not copied each turn."""
+
+    __slots__ = ("_ids", "_length")
+
+    def __init__(self, ids: list[int], length: int) -> None:
+        self._ids = ids
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            return self._ids[start:stop:step] if step > 0 else [self._ids[i] for i in range(start, stop, step)]
+        return self._ids[range(self._length)[index]]
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._ids, self._length)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (list, tuple, TokenView)) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # equal to lists, which have none
+
+    def __repr__(self) -> str:
+        return f"TokenView({list(self)})"
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """One training sequence of a trajectory. A strategy that rewrites history makes several."""
+
+    tokens: TokenSequence
+    reason: SegmentReason = "clean"
+    """Why it was begun: `clean` for the first one; the template or the strategy rewrote what was shown before; `fork`
+    for a question about the context. One that goes on after a question has the reason of the one it continues."""
+    behavior_context: BehaviorContext = "plain"
+    """`hinted`: the tokens were sampled with a hint in sight that is not here; their log-probs are unknown."""

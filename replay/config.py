@@ -1,0 +1,261 @@
+"""What of a run's configuration decides about its buffer: `replay`, whole, and a few keys beside it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from context.wording import suggest
+from replay.errors import DatabaseRefused, ReplayError
+from replay.mixing.request import Limits, LimitSection
+from replay.mixing.rule import SAME_TASK, MixRule, MixSection
+from replay.records import SOURCE_NAME, RunRecord
+from replay.sampling.compatibility import MISMATCHES
+from replay.sampling.samplers import SAMPLERS, RankedSampler, make_sampler
+from replay.section import Fraction, NonNegative, Positive, Section
+from replay.storage.databases.open import check_url
+from replay.storage.retention import Capacity
+
+
+class _Part(Section):
+    """A few keys of a section that has others."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class RunLength(_Part):
+    iterations: Positive = Field(60, description="Most iterations (collect .. publish) the run makes.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of everything that is random.")
+
+
+class BatchSize(_Part):
+    trajectories: Positive = Field(
+        128, description="Trajectories of one iteration's batch, fresh and replayed together."
+    )
+    group_size: Positive = Field(8, description="Fresh trajectories per task.")
+
+
+class TaskPool(_Part):
+    task_pool: Positive | Literal["unlimited"] = Field(
+        "unlimited", description="Number of different training tasks; unlimited: every task is new."
+    )
+
+
+class TaskData(_Part):
+    data: str | None = Field(
+        None,
+        description="Rows to make tasks of: a .jsonl (also .jsonl.gz, .jsonl.zst) or .parquet file, `{split}` in its "
+        "path standing for the split, or hf:NAME for a Hugging Face data set, a hub id or a folder; null: the "
+        "environment makes tasks up.",
+    )
+
+
+class ReplayConfig(LimitSection, MixSection):
+    """The mixing ratio, which rows are drawn, and what the buffer keeps."""
+
+    successful_only: bool = Field(True, description="Draw successful trajectories only.")
+    sampler: str = Field(
+        "success",
+        description="Which rows are drawn: uniform, recency, fifo_window, success, difficulty, entropy, advantage, "
+        "reward, max_variance_group, freshness, or `path/to/file.py:ClassName` of your own; see docs/replay.md.",
+    )
+    sampler_options: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the sampler, for example {half_life: 4}."
+    )
+    complete_zero_variance: bool = Field(
+        False,
+        description="A fresh group of equal rewards is given a stored member of its task with another reward, out of "
+        "the replayed part.",
+    )
+    baseline: Literal["stored", "shared", "split", "fresh_only", "leave_one_out"] = Field(
+        "stored",
+        description="Advantage of a replayed row: stored, of the group it was born in; else against members of its "
+        "task in the batch: all (shared), replayed (split), fresh (fresh_only), all but itself (leave_one_out).",
+    )
+    weight: NonNegative = Field(
+        1.0, description="Weight of the replay stream's loss; needs `loss.normalise: per_stream` unless 1."
+    )
+    negative_weight: Fraction = Field(
+        1.0,
+        description="What the loss of a replayed row with a negative advantage is multiplied by (credit turn: the "
+        "negative advantages of its tokens); 0: they teach nothing.",
+    )
+    database: str | None = Field(
+        None,
+        description="Where experience is kept: postgresql+psycopg://USER@HOST/NAME; null: a file in the run folder.",
+    )
+    attach: dict[str, str] = Field(
+        default_factory=dict,
+        description="Other buffers to draw from, by the source their rows get, e.g. {wins: runs/quickstart-001}: run "
+        "folder, file or URL. Copied when the run begins.",
+    )
+    capacity: Capacity = Field(
+        default_factory=Capacity,
+        description="What the buffer has room for; null everywhere: it keeps everything. See docs/replay-commands.md.",
+    )
+    max_quarantined: Fraction = Field(
+        0.01,
+        description="Share of the run's rows found corrupt above which it stops; the first three never stop it.",
+    )
+    dedupe: bool = Field(
+        False,
+        description="Store a row without its tokens where an eligible one of its task has the same tokens; its group "
+        "is then not drawn whole.",
+    )
+    redact: str | None = Field(
+        None,
+        description="`path/to/file.py:function` that is given a trajectory's messages and returns those to store; a "
+        "row whose messages it changes is stored without its tokens.",
+    )
+
+    @property
+    def limits(self) -> Limits:
+        """Which rows a draw may take at all."""
+        return Limits(**self.values_of(LimitSection), sources=tuple(self.sources) or None)
+
+    def mix_rule(self, batch: BatchSize, iterations: int) -> MixRule:
+        """The composition of the batches of a run of so many iterations."""
+        sizes = {"trajectories": batch.trajectories, "group_size": batch.group_size, "iterations": iterations}
+        return MixRule(**self.values_of(MixSection), **sizes)
+
+    def check(self, batch: BatchSize, tasks: TaskData, environment: TaskPool, iterations: int) -> None:
+        """Raises ValueError where batches of this size can't be mixed as asked."""
+        size = batch.group_size
+        if self.unit != "any" and batch.trajectories % size:
+            raise ValueError(
+                f"batch.trajectories must be a multiple of batch.group_size ({size}) when replay.unit is {self.unit}, "
+                f"got {batch.trajectories}. Change one of them, or set replay.unit: any."
+            )
+        if self.unit in SAME_TASK:
+            check_task_pool(tasks, environment, f"replay.unit is {self.unit}")
+        if self.complete_zero_variance:
+            check_task_pool(tasks, environment, "replay.complete_zero_variance is true")
+        for name in ("per_task", "per_group") if self.unit == "group" else ():
+            most = getattr(self, name)
+            if most is not None and most < size:
+                raise ValueError(
+                    f"replay.{name} must be at least batch.group_size ({size}) when replay.unit is group, whose groups "
+                    f"are drawn whole, got {most}. Raise it, or leave it out."
+                )
+        if self.unit == "task":
+            self._check_task_members(size, self.mix_rule(batch, iterations).highest_fraction)
+
+    def _check_task_members(self, size: int, highest: float) -> None:
+        members = self.task_members
+        if members is None or members > size:
+            raise ValueError(
+                f"replay.task_members must be a number from 1 to batch.group_size ({size}) when replay.unit is task, "
+                f"got {'null' if members is None else members}. Set how many members of a mixed group are replayed."
+            )
+        if highest * size > members + 1e-9:
+            raise ValueError(
+                f"replay.task_members must be at least replay.fraction x batch.group_size ({highest:g} x {size}), got "
+                f"{members}: with every group mixed, that many of {size} are all there is. Raise it, or lower "
+                "replay.fraction."
+            )
+
+    @model_validator(mode="after")
+    def _rows_can_be_drawn(self) -> Self:
+        if ":" not in self.sampler and self.sampler not in SAMPLERS:
+            raise ValueError(
+                f"replay.sampler must be a built-in sampler or path/to/file.py:ClassName, got {self.sampler!r:.80}. "
+                f"{suggest(self.sampler, SAMPLERS)}"
+            )
+        sampler = make_sampler(self.sampler, 0, self.sampler_options) if self.sampler in SAMPLERS else None
+        if self.unit == "group" and isinstance(sampler, RankedSampler) and sampler.pool != 0:
+            raise ValueError(
+                f"replay.sampler must weigh rows when replay.unit is group, got {self.sampler}, which ranks them. "
+                "Use another sampler, or replay.unit: any."
+            )
+        for name in self.allow_mismatch:
+            if name not in MISMATCHES:
+                raise ValueError(
+                    f"replay.allow_mismatch must name what may differ, got {name!r}. {suggest(name, MISMATCHES)}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> Self:
+        shares = self.sources
+        if shares and (min(shares.values()) <= 0 or abs(sum(shares.values()) - 1) > 1e-6):
+            raise ValueError(
+                f"replay.sources must have shares above 0 that sum to 1, got {shares}. "
+                "They divide the replayed rows; replay.fraction says how many there are."
+            )
+        if self.unit == "group" and self.successful_only:
+            raise ValueError(
+                "replay.successful_only must be false when replay.unit is group, whose members are drawn whole, got "
+                "true. Set replay.successful_only: false."
+            )
+        if self.complete_zero_variance and (self.mode == "observe" or self.unit == "group"):
+            key, value = ("mode", "observe") if self.mode == "observe" else ("unit", "group")
+            raise ValueError(
+                f"replay.complete_zero_variance must be false when replay.{key} is {value}, got true. "
+                "Only single rows that are trained on can complete a group."
+            )
+        if self.unit != "task" and self.task_members is not None:
+            raise ValueError(
+                f"replay.task_members must be left out when replay.unit is {self.unit}, got {self.task_members}. "
+                "Remove it, or set replay.unit: task."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _databases_can_be_named(self) -> Self:
+        places = {} if self.database is None else {"replay": self.database}
+        for name, place in self.attach.items():
+            if not SOURCE_NAME.fullmatch(name) or name in ("self", "gateway"):
+                raise ValueError(
+                    f"replay.attach must name sources in {SOURCE_NAME.pattern}, not self or gateway, got {name!r}. "
+                    "Choose another name."
+                )
+            if "://" in place:
+                places[f"replay.attach.{name}"] = place
+        for key, url in places.items():
+            try:
+                check_url(url)
+            except DatabaseRefused as error:
+                raise ValueError(f"{key}.{error}") from None
+        return self
+
+
+def check_task_pool(tasks: TaskData, environment: TaskPool, when: str) -> None:
+    """Raises ValueError where no task comes twice."""
+    if environment.task_pool == "unlimited" and tasks.data is None:
+        raise ValueError(
+            f"environment.task_pool must be a number when {when}, got unlimited: no task comes twice, so none is ever "
+            "in the buffer when it comes. Set it, for example to 500, or name rows with tasks.data."
+        )
+
+
+class StoredConfig(_Part):
+    """What of a run's stored configuration decides what its batches are made of; a key that is not there has its
+    default."""
+
+    run: RunLength = Field(default_factory=RunLength)
+    batch: BatchSize = Field(default_factory=BatchSize)
+    environment: TaskPool = Field(default_factory=TaskPool)
+    tasks: TaskData = Field(default_factory=TaskData)
+    replay: ReplayConfig = Field(default_factory=ReplayConfig)
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        self.replay.check(self.batch, self.tasks, self.environment, self.run.iterations)
+        return self
+
+    def mix_rule(self) -> MixRule:
+        return self.replay.mix_rule(self.batch, self.run.iterations)
+
+
+def stored_config(run: RunRecord) -> StoredConfig:
+    """Raises ReplayError for a configuration that this version started no run with; anybody may have written there."""
+    try:
+        return StoredConfig.model_validate(run.config)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ReplayError(
+            f"configuration of run {run.id} must be one that a run was started with, got {key}: {first['msg']:.200}. "
+            "Ask for another run."
+        ) from error

@@ -1,0 +1,230 @@
+"""What a sampler is given and what it answers. A sampler of one's own is a subclass of `Sampler`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from replay.sampling.samplers.options import checked_options
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a draw happens, in the counting of the run that draws."""
+
+    iteration: int
+    policy_version: int
+
+
+class Rows:
+    """Some rows of the buffer, a column at a time: every column is an array [N], aligned with the others."""
+
+    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], chosen: slice | npt.NDArray[np.intp], now: Moment):
+        self._columns = columns
+        self._chosen = chosen
+        self.now = now
+
+    def __len__(self) -> int:
+        return len(self.column("iteration"))
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """By the name of a property below."""
+        if name == "staleness":
+            return self.staleness
+        chosen: npt.NDArray[Any] = self._columns[name][self._chosen]
+        return chosen
+
+    @property
+    def own(self) -> Flags:
+        """Collected by the run that draws."""
+        return self.column("own")
+
+    @property
+    def iteration(self) -> Integers:
+        """That collected the row, in the counting of its own run."""
+        return self.column("iteration")
+
+    @property
+    def policy_version(self) -> Integers:
+        """The smallest of its tokens."""
+        return self.column("policy_version")
+
+    @property
+    def staleness(self) -> Floats:
+        """The drawing policy's version minus the row's; NaN: a row of another run, whose staleness nobody knows."""
+        return np.where(self.own, float(self.now.policy_version) - self.policy_version, np.nan)
+
+    @property
+    def success(self) -> Flags:
+        return self.column("success")
+
+    @property
+    def reward(self) -> Floats:
+        return self.column("reward")
+
+    @property
+    def advantage(self) -> Floats:
+        """In the group it was collected with."""
+        return self.column("advantage")
+
+    @property
+    def num_action_tokens(self) -> Integers:
+        return self.column("num_action_tokens")
+
+    @property
+    def mean_entropy(self) -> Floats:
+        """Nats per action token when sampled; NaN: unknown."""
+        return self.column("mean_entropy")
+
+    @property
+    def group(self) -> Integers:
+        """Equal numbers, same group. The numbers themselves mean nothing."""
+        return self.column("group")
+
+    @property
+    def task(self) -> Integers:
+        """Equal numbers, same task. The numbers themselves mean nothing."""
+        return self.column("task")
+
+    @property
+    def group_size(self) -> Integers:
+        return self.column("group_size")
+
+    @property
+    def group_success_rate(self) -> Floats:
+        return self.column("group_success_rate")
+
+    @property
+    def group_reward_std(self) -> Floats:
+        """Population standard deviation when it was collected."""
+        return self.column("group_reward_std")
+
+
+_MADE_UP: dict[str, npt.NDArray[Any]] = {
+    "own": np.array([True, False]),
+    "iteration": np.array([1, 1]),
+    "policy_version": np.array([0, 0]),
+    "success": np.array([True, False]),
+    "reward": np.array([1.0, 0.0]),
+    "advantage": np.array([1.0, -1.0]),
+    "num_action_tokens": np.array([3, 4]),
+    "mean_entropy": np.array([0.5, np.nan]),
+    "group": np.array([0, 0]),
+    "task": np.array([0, 0]),
+    "group_size": np.array([2, 2]),
+    "group_success_rate": np.array([0.5, 0.5]),
+    "group_reward_std": np.array([0.5, 0.5]),
+}
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """A sampler that has none."""
+
+
+class Sampler(ABC):
+    """Says how much each row weighs; a row of weight 0 is never drawn. Its random state belongs in the checkpoint."""
+
+    name: ClassVar[str] = ""
+    """Of a built-in one; others are told apart by the name of their class."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Columns without which a row can't be weighed: where one is NaN the row weighs 0, and is counted as unknown."""
+    row_wise: ClassVar[bool] = False
+    """True promises that a row's weight depends on that row and on `reference` alone: then only new rows are weighed.
+    Otherwise all rows that may be drawn are, at every draw."""
+    Options: ClassVar[type] = NoOptions
+    """A frozen dataclass: `replay.sampler_options` by name, checked by its fields' types and its __post_init__."""
+
+    def __init__(self, seed: int, options: Mapping[str, Any] | None = None) -> None:
+        self.options: Any = checked_options(self.Options, options or {}, sampler=self.title)
+        self._bits = np.random.PCG64(seed)
+        self.random = np.random.Generator(self._bits)
+
+    @property
+    def title(self) -> str:
+        return self.name or type(self).__name__
+
+    @abstractmethod
+    def weights(self, rows: Rows) -> Floats:
+        """[N] finite and >= 0."""
+
+    def reference(self, now: Moment) -> Hashable:
+        """What row-wise weights depend on besides the row."""
+        return None
+
+    def correction(self, probability: float, rows: int) -> float:
+        """Weight of the row's loss, up to a factor; `probability` is its share among `rows` that could be drawn."""
+        return 1.0
+
+    def weigh(self, rows: Rows) -> tuple[Floats, Flags]:
+        """Checked weights, and which rows have an unknown priority."""
+        unknown = np.zeros(len(rows), np.bool_)
+        for name in self.needs:
+            unknown |= np.isnan(rows.column(name))
+        with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
+            found = np.asarray(self.weights(rows))
+        if found.shape != (len(rows),) or found.dtype.kind not in "fiub":
+            raise ValueError(
+                f"weights of sampler {self.title} must be one number per row ({len(rows)}), got shape {found.shape} "
+                f"of type {found.dtype}. Return a NumPy array."
+            )
+        weights = np.where(unknown, 0.0, found)
+        wrong = ~(np.isfinite(weights) & (weights >= 0.0))
+        if wrong.any():
+            raise ValueError(
+                f"weights of sampler {self.title} must be finite and >= 0, got {float(weights[wrong][0])}. "
+                "Give 0 to what must not be drawn, and name columns that may be unknown in `needs`."
+            )
+        return weights, unknown
+
+    def try_out(self) -> None:
+        """Weigh two rows made up for it, and none: better told before a run begins than at its first draw."""
+        for size in (2, 0):
+            self.weigh(Rows(_MADE_UP, slice(0, size), Moment(iteration=2, policy_version=1)))
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {"name": self.title, "random": self._bits.state}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        if state["name"] != self.title:
+            raise ValueError(
+                f"replay.sampler must be the one the state was saved by ({state['name']}), got {self.title}. "
+                f"Set replay.sampler: {state['name']}, or start a new run."
+            )
+        self._bits.state = state["random"]
+
+
+class RankedSampler(Sampler):
+    """Takes the rows of the lowest score among candidates, which are drawn by weight.
+
+    Equal scores are taken in the order of the candidates, which is random.
+    """
+
+    @property
+    @abstractmethod
+    def pool(self) -> int | None:
+        """Candidates per row asked for; None: every row there is. 0: no ranking, rows are drawn by weight."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether scores come from the current policy: then the loop measures the candidates."""
+        return False
+
+    @abstractmethod
+    def scores(self, rows: Rows) -> Floats:
+        """[N]; the lowest are taken."""
+
+    @property
+    def sign(self) -> float:
+        """What a measured value is multiplied by to become a score."""
+        return 1.0

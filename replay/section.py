@@ -1,0 +1,75 @@
+"""What every part of the configuration is made of, and its rules in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A frozen part of the configuration."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), hide_input_in_errors=True
+    )
+
+    def values_of(self, kind: type[Section]) -> dict[str, Any]:
+        """The values of the keys of `kind`, which this section extends."""
+        return {name: getattr(self, name) for name in kind.model_fields}
+
+
+def rule_in_words(schema: Mapping[str, Any]) -> str:
+    """What a value must be by its JSON schema, as the end of a sentence: `a number from 0 to 1`."""
+    if "anyOf" in schema:
+        return " or ".join(rule_in_words(part) for part in schema["anyOf"])
+    if "enum" in schema:
+        names = [str(name) for name in schema["enum"]]
+        return ", ".join(names[:-1]) + " or " + names[-1]
+    if "const" in schema:
+        return str(schema["const"])
+    if "$ref" in schema:  # an entry of a list
+        return "a mapping"
+    kind = schema.get("type")
+    if kind in ("integer", "number"):
+        return _number_rule("a whole number" if kind == "integer" else "a number", schema)
+    if kind == "array":
+        return _array_rule(schema)
+    text = f"text matching {schema['pattern']}" if "pattern" in schema else "text"
+    return {"string": text, "boolean": "true or false", "null": "null", "object": "a mapping"}[str(kind)]
+
+
+def _number_rule(noun: str, schema: Mapping[str, Any]) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None and high is not None:
+        return f"{noun} from {low:g} to {high:g}"
+    bounds = []
+    if low is not None:
+        bounds.append(f"of at least {low:g}")
+    if high is not None:
+        bounds.append(f"of at most {high:g}")
+    if "exclusiveMinimum" in schema:
+        bounds.append(f"above {schema['exclusiveMinimum']:g}")
+    if "exclusiveMaximum" in schema:
+        bounds.append(f"below {_plain(schema['exclusiveMaximum'])}")
+    return f"{noun} {' and '.join(bounds)}".strip()
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if float(number).is_integer() else f"{number:g}"
+
+
+def _array_rule(schema: Mapping[str, Any]) -> str:
+    if "prefixItems" in schema:
+        parts = [rule_in_words(part) for part in schema["prefixItems"]]
+        return f"a list of {len(parts)}: {', '.join(parts)}"
+    rule = rule_in_words(schema["items"])
+    plural = {"a mapping": "mappings", "a whole number": "whole numbers", "text": "texts"}
+    return f"a list of {plural.get(rule, rule.replace('a list', 'lists', 1))}"
