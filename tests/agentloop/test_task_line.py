@@ -24,7 +24,7 @@ def test_a_task_without_a_member_comes_first_the_next_time() -> None:
 
 
 def test_a_batch_without_tasks_advances_nothing() -> None:
-    line = TaskQueue(next=5, owed=[2])
+    line = TaskQueue(next=5, pending=[2])
     line.advance([])
     assert line.upcoming(2) == [2, 5]
 
@@ -38,4 +38,4 @@ def test_no_task_is_left_out_and_none_is_gone_through_twice(batches: list[tuple[
         been += [index for index in indices if index not in without]
         line.advance(indices, without_member=without)
     assert len(set(been)) == len(been)
-    assert sorted([*been, *line.owed]) == list(range(line.next))
+    assert sorted([*been, *line.pending]) == list(range(line.next))

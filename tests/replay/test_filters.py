@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from context import default_authors
 from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
@@ -25,6 +26,7 @@ from replay.queries.filters.fields import Field, FieldKind
 from replay.queries.filters.sql_spelling import in_python
 from replay.storage.format.column_types import is_storable
 from replay.storage.format.schema import trajectories
+from replay.storage.format.token_summary import summarised
 from tests.replay.asking import listed
 from tests.replay.fakes import LLM, RUN, group, new_store, policy, run_record, task, tokens, trajectory
 from tests.replay.locations import Databases
@@ -80,7 +82,7 @@ def row(index: int) -> Any:
     return replace(record, messages=said)
 
 
-ROWS = [row(index) for index in range(2 * len(ODD))]
+ROWS = summarised([row(index) for index in range(2 * len(ODD))], default_authors())
 
 
 @pytest.fixture(scope="module")
