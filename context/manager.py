@@ -334,8 +334,8 @@ class ContextManager:
 
     def _turns(self, view: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Turn, ...]]:
         """The messages before the first reply, and the replies with what came back."""
-        speaking = {author for author in {message.author for message in view} if self._is_action(author)}
-        starts = [i for i, message in enumerate(view) if message.author in speaking]
+        acting = {author for author in {message.author for message in view} if self._is_action(author)}
+        starts = [i for i, message in enumerate(view) if message.author in acting]
         cuts = [*starts, len(view)]
         turns = tuple(Turn(view[i], tuple(view[i + 1 : end])) for i, end in pairwise(cuts))
         return tuple(view[: cuts[0]]), turns

@@ -18,31 +18,31 @@ from replay.storage.databases.open import check_url
 from replay.storage.retention import Capacity
 
 
-class _Part(Section):
+class _RunSection(Section):
     """A few keys of a section that has others."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class RunLength(_Part):
+class RunLength(_RunSection):
     iterations: Positive = Field(60, description="Most iterations (collect .. publish) the run makes.")
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of everything that is random.")
 
 
-class BatchSize(_Part):
+class BatchSize(_RunSection):
     trajectories: Positive = Field(
         128, description="Trajectories of one iteration's batch, fresh and replayed together."
     )
     group_size: Positive = Field(8, description="Fresh trajectories per task.")
 
 
-class TaskPool(_Part):
+class TaskPool(_RunSection):
     task_pool: Positive | Literal["unlimited"] = Field(
         "unlimited", description="Number of different training tasks; unlimited: every task is new."
     )
 
 
-class TaskData(_Part):
+class TaskData(_RunSection):
     data: str | None = Field(
         None,
         description="Rows to make tasks of: a .jsonl (also .jsonl.gz, .jsonl.zst) or .parquet file, `{split}` in its "
@@ -229,7 +229,7 @@ def check_task_pool(tasks: TaskData, environment: TaskPool, when: str) -> None:
         )
 
 
-class StoredConfig(_Part):
+class StoredConfig(_RunSection):
     """What of a run's stored configuration decides what its batches are made of; a key that is not there has its
     default."""
 

@@ -27,7 +27,7 @@ from replay.records import (
 )
 from replay.sampling.draw import Candidates, Drawing, Measure
 from replay.sampling.samplers import RankedSampler, Sampler
-from replay.sampling.trial_draw import Rehearsal
+from replay.sampling.trial_draw import TrialDraw
 from replay.storage import counters, draws, erase, read, retention, write
 from replay.storage.databases import Database, Location, Result, create_database, open_database, retried
 from replay.storage.draws import ResumeReport
@@ -165,18 +165,18 @@ class ReplayStore:
         return retried(counted)
 
     def has_read(self, run: str) -> bool:
-        """Whether the run's rows are in memory; the first draw or rehearsal reads every one."""
+        """Whether the run's rows are in memory; the first draw or trial reads every one."""
         drawing = self._newest
         return drawing is not None and drawing.run == run and not drawing.is_new
 
     @contextmanager
-    def rehearsing(self, request: DrawRequest, sampler: Sampler, *, sources: Sequence[str] = ()) -> Iterator[Rehearsal]:
+    def trial_draw(self, request: DrawRequest, sampler: Sampler, *, sources: Sequence[str] = ()) -> Iterator[TrialDraw]:
         """The moment before a draw. Nothing is reserved, also by what is drawn there.
 
         `sources` are those that picks will name. Nobody else draws for the run meanwhile.
         """
         with self._drawing(request) as drawing, self._database.reading() as connection:
-            yield drawing.rehearsal(connection, request, sampler, sources)
+            yield drawing.trial(connection, request, sampler, sources)
 
     def draw(self, request: DrawRequest, sampler: Sampler, *, measure: Measure | None = None) -> list[BatchRow]:
         """Select and reserve, in the order of the picks; fewer than asked if there are not enough.

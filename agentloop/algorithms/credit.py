@@ -77,9 +77,9 @@ def over_tokens(
     if not turns or len(runs) < len(turns):
         return None
     arrays = tuple(np.where(mask & (not main), outcome, 0.0) for mask, main in zip(action, is_main, strict=True))
-    spoken_before = len(runs) - len(turns)
+    turns_before = len(runs) - len(turns)
     for number, (index, start, end) in enumerate(runs):
-        arrays[index][start:end] = turns[max(0, number - spoken_before)]
+        arrays[index][start:end] = turns[max(0, number - turns_before)]
     return tuple(array.astype(np.float32) for array in arrays)
 
 

@@ -15,7 +15,7 @@ from context.conversation_file import read_conversation
 from context.templates.chat_template import RenderError
 from context.templates.model_files import ModelFiles, load_model_files
 from context.templates.render import Renderer
-from context.templates.template_report import Verdict, check_template, in_words
+from context.templates.template_report import TemplateReport, check_template, in_words
 from context.view import token_view
 from replay.cli import newest_run_folder
 from replay.cli import show as show_trajectory
@@ -41,12 +41,12 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """What a chat template does to a growing conversation, case by case. Exit code 1 if it can do none."""
-    verdict = check_template(load_model_files(model))
+    report = check_template(load_model_files(model))
     if as_json:
-        print(json.dumps({"state": verdict.state, **asdict(verdict)}))
+        print(json.dumps({"state": report.state, **asdict(report)}))
     else:
-        print(_verdict_text(verdict, trained=model.suffix == ".jinja"))
-    raise typer.Exit(1 if verdict.state == "unsupported" else 0)
+        print(_report_text(report, trained=model.suffix == ".jinja"))
+    raise typer.Exit(1 if report.state == "unsupported" else 0)
 
 
 @app.command(epilog="Example: agentloop context show chat.json --model runs/quickstart-001/model")
@@ -82,19 +82,19 @@ def _show_file(path: Path, model: ModelFiles, as_json: bool) -> None:
         Console(highlight=False, soft_wrap=True).print(token_view(tokens, authors, model.codec))
 
 
-def _verdict_text(verdict: Verdict, *, trained: bool) -> str:
-    width = max(len(case.name) for case in verdict.cases)
+def _report_text(report: TemplateReport, *, trained: bool) -> str:
+    width = max(len(case.name) for case in report.cases)
     lines = []
-    for case in verdict.cases:
+    for case in report.cases:
         lines.append(f"{case.name:<{width}}  {in_words(case.state)}")
         lines += [f"{'':<{width}}    {detail}" for detail in case.details]
-    borders = sum(case.borders for case in verdict.cases)
-    unsupported = sum(case.state == "unsupported" for case in verdict.cases)
-    rest = f"; {unsupported} of {len(verdict.cases)} cases unsupported" if unsupported else ""
-    lines.append(f"\nverdict: {in_words(verdict.state)}{rest}")
-    if verdict.state == "rewrites_history":
+    borders = sum(case.borders for case in report.cases)
+    unsupported = sum(case.state == "unsupported" for case in report.cases)
+    rest = f"; {unsupported} of {len(report.cases)} cases unsupported" if unsupported else ""
+    lines.append(f"\nverdict: {in_words(report.state)}{rest}")
+    if report.state == "rewrites_history":
         lines.append("what a template rewrites is trained as the policy saw it, in a segment of its own")
-    if not verdict.shows_thinking:
+    if not report.shows_thinking:
         lines.append("thinking (reasoning_content) is never shown, even of the newest reply")
     lines.append(f"borders that whole-text tokenization would join: {borders}")
     if trained:

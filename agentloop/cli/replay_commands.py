@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replay.cli.common import AsJson, Filter, Run, fail, opened, say
-from replay.cli.exchange import ENDINGS, conversations_text, import_text, progress_line
+from replay.cli.exchange_commands import ENDINGS, conversations_text, import_text, progress_line
 from replay.cli.tables import number, table
 from replay.exchange import ImportReport, import_file
 from replay.exchange.teacher import SOURCE, import_chat, teaching_of
@@ -207,7 +207,7 @@ def whatif(
         fail("--iteration must be given without --limit, for its batch is looked at whole, got both.")
     with opened(run) as buffer:
         from agentloop.analysis.stored_log_probs import named_weights
-        from agentloop.analysis.whatif.compared_rows import Asked, policy_of_iteration
+        from agentloop.analysis.whatif.compared_rows import RowChoice, policy_of_iteration
         from agentloop.analysis.whatif.losses import asked_losses
         from agentloop.analysis.whatif.measure import what_if
         from agentloop.analysis.whatif.present import as_text
@@ -218,9 +218,9 @@ def whatif(
         if iteration is not None and policy is None:
             policy = str(policy_of_iteration(buffer.store, folder, iteration))
         weights = named_weights(folder, policy)
-        asked = Asked(filter, limit or _MOST_ROWS, iteration)
+        asked = RowChoice(filter, limit or _MOST_ROWS, iteration)
         with closing(open_display(stderr=True)) as display:
-            found = what_if(buffer.store, folder, weights, losses=losses, asked=asked, told=display.phase)
+            found = what_if(buffer.store, folder, weights, losses=losses, asked=asked, progress=display.phase)
     say(json.dumps(found.to_json(), indent=1) if as_json else as_text(found))
 
 

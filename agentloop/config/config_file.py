@@ -220,8 +220,8 @@ def _unknown(path: KeyPath) -> str:
     close = below or difflib.get_close_matches(dotted, known, n=1, cutoff=0.6)
     # A key in the wrong section or at the top: compare the last part alone.
     last = {key.rpartition(".")[2]: key for key in reversed(known)}
-    elsewhere = difflib.get_close_matches(dotted.rpartition(".")[2], last, n=1, cutoff=0.8)
-    similar = close[0] if close else last[elsewhere[0]] if elsewhere else None
+    in_other_sections = difflib.get_close_matches(dotted.rpartition(".")[2], last, n=1, cutoff=0.8)
+    similar = close[0] if close else last[in_other_sections[0]] if in_other_sections else None
     advice = f"Did you mean {similar}?" if similar else _keys_of(path[:-1])
     return f"{dotted} must be a known key, got an unknown one. {advice}"
 

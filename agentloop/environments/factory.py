@@ -14,7 +14,7 @@ from agentloop.environments.check import check_class, check_options, check_repea
 from agentloop.environments.environment import Environment, Task, quoted_task
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.source_digest import source_digest
-from agentloop.environments.tools.schema import tools_of
+from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.user_code import load_class
 from context.authors import Author

@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicLayer
 from agentloop.generation.generator import GenerationRequest
 
 _GROWTH = 64
-_WORTH_A_CALL = 128
+_LEAST_PER_CALL = 128
 """Tokens. Calling the model once more costs about as much as showing it this many."""
 
 
@@ -48,7 +48,7 @@ class EpisodeCache:
         shared = list(requests[0].prompt_ids)
         for request in requests:
             shared = _common(shared, request.prompt_ids)
-        if self._packs and len(shared) * (len(requests) - 1) > _WORTH_A_CALL:
+        if self._packs and len(shared) * (len(requests) - 1) > _LEAST_PER_CALL:
             self._reset(1)
             self.feed([shared])
             self._pack(torch.zeros(len(requests), dtype=torch.long, device=self._model.device))
@@ -219,7 +219,7 @@ def _even_width(sizes: Sequence[int]) -> int:
     """
     longest, rows = max(sizes), len(sizes)
     costs = {
-        width: rows * width + sum(size > width for size in sizes) * (longest - width) + _WORTH_A_CALL
+        width: rows * width + sum(size > width for size in sizes) * (longest - width) + _LEAST_PER_CALL
         for width in set(sizes)
         if 0 < width < longest
     }

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from agentloop.algorithms.log_probs import Predictions, entropies, log_softmax, predictions
 from agentloop.config.sections.model import ComputeSection
 from agentloop.models.passes import Laid, Passes, packed, padded
-from agentloop.models.token_log_probs.head import Asked, Head
+from agentloop.models.token_log_probs.head import Head, ScoredTokens
 
 
 class Actor:
@@ -76,7 +76,7 @@ class Actor:
             zeros = torch.zeros(token_ids.shape, dtype=self.dtype, device=token_ids.device)
             return zeros, zeros
         laid, columns, places = self._laid_out(token_ids, attention_mask, wanted)
-        asked = Asked(places, token_ids[wanted.rows, wanted.tokens], temperature[wanted.rows], entropy)
+        asked = ScoredTokens(places, token_ids[wanted.rows, wanted.tokens], temperature[wanted.rows], entropy)
         how = self._head.way(len(places))
         if how is None:
             chosen, uncertainty = _of_logits(self._forward(laid, columns), asked)
@@ -108,7 +108,7 @@ class Actor:
         return logits
 
 
-def _of_logits(logits: Tensor, asked: Asked) -> tuple[Tensor, Tensor | None]:
+def _of_logits(logits: Tensor, asked: ScoredTokens) -> tuple[Tensor, Tensor | None]:
     # index_select, not advanced indexing: its backward is an index_add instead of a sorting index_put.
     scores = log_softmax(logits.flatten(0, 1).index_select(0, asked.places), asked.temperature)
     chosen = scores.gather(1, asked.targets[:, None])[:, 0]

@@ -15,7 +15,7 @@ from agentloop.records import KlPenalty, kl_metrics
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episode import Episode
 from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
-from replay.storage.format.summary import summarised
+from replay.storage.format.token_summary import summarised
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class PlainDisplay:
         self._clock = clock
         self._run = _RunClock(clock)
         self._phase = ""
-        self._phase_began = self._told_at = clock()
+        self._phase_began = self._shown_at = clock()
 
     def phase(self, name: str, done: int, total: int) -> None:
         self._run.phase(name)
@@ -109,7 +109,7 @@ class PlainDisplay:
             self._phase, self._phase_began = name, now
             if name not in _OF_EVERY_ITERATION and not self._run.iterating:
                 self.note(f"{name} ...")
-        elif 0 < done < total and now - self._told_at >= _LONGEST_SILENCE:
+        elif 0 < done < total and now - self._shown_at >= _LONGEST_SILENCE:
             self.note(f"{name} {done}/{total}  {time_left(now - self._phase_began, done, total)}")
 
     def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
@@ -118,7 +118,7 @@ class PlainDisplay:
 
     def note(self, text: str) -> None:
         self._console.print(visible_lines(text), markup=False)
-        self._told_at = self._clock()
+        self._shown_at = self._clock()
 
     def close(self) -> None:
         return

@@ -42,7 +42,7 @@ class StopRequest:
 
 
 @contextmanager
-def graceful_stop(tell: Callable[[str], None]) -> Iterator[StopRequest]:
+def graceful_stop(show: Callable[[str], None]) -> Iterator[StopRequest]:
     """Within, the first signal asks and the second ends the process as a crash would: --resume mends both.
 
     Outside of `StopRequest.working` there is nothing to finish: the first signal raises SystemExit.
@@ -62,8 +62,8 @@ def graceful_stop(tell: Callable[[str], None]) -> Iterator[StopRequest]:
             words.put("stopped: nothing was under way that had to be finished (--resume continues)")
             raise SystemExit(128 + number)
 
-    # Not told by `receive` itself: it may have interrupted the very print that `tell` would do.
-    teller = threading.Thread(target=_tell_all, args=(words, tell), name="signals", daemon=True)
+    # Not told by `receive` itself: it may have interrupted the very print that `show` would do.
+    teller = threading.Thread(target=_show_all, args=(words, show), name="signals", daemon=True)
     teller.start()
     previous = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -75,6 +75,6 @@ def graceful_stop(tell: Callable[[str], None]) -> Iterator[StopRequest]:
         teller.join()
 
 
-def _tell_all(words: queue.SimpleQueue[str | None], tell: Callable[[str], None]) -> None:
+def _show_all(words: queue.SimpleQueue[str | None], show: Callable[[str], None]) -> None:
     while (text := words.get()) is not None:
-        tell(text)
+        show(text)

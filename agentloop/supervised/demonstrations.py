@@ -78,7 +78,7 @@ class DemonstrationReader:
     def _sequences(self, conversation: Conversation) -> list[TokenSequence]:
         given, section = KnownReply(), self._config.context
         control = section.training_control()
-        shown = tuple(turn for turn, (said, _) in enumerate(conversation.turns) if not said.trained)
+        shown = tuple(turn for turn, (reply, _) in enumerate(conversation.turns) if not reply.trained)
         context = ContextManager(
             self._renderer,
             given,
@@ -88,9 +88,9 @@ class DemonstrationReader:
             strict=section.strict,
         )
         context.begin(conversation.opening, conversation.tools)
-        for said, answers in conversation.turns:
-            given.message = said.message
-            ids = self._renderer.reply(said.message)
+        for reply, answers in conversation.turns:
+            given.message = reply.message
+            ids = self._renderer.reply(reply.message)
             if len(ids) > context.room:
                 raise _TooLong
             context.record_reply(ids, [math.nan] * len(ids), policy_version=0)

@@ -29,7 +29,7 @@ _SMOOTHING = 0.9
 _TOOLS = ToolLimits(timeout_s=10.0, max_chars=20_000)
 _ENDLESS = 1 << 30
 _MICRO_BATCH_TOKENS = 1536
-Told = Callable[[int, float], None]
+Progress = Callable[[int, float], None]
 """Called with updates made and the smoothed loss."""
 
 
@@ -66,11 +66,11 @@ def demonstrations(
     for number in itertools.count():
         environment = factory.create()
         task = environment.make_task(rng)
-        said = demonstrate(environment, task, rng)
+        messages = demonstrate(environment, task, rng)
         if strategy is not None and number % 2:
             opening = task.messages()
-            said = (*strategy.hinted(opening, task.hint), *said[len(opening) :])
-        yield said
+            messages = (*strategy.hinted(opening, task.hint), *messages[len(opening) :])
+        yield messages
 
 
 class Demonstrator:
@@ -138,7 +138,7 @@ def warm_up(
     section: WarmUpSection,
     *,
     authors: AuthorTable,
-    told: Told | None = None,
+    progress: Progress | None = None,
 ) -> WarmUpResult:
     """Train `actor` in place until it copies, then `updates_after_target` more; deterministic for one seed."""
     optimizers = _optimizers(actor.model, section)
@@ -153,8 +153,8 @@ def warm_up(
             optimizer.param_groups[0]["lr"] = rate * _cooling(update, target_met_at, section)
             optimizer.step()
         smoothed = hardest if update == 1 else _SMOOTHING * smoothed + (1 - _SMOOTHING) * hardest
-        if told is not None:
-            told(update, smoothed)
+        if progress is not None:
+            progress(update, smoothed)
         if target_met_at is None and smoothed < section.loss_target:
             target_met_at = update
         if target_met_at is not None and update >= target_met_at + section.updates_after_target:

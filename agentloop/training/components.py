@@ -126,7 +126,7 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
         demonstrations(factory, seed=seed, strategy=strategy),
         section,
         authors=authors,
-        told=lambda update, loss: display.phase("warm-up", update, section.max_updates),
+        progress=lambda update, loss: display.phase("warm-up", update, section.max_updates),
     )
     display.note(f"warm-up: {result.updates} updates, copying loss {result.loss:.3f}")
     with muted_libraries():

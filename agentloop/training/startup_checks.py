@@ -30,8 +30,11 @@ def check_scoring(generator: LocalGenerator, actor: Actor) -> bool:
     for _ in range(2):
         requests = [GenerationRequest(episode, ids, 4) for episode, ids in prompts.items()]
         completions = list(generator.generate(requests))
-        rows = [[*request.prompt_ids, *said.token_ids] for request, said in zip(requests, completions, strict=True)]
-        worst = max(worst, _difference(actor, rows, [said.log_probs for said in completions]))
+        rows = [
+            [*request.prompt_ids, *completion.token_ids]
+            for request, completion in zip(requests, completions, strict=True)
+        ]
+        worst = max(worst, _difference(actor, rows, [completion.log_probs for completion in completions]))
         prompts = {request.episode: [*row, 8, 9] for request, row in zip(requests, rows, strict=True)}
     limit = _HALF_TOLERANCE if actor.half_precision else _TOLERANCE
     if not worst <= limit and actor.packs:

@@ -15,14 +15,14 @@ from replay.records import FRESH
 
 _SHOWN = 3
 """Action tokens from either end of the row that is looked into."""
-_TOLD = ("actor/", "critic/")
+_SHOWN_METRICS = ("actor/", "critic/")
 
 
 @dataclass(frozen=True)
 class _Line:
     role: str
     name: str
-    elsewhere: str
+    usual_name: str
     values: Tensor | None
     """[B, T], or [B]. None: there is none; NaN: a token's is unknown."""
     why_unknown: str = ""
@@ -59,16 +59,16 @@ def describe_batch(
         f"values: row {row} (trajectory {owner.id[:8]}, {member.stream}, {'success' if owner.success else 'failure'}, "
         f"reward {owner.reward:g}, the batch's best, ended by {owner.stop_reason}), tokens {columns.tolist()}: {words}",
         "",
-        _cells("role", "here", "elsewhere", "shape, type", "values"),
+        _cells("role", "here", "usual_name", "shape, type", "values"),
     ]
     return "\n".join(lines + [_shown(line, row, columns) for line in _arrays(scored, penalised=penalised)])
 
 
 def describe_update(result: UpdateResult) -> str:
     """What the optimizer steps made of it."""
-    told = {name: value for name, value in result.metrics.items() if name.startswith(_TOLD)}
-    width = max(len(name) for name in told)
-    lines = [f"{name:<{width}}  {value:.5g}" for name, value in sorted(told.items())]
+    shown = {name: value for name, value in result.metrics.items() if name.startswith(_SHOWN_METRICS)}
+    width = max(len(name) for name in shown)
+    lines = [f"{name:<{width}}  {value:.5g}" for name, value in sorted(shown.items())]
     return "\n".join(["", f"after {result.optimizer_steps} optimizer steps", *lines, ""])
 
 
@@ -122,13 +122,13 @@ def _row_to_show(scored: ScoredBatch) -> int:
 
 def _shown(line: _Line, row: int, columns: Tensor) -> str:
     if line.values is None:
-        return _cells(line.role, line.name, line.elsewhere, "none", line.why_unknown)
+        return _cells(line.role, line.name, line.usual_name, "none", line.why_unknown)
     form = f"{list(line.values.shape)} {str(line.values.dtype).removeprefix('torch.')}"
     chosen = line.values[row, columns] if line.values.ndim == 2 else line.values[row : row + 1]
     values = " ".join(_number(value) for value in chosen.tolist())
     if bool(chosen.isnan().any()):
         values += f"  (nan: {line.why_unknown})"
-    return _cells(line.role, line.name, line.elsewhere, form, values)
+    return _cells(line.role, line.name, line.usual_name, form, values)
 
 
 def _number(value: float | int | bool) -> str:

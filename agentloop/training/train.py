@@ -156,7 +156,7 @@ def _begin(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
             f"resumed {folder.path} after iteration {state.iteration}: {report.released} reservations released, "
             f"{report.rolled_back} draws rolled back, {report.orphaned} trajectories orphaned"
         )
-        _tell_other_versions(parts)
+        _note_other_versions(parts)
         restore_random(checkpoint)
     else:
         parts.display.note(f"run folder: {folder.path}")
@@ -165,7 +165,7 @@ def _begin(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     return state
 
 
-def _tell_other_versions(parts: Components) -> None:
+def _note_other_versions(parts: Components) -> None:
     """How many rows go on being replayed that another version of the environment has rewarded."""
     factory = parts.actors.factory
     if {*parts.folder.environments, factory.source} == {factory.source}:
@@ -238,9 +238,9 @@ def attach_buffers(parts: Components) -> None:
     """
     replay = parts.config.replay
     for name, place in replay.attach.items():
-        told = partial(_tell, parts, name)
+        progress = partial(_show_progress, parts, name)
         allowed = replay.allow_mismatch
-        report = attach(parts.store, parts.run_id, name, place, allow_mismatch=allowed, progress=told)
+        report = attach(parts.store, parts.run_id, name, place, allow_mismatch=allowed, progress=progress)
         for problem in report.problems:
             parts.display.note(f"replay.attach: left out {problem}")
         parts.display.note(
@@ -249,5 +249,5 @@ def attach_buffers(parts: Components) -> None:
         )
 
 
-def _tell(parts: Components, name: str, phase: str, done: int) -> None:
+def _show_progress(parts: Components, name: str, phase: str, done: int) -> None:
     parts.display.phase(f"attach {name}: {phase}", done, done)

@@ -13,8 +13,8 @@ from context.parse.reply import (
     NOT_CLOSED,
     TOO_DEEP,
     Malformed,
+    ReadCalls,
     Reply,
-    Said,
     check_length,
     check_tool_name,
     is_unicode,
@@ -31,9 +31,9 @@ class HermesParser:
     def parse(self, text: str, *, stopped: bool) -> Reply:
         return read(text, stopped, self._read_calls)
 
-    def _read_calls(self, text: str) -> Said:
+    def _read_calls(self, text: str) -> ReadCalls:
         if self._OPEN not in text and self._CLOSE not in text:
-            return Said(text)
+            return ReadCalls(text)
         content, *blocks = text.split(self._OPEN)
         check_length(len(text) - len(content))
         if self._CLOSE in content:
@@ -46,7 +46,7 @@ class HermesParser:
             if after.strip():
                 raise Malformed("there is text after a tool call")
             calls.append(_call_from_json(body, ("arguments",)))
-        return Said(content.removesuffix("\n"), tuple(calls))
+        return ReadCalls(content.removesuffix("\n"), tuple(calls))
 
 
 class Llama3JsonParser:
@@ -57,18 +57,18 @@ class Llama3JsonParser:
     def parse(self, text: str, *, stopped: bool) -> Reply:
         return read(text, stopped, self._read_calls)
 
-    def _read_calls(self, text: str) -> Said:
+    def _read_calls(self, text: str) -> ReadCalls:
         content, body = "", text.lstrip()
         if not body.startswith("{"):
             # Only ahead of the call is the tag a tag: an argument may hold the same text.
             content, tag, body = text.partition(self._TAG)
             if not tag:
-                return Said(text)
+                return ReadCalls(text)
         elif '"name"' not in body[:MAX_CHARS]:
             # Other JSON is an answer like any other; a call has a name.
-            return Said(text)
+            return ReadCalls(text)
         check_length(len(body))
-        return Said(content, (_call_from_json(body, ("parameters", "arguments")),))
+        return ReadCalls(content, (_call_from_json(body, ("parameters", "arguments")),))
 
 
 def _call_from_json(text: str, argument_keys: tuple[str, ...]) -> ToolCall:

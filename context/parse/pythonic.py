@@ -14,8 +14,8 @@ from context.parse.reply import (
     NOT_CLOSED,
     TOO_DEEP,
     Malformed,
+    ReadCalls,
     Reply,
-    Said,
     check_length,
     check_tool_name,
     is_unicode,
@@ -42,12 +42,12 @@ class PythonicParser:
     def parse(self, text: str, *, stopped: bool) -> Reply:
         return read(text, stopped, self._read_calls)
 
-    def _read_calls(self, text: str) -> Said:
+    def _read_calls(self, text: str) -> ReadCalls:
         if self._CALLS.match(text.lstrip()):
-            return Said("", _calls(text))
+            return ReadCalls("", _calls(text))
         tag = self._OPEN.search(text)
         if tag is None:
-            return Said(text)
+            return ReadCalls(text)
         body, closed, after = text[tag.end() :].partition(self._CLOSE)
         if "start" in tag[0] and not closed:
             raise Malformed(NOT_CLOSED)
@@ -56,7 +56,7 @@ class PythonicParser:
             content = text[: tag.start()] + after
         else:
             content = text[: tag.start()]
-        return Said(content.removesuffix("\n"), _calls(body))
+        return ReadCalls(content.removesuffix("\n"), _calls(body))
 
 
 def _calls(text: str) -> tuple[ToolCall, ...]:

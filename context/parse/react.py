@@ -6,7 +6,7 @@ import re
 
 from context.messages import ToolCall
 from context.parse.json_calls import strict_json
-from context.parse.reply import Malformed, Reply, Said, check_length, check_tool_name, read
+from context.parse.reply import Malformed, ReadCalls, Reply, check_length, check_tool_name, read
 
 
 class ReactParser:
@@ -20,16 +20,16 @@ class ReactParser:
     def parse(self, text: str, *, stopped: bool) -> Reply:
         return read(text, stopped, self._read_calls)
 
-    def _read_calls(self, text: str) -> Said:
+    def _read_calls(self, text: str) -> ReadCalls:
         found = self._LABEL.search(text)
         if found is None:
-            return Said(text)
+            return ReadCalls(text)
         before = text[: found.start()].removesuffix("\n")
         if found[1] == "Final Answer":
-            return Said(text[found.end() :].strip(), thoughts=before or None)
+            return ReadCalls(text[found.end() :].strip(), thoughts=before or None)
         check_length(len(text) - found.start())
         _, *parts = self._LABEL.split(text)
-        return Said(before, tuple(_calls(parts[::2], parts[1::2])))
+        return ReadCalls(before, tuple(_calls(parts[::2], parts[1::2])))
 
 
 def _calls(labels: list[str], bodies: list[str]) -> list[ToolCall]:

@@ -55,7 +55,7 @@ class Malformed(Exception):
 
 
 @dataclass(frozen=True)
-class Said:
+class ReadCalls:
     """What stands in a reply beside its thinking."""
 
     content: str
@@ -64,7 +64,7 @@ class Said:
     """Thinking that is written in the format's own way; None where it has none."""
 
 
-def read(text: str, stopped: bool, read_calls: Callable[[str], Said]) -> Reply:
+def read(text: str, stopped: bool, read_calls: Callable[[str], ReadCalls]) -> Reply:
     """One reply, with `read_calls` for what follows the thinking. It may raise `Malformed`; nothing else does."""
     if not is_unicode(text):  # neither a database nor a tokenizer can hold it
         whole = _message(_LONE_SURROGATE.sub("\ufffd", text))
@@ -75,23 +75,23 @@ def read(text: str, stopped: bool, read_calls: Callable[[str], Said]) -> Reply:
     if not closed:
         return Reply("malformed", _message(rest, thinking), f"the thinking is not closed with {_END_THINK}")
     try:
-        said = read_calls(rest)
+        found = read_calls(rest)
     except Malformed as problem:
         return Reply("malformed", _message(rest, thinking), str(problem))
-    thoughts = thinking if said.thoughts is None else "\n".join(filter(None, (thinking, said.thoughts)))
-    return Reply("tool_calls" if said.calls else "final", _message(said.content, thoughts, said.calls), None)
+    thoughts = thinking if found.thoughts is None else "\n".join(filter(None, (thinking, found.thoughts)))
+    return Reply("tool_calls" if found.calls else "final", _message(found.content, thoughts, found.calls), None)
 
 
-def _only_mentions(text: str, read_calls: Callable[[str], Said]) -> bool:
+def _only_mentions(text: str, read_calls: Callable[[str], ReadCalls]) -> bool:
     """Whether the tag that ends thinking stands within a call's arguments only, where it ends nothing."""
     if _END_THINK not in text or text.lstrip().startswith(_THINK):
         return False
     try:
-        said = read_calls(text)
+        found = read_calls(text)
     except Malformed:
         return False
-    inside = any(_END_THINK in repr(dict(call.arguments)) for call in said.calls)
-    return inside and _END_THINK not in said.content + (said.thoughts or "")
+    inside = any(_END_THINK in repr(dict(call.arguments)) for call in found.calls)
+    return inside and _END_THINK not in found.content + (found.thoughts or "")
 
 
 def split_thinking(text: str) -> tuple[str | None, str, bool]:

@@ -18,7 +18,7 @@ from context.tokens.codec import TokenCodec
 class Around:
     """The conversation up to a message, rendered in three ways."""
 
-    silent: str
+    without: str
     """Before it, without a generation prompt."""
     prompt: str
     """Before it, with one."""
@@ -40,19 +40,19 @@ def turn_span(neutral: str, around: Around, codec: TokenCodec, stop_ids: frozens
         )
     content = last_marker(around.ended)
     if content and content not in around.prompt:
-        said = neutral.find(content, start) + len(content)
+        end_of_reply = neutral.find(content, start) + len(content)
         tail = around.ended.rpartition(content)[2]
-        if said < start + len(content):
+        if end_of_reply < start + len(content):
             raise _unlike_a_reply(neutral[start : start + 40])
     else:
-        said = start
+        end_of_reply = start
         tail = around.ended.removeprefix(around.prompt)
         tail = tail.rpartition(content)[2] if content else tail
-    stop = codec.first_of(stop_ids, neutral[said : next_marker(neutral, said)])
+    stop = codec.first_of(stop_ids, neutral[end_of_reply : next_marker(neutral, end_of_reply)])
     expected = codec.first_of(stop_ids, tail)
     if stop is not None and expected is not None and stop[0] == expected[0]:
-        return start, said + stop[1]
-    return start, said + len(tail) if neutral.startswith(tail, said) else said
+        return start, end_of_reply + stop[1]
+    return start, end_of_reply + len(tail) if neutral.startswith(tail, end_of_reply) else end_of_reply
 
 
 def cut_pieces(neutral: str) -> list[Piece]:
@@ -63,14 +63,14 @@ def cut_pieces(neutral: str) -> list[Piece]:
 def _behind(neutral: str, around: Around, codec: TokenCodec) -> int:
     """Where the generation prompt ends, or where the message parts from it."""
     content = last_marker(around.prompt)
-    asked, silent = (_from(content, text) for text in (around.prompt, around.silent))
+    asked, without = (_from(content, text) for text in (around.prompt, around.without))
     if neutral.startswith(around.prompt):
         return len(around.prompt)
     at = neutral.find(content)  # what is before that content, a template may write in another way
     written = neutral[at : next_marker(neutral, at + len(content))]
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(asked, written, strict=False)))
     cut = len(content) + codec.boundary(written[len(content) :], shared - len(content))
-    if at < 0 or cut <= len(silent):
+    if at < 0 or cut <= len(without):
         raise _unlike_a_reply(written[-40:])
     return at + cut
 

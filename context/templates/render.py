@@ -34,7 +34,7 @@ class _Plan:
     skipped: str
     """Rendered text that comes before what is wanted."""
     pieces: tuple[Piece, ...]
-    spoken: Mapping[int, str] = field(default_factory=dict)
+    demonstrated: Mapping[int, str] = field(default_factory=dict)
     """Place in `pieces` -> author, of template text that is part of what a message's author had to write."""
 
 
@@ -77,7 +77,7 @@ class Renderer:
         def plan() -> _Plan:
             neutral = self._template.render_rows(rows, tools=tool_rows, generation_prompt=True)
             pieces = outline(neutral, slots.required)
-            return self._plan_spoken(neutral, rows, tool_rows, speakers) if speakers else _Plan((), "", pieces)
+            return self._plan_demonstrated(neutral, rows, tool_rows, speakers) if speakers else _Plan((), "", pieces)
 
         return self._render(repr((rows, tool_rows, speakers)), plan, slots, messages, tools)
 
@@ -148,12 +148,12 @@ class Renderer:
             self._rewrites[case] = rewrites_history(self._template, event=event, thinking=thinking, tools=tools)
         return self._rewrites[case]
 
-    def _plan_spoken(
+    def _plan_demonstrated(
         self, neutral: str, rows: list[Row], tools: Sequence[Mapping[str, Any]], speakers: Mapping[int, str]
     ) -> _Plan:
         """The outline of `neutral` with the turns of these messages cut out, each its author's."""
         pieces: list[Piece] = []
-        spoken: dict[int, str] = {}
+        demonstrated: dict[int, str] = {}
         at = 0
         for index, author in speakers.items():
             around = Around(
@@ -165,10 +165,10 @@ class Renderer:
             start, end = turn_span(neutral, around, self.codec, self.stop_ids)
             pieces += cut_pieces(neutral[at:start])
             turn = cut_pieces(neutral[start:end])
-            spoken |= {len(pieces) + i: author for i, piece in enumerate(turn) if isinstance(piece, str)}
+            demonstrated |= {len(pieces) + i: author for i, piece in enumerate(turn) if isinstance(piece, str)}
             pieces += turn
             at = end
-        return _Plan((), "", (*pieces, *cut_pieces(neutral[at:])), spoken)
+        return _Plan((), "", (*pieces, *cut_pieces(neutral[at:])), demonstrated)
 
     def _plan_increment(self, reply: Message, messages: Sequence[Message], rows: list[Row], slots: Slots) -> _Plan:
         problem: RenderError | None = None
@@ -232,7 +232,9 @@ class Renderer:
         for place, (piece, text) in enumerate(zip(plan.pieces, texts, strict=True)):
             if isinstance(piece, str):
                 ids.append(np.array(self._encode_template(text), np.int32))
-                codes.append(self.authors.code(plan.spoken[place]) if place in plan.spoken else self._template_code)
+                codes.append(
+                    self.authors.code(plan.demonstrated[place]) if place in plan.demonstrated else self._template_code
+                )
             else:
                 ids.append(self._encode_content(text))
                 codes.append(self.authors.code(slots.authors[piece]))

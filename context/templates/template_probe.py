@@ -70,14 +70,14 @@ def changes(
     prompt = list(first)[-1] if first else None
     if not found and prompt and not now[prompt][1].startswith(first[prompt][1]):
         found[f"message {reply} (assistant): begins otherwise than the prompt for it"] = None
-    thinking, said = ("thinking", reply), ("text", reply)
-    if said not in now:
-        found[_change(rows, said, now)] = None
-    elif thinking in last and not _thought_again(last, now, thinking, said):
+    thinking, text_key = ("thinking", reply), ("text", reply)
+    if text_key not in now:
+        found[_change(rows, text_key, now)] = None
+    elif thinking in last and not _thought_again(last, now, thinking, text_key):
         found[f"message {reply} (assistant): its thinking is left out"] = None
     else:
         closing = stopped[_shared(seen, stopped) :]  # what a text ends in that no reply follows: Phi-3's eos
-        if not now[said][1].startswith(last[said][1].removesuffix(closing).rstrip()):
+        if not now[text_key][1].startswith(last[text_key][1].removesuffix(closing).rstrip()):
             found[f"message {reply} (assistant): ends in another way"] = None
     return tuple(found)
 
@@ -90,10 +90,10 @@ def _with_thought(rows: Sequence[Row]) -> list[Row]:
     return [*before, last]
 
 
-def _thought_again(last: _Marks, now: _Marks, thinking: _Key, said: _Key) -> bool:
+def _thought_again(last: _Marks, now: _Marks, thinking: _Key, text_key: _Key) -> bool:
     """Is the thinking of the reply still there? An empty one is found by what stands around it, white space aside."""
-    around = "".join((last[thinking][0] + last[said][0]).split())
-    return thinking in now or "".join(now[said][0].split()) == around
+    around = "".join((last[thinking][0] + last[text_key][0]).split())
+    return thinking in now or "".join(now[text_key][0].split()) == around
 
 
 def _shared(first: str, second: str) -> int:

@@ -32,7 +32,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TemplateReport:
     cases: tuple[Case, ...]
     shows_thinking: bool
     """False: the template leaves `reasoning_content` out, even of the newest reply."""
@@ -87,7 +87,7 @@ _WORDS = {
 }
 
 
-def check_template(model: ModelFiles) -> Verdict:
+def check_template(model: ModelFiles) -> TemplateReport:
     """Run every case."""
     renderer = Renderer(model.codec, model.template, authors=default_authors(), stop_ids=model.stop_ids)
     cases = tuple(_case(renderer, model, *case) for case in _CASES)
@@ -95,7 +95,7 @@ def check_template(model: ModelFiles) -> Verdict:
         thinking = model.template.render_rows(conversation("ua", thinking="some"), generation_prompt=False)
     except RenderError:
         thinking = ""
-    return Verdict(cases, shows_thinking="thinking" in thinking)
+    return TemplateReport(cases, shows_thinking="thinking" in thinking)
 
 
 def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking: Thinking, tools: bool) -> Case:
@@ -110,11 +110,11 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
             _check_tools_shown(model, rows[: turns[0][0]])
         for reply, end in turns:
             parts.append(renderer.increment(messages[reply], messages[reply + 1 : end]))
-            told = changes(model.template, rows[:end], reply=reply, tools=schemas)
-            if told is None:  # a template that leaves calls out: they stand in the text of the reply
-                spoken = conversation(re.sub("[cp]", "a", plan), thinking=thinking)
-                told = changes(model.template, spoken[:end], reply=reply, tools=schemas)
-            found |= dict.fromkeys(told or ())
+            changed = changes(model.template, rows[:end], reply=reply, tools=schemas)
+            if changed is None:  # a template that leaves calls out: they stand in the text of the reply
+                unmarked = conversation(re.sub("[cp]", "a", plan), thinking=thinking)
+                changed = changes(model.template, unmarked[:end], reply=reply, tools=schemas)
+            found |= dict.fromkeys(changed or ())
     except (RenderError, ValueError) as error:
         return Case(name, "unsupported", (str(error),), 0)
     details = list(found)

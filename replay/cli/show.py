@@ -178,7 +178,7 @@ _Facts = tuple[str, ...]
 
 def _facts_text(answer: dict[str, Any]) -> str:
     lines = [
-        *_birth_facts(answer),
+        *_collected_facts(answer),
         ("task", answer["task"]["hash"][:16], f"{answer['environment']} {answer['environment_version']}"),
         _outcome(answer),
         ("ended by", answer["stop_reason"], f"error: {answer['error_kind'] or 'none'}"),
@@ -201,10 +201,10 @@ def _facts_text(answer: dict[str, Any]) -> str:
 def _left_text(answer: dict[str, Any]) -> str:
     """Of an evicted row."""
     task = ("task", answer["task"]["hash"][:16], answer["task"]["environment"])
-    return _lined([*_birth_facts(answer), task, _outcome(answer)])
+    return _lined([*_collected_facts(answer), task, _outcome(answer)])
 
 
-def _birth_facts(answer: dict[str, Any]) -> list[_Facts]:
+def _collected_facts(answer: dict[str, Any]) -> list[_Facts]:
     group = answer["group"]
     rate, mean = share(group["success_rate"], 1), f"reward {group['reward_mean']:g} on average"
     place = (f"iteration {answer['iteration']}", f"slot {answer['slot']}", f"policy {answer['policy_version_min']}")

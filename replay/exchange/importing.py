@@ -186,8 +186,8 @@ def _batches(rows: Iterable[_Numbered]) -> Iterator[list[_Numbered]]:
 def _size(bundle: Bundle | BadRow) -> int:
     if isinstance(bundle, BadRow):
         return 0
-    said = sum(len(message.content) + len(message.reasoning or "") for message in bundle.trajectory.messages)
-    return said + sum(len(part.tokens) for part in bundle.trajectory.segments)
+    characters = sum(len(message.content) + len(message.reasoning or "") for message in bundle.trajectory.messages)
+    return characters + sum(len(part.tokens) for part in bundle.trajectory.segments)
 
 
 class _Check:

@@ -91,11 +91,12 @@ def read(path: Path) -> Iterator[Bundle | BadRow]:
 def _ended(code: int, complaints: IO[bytes], seconds: int) -> str:
     """What became of a reader that did not reach the end of the file."""
     complaints.seek(0)
-    said = complaints.read().decode(errors="replace").splitlines()
+    complaint_lines = complaints.read().decode(errors="replace").splitlines()
     why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return (
         f"contents must be readable in {MOST_MEMORY:,} bytes and {seconds:,} seconds, got a reader that ended with "
-        f"{why} ({shortened(said[-1] if said else '')}). Export smaller row groups or JSONL where it was made."
+        f"{why} ({shortened(complaint_lines[-1] if complaint_lines else '')}). "
+        "Export smaller row groups or JSONL where it was made."
     )
 
 

@@ -248,7 +248,7 @@ class _ChatFile:
         reward = self._teaching.reward if conversation.reward is None else conversation.reward
         if reward is None:
             raise BadRow("row must hold a reward, got none. Write one, or give all such rows one with --reward.")
-        segments, messages = self._said(conversation, number, refused)
+        segments, messages = self._trained_turns(conversation, number, refused)
         task = content_hash({"environment": ENVIRONMENT, "prompt": conversation.task})
         threshold = self._setting("rollout", "success_reward", 1.0)
         success = reward >= threshold if conversation.success is None else conversation.success
@@ -268,7 +268,7 @@ class _ChatFile:
                 StopReason.CALLED_LAST if conversation.turns[-1][0].message.tool_calls else StopReason.ANSWERED
             ),
             num_turns=len(conversation.turns),
-            num_tool_calls=sum(len(said.message.tool_calls) for said, _ in conversation.turns),
+            num_tool_calls=sum(len(reply.message.tool_calls) for reply, _ in conversation.turns),
             temperature=1.0,
             top_p=1.0,
             top_k=0,
@@ -285,11 +285,11 @@ class _ChatFile:
             (replace(self._teaching.policy, run=self._run.id, version=0, checkpoint=None),),
         )
 
-    def _said(
+    def _trained_turns(
         self, conversation: Conversation, number: int, refused: Counter[str]
     ) -> tuple[tuple[Segment, ...], tuple[Message, ...]]:
         given = KnownReply()
-        untrained = tuple(turn for turn, (said, _) in enumerate(conversation.turns) if not said.trained)
+        untrained = tuple(turn for turn, (reply, _) in enumerate(conversation.turns) if not reply.trained)
         context = ContextManager(
             self._renderer,
             given,
@@ -297,33 +297,33 @@ class _ChatFile:
             control=TrainingControl(discard_turns=untrained),
         )
         context.begin(conversation.opening, conversation.tools)
-        for said, answers in conversation.turns:
-            given.message = said.message
-            ids = self._renderer.reply(said.message)
+        for reply, answers in conversation.turns:
+            given.message = reply.message
+            ids = self._renderer.reply(reply.message)
             if len(ids) > context.room:
                 raise BadRow("conversation must fit context.max_tokens, got one that is longer.")
-            context.record_reply(ids, self._log_probs(said, ids, number, refused), policy_version=0)
+            context.record_reply(ids, self._log_probs(reply, ids, number, refused), policy_version=0)
             if answers and (problem := context.observe(answers)) is not None:
                 raise BadRow(f"conversation must fit the run's context and template, got {problem}.")
         return context.segments(), context.messages
 
-    def _log_probs(self, said: TeacherMessage, ids: Sequence[int], number: int, refused: Counter[str]) -> list[float]:
+    def _log_probs(self, reply: TeacherMessage, ids: Sequence[int], number: int, refused: Counter[str]) -> list[float]:
         self._report.replies += 1
         unknown = [math.nan] * len(ids)
-        if said.log_probs is None:
+        if reply.log_probs is None:
             return unknown
-        reason = self._mismatch(said, ids)
+        reason = self._mismatch(reply, ids)
         if reason is None:
             self._report.replies_with_log_probs += 1
-            return [entry.logprob for entry in said.log_probs]
+            return [entry.logprob for entry in reply.log_probs]
         refused[reason] += 1
         if len(self._report.refused_at) < _MOST_NAMED:
             self._report.refused_at.append(f"{self._path}:{number}: {reason}")
         return unknown
 
-    def _mismatch(self, said: TeacherMessage, ids: Sequence[int]) -> str | None:
+    def _mismatch(self, reply: TeacherMessage, ids: Sequence[int]) -> str | None:
         """Why a reply's log-probs are not those of our tokens."""
-        entries = said.log_probs or ()
+        entries = reply.log_probs or ()
         codec = self._renderer.codec
         for token, entry in zip(ids, entries, strict=False):
             if entry.token != f"token_id:{token}" and entry.raw != codec.token_bytes(token):

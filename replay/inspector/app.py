@@ -14,24 +14,33 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from replay.inspector.pages import buffer, compare, iteration, mixing, run, runs, task, trajectory
+from replay.inspector.pages import (
+    buffer_page,
+    compare_page,
+    iteration_page,
+    mixing_page,
+    run_page,
+    runs_page,
+    task_page,
+    trajectory_page,
+)
 from replay.inspector.server.guard import Guard, GuardedApp
-from replay.inspector.server.page import TWIN, Page, Pages, error_twin
+from replay.inspector.server.page_views import JSON_ENDING, Page, Pages, error_as_json
 from replay.inspector.server.templating import environment, static_folder
 from replay.queries.open_buffer import Source
 
 PAGES: tuple[Page, ...] = (
-    runs.PAGE,
-    run.PAGE,
-    iteration.PAGE,
-    buffer.PAGE,
-    buffer.OVERVIEW,
-    trajectory.TOKENS,
-    trajectory.MESSAGE,
-    trajectory.PAGE,
-    task.PAGE,
-    compare.PAGE,
-    mixing.PAGE,
+    runs_page.PAGE,
+    run_page.PAGE,
+    iteration_page.PAGE,
+    buffer_page.PAGE,
+    buffer_page.OVERVIEW,
+    trajectory_page.TOKENS,
+    trajectory_page.MESSAGE,
+    trajectory_page.PAGE,
+    task_page.PAGE,
+    compare_page.PAGE,
+    mixing_page.PAGE,
 )
 
 
@@ -51,19 +60,19 @@ def create_app(source: Source, guard: Guard) -> ASGIApp:
 
     def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return told(request, error.status_code, "There is no such page. The links above lead to those there are.")
+        return refused(request, error.status_code, "There is no such page. The links above lead to those there are.")
 
     def broken(request: Request, error: Exception) -> Response:
         # The server prints the error; it may hold what nobody else should read.
-        return told(request, 500, "The inspector failed to answer; its terminal says why. Other pages may work.")
+        return refused(request, 500, "The inspector failed to answer; its terminal says why. Other pages may work.")
 
-    def told(request: Request, status: int, message: str) -> Response:
-        return (error_twin if request.url.path.endswith(TWIN) else pages.error_page)(request, status, message)
+    def refused(request: Request, status: int, message: str) -> Response:
+        return (error_as_json if request.url.path.endswith(JSON_ENDING) else pages.error_page)(request, status, message)
 
     routes: list[BaseRoute] = []
     for page in PAGES:
-        twin = "/index" if page.path == "/" else page.path
-        routes += [Route(twin + TWIN, pages.twin(page)), Route(page.path, pages.page(page))]
+        json_address = "/index" if page.path == "/" else page.path
+        routes += [Route(json_address + JSON_ENDING, pages.as_json(page)), Route(page.path, pages.page(page))]
     routes.append(Mount("/static", StaticFiles(directory=static_folder())))
     return GuardedApp(
         Starlette(routes=routes, lifespan=_few_threads, exception_handlers={HTTPException: missing, Exception: broken}),

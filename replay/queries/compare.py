@@ -34,14 +34,14 @@ def trajectories(store: ReplayStore, first: str, second: str) -> QueryResult:
         _segment(position, parts, tables)
         for position, parts in enumerate(zip_longest(*([s.tokens for s in row.segments] for row in pair)))
     ]
-    said = zip_longest(*(row.messages for row in pair))
+    pairs_of_messages = zip_longest(*(row.messages for row in pair))
     return {
         "ids": ids,
         "records": {name: [records[0][name], records[1][name]] for name in records[0]},
         "different": [name for name in records[0] if records[0][name] != records[1][name]],
         "segments": segments,
         "same_tokens": all(part["first_difference"] is None for part in segments),
-        "first_different_message": next((i for i, (a, b) in enumerate(said) if a != b), None),
+        "first_different_message": next((i for i, (a, b) in enumerate(pairs_of_messages) if a != b), None),
     }
 
 

@@ -98,8 +98,8 @@ class _Counting:
         }
         numbers = sa.select(*(sa.cast(values[name], sa.Double).label(name) for name in SPREAD))
         self._mine = rows.columns if run is None else sa.and_(_rows.run == run, rows.columns)
-        born = numbers.join_from(schema.trajectories, groups, groups.c.id == _rows.group, isouter=True)
-        self._numbers = born.where(self._mine)
+        collected = numbers.join_from(schema.trajectories, groups, groups.c.id == _rows.group, isouter=True)
+        self._numbers = collected.where(self._mine)
         self._texts = sa.select(*(_rows[name] for name in CHOICES)).where(self._mine)
 
     def fields(self, *, here: bool) -> dict[str, QueryResult]:

@@ -14,7 +14,7 @@ from replay.storage.format.encoding import BlobError
 from replay.storage.format.ratio_histograms import EDGES, decode, quantile
 from replay.storage.format.rows import chunked, named
 from replay.storage.format.schema import draws, groups, histograms, iterations, metrics, policies, trajectories
-from replay.storage.reclaimed import BORN, IS_KNOWN, with_born
+from replay.storage.reclaimed import COLLECTED, IS_KNOWN, with_collected
 from replay.store import ReplayStore
 
 _QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
@@ -58,13 +58,13 @@ def committed(connection: sa.Connection, run: str, number: int) -> QueryResult:
 def fed(connection: sa.Connection, run: str, *, first: int, last: int) -> list[QueryResult]:
     """Every draw that the updates from one iteration to another learned from, with what its row was born with."""
     query = (
-        sa.select(draws, *BORN)
-        .select_from(with_born(draws, draws.c.trajectory))
+        sa.select(draws, *COLLECTED)
+        .select_from(with_collected(draws, draws.c.trajectory))
         .where(draws.c.run == run, draws.c.state == COMMITTED, draws.c.iteration.between(first, last), IS_KNOWN)
         .order_by(draws.c.iteration, draws.c.slot)
     )
     # Both tables have a state; the row's is the one to know, all of these draws being committed.
-    names = [str(column.key) for column in (*draws.c, *BORN)]
+    names = [str(column.key) for column in (*draws.c, *COLLECTED)]
     return [dict(zip(names, row, strict=True)) for row in connection.execute(query)]
 
 

@@ -158,8 +158,8 @@ class _Listing:
         searched = 0
         for chunk in chunked(candidates):
             ids = [place[-1] for place in chunk]
-            said = sa.select(_rows.id).where(_rows.id.in_(ids), self.parts.messages)
-            fits = set(self._connection.scalars(said))
+            matching = sa.select(_rows.id).where(_rows.id.in_(ids), self.parts.messages)
+            fits = set(self._connection.scalars(matching))
             hits += [place for place in chunk if place[-1] in fits]
             searched += len(chunk)
             if len(hits) > limit or time.monotonic() > ends:

@@ -71,7 +71,7 @@ def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> 
         evaluated = _last_evaluations(connection, run.id)
         published = _last_published(connection, run.id)
     written = (_last_written(folder) if folder else None) or published
-    silent = None if written is None else max(0.0, time.time() - written)
+    seconds_since = None if written is None else max(0.0, time.time() - written)
     planned, target = _planned(run.config)
     if folder is not None and _is_locked(folder / LOCK):
         state = LIVE
@@ -79,7 +79,7 @@ def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> 
         state = IMPORTED
     elif (planned is not None and newest >= planned) or _reached(evaluated, target):
         state = FINISHED
-    elif gave_up or silent is None or silent > max(_LEAST_SECONDS, _LATE * longest):
+    elif gave_up or seconds_since is None or seconds_since > max(_LEAST_SECONDS, _LATE * longest):
         state = STOPPED
     else:
         state = LIVE
@@ -89,7 +89,7 @@ def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> 
         "iterations": planned,
         "logged": logged,
         "mark": f"{logged}.{count}",
-        "seconds_since": silent,
+        "seconds_since": seconds_since,
     }
 
 
@@ -162,7 +162,7 @@ Series = dict[str, list[tuple[int, float]]]
 ALL = range(2**53)
 """Iterations."""
 MOST_POINTS = 256
-"""Of a curve that is told in merged points."""
+"""Of a curve that is shown in merged points."""
 STOPS = "rollout/stop/"
 """Begins the names of shares of episodes, by stop reason; those that are 0 are not logged."""
 
@@ -206,13 +206,13 @@ def merged_series(
     newest = sa.select(sa.func.max(iteration)).where(metrics.c.run == run).scalar_subquery()
     end = point.place + merged - 1
     ends = sa.case((point.place < 1, point.place), (end > newest, newest), else_=end)
-    told = sa.case(
+    known = sa.case(
         (point.name.endswith("_max", autoescape=True), sa.func.max(point.value)),
         # Where a share was 0 it was not logged: the sum counts for every iteration that there was.
         (point.name.startswith(STOPS, autoescape=True), sa.func.sum(point.value) / (ends - point.place + 1)),
         else_=sa.func.avg(point.value),
     )
-    query = sa.select(point.name, point.place, told).group_by(point.place, point.name)
+    query = sa.select(point.name, point.place, known).group_by(point.place, point.name)
     return _by_name(store, query.order_by(point.place, point.name))
 
 

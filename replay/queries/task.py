@@ -127,11 +127,11 @@ def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Que
     if row is None:
         return None
     try:
-        said = messages_of(*row)
+        conversation = messages_of(*row)
     except BlobError:
         return None
     asked = []
-    for message in said:
+    for message in conversation:
         if message.role == "assistant":
             break
         asked.append({"author": message.author, "role": message.role, "content": message.content})

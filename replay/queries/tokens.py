@@ -164,9 +164,9 @@ def replies(found: Trajectory, authors: AuthorTable) -> list[npt.NDArray[np.int3
         if segment.reason != "fork"
         for start, end in _runs(response_mask(segment.tokens, authors))
     ]
-    spoken_before = len(runs_of) - found.record.num_turns
-    if spoken_before >= 0:
-        for turn, (index, start, end) in enumerate(runs_of[spoken_before:]):
+    turns_before = len(runs_of) - found.record.num_turns
+    if turns_before >= 0:
+        for turn, (index, start, end) in enumerate(runs_of[turns_before:]):
             turns[index][start:end] = turn
     return turns
 

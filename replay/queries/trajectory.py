@@ -24,7 +24,7 @@ from replay.storage.format.column_types import ExactText
 from replay.storage.format.rows import known, named
 from replay.storage.format.schema import draws, groups, iterations, policies, reclaimed, tasks, token_scores
 from replay.storage.read import author_table, load
-from replay.storage.reclaimed import BORN, FACTS, with_born
+from replay.storage.reclaimed import COLLECTED, FACTS, with_collected
 from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
@@ -56,11 +56,11 @@ def find(store: ReplayStore, id_prefix: str) -> str:
 def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec) -> QueryResult:
     """All but the tokens, whatever state the row is in.
 
-    `problem` is None, or says why there are no tokens: of a corrupt row nothing is told that can't be trusted, and
+    `problem` is None, or says why there are no tokens: of a corrupt row nothing is shown that can't be trusted, and
     `record`, `group` and `task` are None; of one that was stored without its tokens only these are missing. Of an
-    evicted one `record` is None and `reclaimed` tells what is left. `born_committed`: whether the iteration it was born
-    in is one that can be asked for; that of an import is not. Where there is a tokenizer, what was shown where a
-    segment parts from the one before is also told as text.
+    evicted one `record` is None and `reclaimed` says what is left. `iteration_committed`: whether the iteration it was
+    collected in is one that can be asked for; that of an import is not. Where there is a tokenizer, what was shown
+    where a segment parts from the one before is also given as text.
     """
     id = find(store, id_prefix)
     with store.reading() as connection:
@@ -96,14 +96,14 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
 
 
 _NOTHING: QueryResult = {
-    **dict.fromkeys(("record", "reclaimed", "group", "task", "staleness", "scored", "born_committed")),
+    **dict.fromkeys(("record", "reclaimed", "group", "task", "staleness", "scored", "iteration_committed")),
     **{name: [] for name in ("authors", "members", "segments", "messages")},
 }
 
 
 def _of_reclaimed(connection: sa.Connection, id: str, uses: list[QueryResult]) -> QueryResult:
     left = _left(connection, id)
-    around = _birth(connection, left["run"], left["iteration"], left["group"]["task"], left["policy_version_min"])
+    around = _collected(connection, left["run"], left["iteration"], left["group"]["task"], left["policy_version_min"])
     return {
         **_NOTHING,
         **around,
@@ -186,18 +186,18 @@ def _around(connection: sa.Connection, found: Trajectory) -> QueryResult:
     columns = (_rows.id, _rows.member, _rows.attempt, _rows.reward, _rows.success, _rows.state)
     members = sa.select(*columns).where(_rows.group == record.group).order_by(_rows.member, _rows.attempt, _rows.id)
     return {
-        **_birth(connection, record.run, record.iteration, record.task, record.policy_version_min),
+        **_collected(connection, record.run, record.iteration, record.task, record.policy_version_min),
         "group": _row_of(connection, groups.c.id, record.group),
         "members": [dict(row) for row in connection.execute(members.limit(_MOST_MEMBERS)).mappings()],
     }
 
 
-def _birth(connection: sa.Connection, run: str, iteration: int, task: str, policy_version: int) -> QueryResult:
+def _collected(connection: sa.Connection, run: str, iteration: int, task: str, policy_version: int) -> QueryResult:
     newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == run)
-    born = sa.exists().where(iterations.c.run == run, iterations.c.iteration == iteration)
-    version, committed = connection.execute(sa.select(newest.scalar_subquery(), born)).one()
+    collected = sa.exists().where(iterations.c.run == run, iterations.c.iteration == iteration)
+    version, committed = connection.execute(sa.select(newest.scalar_subquery(), collected)).one()
     return {
-        "born_committed": bool(committed),
+        "iteration_committed": bool(committed),
         "task": _row_of(connection, tasks.c.hash, task),
         "staleness": None if version is None else version - policy_version,
     }
@@ -226,7 +226,7 @@ def _parts(
     answers: list[QueryResult] = []
     for position, (segment, turn) in enumerate(zip(found.segments, turns, strict=True)):
         tokens = segment.tokens
-        spoken = turn[turn >= 0]
+        sampled = turn[turn >= 0]
         answers.append(
             {
                 "position": position,
@@ -235,7 +235,7 @@ def _parts(
                 "num_tokens": len(tokens),
                 "num_action_tokens": int(response_mask(tokens, authors).sum()),
                 "num_trained_tokens": int(loss_mask(tokens, authors).sum()),
-                "turns": [int(spoken.min()), int(spoken.max())] if len(spoken) else None,
+                "turns": [int(sampled.min()), int(sampled.max())] if len(sampled) else None,
                 "parted": None if main is None else _parting(main, segment, codec),
                 "scored_by": scores.get(position),
             }
@@ -282,8 +282,8 @@ def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
     with store.reading() as connection:
         asked = sa.select(sa.literal(id, ExactText).label("id")).subquery()
         parent = sa.func.coalesce(_rows.parent, reclaimed.c.parent).label("parent")
-        facts = sa.select(asked.c.id, *BORN, parent, groups.c.success_rate)
-        born = connection.execute(facts.select_from(with_born(asked, asked.c.id))).mappings()
+        facts = sa.select(asked.c.id, *COLLECTED, parent, groups.c.success_rate)
+        collected = connection.execute(facts.select_from(with_collected(asked, asked.c.id))).mappings()
         used = (
             sa.select(draws, (iterations.c.policy_version + 1).label("makes_policy_version"), policies.c.checkpoint)
             .join(iterations, _same_iteration())
@@ -294,7 +294,7 @@ def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
             .order_by(draws.c.run, draws.c.iteration, draws.c.slot)
         )
         uses = [dict(row) for row in connection.execute(used).mappings()]
-        return {**dict(born.one()), "uses": uses}
+        return {**dict(collected.one()), "uses": uses}
 
 
 def _same_iteration() -> sa.ColumnElement[bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from replay.report.page import ReportData, render_report
+from replay.report.report_page import ReportData, render_report
 from replay.report.series import shown_series
 from replay.store import ReplayStore
 

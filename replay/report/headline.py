@@ -44,10 +44,10 @@ def _replay(config: Config) -> str | None:
         return "no replay"
     drawn = " falling to " if shares[-1] < shares[0] else " rising to "
     unit, sampler = stored(config, "replay.unit", str), stored(config, "replay.sampler", str)
-    told = "replay " + drawn.join(number(share, percent=True) for share in dict.fromkeys(shares))
-    told += f", unit {unit}" if unit not in (None, "any") else ""
-    told += f", {sampler} sampler" if sampler else ""
-    return told + (", observed only" if stored(config, "replay.mode", str) == "observe" else "")
+    words = "replay " + drawn.join(number(share, percent=True) for share in dict.fromkeys(shares))
+    words += f", unit {unit}" if unit not in (None, "any") else ""
+    words += f", {sampler} sampler" if sampler else ""
+    return words + (", observed only" if stored(config, "replay.mode", str) == "observe" else "")
 
 
 def _shares(config: Config) -> tuple[float, float] | None:

@@ -32,12 +32,12 @@ def plain_panel(panel: Panel, *, merged: int = 1, after: int | None = None) -> Q
 
 def in_words(panel: Panel) -> str:
     """The chart for those who can't see it."""
-    told = []
+    found = []
     for curve in measured(panel):
         first, last = curve.series[0], curve.series[-1]
         values = [number(point[1], percent=panel.axis.percent) for point in (first, last)]
-        told.append(f"{curve.label} from {values[0]} at iteration {first[0]:,} to {values[1]} at {last[0]:,}")
-    return f"{panel.title}: {'; '.join(told) or 'not measured'}."
+        found.append(f"{curve.label} from {values[0]} at iteration {first[0]:,} to {values[1]} at {last[0]:,}")
+    return f"{panel.title}: {'; '.join(found) or 'not measured'}."
 
 
 def measured(panel: Panel) -> Sequence[Curve]:

@@ -149,8 +149,8 @@ def _grad_norm(metrics: Metrics, limit: float | None) -> Panel:
     if limit is not None:
         # A limit far above the curve would press it flat, so it is told instead of drawn.
         near = any(value > limit / 2 for _, value in series)
-        told = "dotted line" if near else f"{number(limit)}, far above the curve" if series else number(limit)
-        how = f"Before it is scaled down to optimizer.max_grad_norm ({told}). {how}"
+        words = "dotted line" if near else f"{number(limit)}, far above the curve" if series else number(limit)
+        how = f"Before it is scaled down to optimizer.max_grad_norm ({words}). {how}"
     return Panel(
         "Gradient norm",
         how,

@@ -248,17 +248,17 @@ def _frame(scale: _VerticalScale, axis: Axis, iterations: Sequence[int], x: Call
 
 def _hover(thinned: Sequence[tuple[Curve, Series]], x: Callable[[int], float], merged: int, axis: Axis) -> str:
     """An invisible column over every iteration that tells all values there."""
-    told: dict[int, list[str]] = {}
+    labels: dict[int, list[str]] = {}
     for curve, points in thinned:
         for iteration, value in points:
-            told.setdefault(iteration, []).append(f"{curve.label}: {number(value, percent=axis.percent)}")
-    columns = sorted(told)
+            labels.setdefault(iteration, []).append(f"{curve.label}: {number(value, percent=axis.percent)}")
+    columns = sorted(labels)
     edges = [(x(a) + x(b)) / 2 for a, b in pairwise(columns)]
     lefts, rights = [LEFT, *edges], [*edges, WIDTH - RIGHT]
     parts = []
     for column, left, right in zip(columns, lefts, rights, strict=True):
         name = f"iteration {column:,}" if merged == 1 else f"iterations {column:,}-{column + merged - 1:,}"
-        title = escape("\n".join([name, *told[column]]))
+        title = escape("\n".join([name, *labels[column]]))
         parts.append(
             f'<rect class="hit" x="{left:.1f}" y="{TOP}" width="{max(right - left, 0.5):.1f}" '
             f'height="{HEIGHT - TOP - BOTTOM}"><title>{title}</title></rect>'

@@ -17,7 +17,7 @@ from replay.records import REPLAY, BatchRow, DrawRecord, Trajectory
 from replay.sampling.availability import count_available
 from replay.sampling.samplers import Moment, RankedSampler, Sampler
 from replay.sampling.selection import SelectedRow, Selection
-from replay.sampling.trial_draw import Rehearsal
+from replay.sampling.trial_draw import TrialDraw
 from replay.sampling.weights import Buffer, Pool, refuse_incomparable
 from replay.storage.draws import release, reserve
 from replay.storage.format.schema import runs
@@ -77,9 +77,9 @@ class Drawing:
         pool = self._followed(replace(request, picks=()), sampler)[None]
         return count_available(pool, request.limits)
 
-    def rehearsal(
+    def trial(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, sources: Sequence[str]
-    ) -> Rehearsal:
+    ) -> TrialDraw:
         """The moment before a draw of `request`, whose picks may name these sources; they play no part yet."""
         self.refresh(connection, request)
         # Its sampler is asked once: nothing is kept of it.
@@ -87,7 +87,7 @@ class Drawing:
         pools = {source: Pool(self._buffer, sampler, limits, source) for source in (None, *sources)}
         for pool in pools.values():
             pool.follow(_moment(request))
-        return Rehearsal(self._buffer, request, sampler, pools)
+        return TrialDraw(self._buffer, request, sampler, pools)
 
     def draw(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None

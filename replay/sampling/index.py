@@ -97,9 +97,9 @@ class EligibleIndex:
         """Grows when rows have moved, or facts about them have changed; rows added at the end change nothing, and how
         often a row was used is no fact about it."""
         self.codes = {name: Codes() for name in _CODES}
-        self._columns = {name: Growing(np.empty(0, kind)) for name, (_, kind) in _NUMBERS.items()}
-        self._columns |= {name: Growing(np.empty(0, np.int64)) for name in _CODES}
-        self._columns["own"] = Growing(np.empty(0, np.bool_))
+        self._columns = {name: GrowableArray(np.empty(0, kind)) for name, (_, kind) in _NUMBERS.items()}
+        self._columns |= {name: GrowableArray(np.empty(0, np.int64)) for name in _CODES}
+        self._columns["own"] = GrowableArray(np.empty(0, np.bool_))
         self._last = -1
         self._all, self._since = _queries(dict.fromkeys((run, *others)))
         self.damaged: dict[str, str] = {}
@@ -221,17 +221,17 @@ class EligibleIndex:
         for name in _CODES:
             if len(self.codes[name].names) > 2 * len(self):
                 used, codes = np.unique(self._columns[name].values, return_inverse=True)
-                self._columns[name] = Growing(codes.astype(np.int64))
+                self._columns[name] = GrowableArray(codes.astype(np.int64))
                 self.codes[name] = Codes(map(self.codes[name].names.__getitem__, used.tolist()))
 
     def _rewrite(self, other: Callable[[str, Column], Column]) -> None:
         """Other values by a column's name and its old ones. One at a time: two sets of them are twice the memory."""
         for name in self._columns:
-            self._columns[name] = Growing(other(name, self._columns[name].values))
+            self._columns[name] = GrowableArray(other(name, self._columns[name].values))
 
     def _append(self, ids: list[str], new: Mapping[str, Column]) -> None:
         if not self.ids:
-            self._columns = {name: Growing(new[name]) for name in self._columns}
+            self._columns = {name: GrowableArray(new[name]) for name in self._columns}
         else:
             for name, column in self._columns.items():
                 column.extend(new[name])
@@ -361,7 +361,7 @@ def _queries(runs: Iterable[str]) -> tuple[sa.CompoundSelect[Any], sa.CompoundSe
     return eligible.execution_options(yield_per=_BATCH), sa.union_all(*(part.where(*some) for part in parts))
 
 
-class Growing:
+class GrowableArray:
     """An array with room behind it: adding a few values at a time copies each of them a few times only."""
 
     def __init__(self, values: npt.NDArray[Any]) -> None:

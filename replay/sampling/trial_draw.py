@@ -28,7 +28,7 @@ class FilterStep:
     rows: int
 
 
-class Rehearsal:
+class TrialDraw:
     """What can be asked of the moment before a draw. It is good until the buffer is refreshed."""
 
     def __init__(

@@ -67,7 +67,7 @@ def _texts(found: sa.CursorResult[Any]) -> Sequence[str]:
     return restored_column(draws.c.trajectory, found.scalars().all())
 
 
-class RetiredTasks:
+class SolvedTasks:
     """Follows the drawing run's newest group of every task that a row may be drawn of, whatever became of its members.
 
     Groups are read once, and those of its newest iteration again: those of a run that goes on are never undone.

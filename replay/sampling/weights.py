@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from replay.errors import ReplayError
 from replay.mixing.request import DrawRequest, Limits
 from replay.sampling.compatibility import bits, names_of
-from replay.sampling.index import EligibleIndex, Growing
+from replay.sampling.index import EligibleIndex, GrowableArray
 from replay.sampling.samplers import Moment, Rows, Sampler
 from replay.sampling.sum_tree import SumTree
-from replay.sampling.usage import RetiredTasks, Uses
+from replay.sampling.usage import SolvedTasks, Uses
 
 Mask = npt.NDArray[np.bool_]
 
@@ -25,7 +25,7 @@ class Buffer:
     def __init__(self, run: str, others: Collection[str]) -> None:
         self.index = EligibleIndex(run, others)
         self.uses = Uses()
-        self.retired = RetiredTasks(run)
+        self.solved = SolvedTasks(run)
         self.changes = 0
         """Grows whenever a refresh finds something new."""
 
@@ -34,7 +34,7 @@ class Buffer:
         changed = self.index.refresh(connection)
         changed |= self.uses.refresh(connection, request)
         if request.limits.retire_solved is not None:
-            changed |= self.retired.refresh(connection, self.index)
+            changed |= self.solved.refresh(connection, self.index)
         self.changes += changed
 
 
@@ -62,7 +62,7 @@ def rules(buffer: Buffer, limits: Limits, now: Moment, rows: slice) -> Iterator[
     if limits.max_staleness is not None:
         yield "max_staleness", ~known | (now.policy_version - columns["policy_version"] <= limits.max_staleness)
     if limits.retire_solved is not None:
-        yield "retire_solved", ~buffer.retired.solved(limits.retire_solved)[columns["task"]]
+        yield "retire_solved", ~buffer.solved.solved(limits.retire_solved)[columns["task"]]
     if limits.max_uses is not None:
         yield "max_uses", columns["uses"] + buffer.uses.reserved(index)[rows] < limits.max_uses
     if limits.cooldown > 0:
@@ -108,9 +108,9 @@ class Pool:
         self._source = source
         self.tree = SumTree()
         """Weight of each row; 0 where the limits forbid it."""
-        self._mask = Growing(np.zeros(0, np.bool_))
-        self._unknown = Growing(np.zeros(0, np.bool_))
-        self._weights = Growing(np.zeros(0))
+        self._mask = GrowableArray(np.zeros(0, np.bool_))
+        self._unknown = GrowableArray(np.zeros(0, np.bool_))
+        self._weights = GrowableArray(np.zeros(0))
         self._layout = -1
         self._reference: object = None
         self._settled = 0

@@ -82,7 +82,7 @@ def _either(name: str) -> sa.ColumnElement[Any]:
     return required(sa.func.coalesce(_rows[name], _left[name]), _rows[name])
 
 
-BORN = (
+COLLECTED = (
     sa.func.coalesce(_rows.run, groups.c.run).label("born_run"),
     sa.func.coalesce(_rows.iteration, groups.c.iteration).label("born_iteration"),
     _either("source").label("source"),
@@ -90,7 +90,7 @@ BORN = (
     _either("group").label("group"),
     _either("reward").label("reward"),
     _either("success").label("success"),
-    _either("advantage").label("born_advantage"),
+    _either("advantage").label("stored_advantage"),
     _either("num_action_tokens").label("num_action_tokens"),
     _either("policy_version_min").label("policy_version_min"),
     sa.func.coalesce(_rows.state, EVICTED).label("state"),
@@ -102,7 +102,7 @@ BORN = (
 IS_KNOWN = sa.func.coalesce(_rows.id, _left.id).is_not(None)
 
 
-def with_born(named: sa.FromClause, id: sa.ColumnElement[str]) -> sa.Join:
-    """`named` with what BORN and FACTS are read from, for the rows whose ids it has."""
+def with_collected(named: sa.FromClause, id: sa.ColumnElement[str]) -> sa.Join:
+    """`named` with what COLLECTED and FACTS are read from, for the rows whose ids it has."""
     joined = named.outerjoin(trajectories, _rows.id == id).outerjoin(reclaimed, _left.id == id)
     return joined.outerjoin(groups, groups.c.id == _either("group"))

@@ -20,7 +20,7 @@ from context.tokens.token_sequence import Segment
 from replay.errors import InvalidRecord, first_problem
 from replay.records import ELIGIBLE, UNTRAINABLE, Trajectory
 from replay.storage.format.encoding import content_hash
-from replay.storage.format.summary import JoinedTokens, joined, summaries
+from replay.storage.format.token_summary import JoinedTokens, joined, summaries
 
 _ROUNDING = 1e-6
 """A log-prob this far above 0 is a rounding error of softmax; beyond it, it is no log-prob."""

@@ -21,7 +21,7 @@ from replay.storage.format.cells import damaged_cells
 from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.ratio_histograms import decode
 from replay.storage.format.schema import draws, histograms, metadata, reclaimed, segments, token_scores, trajectories
-from replay.storage.format.summary import SUMMARY
+from replay.storage.format.token_summary import SUMMARY
 from replay.storage.read import author_table, load
 from replay.storage.validate import NOTHING_STORED, validate
 

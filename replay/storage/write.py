@@ -57,7 +57,7 @@ from replay.storage.format.schema import (
     token_scores,
     trajectories,
 )
-from replay.storage.format.summary import SUMMARY
+from replay.storage.format.token_summary import SUMMARY
 from replay.storage.reclaimed import FACTS, left_of, remove_unused_tasks
 from replay.storage.statements import insert
 from replay.storage.validate import Validated, checked, refused, validate

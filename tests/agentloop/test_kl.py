@@ -8,14 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.kl import (
-    Estimator,
-    KlCoefficient,
-    KlGradient,
-    kl_estimate,
-    kl_loss,
-    kl_penalised_rewards,
-)
+from agentloop.algorithms.kl import Estimator, KlCoefficient, KlGradient, kl_estimate, kl_loss, kl_penalised_rewards
 
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 GRADIENTS: tuple[KlGradient, ...] = get_args(KlGradient)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from agentloop.analysis.stored_log_probs import named_weights
-from agentloop.analysis.whatif.compared_rows import Asked
+from agentloop.analysis.whatif.compared_rows import RowChoice
 from agentloop.analysis.whatif.losses import asked_losses
 from agentloop.analysis.whatif.measure import what_if
 from agentloop.analysis.whatif.result import WhatIf
@@ -73,7 +73,7 @@ def asked(run: Path, *losses: str, policy: int | None = None, **rows_asked: Any)
             folder,
             named_weights(folder, None if policy is None else str(policy)),
             losses=asked_losses(folder.config, losses),
-            asked=Asked(**rows_asked),
+            asked=RowChoice(**rows_asked),
         )
     finally:
         store.close()

@@ -56,19 +56,19 @@ def test_row_without_a_trained_token_is_in_no_mean() -> None:
     assert sum(aggregated(losses, mask, "seq-mean-token-mean")) == pytest.approx(3.5)
 
 
-def born_with(rows: list[BatchRow], rewards: list[float]) -> list[float]:
+def stored_with(rows: list[BatchRow], rewards: list[float]) -> list[float]:
     return AdvantageEstimator(run_config()).of_groups([item.trajectory for item in rows], rewards)
 
 
 def test_group_of_one_has_no_advantage() -> None:
     """Reward 1 of one attempt: 0. Taken raw it would be +1, an imitation of every single success."""
-    assert born_with([row("alone", segment("uul"))], [1.0]) == [0.0]
+    assert stored_with([row("alone", segment("uul"))], [1.0]) == [0.0]
 
 
 def test_group_of_equal_rewards_has_no_advantage() -> None:
     """Seven times 0.3: their mean in floating point is not 0.3, and its error / 1e-6 would be +0.03 for all."""
     rows = [row(f"t{i}", segment("uul", seed=i)) for i in range(7)]
-    assert born_with(rows, [0.3] * 7) == [0.0] * 7
+    assert stored_with(rows, [0.3] * 7) == [0.0] * 7
 
 
 def test_trajectory_of_six_segments_weighs_as_much_as_one_of_one() -> None:
@@ -78,7 +78,7 @@ def test_trajectory_of_six_segments_weighs_as_much_as_one_of_one() -> None:
     -2.27.
     """
     success = row("success", *[segment("uul", seed=i) for i in range(6)])
-    found = born_with([success, row("failure", segment("uul", seed=9))], [1.0, 0.0])
+    found = stored_with([success, row("failure", segment("uul", seed=9))], [1.0, 0.0])
     assert found == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], abs=2e-6)  # the 1e-6 beside the deviation
 
 

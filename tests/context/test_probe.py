@@ -10,7 +10,7 @@ import pytest
 from context import ChatTemplate, RenderError, TokenSequence
 from context.templates.model_files import load_model_files
 from context.templates.template_probe import Event, Thinking, changes, conversation, rewrites_history
-from context.templates.template_report import Verdict, border_differences, check_template
+from context.templates.template_report import TemplateReport, border_differences, check_template
 from tests.context.fakes import CHATML, LLAMA3, family
 from tests.context.trl_templates import model, originals
 
@@ -19,7 +19,7 @@ PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif 
 PLAIN = "{% for m in messages %}" + TURN + "{% endfor %}" + PROMPT
 
 
-def states(verdict: Verdict) -> dict[str, str]:
+def states(verdict: TemplateReport) -> dict[str, str]:
     return {case.name: case.state for case in verdict.cases}
 
 

@@ -238,7 +238,7 @@ def test_the_hostile_text_is_there_to_be_read(inspector: Served) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "/overview" not in page])
 def test_pages_link_their_twins(inspector: Served, page: str) -> None:
-    found = re.search(r'<a class="twin" href="([^"]*)"', inspector.ask(page).text)
+    found = re.search(r'<a class="as-json" href="([^"]*)"', inspector.ask(page).text)
     assert found is not None
     response = inspector.ask(unescape(found[1]).encode().decode("latin-1"))
     assert (response.status, response.header("content-type")) == (200, "application/json")

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from agentloop.cli.main import app
 from replay import ReplayStore
 from replay.inspector.app import create_app
-from replay.inspector.pages import mixing
+from replay.inspector.pages import mixing_page
 from replay.inspector.server.guard import Guard
 from replay.queries.open_buffer import Source, opened_source
 from replay.sampling.samplers import make_sampler
@@ -197,7 +197,7 @@ def test_page_writes_nothing(server: Served, store: ReplayStore) -> None:
 
 def test_a_large_buffer_is_announced_before_it_is_read(store: ReplayStore, monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.path is not None
-    monkeypatch.setattr(mixing, "_MANY", 20)
+    monkeypatch.setattr(mixing_page, "_MANY", 20)
     with (
         closing(ReplayStore.open(store.path, read_only=True)) as cold,
         served(create_app(Source(cold), Guard())) as found,

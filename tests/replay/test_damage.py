@@ -24,7 +24,7 @@ from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.encoding import content_hash
 from replay.storage.format.rows import CHECKED_COLUMNS, record_checksum
-from replay.storage.format.summary import summarised
+from replay.storage.format.token_summary import summarised
 from replay.storage.retention import Capacity
 from tests.replay.asking import listed
 from tests.replay.fakes import AUTHORS, RUN, Born, group, new_store, request, sql, task, tokens, trajectory

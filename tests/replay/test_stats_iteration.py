@@ -59,7 +59,7 @@ def test_iteration_has_the_groups_of_its_rows_and_marks_those_that_teach_nothing
         assert {by_slot[slot]["stream"] for slot in group["slots"]} == {group["stream"]}
     assert [(len(g["slots"]), g["stream"], g["degenerate"]) for g in answer["groups"]][:2] == [(4, FRESH, False)] * 2
     born = dict(sql(store, "select id, advantage from trajectories"))
-    assert all(row["born_advantage"] == born[row["trajectory"]] for row in answer["trajectories"])
+    assert all(row["stored_advantage"] == born[row["trajectory"]] for row in answer["trajectories"])
     sql(store, "update groups set reward_std = 0.0 where id = ?", answer["groups"][0]["id"])
     again = queries.iteration(store, RUN, 3)["groups"]
     assert [(group["degenerate"], group["teaches"]) for group in again][:2] == [(True, True), (False, True)]

@@ -15,7 +15,7 @@ from replay.records import Trajectory
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.encoding import content_hash
-from replay.storage.format.summary import summarised
+from replay.storage.format.token_summary import summarised
 from replay.store import AppendReport
 from tests.replay.fakes import (
     AUTHORS,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay import InvalidRecord, ReplayStore
-from replay.storage.format.summary import SUMMARY, summarised
+from replay.storage.format.token_summary import SUMMARY, summarised
 from replay.storage.validate import validate
 from tests.replay.fakes import AUTHORS, SHORT, group, new_store, sql, task, trajectory
 from tests.replay.locations import Databases

@@ -26,7 +26,7 @@ _rows = trajectories.c
 
 
 @dataclass(frozen=True)
-class Asked:
+class RowChoice:
     """Which rows, as the command line says it."""
 
     filter: str | None = None
@@ -83,20 +83,20 @@ def made_in_the_batch(config: RunConfig) -> bool:
     return config.algorithm == "ppo" or config.replay.baseline != "stored" or config.advantage.normalise_batch != "none"
 
 
-def rows_in_words(asked: Asked) -> str:
+def rows_in_words(asked: RowChoice) -> str:
     where = "" if asked.filter is None else f" where {asked.filter}"
     if asked.iteration is not None:
         return f"the batch of iteration {asked.iteration}{where}"
     return f"stored rows{where}, as replayed"
 
 
-def advantages_in_words(config: RunConfig, asked: Asked) -> str:
+def advantages_in_words(config: RunConfig, asked: RowChoice) -> str:
     if asked.iteration is not None:
         return f"those of iteration {asked.iteration}"
     return "those of the last update that used the row" if made_in_the_batch(config) else "those of the row's birth"
 
 
-def choose_rows(store: ReplayStore, folder: RunFolder, version: int, asked: Asked) -> Chosen:
+def choose_rows(store: ReplayStore, folder: RunFolder, version: int, asked: RowChoice) -> Chosen:
     """Rows that the policy `version` of the run could have been given, read whole.
 
     More than the limit are thinned evenly in the order of (iteration, slot), so that every age stays.
@@ -136,7 +136,9 @@ def _row(candidate: _Candidate, trajectory: Trajectory) -> Row:
     return Row(BatchRow(trajectory, draw, advantage=candidate.advantage), candidate.bucket)
 
 
-def _of_buffer(store: ReplayStore, folder: RunFolder, version: int, asked: Asked, taken: Chosen) -> list[_Candidate]:
+def _of_buffer(
+    store: ReplayStore, folder: RunFolder, version: int, asked: RowChoice, taken: Chosen
+) -> list[_Candidate]:
     config, run = folder.config, folder.run_id
     of_draws = made_in_the_batch(config)
     wanted = [chosen(None, asked.filter), _rows.state == ELIGIBLE, _rows.num_action_tokens > 0, _rows.temperature > 0]
@@ -147,8 +149,8 @@ def _of_buffer(store: ReplayStore, folder: RunFolder, version: int, asked: Asked
         kinds = run_mismatches(connection, run, list({owner for _, owner, *_ in stored}))
         drawn = _last_advantages(connection, run) if of_draws else {}
     allowed, candidates = bits(config.replay.allow_mismatch), []
-    for id, owner, sampled_by, born_with, sampling in stored:
-        advantage = drawn.get(id) if of_draws else born_with
+    for id, owner, sampled_by, stored_with, sampling in stored:
+        advantage = drawn.get(id) if of_draws else stored_with
         staleness = version - sampled_by if owner == run else None
         mismatch = (kinds[owner] | sampling) & ~allowed
         if mismatch:
@@ -168,7 +170,7 @@ def _last_advantages(connection: sa.Connection, run: str) -> dict[str, float | N
     return {row[0]: row[1] for row in connection.execute(query)}
 
 
-def _of_iteration(store: ReplayStore, folder: RunFolder, asked: Asked, taken: Chosen) -> list[_Candidate]:
+def _of_iteration(store: ReplayStore, folder: RunFolder, asked: RowChoice, taken: Chosen) -> list[_Candidate]:
     """In the order of their slots, which is that of the update."""
     assert asked.iteration is not None
     fed = queries.iteration(store, folder.run_id, asked.iteration)["trajectories"]

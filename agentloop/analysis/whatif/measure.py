@@ -11,8 +11,8 @@ import torch
 from agentloop.algorithms.diagnostics import EssWeights, sum_by_trajectory
 from agentloop.analysis.stored_log_probs import compute_asked, load_weights, weights_of_run
 from agentloop.analysis.whatif.compared_rows import (
-    Asked,
     Row,
+    RowChoice,
     advantages_in_words,
     buckets_of,
     choose_rows,
@@ -34,7 +34,7 @@ from replay.records import FRESH, REPLAY
 from replay.sampling.samplers import Sampler
 from replay.store import ReplayStore
 
-Told = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 """What is being done, how much of it is done, and of how much."""
 
 
@@ -44,8 +44,8 @@ def what_if(
     policy: tuple[int, Path | str],
     *,
     losses: Sequence[WhatIfLoss],
-    asked: Asked,
-    told: Told = lambda *_: None,
+    asked: RowChoice,
+    progress: Progress = lambda *_: None,
 ) -> WhatIf:
     """One optimizer step of every objective on the rows, alone in each staleness bucket and over all of them.
 
@@ -68,12 +68,12 @@ def what_if(
     actor = Actor(
         load_weights(folder, weights).model, packs=config.batch.layout == "packed", compute=compute_asked(config)
     )
-    told("score", 0, 1)
+    progress("score", 0, 1)
     scored = _scored(actor, folder, rows, [loss.config for loss in losses])
-    told("score", 1, 1)
+    progress("score", 1, 1)
     ready, unfit = all_ready(losses, scored, rows)
     losses = [one.loss for one in ready]
-    data, effects = _measured(actor, ready, scored, rows, ess_weights=config.replay.ess.weights, told=told)
+    data, effects = _measured(actor, ready, scored, rows, ess_weights=config.replay.ess.weights, progress=progress)
     return WhatIf(
         run=folder.path.name,
         version=version,
@@ -134,7 +134,7 @@ def _measured(
     rows: Sequence[Row],
     *,
     ess_weights: EssWeights,
-    told: Told,
+    progress: Progress,
 ) -> tuple[tuple[PartData, ...], tuple[Effect, ...]]:
     """Bucket by bucket, then all rows together."""
     batch, drift = scored.batch, scored.drift()
@@ -145,9 +145,9 @@ def _measured(
     total = len(ready) * (len(buckets) + 1)
 
     def so_far(before: int) -> Callable[[int], None]:
-        return lambda done: told("gradients", before + done, total)
+        return lambda done: progress("gradients", before + done, total)
 
-    told("gradients", 0, total)
+    progress("gradients", 0, total)
     for bucket in [*buckets, ALL]:
         chosen = [place for place, row in enumerate(rows) if bucket in (ALL, row.bucket)]
         members = torch.tensor(chosen, device=batch.trajectory.device)
@@ -155,8 +155,8 @@ def _measured(
         if bucket == ALL and len(buckets) == 1:
             effects += [replace(effect, bucket=ALL) for effect in effects]
         else:
-            effects += effects_of(actor, ready, bucket, members, told=so_far(len(effects)))
-    told("gradients", total, total)
+            effects += effects_of(actor, ready, bucket, members, progress=so_far(len(effects)))
+    progress("gradients", total, total)
     return tuple(data), tuple(effects)
 
 

@@ -65,16 +65,21 @@ def part_data(
 
 
 def effects_of(
-    actor: Actor, ready: Sequence[Ready], bucket: str, members: Tensor, *, told: Callable[[int], None] = lambda _: None
+    actor: Actor,
+    ready: Sequence[Ready],
+    bucket: str,
+    members: Tensor,
+    *,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> list[Effect]:
     """Every objective on the rows of these trajectories alone. Leaves no gradient behind.
 
-    `told` hears how many objectives are done.
+    `progress` hears how many objectives are done.
     """
     effects = []
     for one in ready:
         effects.append(_effect(actor, one, bucket, members))
-        told(len(effects))
+        progress(len(effects))
     return effects
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 COMPARING = frozenset({"grpo", "dr_grpo", "rloo", "opo"})
-"""Algorithms by which the members of a group are compared with each other, and a group of equal rewards is silent."""
+"""Algorithms by which the members of a group are compared with each other, and one of equal rewards has no signal."""
 _DIVIDING_BY_ITERATION = {"reinforce++": "reinforce", "reinforce++_baseline": "dr_grpo"}
 """Algorithms that divide by the deviation of all groups of an iteration, and what they are without."""
 
@@ -93,14 +93,14 @@ def check_advantages(config: RunConfig) -> None:
 def _check_critic(config: RunConfig) -> None:
     """Its advantages are of tokens, and made in the update: what is said of trajectories would not be heard."""
     section, replay = config.advantage, config.replay
-    silent = {
+    without_signal = {
         "advantage.function": (section.function, None),
         "advantage.normalise_batch": (section.normalise_batch, "none"),
         "advantage.credit": (section.credit, "trajectory"),
         "replay.baseline": (replay.baseline, "stored"),
         "replay.negative_weight": (replay.negative_weight, 1.0),
     }
-    for name, (given, default) in silent.items():
+    for name, (given, default) in without_signal.items():
         if given != default:
             raise ValueError(
                 f"{name} must be {'null' if default is None else default} when algorithm is ppo, whose critic gives "

@@ -14,7 +14,7 @@ from agentloop.environments.environment import Environment
 from agentloop.environments.tools.deadline import run_with_deadline
 from agentloop.environments.tools.isolation import run_isolated
 from agentloop.environments.tools.results import ToolResult, ToolTimeout, failure, observe
-from agentloop.environments.tools.schema import ToolSpec, tools_of
+from agentloop.environments.tools.tool_schema import ToolSpec, tools_of
 from context.messages import ToolCall
 from context.wording import suggest
 

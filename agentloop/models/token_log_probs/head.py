@@ -28,7 +28,7 @@ _PLAIN_BYTES = 64 * 1024**2
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class ScoredTokens:
     """Which tokens are scored; N of them."""
 
     places: Tensor
@@ -82,7 +82,7 @@ class Head:
             )
         return self._leaves_logits
 
-    def scores(self, asked: Asked, how: How, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor | None]:
+    def scores(self, asked: ScoredTokens, how: How, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor | None]:
         """Log-probs and entropies [N] of what is asked for, out of `forward`, which returns the model's logits."""
         head: Any = self._model.get_output_embeddings()
         returned: list[Tensor] = []
@@ -155,7 +155,7 @@ def _no_kernels(got: str, device: torch.device) -> str:
 
 @torch.no_grad()
 def _leaves_logits(model: PreTrainedModel) -> bool:
-    """True: the head is a plain nn.Linear, and the model returns what it returned. Asked with two tokens."""
+    """True: the head is a plain nn.Linear, and the model returns what it returned. ScoredTokens with two tokens."""
     head: Any = model.get_output_embeddings()
     # A sharded one is of a subclass with the same forward; an adapter's or a quantised one is not.
     if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward or "forward" in head.__dict__:

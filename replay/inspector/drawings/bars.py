@@ -98,7 +98,7 @@ def bars(
         shifted = Markup('<g transform="translate({} 0)">{}</g>').format(gutter, Markup("").join(parts))
         parts = [*_decades(height, top, width=width, floor=tall - _AXIS), shifted]
     elif peak or height.largest:
-        most = f"max {_told(peak)}" if height.largest is None else _told(top)
+        most = f"max {_count_text(peak)}" if height.largest is None else _count_text(top)
         parts.append(Markup('<text class="peak" x="0" y="10">{}{}</text>').format(most, height.unit))
     linked = any(bar.href for bar in bars)
     return Markup(
@@ -125,7 +125,7 @@ def _bar(bar: Bar, left: float, slot: float, *, share: float, height: int) -> Ma
         '<rect class="hit" x="{left:.2f}" y="0" width="{slot:.2f}" height="{floor}"/>'
         '<rect class="bar" x="{x:.2f}" y="{y:.2f}" width="{w:.2f}" height="{tall:.2f}"/>'
     ).format(
-        title=visible_text(bar.title or f"{bar.label}: {_told(bar.count)}"),
+        title=visible_text(bar.title or f"{bar.label}: {_count_text(bar.count)}"),
         left=left,
         slot=slot,
         floor=floor,
@@ -146,11 +146,11 @@ def _decades(height: Height, top: float, *, width: int, floor: int) -> list[Mark
     assert height.decades is not None
     line = Markup(
         '<line class="decade" x1="{left}" x2="{width}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        '<text class="count" x="{end}" y="{base:.1f}">{told}{unit}</text>'
+        '<text class="count" x="{end}" y="{base:.1f}">{count}{unit}</text>'
     )
     places = [(top / 10**step, _HEAD + (floor - _HEAD) * step / height.decades) for step in range(height.decades)]
     return [
-        line.format(left=_GUTTER, width=width, y=y, end=_GUTTER - 4, base=y + 3.5, told=f"{count:g}", unit=height.unit)
+        line.format(left=_GUTTER, width=width, y=y, end=_GUTTER - 4, base=y + 3.5, count=f"{count:g}", unit=height.unit)
         for count, y in places
     ]
 
@@ -176,5 +176,5 @@ def _labels(marks: Sequence[Tick], slot: float, *, width: int, height: int) -> l
     return drawn
 
 
-def _told(count: float) -> str:
+def _count_text(count: float) -> str:
     return f"{count:,.0f}" if count == int(count) else f"{count:.3g}"

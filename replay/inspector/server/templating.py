@@ -1,4 +1,4 @@
-"""Templates, and how values are told in them."""
+"""Templates, and how values are shown in them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def environment() -> Environment:
     )
     templates.filters |= {
         "digits": digits,
-        "number": told,
+        "number": significant,
         "short": short,
         "percent": percent,
         "signed": signed,
@@ -48,7 +48,7 @@ def digits(value: float | None, places: int = 3) -> str:
     return "\u2013" if value is None else f"{value:,.{places}f}"
 
 
-def told(value: float | None) -> str:
+def significant(value: float | None) -> str:
     """Three significant digits."""
     return "\u2013" if value is None else number(value)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replay.inspector.text.reading import Folded, Voice, folded, indented, voice
+from replay.inspector.text.reading import AuthorStyle, Folded, folded, indented, voice
 from replay.queries import QueryResult
 
 
@@ -28,7 +28,7 @@ class ShownMessage:
 
     position: int
     author: str
-    voice: Voice
+    voice: AuthorStyle
     role: str
     name: str | None
     texts: tuple[Text, ...]
@@ -50,8 +50,8 @@ def turns(
     The last `num_turns` messages of an action author are the turns; what was spoken before is the opening's.
     """
     action = {author["name"] for author in authors if author["action"]}
-    spoken = [place for place, message in enumerate(messages) if message["author"] in action]
-    starts = spoken[max(0, len(spoken) - num_turns) :]
+    acted = [place for place, message in enumerate(messages) if message["author"] in action]
+    starts = acted[max(0, len(acted) - num_turns) :]
     spans: list[tuple[int | None, int, int]] = [(None, 0, starts[0] if starts else len(messages))] if first == 0 else []
     ends = [*starts[1:], len(messages)]
     spans += [(turn, starts[turn], ends[turn]) for turn in range(first, min(first + count, len(starts)))]

@@ -68,7 +68,7 @@ def spelled(text: str | None) -> Markup:
 
 
 @dataclass(frozen=True)
-class Voice:
+class AuthorStyle:
     """How an author is told from others: by a shape, a colour, and always by its name."""
 
     shape: str
@@ -76,20 +76,20 @@ class Voice:
 
 
 _VOICES = {
-    "llm": Voice("◆", "llm"),
-    "llm(do_not_train)": Voice("◇", "llm"),
-    "user": Voice("●", "user"),
-    "env": Voice("▲", "env"),
-    "memory": Voice("■", "memory"),
-    "initialization": Voice("▼", "initialization"),
-    "template": Voice("∙", "template"),
-    "demonstration": Voice("★", "demonstration"),
-    "history": Voice("○", "history"),
+    "llm": AuthorStyle("◆", "llm"),
+    "llm(do_not_train)": AuthorStyle("◇", "llm"),
+    "user": AuthorStyle("●", "user"),
+    "env": AuthorStyle("▲", "env"),
+    "memory": AuthorStyle("■", "memory"),
+    "initialization": AuthorStyle("▼", "initialization"),
+    "template": AuthorStyle("∙", "template"),
+    "demonstration": AuthorStyle("★", "demonstration"),
+    "history": AuthorStyle("○", "history"),
 }
-_OTHER = Voice("▷", "other")
+_OTHER = AuthorStyle("▷", "other")
 
 
-def voice(author: str) -> Voice:
+def voice(author: str) -> AuthorStyle:
     return _VOICES.get(author.removesuffix(DISCARD_SUFFIX), _OTHER)
 
 

@@ -28,7 +28,7 @@ from replay.queries.preview.settings import as_yaml, shown, wrong
 from replay.records import ELIGIBLE, STATES
 from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
 from replay.sampling.selection import SelectedRow
-from replay.sampling.trial_draw import Rehearsal
+from replay.sampling.trial_draw import TrialDraw
 from replay.storage.format.schema import IMPORTED, trajectories
 from replay.store import ReplayStore
 
@@ -68,15 +68,15 @@ def preview(
     mixer, is_exact = _mixer(config, now, folder)
     upcoming = tasks.upcoming(mixer.num_tasks)
     horizon = horizon.assuming(now.success)
-    with _rehearsing(store, config, now, sampler) as rehearsal:
+    with _trial_draw(store, config, now, sampler) as trial:
         try:
-            available = rehearsal.available()
+            available = trial.available()
             plans = forecast(mixer, config.replay, available, tasks, first=now.iteration, horizon=horizon)
             plan = next(plans)
         except ReplayError as error:
             raise wrong(str(error)) from error
         times = max(_FEWEST_DRAWS, min(_MOST_DRAWS, _MOST_ROWS // max(1, plan.replay)))
-        draws = rehearsal.draws(plan.picks, times) if plan.replay else []
+        draws = trial.draws(plan.picks, times) if plan.replay else []
         exact = goes_on and is_exact and _is_certain(mixer, config)
         return {
             "run": record.id,
@@ -90,9 +90,9 @@ def preview(
                 "new_tasks": sum(task not in tasks.tried for task in upcoming),
                 "remainders": is_exact,
             },
-            "funnel": _funnel(rehearsal, available, gone, mixer, upcoming),
-            "batch": _batch(rehearsal, draws, now, exact=exact),
-            "spreads": spreads(rehearsal.index, [[row.position for row in rows] for rows in draws], now),
+            "funnel": _funnel(trial, available, gone, mixer, upcoming),
+            "batch": _batch(trial, draws, now, exact=exact),
+            "spreads": spreads(trial.index, [[row.position for row in rows] for rows in draws], now),
             **batches(chain([plan], plans), config, first=now.iteration, horizon=horizon),
         }
 
@@ -130,16 +130,16 @@ def _mixer(config: StoredConfig, now: Standing, folder: Path | None) -> tuple[Mi
 
 
 @contextmanager
-def _rehearsing(store: ReplayStore, config: StoredConfig, now: Standing, sampler: Sampler) -> Iterator[Rehearsal]:
+def _trial_draw(store: ReplayStore, config: StoredConfig, now: Standing, sampler: Sampler) -> Iterator[TrialDraw]:
     request = DrawRequest(now.run, now.iteration, now.policy_version, limits=config.replay.limits)
     with ExitStack() as stack:
         try:
-            rehearsal = stack.enter_context(store.rehearsing(request, sampler, sources=list(config.replay.sources)))
+            trial = stack.enter_context(store.trial_draw(request, sampler, sources=list(config.replay.sources)))
         except ValueError as error:
             # Options can be so large or so small that no weight is left that is a number.
             given = json.dumps(config.replay.sampler_options)
             raise wrong(f"replay.sampler_options must suit these rows, got {given}: {error}") from error
-        yield rehearsal
+        yield trial
 
 
 def _is_certain(mixer: Mixer, config: StoredConfig) -> bool:
@@ -162,13 +162,13 @@ def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult
 
 
 def _funnel(
-    rehearsal: Rehearsal, available: Availability, gone: int, mixer: Mixer, upcoming: Sequence[str]
+    trial: TrialDraw, available: Availability, gone: int, mixer: Mixer, upcoming: Sequence[str]
 ) -> list[QueryResult]:
     """How many rows are left after each rule, from all that the run stored and others that it may draw.
 
     `gone`: rows of the run that are not eligible.
     """
-    steps = [(left.rule, left.rows) for left in rehearsal.left()]
+    steps = [(left.rule, left.rows) for left in trial.left()]
     steps.insert(0, ("stored", steps[0][1] + gone))
     drawable = steps[-1][1]
     if available.rows < drawable:
@@ -182,12 +182,12 @@ def _funnel(
     return [{"rule": rule, "left": rows, "out": last - rows} for (rule, rows), last in zip(steps, before, strict=False)]
 
 
-def _batch(rehearsal: Rehearsal, draws: Sequence[Sequence[SelectedRow]], now: Standing, *, exact: bool) -> QueryResult:
+def _batch(trial: TrialDraw, draws: Sequence[Sequence[SelectedRow]], now: Standing, *, exact: bool) -> QueryResult:
     """The first of the example draws, row by row, and of how many tasks they are on average.
 
     `exact`: the run goes on from just this moment, so that these are the rows it would draw.
     """
-    index = rehearsal.index
+    index = trial.index
     columns, codes = index.columns, index.codes
 
     def described(row: SelectedRow) -> QueryResult:

@@ -101,8 +101,8 @@ class PostgresDatabase(Database):
                 revision = stored_revision(connection) if schema is not None else None
         except exc.DBAPIError as error:
             raise DatabaseRefused(
-                f"database must be a PostgreSQL database that can be reached, got {_told(error)!r} at {self.url}. "
-                "Start the server, make the database with createdb, and keep its password in PGPASSFILE."
+                f"database must be a PostgreSQL database that can be reached, got {_first_line(error)!r} at "
+                f"{self.url}. Start the server, make the database with createdb, and keep its password in PGPASSFILE."
             ) from error
         if schema is None:
             raise DatabaseRefused(
@@ -149,18 +149,18 @@ class PostgresDatabase(Database):
         except exc.DBAPIError as error:
             if _sqlstate(error) == _TOO_LARGE:
                 raise InvalidRecord(
-                    f"ids must fit PostgreSQL's indexes, got one that does not ({_told(error)}) at {self.url}. "
+                    f"ids must fit PostgreSQL's indexes, got one that does not ({_first_line(error)}) at {self.url}. "
                     "Use shorter ids. Nothing of this call was stored."
                 ) from error
             if isinstance(error, exc.DataError):
                 # Parameters were checked: only what is stored can be out of range.
-                raise DamagedCell("a column", "hold numbers that sums are made of", _told(error)) from error
+                raise DamagedCell("a column", "hold numbers that sums are made of", _first_line(error)) from error
             lost = _is_lost(error)
             if not (lost or isinstance(error, (exc.OperationalError, exc.InternalError)) or _is_forbidden(error)):
                 raise
             kind = ConnectionLost if lost and not final else DatabaseFailed
             raise kind(
-                f"database must be intact and accessible, got {_told(error)!r} at {self.url}. "
+                f"database must be intact and accessible, got {_first_line(error)!r} at {self.url}. "
                 f"{(lost and if_lost) or outcome}"
             ) from error
 
@@ -172,7 +172,7 @@ def create(url: sa.URL) -> PostgresDatabase:
         with database.writing() as connection:
             if stored_revision(connection) != REVISION:
                 migrate(connection)
-                _settle_columns(connection)
+                _fix_column_types(connection)
     except BaseException:
         database.close()
         raise
@@ -221,7 +221,7 @@ def _engine(url: sa.URL) -> sa.Engine:
         ) from error
 
     @sa.event.listens_for(engine, "connect")
-    def _settle(connection: Any, record: Any) -> None:
+    def _prepare_session(connection: Any, record: Any) -> None:
         connection.autocommit = True
         connection.execute(_SESSION)
         connection.autocommit = False
@@ -261,12 +261,12 @@ def _sqlstate(error: exc.DBAPIError) -> str:
     return getattr(error.orig, "sqlstate", None) or ""
 
 
-def _told(error: exc.DBAPIError) -> str:
+def _first_line(error: exc.DBAPIError) -> str:
     """The first line of what the server or the driver says; neither repeats a password."""
     return next(iter(str(error.orig).splitlines()), type(error.orig).__name__)
 
 
-def _settle_columns(connection: sa.Connection) -> None:
+def _fix_column_types(connection: sa.Connection) -> None:
     """What migrations leave to the server's defaults: text in byte order, blobs as they are.
 
     Blobs are compressed already; trying again would cost three times the insert.

@@ -19,14 +19,12 @@ from replay.queries import QueryResult
 from replay.queries.filters import WrongFilter
 from replay.queries.open_buffer import Source
 
-TWIN = ".json"
+JSON_ENDING = ".json"
 """Ends the address of a page's answer as JSON."""
-
-
 _LONGEST_MESSAGE = 1000
 
 
-class Elsewhere(Exception):
+class Redirect(Exception):
     """The page stands at another address."""
 
     def __init__(self, address: str) -> None:
@@ -42,7 +40,7 @@ class Page:
     """With parameters in braces."""
     template: str
     answer: Callable[[Source, QueryString], QueryResult]
-    """JSON-able: it is the twin, and all that the template knows."""
+    """JSON-able: it is the answer as JSON, and all that the template knows."""
     tab: str = ""
     """Which link of the navigation is the current one."""
     shows: Callable[[Source, QueryString, QueryResult], dict[str, Any]] = lambda *_: {}
@@ -64,16 +62,16 @@ class Pages:
 
         return respond
 
-    def twin(self, page: Page) -> Callable[[Request], Response]:
+    def as_json(self, page: Page) -> Callable[[Request], Response]:
         def respond(request: Request) -> Response:
             def answer() -> Response:
                 try:
                     return _json(page.answer(self._source, _query(request)))
-                except Elsewhere as other:
+                except Redirect as other:
                     path, mark, query = other.address.partition("?")
-                    raise Elsewhere(path + TWIN + mark + query) from other
+                    raise Redirect(path + JSON_ENDING + mark + query) from other
 
-            return self._guarded(request, answer, error_twin)
+            return self._guarded(request, answer, error_as_json)
 
         return respond
 
@@ -86,9 +84,9 @@ class Pages:
     def _rendered(
         self, request: Request, template: str, values: dict[str, Any], *, tab: str, status: int = 200
     ) -> Response:
-        # What is not there has no twin either, and its address may be anything.
-        twin = _twin_address(request) if status == 200 else None
-        common = {"tab": tab, "database": self._source.store.url, "twin": twin}
+        # What is not there has no address as JSON either, and its address may be anything.
+        json_address = _json_address(request) if status == 200 else None
+        common = {"tab": tab, "database": self._source.store.url, "json_address": json_address}
         text = self._templates.get_template(template).render(**common, **values)
         # A lone surrogate, which models do write, has no UTF-8.
         return HTMLResponse(text.encode("utf-8", "replace"), status)
@@ -99,27 +97,27 @@ class Pages:
         )
 
     def _guarded(
-        self, request: Request, respond: Callable[[], Response], told: Callable[[Request, int, str], Response]
+        self, request: Request, respond: Callable[[], Response], refused: Callable[[Request, int, str], Response]
     ) -> Response:
         try:
             return respond()
-        except Elsewhere as other:
+        except Redirect as other:
             return RedirectResponse(other.address, 303)
         except (BadQuery, WrongFilter) as error:
-            return told(request, 400, str(error))
+            return refused(request, 400, str(error))
         except (DatabaseFailed, DatabaseRefused) as error:
-            return told(request, 503, str(error))
+            return refused(request, 503, str(error))
         except ReplayError as error:
-            return told(request, 404, str(error))
+            return refused(request, 404, str(error))
 
 
-def _twin_address(request: Request) -> str:
+def _json_address(request: Request) -> str:
     # As it stood in the address: the path of a request has been read once already.
     path = "/index" if request.url.path == "/" else quote(request.url.path)
-    return path + TWIN + (f"?{request.url.query}" if request.url.query else "")
+    return path + JSON_ENDING + (f"?{request.url.query}" if request.url.query else "")
 
 
-def error_twin(request: Request, status: int, message: str) -> Response:
+def error_as_json(request: Request, status: int, message: str) -> Response:
     return _json({"error": _cut(message)}, status)
 
 

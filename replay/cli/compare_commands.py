@@ -49,10 +49,10 @@ def diff(
 
 
 def _buffers_text(answer: dict[str, Any]) -> str:
-    def told(value: Any) -> str:
+    def shown(value: Any) -> str:
         return f"{value:.6g}" if isinstance(value, float) else "-" if value is None else str(value)
 
-    numbers = [[name, told(a), told(b)] for name, (a, b) in answer["numbers"].items() if a != b]
+    numbers = [[name, shown(a), shown(b)] for name, (a, b) in answer["numbers"].items() if a != b]
     config = [[name, json.dumps(a), json.dumps(b)] for name, (a, b) in answer["config"].items()]
     parts = [table(["what differs", "A", "B"], numbers) if numbers else "the same numbers"]
     parts += ["", table(["configuration", "A", "B"], config)] if config else []
@@ -65,8 +65,8 @@ def _trajectories_text(buffer: Opened, answer: dict[str, Any]) -> str:
     for segment in answer["segments"]:
         lines += ["", f"segment {segment['position']}: {' and '.join(f'{n:,}' for n in segment['tokens'])} tokens"]
         gap = segment["log_prob_gap"]
-        told = f", log-probs at most {gap:.4f} nats apart" if gap is not None else ""
-        lines.append(f"  the first {segment['same']:,} are the same{told}")
+        shown = f", log-probs at most {gap:.4f} nats apart" if gap is not None else ""
+        lines.append(f"  the first {segment['same']:,} are the same{shown}")
         if segment["first_difference"] is not None:
             lines += _first_difference_text(buffer, answer["ids"], segment)
     message = answer["first_different_message"]
@@ -235,7 +235,7 @@ def _trajectory_text(answer: dict[str, Any]) -> str:
         f"{answer['policy_version_min']}, source {answer['source']}"
         + (f", from {answer['parent']}" if answer["parent"] else ""),
         f"group {answer['group']}, {share(answer['success_rate'], 1)} successful; reward {answer['reward']:g}, "
-        f"advantage {answer['born_advantage']:+.3f}",
+        f"advantage {answer['stored_advantage']:+.3f}",
     ]
     lines = [*map(visible, facts), "", "every update that used it:", uses_text(answer["uses"])]
     for use in answer["uses"]:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from replay import queries
 from replay.inspector.drawings.dots import Dot, strip
 from replay.inspector.drawings.histograms import spreads
-from replay.inspector.server.page import Page
+from replay.inspector.server.page_views import Page
 from replay.inspector.server.query_string import QueryString, address
 from replay.queries import QueryResult
 from replay.queries.open_buffer import Source
@@ -32,7 +32,7 @@ class By(StrEnum):
     probability = "probability"
     staleness = "staleness"
     reward = "reward"
-    born_advantage = "born_advantage"
+    stored_advantage = "stored_advantage"
     advantage = "advantage"
     drift_mean = "drift_mean"
     drift_max = "drift_max"
@@ -46,7 +46,7 @@ COLUMNS = {
     By.probability: "probability",
     By.staleness: "stale",
     By.reward: "reward",
-    By.born_advantage: "advantage at birth",
+    By.stored_advantage: "stored advantage",
     By.advantage: "advantage",
     By.drift_mean: "drift",
     By.drift_max: "largest",
@@ -107,8 +107,8 @@ def _stream(found: QueryResult, stream: str) -> QueryResult:
     """What the update did to all tokens of one stream."""
     metrics = found["metrics"]
     names = {"ess": "ess", "clipped": "pg_clipfrac", "lower": "pg_clipfrac_lower", "kl": "approx_kl", "loss": "pg_loss"}
-    told = {key: metrics.get(f"actor/{stream}/{name}") for key, name in names.items()}
-    return {"name": stream, "rows": found[stream], "planned": found[f"planned_{stream}"], **told}
+    known = {key: metrics.get(f"actor/{stream}/{name}") for key, name in names.items()}
+    return {"name": stream, "rows": found[stream], "planned": found[f"planned_{stream}"], **known}
 
 
 def _is_flat(group: QueryResult) -> bool:
@@ -132,7 +132,7 @@ def _groups(found: QueryResult) -> tuple[list[GroupStrip], GroupStrip | None]:
 
 
 def _strip(members: Sequence[QueryResult], extent: float, name: str) -> Markup:
-    told = [row for row in members if row["advantage"] is not None]
+    known = [row for row in members if row["advantage"] is not None]
     dots = [
         Dot(
             at=row["advantage"],
@@ -142,9 +142,9 @@ def _strip(members: Sequence[QueryResult], extent: float, name: str) -> Markup:
             + ("success" if row["success"] else "no success"),
             href=address("trajectories", row["trajectory"]),
         )
-        for row in told
+        for row in known
     ]
-    summary = f"advantages of {name}: " + ", ".join(f"{row['advantage']:.2f}" for row in told[:16])
+    summary = f"advantages of {name}: " + ", ".join(f"{row['advantage']:.2f}" for row in known[:16])
     return strip(dots, extent=extent, summary=summary)
 
 

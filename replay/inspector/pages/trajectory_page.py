@@ -9,7 +9,7 @@ from typing import Any
 
 from replay import queries
 from replay.errors import ReplayError
-from replay.inspector.server.page import Elsewhere, Page
+from replay.inspector.server.page_views import Page, Redirect
 from replay.inspector.server.query_string import QueryString, address
 from replay.inspector.text.conversation import turns
 from replay.inspector.text.reading import codec_of, has_run, rescore_command, unread, voice
@@ -90,7 +90,7 @@ def _unscorable(found: QueryResult) -> str | None:
 
 def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
     if query.path("id") != found["id"]:
-        raise Elsewhere(address("trajectories", found["id"], **dict(query.items())))
+        raise Redirect(address("trajectories", found["id"], **dict(query.items())))
     about_tokens = any(query.text(name) for name in ("color", "segment", "token"))
     view = query.choice("view", View.tokens if about_tokens else View.conversation)
     record, segments = found["record"], found["segments"]
@@ -107,13 +107,13 @@ def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, A
         "reasons": _REASONS,
         "has_run": has_run(source),
         "here": lambda **changes: address("trajectories", found["id"], **changes),
-        **(_talk(found, query.whole("turn", 0)) if record and view == View.conversation else {}),
+        **(_messages(found, query.whole("turn", 0)) if record and view == View.conversation else {}),
         "charts": _charts(found) if view == View.updates else {},
         "voices": {name: vars(voice(name)) for name in _names(found)},
     }
 
 
-def _talk(found: QueryResult, turn: int) -> dict[str, Any]:
+def _messages(found: QueryResult, turn: int) -> dict[str, Any]:
     """The turns of one page of the conversation, and the first turns of all its pages."""
     count = found["record"]["num_turns"]
     first = min(turn, max(0, count - 1)) // _TURNS * _TURNS

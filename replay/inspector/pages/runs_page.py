@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replay import queries
-from replay.inspector.server.page import Elsewhere, Page
+from replay.inspector.server.page_views import Page, Redirect
 from replay.inspector.server.query_string import QueryString, address
 from replay.queries import QueryResult
 from replay.queries.open_buffer import Source
@@ -13,7 +13,7 @@ def answer(source: Source, query: QueryString) -> QueryResult:
     """All of them; where there is only one, it is shown instead."""
     found = queries.runs(source.store)
     if len(found) == 1 and query.text("all") is None:
-        raise Elsewhere(address("runs", found[0]["id"]))
+        raise Redirect(address("runs", found[0]["id"]))
     return {"run": None, "runs": found}
 
 

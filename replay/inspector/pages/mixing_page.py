@@ -14,7 +14,7 @@ from markupsafe import Markup
 from replay import queries
 from replay.config import stored_config
 from replay.inspector.drawings.bars import Bar, Height, Tone, bars
-from replay.inspector.server.page import Page, run_of
+from replay.inspector.server.page_views import Page, run_of
 from replay.inspector.server.query_string import QueryString
 from replay.locate import own_folder
 from replay.mixing.rule import SAME_TASK
@@ -27,7 +27,6 @@ _MOST_SLOTS = 600
 _MANY = 20_000
 """Rows that take a noticeable time to read."""
 _MAY_BE_EMPTY = ("task_members", "max_staleness", "max_uses")
-
 _UNITS = {
     "any": "any: single rows",
     "trajectory": "trajectory: members of every group",

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from replay import queries
 from replay.inspector.drawings.bars import Bar, Height, bars
-from replay.inspector.server.page import Page, run_of
+from replay.inspector.server.page_views import Page, run_of
 from replay.inspector.server.query_string import QueryString, address
 from replay.queries import QueryResult
 from replay.queries.open_buffer import Source

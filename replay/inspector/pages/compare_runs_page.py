@@ -70,15 +70,15 @@ def shows(found: QueryResult) -> dict[str, Any]:
         ],
         "different_numbers": {name: [_counted(value) for value in pair] for name, pair in numbers.items()},
         "same_numbers": len(found["numbers"]) - len(numbers),
-        "different_keys": {name: [_told(value) for value in pair] for name, pair in found["config"].items()},
+        "different_keys": {name: [_shown(value) for value in pair] for name, pair in found["config"].items()},
     }
 
 
 def _counted(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else _told(value)
+    return f"{value:,}" if isinstance(value, int) else _shown(value)
 
 
-def _told(value: object) -> str:
+def _shown(value: object) -> str:
     """To the last digit of whole numbers and six of others, so that what differs does not look alike."""
     if value is None:
         return "\u2013"

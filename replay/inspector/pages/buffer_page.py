@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from replay import queries
 from replay.inspector.drawings.bars import Bar, bars
-from replay.inspector.server.page import Elsewhere, Page, run_of
+from replay.inspector.server.page_views import Page, Redirect, run_of
 from replay.inspector.server.query_string import QueryString, address
 from replay.inspector.text.shell import typed
 from replay.queries import Query, QueryResult, Sort
@@ -35,7 +35,7 @@ class Order(StrEnum):
 
 def answer(source: Source, query: QueryString) -> QueryResult:
     """A page of rows with the cursors of the pages around it."""
-    _settle(query)
+    _complete(query)
     asked = _query(source, query)
     limit = query.whole("limit", _ROWS, least=1, most=500)
     found = queries.page(source.store, asked, limit=limit, after=query.text("after"), before=query.text("before"))
@@ -126,18 +126,18 @@ def _chips(conditions: Sequence[str], kept: dict[str, str]) -> list[tuple[str, s
     ]
 
 
-def _settle(query: QueryString) -> None:
+def _complete(query: QueryString) -> None:
     """What the form's short fields say becomes a condition of the address: there is one way to say it."""
-    said = []
+    conditions = []
     if text := query.text("text"):
-        said.append(f"{text!r} in text")
+        conditions.append(f"{text!r} in text")
     if tool := query.text("tool"):
-        said.append(f"tool == {tool!r}")
+        conditions.append(f"tool == {tool!r}")
     if task := query.text("task"):
-        said.append(f"task.startswith({task!r})")
-    if said:
-        conditions = list(dict.fromkeys([*query.texts("where"), *said]))
-        raise Elsewhere(address("buffer", **_kept(query), where=conditions))
+        conditions.append(f"task.startswith({task!r})")
+    if conditions:
+        conditions = list(dict.fromkeys([*query.texts("where"), *conditions]))
+        raise Redirect(address("buffer", **_kept(query), where=conditions))
 
 
 def _kept(query: QueryString) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from replay import queries
-from replay.inspector.server.page import Page
+from replay.inspector.server.page_views import Page
 from replay.inspector.server.query_string import QueryString, address
 from replay.locate import own_folder
 from replay.queries import QueryResult

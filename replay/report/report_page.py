@@ -51,8 +51,8 @@ def render_report(data: ReportData) -> str:
 
 
 def _header(data: ReportData) -> str:
-    told = setting(data.config)
-    line = f'<p class="setting">{escape(told)}</p>\n' if told else ""
+    words = setting(data.config)
+    line = f'<p class="setting">{escape(words)}</p>\n' if words else ""
     return (
         f'<header>\n<p class="eyebrow">agentloop report</p>\n<h1>{escape(data.name)}</h1>\n{line}'
         f'<div class="tiles">\n{"".join(_tile(tile) for tile in tiles(data.metrics, data.config))}</div>\n'

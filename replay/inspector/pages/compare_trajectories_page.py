@@ -96,11 +96,11 @@ def _stretches(tokens: QueryResult, difference: int | None) -> list[QueryResult]
 
 def _token(tokens: QueryResult, t: int, difference: int | None) -> QueryResult:
     at, log_prob = tokens["first"] + t, tokens["behavior_log_probs"][t]
-    told = f"token {at:,}, id {tokens['token_ids'][t]}" + ("" if log_prob is None else f", log-prob {log_prob:.4f}")
+    shown = f"token {at:,}, id {tokens['token_ids'][t]}" + ("" if log_prob is None else f", log-prob {log_prob:.4f}")
     text = None if tokens["texts"] is None else tokens["texts"][t]
     return {
         "text": spelled(text) if tokens["texts"] is not None else f"{tokens['token_ids'][t]} ",
-        "title": told,
+        "title": shown,
         "trained": tokens["loss_mask"][t],
         "is_first": at == difference,
     }
