@@ -36,7 +36,8 @@ from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import CollectedBy
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from context import ChatTemplate, ReactParser, Renderer, TokenCodec, default_authors, loss_mask, response_mask
-from replay import DrawRequest, IterationRecord, Pick, ReplayStore, RunRecord, Trajectory, make_sampler
+from replay import DrawRequest, IterationRecord, ReplayStore, RunRecord, Trajectory, make_sampler
+from replay.mixing.mixer import Mixer
 
 CONFIG = """\
 algorithm: dr_grpo                        # advantage = reward - mean reward
@@ -151,15 +152,16 @@ def follow(store: ReplayStore) -> dict[str, Any]:
     for collected in (earlier, fresh):
         store.append(collected.tasks, collected.groups, collected.trajectories)
 
-    request = DrawRequest("worked", iteration=2, policy_version=1, picks=(Pick(1),), first_slot=1)
-    sampler = make_sampler("uniform", seed=0)
+    request, sampler = DrawRequest("worked", iteration=2, policy_version=1), make_sampler("uniform", seed=0)
+    plan = Mixer(config.mix_rule()).plan(iteration=2, available=store.available(request, sampler))
+    request = replace(request, picks=plan.picks, first_slot=plan.fresh)
     own = request.fresh_rows(fresh.trajectories)
     store.reserve_fresh([row.draw for row in own])
     rows = AdvantageEstimator(config).of_batch([*own, *store.draw(request, sampler)], config.replay.baseline).rows
 
     batch = build_batch(rows, AUTHORS)
     scored = score_batch(batch, WrittenPolicy("version 1"), WrittenPolicy("version 0"), config, reuse=False)
-    valued = with_values(scored, WrittenCritic(), ppo, kl_coef=ppo.kl.reward_coef)
+    with_critic = with_values(scored, WrittenCritic(), ppo, kl_coef=ppo.kl.reward_coef)
     policy, totals = WrittenPolicy("one step later"), KeptTotals(batch.replayed)
     policy.table.requires_grad_()
     step = accumulate_gradients(policy, scored, config, losses=stream_losses(config.loss), totals=totals)
@@ -171,7 +173,8 @@ def follow(store: ReplayStore) -> dict[str, Any]:
     return {
         **of_tokens(right, wrong),
         **of_log_probs(scored, totals.loss),
-        **of_critic(valued),
+        **of_critic(with_critic),
+        "plan": plan,
         "draw": rows[1].draw,
         "batch": batch,
         "step_loss": step.loss,

@@ -12,6 +12,7 @@ from replay.records import (
     TaskRecord,
     Trajectory,
     TrajectoryRecord,
+    group_of,
 )
 from replay.sampling.samplers import Rows, Sampler, make_sampler
 from replay.store import AppendReport, ReplayStore, ResumeReport
@@ -41,5 +42,6 @@ __all__ = [
     "TaskRecord",
     "Trajectory",
     "TrajectoryRecord",
+    "group_of",
     "make_sampler",
 ]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import fmean, pstdev
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -145,16 +146,16 @@ class TrajectoryRecord:
     """Position within the iteration's fresh rows; with `iteration` the order of every selection."""
     member: Count
     """Position within the group."""
-    attempt: Count
+    attempt: Count = 0
     """How often the run had been resumed when it was collected."""
-    source: Source
+    source: Source = "self"
     """self | teacher | import | gateway"""
     reward: Finite
     success: bool
     advantage: Finite
     """In the group it was collected with."""
     stop_reason: str
-    error_kind: str | None
+    error_kind: str | None = None
     num_turns: Count
     num_tool_calls: Count
     num_tokens: Count = 0
@@ -167,7 +168,7 @@ class TrajectoryRecord:
     top_k: Count
     logprobs_mode: str
     """`full`: over the whole vocabulary, at `temperature`."""
-    mean_entropy: Finite | None
+    mean_entropy: Finite | None = None
     """Nats per action token when sampled; None where the generator does not tell."""
     mean_behavior_log_prob: float = math.nan
     min_behavior_log_prob: float = math.nan
@@ -191,6 +192,14 @@ class Trajectory:
     @property
     def id(self) -> str:
         return self.record.id
+
+
+def group_of(members: Sequence[Trajectory]) -> GroupRecord:
+    """The record of a group, from all of its members."""
+    first, rewards = members[0].record, [member.record.reward for member in members]
+    success = fmean(member.record.success for member in members)
+    spread = fmean(rewards), pstdev(rewards)
+    return GroupRecord(first.group, first.run, first.task, first.iteration, len(members), *spread, success)
 
 
 @dataclass(frozen=True)

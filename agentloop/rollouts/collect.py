@@ -25,11 +25,10 @@ from agentloop.rollouts.trajectories import (
     CollectedBy,
     MemberPlace,
     PlaceCounter,
-    group_record,
     trajectory_of,
 )
 from context import ContextManager
-from replay.records import TaskRecord, Trajectory
+from replay.records import TaskRecord, Trajectory, group_of
 
 Progress = Callable[[int, int], None]
 """Called with episodes ended and episodes in all."""
@@ -186,13 +185,14 @@ class Collector:
             if not members:
                 continue
             task_hash = factory.task_hash(task)
-            group = group_record(places.next_group(), collected_by, task_hash, members, self.config)
-            collected.tasks.append(TaskRecord(task_hash, factory.name, task.payload))
-            collected.groups.append(group)
+            group = places.next_group()
+            rows = []
             for episode, reward in members:
-                place = places.next_member(group.id, task_hash)
-                trajectory = trajectory_of(self.actors, episode, reward, collected_by, place, self.config)
-                collected.trajectories.append(trajectory)
+                place = places.next_member(group, task_hash)
+                rows.append(trajectory_of(self.actors, episode, reward, collected_by, place, self.config))
+            collected.tasks.append(TaskRecord(task_hash, factory.name, task.payload))
+            collected.groups.append(group_of(rows))
+            collected.trajectories += rows
 
     def _add_advantages(self, collected: Collected, greedy: Mapping[str, float]) -> None:
         rows = collected.trajectories

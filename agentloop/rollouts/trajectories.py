@@ -109,23 +109,6 @@ class PlaceCounter:
         return place
 
 
-def group_record(
-    id: str, collected_by: CollectedBy, task_hash: str, members: Sequence[tuple[Episode, float]], config: RunConfig
-) -> GroupRecord:
-    """`members` are episodes with their rewards."""
-    rewards = [reward for _, reward in members]
-    return GroupRecord(
-        id=id,
-        run=collected_by.run,
-        task=task_hash,
-        iteration=collected_by.iteration,
-        size=len(members),
-        reward_mean=statistics.fmean(rewards),
-        reward_std=statistics.pstdev(rewards),
-        success_rate=statistics.fmean(succeeded(episode, config) for episode, _ in members),
-    )
-
-
 def trajectory_of(
     actors: Actors, episode: Episode, reward: float, collected_by: CollectedBy, place: MemberPlace, config: RunConfig
 ) -> Trajectory:
@@ -139,7 +122,6 @@ def trajectory_of(
         slot=place.slot,
         member=place.member,
         attempt=collected_by.attempt,
-        source="self",
         reward=reward,
         success=succeeded(episode, config),
         advantage=0.0,

@@ -32,7 +32,16 @@ from replay.exchange.importing import ImportReport, Placed, Progress, check_set_
 from replay.exchange.openai_chat import Conversation, TeacherMessage, read_line
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
-from replay.records import GroupRecord, PolicyRecord, RunRecord, StopReason, TaskRecord, Trajectory, TrajectoryRecord
+from replay.records import (
+    GroupRecord,
+    PolicyRecord,
+    RunRecord,
+    StopReason,
+    TaskRecord,
+    Trajectory,
+    TrajectoryRecord,
+    group_of,
+)
 from replay.store import ReplayStore
 
 SOURCE = "teacher"
@@ -251,7 +260,6 @@ class _ChatFile:
             iteration=0,
             slot=number - 1,
             member=0,
-            attempt=0,
             source=SOURCE,
             reward=reward,
             success=success,
@@ -259,20 +267,19 @@ class _ChatFile:
             stop_reason=str(
                 StopReason.CALLED_LAST if conversation.turns[-1][0].message.tool_calls else StopReason.ANSWERED
             ),
-            error_kind=None,
             num_turns=len(conversation.turns),
             num_tool_calls=sum(len(reply.message.tool_calls) for reply, _ in conversation.turns),
             temperature=1.0,
             top_p=1.0,
             top_k=0,
             logprobs_mode="full",
-            mean_entropy=None,
             environment=ENVIRONMENT,
             environment_version="1",
         )
+        trajectory = Trajectory(record, segments, messages)
         return Bundle(
-            Trajectory(record, segments, messages),
-            GroupRecord(record.group, self._run.id, task, 0, 1, reward, 0.0, float(success)),
+            trajectory,
+            group_of([trajectory]),
             TaskRecord(task, ENVIRONMENT, {"prompt": conversation.task}),
             self._run,
             (replace(self._teaching.policy, run=self._run.id, version=0, checkpoint=None),),
