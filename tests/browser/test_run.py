@@ -145,7 +145,7 @@ def zoom(page: Page, panel: str, first: float, last: float) -> None:
 
 
 def test_a_live_page_of_a_long_run_is_told_in_points_of_several_iterations(
-    page: Page, long: tuple[ReplayStore, str]
+    long: tuple[ReplayStore, str], page: Page
 ) -> None:
     store, page_of_run = long
     page.goto(page_of_run)
@@ -166,7 +166,7 @@ def test_a_live_page_of_a_long_run_is_told_in_points_of_several_iterations(
 
 
 def test_a_stretch_without_a_point_and_answers_that_come_late_leave_a_way_back(
-    page: Page, long: tuple[ReplayStore, str]
+    long: tuple[ReplayStore, str], page: Page
 ) -> None:
     store, page_of_run = long
     log(store, 257, 3.0)
