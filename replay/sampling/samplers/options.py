@@ -23,13 +23,11 @@ def checked_options(declared: type, given: Mapping[str, Any], *, sampler: str) -
         )
     try:
         _model(declared).model_validate(dict(given))
+        return declared(**given)
     except ValidationError as error:
         place, rule, shown = first_problem(error)
-        raise ValueError(
-            f"{'.'.join(map(str, ['replay.sampler_options', *place]))} must {rule}, got {shown}."
-        ) from None
-    try:
-        return declared(**given)
+        name = ".".join(map(str, ("replay.sampler_options", *place)))
+        raise ValueError(f"{name} must {rule}, got {shown}.") from None
     except ValueError as error:
         raise ValueError(f"replay.sampler_options.{error}") from None
 
@@ -37,9 +35,10 @@ def checked_options(declared: type, given: Mapping[str, Any], *, sampler: str) -
 @cache
 def _model(declared: type) -> type[BaseModel]:
     kinds = get_type_hints(declared, include_extras=True)
-    required = {field.name for field in fields(declared) if field.default is field.default_factory is MISSING}
-    columns: dict[str, Any] = {name: (kinds[name], ...) for name in required}
-    columns |= {field.name: (kinds[field.name], None) for field in fields(declared) if field.name not in required}
+    columns: dict[str, Any] = {
+        field.name: (kinds[field.name], ... if field.default is field.default_factory is MISSING else None)
+        for field in fields(declared)
+    }
     config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, protected_namespaces=())
     return create_model(declared.__name__, __config__=config, **columns)
 
