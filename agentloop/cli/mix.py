@@ -15,7 +15,7 @@ from replay.cli.tables import number, share, table
 from replay.config import StoredConfig, TaskPool
 from replay.locate import own_folder
 from replay.mixing.rule import SAME_TASK
-from replay.queries.open_buffer import Opened, asked_run
+from replay.queries.open_buffer import OpenBuffer, asked_run
 from replay.queries.preview.forecast import Horizon, new_run
 from replay.queries.preview.settings import WrongSettings
 
@@ -70,7 +70,7 @@ def mix(
     raise typer.Exit(0 if answer["stopped"] is None else 1)
 
 
-def _of_run(buffer: Opened, run: str, config: RunConfig, horizon: Horizon) -> queries.QueryResult:
+def _of_run(buffer: OpenBuffer, run: str, config: RunConfig, horizon: Horizon) -> queries.QueryResult:
     from agentloop.user_code import load_sampler
 
     replay = config.replay

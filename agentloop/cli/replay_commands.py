@@ -21,7 +21,7 @@ from replay.exchange import ImportReport, import_file
 from replay.exchange.teacher import SOURCE, import_chat, teaching_of
 from replay.locate import run_identity
 from replay.queries import chosen
-from replay.queries.open_buffer import Opened
+from replay.queries.open_buffer import OpenBuffer
 from replay.storage.verify import Verification
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def verify(
     raise typer.Exit(1 if failed else 0)
 
 
-def _check_log_probs(buffer: Opened, filter: str | None, found: Verification, policy: str | None) -> LogProbCheck:
+def _check_log_probs(buffer: OpenBuffer, filter: str | None, found: Verification, policy: str | None) -> LogProbCheck:
     from agentloop.analysis.stored_log_probs import check_log_probs, named_weights, weights_of_run
 
     folder = _run_folder(buffer)
@@ -224,7 +224,7 @@ def whatif(
     say(json.dumps(found.to_json(), indent=1) if as_json else as_text(found))
 
 
-def _run_folder(buffer: Opened) -> RunFolder:
+def _run_folder(buffer: OpenBuffer) -> RunFolder:
     from agentloop.runs.run_folder import open_run_folder
 
     if buffer.folder is None:

@@ -11,9 +11,7 @@ import typer
 
 from context.visible import visible_lines
 from replay.errors import ReplayError
-from replay.locate import place
-from replay.queries.open_buffer import Opened
-from replay.store import ReplayStore
+from replay.queries.open_buffer import OpenBuffer, open_buffer
 
 app = typer.Typer(
     help="Look into a replay buffer.",
@@ -44,15 +42,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 
 
 @contextmanager
-def opened(run: str | None, *, read_only: bool = True) -> Iterator[Opened]:
+def opened(run: str | None, *, read_only: bool = True) -> Iterator[OpenBuffer]:
     """The buffer; what is wrong with it, or with what it is asked, is told in one line."""
     try:
-        location, folder, id = place(run)
-        store = ReplayStore.open(location, read_only=read_only)
-        try:
-            yield Opened(store, folder, id)
-        finally:
-            store.close()
+        with open_buffer(run, read_only=read_only) as buffer:
+            yield buffer
     except ReplayError as error:
         fail(str(error))
 

@@ -20,7 +20,7 @@ from replay.cli.tables import number, share, table
 from replay.locate import tokenizer
 from replay.queries import compare
 from replay.queries.iteration import lineage_up_to
-from replay.queries.open_buffer import Opened, asked_run
+from replay.queries.open_buffer import OpenBuffer, asked_run
 from replay.queries.trajectory import lineage_of
 
 _CONTEXT = 8
@@ -59,7 +59,7 @@ def _buffers_text(answer: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _trajectories_text(buffer: Opened, answer: dict[str, Any]) -> str:
+def _trajectories_text(buffer: OpenBuffer, answer: dict[str, Any]) -> str:
     records = [[name, *(_plain(value) for value in answer["records"][name])] for name in answer["different"]]
     lines = [table(["what differs", "A", "B"], records) if records else "the same record"]
     for segment in answer["segments"]:
@@ -74,7 +74,7 @@ def _trajectories_text(buffer: Opened, answer: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _first_difference_text(buffer: Opened, ids: Sequence[str], segment: dict[str, Any]) -> list[str]:
+def _first_difference_text(buffer: OpenBuffer, ids: Sequence[str], segment: dict[str, Any]) -> list[str]:
     index = segment["first_difference"]["index"]
     decoder = tokenizer(buffer.folder)
 

@@ -29,8 +29,8 @@ def inspect(
         from replay.inspector.serve import serve
     except ModuleNotFoundError as error:
         fail(f"inspect must have {error.name} installed, got none. pip install 'agentloop-replay[inspect]'")
-    from replay.queries.open_buffer import opened_source
+    from replay.queries.open_buffer import open_buffer
 
-    with opened_source(run) as source:
+    with open_buffer(run) as source:
         token = secrets.token_urlsafe(24) if token == "auto" else token
         serve(source, host=host, port=port, token=token, browser=browser)

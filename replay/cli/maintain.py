@@ -13,7 +13,7 @@ from replay.errors import ReplayError
 from replay.locate import place, run_identity
 from replay.queries import chosen
 from replay.queries.filters import condition
-from replay.queries.open_buffer import Opened
+from replay.queries.open_buffer import OpenBuffer
 from replay.storage.databases.backup import backup_path, backups
 from replay.storage.databases.open import create_database, parsed, schema_of
 from replay.storage.erase import Forgotten
@@ -50,7 +50,7 @@ def prune(
     say(json.dumps({**vars(found), "done": yes}) if as_json else _pruned_text(found, done=yes))
 
 
-def _own_run(buffer: Opened) -> str | None:
+def _own_run(buffer: OpenBuffer) -> str | None:
     """Whose rows limits are about: the folder's run, and not what was imported into it; without one, each run's."""
     return buffer.run or (run_identity(buffer.folder).id if buffer.folder else None)
 

@@ -18,7 +18,7 @@ from replay.cli.common import AsJson, Filter, Run, app, opened, say
 from replay.cli.tables import number, share, table
 from replay.locate import tokenizer
 from replay.queries import Sort
-from replay.queries.open_buffer import Opened
+from replay.queries.open_buffer import OpenBuffer
 
 _ENDLESS = queries.Patience(rows=2**62, seconds=math.inf)
 """Whoever asks in a terminal waits, and can stop waiting."""
@@ -152,7 +152,7 @@ def uses_text(uses: Sequence[dict[str, Any]]) -> str:
     return table(_USE_COLUMNS.split(), rows)
 
 
-def _print_trajectory(buffer: Opened, answer: dict[str, Any]) -> None:
+def _print_trajectory(buffer: OpenBuffer, answer: dict[str, Any]) -> None:
     say(_facts_text(answer) if "num_tokens" in answer else _left_text(answer))
     if answer["segments"]:
         _print_tokens(buffer, answer)
@@ -161,7 +161,7 @@ def _print_trajectory(buffer: Opened, answer: dict[str, Any]) -> None:
     say("every update that used it:\n" + uses_text(answer["uses"]))
 
 
-def _print_tokens(buffer: Opened, answer: dict[str, Any]) -> None:
+def _print_tokens(buffer: OpenBuffer, answer: dict[str, Any]) -> None:
     (trajectory,) = buffer.store.read([answer["id"]])
     authors = AuthorTable.from_json(buffer.store.run(trajectory.record.run).authors)
     decoder, console = tokenizer(buffer.folder), Console(highlight=False, soft_wrap=True)

@@ -27,7 +27,7 @@ from replay.inspector.pages import (
 from replay.inspector.server.guard import Guard, GuardedApp
 from replay.inspector.server.page_views import JSON_ENDING, Page, Pages, error_as_json
 from replay.inspector.server.templating import environment, static_folder
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 
 PAGES: tuple[Page, ...] = (
     runs_page.PAGE,
@@ -54,7 +54,7 @@ async def _few_threads(app: Starlette) -> AsyncIterator[None]:
     yield
 
 
-def create_app(source: Source, guard: Guard) -> ASGIApp:
+def create_app(source: OpenBuffer, guard: Guard) -> ASGIApp:
     """The inspector of one source, for any ASGI server. Reads, and never writes."""
     pages = Pages(source, environment())
 

@@ -16,14 +16,14 @@ from starlette.types import ASGIApp
 from replay.errors import ReplayError
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import LOOPBACK, TOKEN, Guard
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 
 PORT = 7717
 _PORTS_TRIED = 20
 _SHORTEST_TOKEN = 16
 
 
-def serve(source: Source, *, host: str, port: int | None, token: str | None, browser: bool) -> None:
+def serve(source: OpenBuffer, *, host: str, port: int | None, token: str | None, browser: bool) -> None:
     """Until it is interrupted. `port` None: the usual one, or the next that is free."""
     check_token(host, token)
     listening = _listen(host, port)

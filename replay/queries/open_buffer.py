@@ -15,8 +15,8 @@ from replay.store import ReplayStore
 
 
 @dataclass(frozen=True)
-class Source:
-    """One database, opened to be read only."""
+class OpenBuffer:
+    """One database that was opened, and what is known of the run whose it is."""
 
     store: ReplayStore
     folder: Path | None = None
@@ -30,7 +30,7 @@ class Source:
 
     @property
     def run_words(self) -> list[str]:
-        """RUN in the commands that pages tell, where it is known: of a server's database without the password."""
+        """RUN in the commands that pages show, where it is known: of a server's database without the password."""
         if self.named is None:
             return []
         return [self.store.url if "://" in self.named else self.named]
@@ -42,19 +42,19 @@ class Source:
 
 
 @contextmanager
-def opened_source(run: str | None) -> Iterator[Source]:
+def open_buffer(run: str | None, *, read_only: bool = True) -> Iterator[OpenBuffer]:
     """What RUN names: a run's folder, a database file or URL, or the newest run. Raises ReplayError."""
     location, folder, id = place(run)
-    store = ReplayStore.open(location, read_only=True)
+    store = ReplayStore.open(location, read_only=read_only)
     try:
-        yield Source(store, folder, id, _once_written(folder), run or str(folder))
+        yield OpenBuffer(store, folder, id, _once_written(folder), run or str(folder))
     finally:
         store.close()
 
 
 def _once_written(folder: Path | None) -> Callable[[], TokenCodec | None]:
-    """Looks for it until it is there: a run that begins writes it after its database."""
-    found = tokenizer(folder)
+    """Looks for it when it is asked for, until it is there: a run that begins writes it after its database."""
+    found: TokenCodec | None = None
 
     def find() -> TokenCodec | None:
         nonlocal found
@@ -65,18 +65,7 @@ def _once_written(folder: Path | None) -> Callable[[], TokenCodec | None]:
     return find
 
 
-@dataclass(frozen=True)
-class Opened:
-    """What RUN names."""
-
-    store: ReplayStore
-    folder: Path | None
-    """Of the run, where there is one: its tokenizer is there."""
-    run: str | None
-    """The run asked about, in a database that other runs may share; None: all of the database's."""
-
-
-def asked_run(buffer: Opened, name: str | None) -> str:
+def asked_run(buffer: OpenBuffer, name: str | None) -> str:
     """The id of the run called so; without a name the one of RUN's folder, or the only one that updated anything."""
     known = runs(buffer.store)
     own = buffer.run or (run_identity(buffer.folder).id if buffer.folder else None)

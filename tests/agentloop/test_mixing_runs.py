@@ -87,6 +87,8 @@ def test_groups_keep_their_size_where_a_cap_keeps_members_back(tmp_path: Path, q
     found = batches(train(config, display=display))
     assert by_task(found[2]) == [(3, 1)] * 4
     assert (display.iterations[1]["replay/starved_rows"], display.iterations[1]["replay/starved_groups"]) == (4, 4)
+    # Nothing holds the fraction back, so there is no factor to show.
+    assert "replay/controller_factor" not in display.iterations[1]
 
 
 def test_unit_task_has_replayed_members_in_some_groups(tmp_path: Path, qwen2: Path) -> None:

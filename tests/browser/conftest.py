@@ -12,7 +12,7 @@ import pytest
 
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
-from replay.queries.open_buffer import opened_source
+from replay.queries.open_buffer import open_buffer
 from tests.inspector.conftest import hostile_store, inspector
 from tests.inspector.serving import Served, served
 
@@ -41,7 +41,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path
 @pytest.fixture(scope="session")
 def server(run_folder: Path) -> Iterator[Served]:
     """An inspector of the demonstration."""
-    with opened_source(str(run_folder)) as source, served(create_app(source, Guard())) as found:
+    with open_buffer(str(run_folder)) as source, served(create_app(source, Guard())) as found:
         yield found
 
 

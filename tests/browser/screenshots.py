@@ -18,7 +18,7 @@ from replay import queries
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.inspector.server.query_string import address
-from replay.queries.open_buffer import Source, opened_source
+from replay.queries.open_buffer import OpenBuffer, open_buffer
 from tests.agentloop.runs import rows
 from tests.browser.chromium import launched
 from tests.browser.shoot import shoot
@@ -37,7 +37,7 @@ class Shot:
     dark: bool = False
 
 
-def shots(source: Source) -> list[Shot]:
+def shots(source: OpenBuffer) -> list[Shot]:
     database = source.store.path
     assert database, "RUN must have its buffer in a file, got one on a server."
     (run,) = rows(database, "select run from iterations group by run order by count(*) desc limit 1")[0]
@@ -71,7 +71,7 @@ def shots(source: Source) -> list[Shot]:
     ]
 
 
-def _most_drifted(source: Source, id: str) -> int | None:
+def _most_drifted(source: OpenBuffer, id: str) -> int | None:
     """The token that the policy has moved furthest away from; None where nothing was scored."""
     drift = queries.tokens(source.store, id, 0)["drift"] or []
     known = {at: abs(math.log(value)) for at, value in enumerate(drift) if value}
@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("run", nargs="?", help="run folder; the newest under ./runs when left out")
     given = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    with opened_source(given.run) as source, served(create_app(source, Guard())) as here, launched() as browser:
+    with open_buffer(given.run) as source, served(create_app(source, Guard())) as here, launched() as browser:
         troubles = [line for shot in shots(source) for line in _take(browser, here.address, shot)]
     print("\n".join(troubles))
     return 1 if troubles else 0

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 from tests.agentloop.processes import AGENTLOOP
 from tests.inspector.conftest import TOKEN
 from tests.inspector.serving import served
@@ -44,7 +44,7 @@ def test_the_printed_address_shows_the_run_and_its_token_leaves_the_address(page
 
 
 def test_links_on_other_sites_open_what_they_name(context: BrowserContext, hostile_store: ReplayStore) -> None:
-    with served(create_app(Source(hostile_store), Guard(TOKEN))) as locked:
+    with served(create_app(OpenBuffer(hostile_store), Guard(TOKEN))) as locked:
         links = [f"{locked.address}/buffer?token={TOKEN}", f"{locked.address}/buffer?sort=reward"]
         text = "".join(f'<a href="{link}">{number}</a>' for number, link in enumerate(links))
         # A name is another site than an address.

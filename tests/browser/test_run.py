@@ -14,7 +14,7 @@ from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.inspector.server.query_string import address
-from replay.queries.open_buffer import opened_source
+from replay.queries.open_buffer import open_buffer
 from tests.agentloop.runs import rows
 from tests.browser.demonstration import ITERATIONS, NAME, OTHER, add_iteration
 from tests.inspector.serving import Served, served
@@ -97,7 +97,7 @@ def test_a_live_page_gains_a_point_when_an_iteration_is_committed(page: Page, ru
     (task,) = rows(database, "select hash from tasks order by hash limit 1")[0]
     store = ReplayStore.open(database)
     add_iteration(store, database, 3, task=task)
-    with opened_source(str(database)) as source, served(create_app(source, Guard())) as live:
+    with open_buffer(str(database)) as source, served(create_app(source, Guard())) as live:
         page.goto(live.address + address("runs", OTHER))
         page.get_by_text("live, iteration 3").wait_for()
         before = values(page, "policy-loss").count()
@@ -122,7 +122,7 @@ def long(run_folder: Path, tmp_path: Path) -> Iterator[tuple[ReplayStore, str]]:
     store = ReplayStore.open(database)
     for iteration in range(3, 257):
         log(store, iteration, iteration / 128)
-    with opened_source(str(database)) as source, served(create_app(source, Guard())) as live:
+    with open_buffer(str(database)) as source, served(create_app(source, Guard())) as live:
         yield store, live.address + address("runs", OTHER)
     store.close()
 

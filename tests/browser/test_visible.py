@@ -19,7 +19,7 @@ from replay.inspector.server.guard import Guard
 from replay.inspector.server.templating import static_folder
 from replay.inspector.text.reading import spelled
 from replay.inspector.text.visible import visible, visible_text
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 from tests.inspector.hostile import SPOKEN
 from tests.inspector.serving import Served, served
 from tests.replay.fakes import group, new_store, task, tokens, trajectory
@@ -80,7 +80,7 @@ def big(codec: TokenCodec, ids: list[int], tmp_path: Path) -> Iterator[str]:
         store.append([task()], [group()], [row])
     with (
         closing(ReplayStore.open(path, read_only=True)) as store,
-        served(create_app(Source(store, tokenizer=lambda: codec), Guard())) as server,
+        served(create_app(OpenBuffer(store, tokenizer=lambda: codec), Guard())) as server,
     ):
         yield f"{server.address}/trajectories/many"
 

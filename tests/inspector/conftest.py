@@ -10,7 +10,7 @@ import pytest
 from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 from tests.inspector.hostile import hostile_buffer
 from tests.inspector.serving import Served, served
 
@@ -19,7 +19,7 @@ TOKEN = "a-token-of-enough-characters"
 
 @pytest.fixture(scope="session")
 def hostile_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
-    """Opened to be read only."""
+    """OpenBuffer to be read only."""
     path: Path = tmp_path_factory.mktemp("hostile") / "replay.sqlite"
     hostile_buffer(path).close()
     store = ReplayStore.open(path, read_only=True)
@@ -29,11 +29,11 @@ def hostile_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplaySt
 
 @pytest.fixture(scope="session")
 def inspector(hostile_store: ReplayStore) -> Iterator[Served]:
-    with served(create_app(Source(hostile_store), Guard())) as server:
+    with served(create_app(OpenBuffer(hostile_store), Guard())) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def locked_inspector(hostile_store: ReplayStore) -> Iterator[Served]:
-    with served(create_app(Source(hostile_store), Guard(TOKEN, "0.0.0.0"))) as server:
+    with served(create_app(OpenBuffer(hostile_store), Guard(TOKEN, "0.0.0.0"))) as server:
         yield server

@@ -17,7 +17,7 @@ from replay import ReplayStore
 from replay.inspector import app
 from replay.inspector.server.guard import Guard
 from replay.inspector.server.query_string import QueryString, address
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 from tests.inspector.addresses import page_addresses, twin_of
 from tests.inspector.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, SUM, TASK, hostile_buffer
 from tests.inspector.serving import Response, Served, served
@@ -172,14 +172,14 @@ def _encoded(text: str) -> str:
 # Errors
 
 
-def failing(source: Source, query: QueryString) -> dict[str, object]:
+def failing(source: OpenBuffer, query: QueryString) -> dict[str, object]:
     raise sa.exc.OperationalError("select secret_column", {}, RuntimeError("postgresql://me:pass-word@host/db"))
 
 
 def test_errors_tell_no_traceback_and_no_password(hostile_store: ReplayStore, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tuple(replace(page, answer=failing) for page in app.PAGES)
     monkeypatch.setattr(app, "PAGES", broken)
-    with served(app.create_app(Source(hostile_store), Guard())) as server:
+    with served(app.create_app(OpenBuffer(hostile_store), Guard())) as server:
         for target in [*PAGES, *TWINS]:
             response = server.ask(target)
             assert response.status == 500
@@ -194,7 +194,7 @@ def test_a_password_of_the_database_is_on_no_page(
     url = sa.make_url(new_database()).set(password="pass-word").render_as_string(hide_password=False)
     hostile_buffer(url).close()
     store = ReplayStore.open(url, read_only=True)
-    with served(app.create_app(Source(store, named=url), Guard())) as server:
+    with served(app.create_app(OpenBuffer(store, named=url), Guard())) as server:
         for target in [*PAGES, *TWINS]:
             response = server.ask(target)
             assert (response.status, "pass-word" in response.text) == (200, False), target

@@ -16,7 +16,7 @@ from replay import ReplayStore, queries
 from replay.inspector.app import create_app
 from replay.inspector.drawings.histograms import spreads
 from replay.inspector.server.guard import Guard
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 from replay.records import FRESH, REPLAY, Histogram
 from replay.sampling.samplers import make_sampler
 from replay.storage.format import schema
@@ -51,7 +51,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def inspector(path: Path) -> Iterator[Served]:
-    with closing(ReplayStore.open(path, read_only=True)) as store, served(create_app(Source(store), Guard())) as server:
+    with (
+        closing(ReplayStore.open(path, read_only=True)) as store,
+        served(create_app(OpenBuffer(store), Guard())) as server,
+    ):
         yield server
 
 
@@ -82,7 +85,7 @@ def test_row_that_went_is_told_with_the_reason(tmp_path: Path) -> None:
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         iterate(store, 1, make_sampler("uniform", 0))
         store.prune(RUN, rows=schema.trajectories.c.slot == 2, dry_run=False)
-        with served(create_app(Source(store), Guard())) as server:
+        with served(create_app(OpenBuffer(store), Guard())) as server:
             html = page(server, f"{HERE}/1")
     assert html.count('evicted <span class="soft">pruned by where</span>') == 1
     assert rows_of(html) == list(range(8))
@@ -92,7 +95,7 @@ def test_told_command_names_the_run_where_there_are_several(path: Path, tmp_path
     database = Path(shutil.copy(path, tmp_path / "two.sqlite"))
     with closing(ReplayStore.open(database)) as store:
         store.add_run(run_record("run-2"))
-        with served(create_app(Source(store, named=str(database)), Guard())) as found:
+        with served(create_app(OpenBuffer(store, named=str(database)), Guard())) as found:
             html = page(found, f"{HERE}/2")
     (told,) = re.findall(r"agentloop replay (lineage 2 [^<]*)", html)
     assert told == f"lineage 2 {database} --run {RUN}"

@@ -14,7 +14,7 @@ import pytest
 from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 from replay.sampling.samplers import make_sampler
 from tests.inspector.serving import Served, served
 from tests.replay.fakes import RUN, group, iterate, new_store, run_record, task, trajectory
@@ -36,7 +36,7 @@ def inspector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         store.append([task()], born, rows)
     with (
         closing(ReplayStore.open(path, read_only=True)) as reader,
-        served(create_app(Source(reader), Guard())) as found,
+        served(create_app(OpenBuffer(reader), Guard())) as found,
     ):
         yield found
 

@@ -18,7 +18,7 @@ from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.pages import mixing_page
 from replay.inspector.server.guard import Guard
-from replay.queries.open_buffer import Source, opened_source
+from replay.queries.open_buffer import OpenBuffer, open_buffer
 from replay.sampling.samplers import make_sampler
 from tests.inspector.serving import Served, served
 from tests.replay.asking import preview_of
@@ -41,7 +41,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
 
 @pytest.fixture(scope="module")
 def server(store: ReplayStore) -> Iterator[Served]:
-    with served(create_app(Source(store, named="runs/quickstart-001"), Guard())) as found:
+    with served(create_app(OpenBuffer(store, named="runs/quickstart-001"), Guard())) as found:
         yield found
 
 
@@ -110,7 +110,7 @@ def two_runs(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("run", [RUN, "run-2"])
 def test_commands_name_the_run_where_there_are_several(two_runs: Path, run: str) -> None:
-    with opened_source(str(two_runs)) as source, served(create_app(source, Guard())) as found:
+    with open_buffer(str(two_runs)) as source, served(create_app(source, Guard())) as found:
         text = unescape(page(found, run=run, fraction="0.5"))
         listed = unescape(found.ask(f"/buffer?run={run}").text)
         everything = unescape(found.ask("/buffer?run=*").text)
@@ -169,7 +169,7 @@ def test_options_at_their_ends_are_tried_out(server: Served, given: dict[str, st
 
 
 def test_a_password_of_the_database_is_in_no_command(store: ReplayStore) -> None:
-    source = Source(store, named="postgresql://me:pass-word@host/db")
+    source = OpenBuffer(store, named="postgresql://me:pass-word@host/db")
     with served(create_app(source, Guard())) as found:
         text = unescape(page(found, fraction="0.5"))
     assert "pass-word" not in text
@@ -180,7 +180,7 @@ def test_a_database_of_several_runs_asks_which(store: ReplayStore, tmp_path_fact
     path = tmp_path_factory.mktemp("two") / "replay.sqlite"
     writer = new_store(path)
     writer.add_run(run_record("run-2"))
-    with served(create_app(Source(writer), Guard())) as found:
+    with served(create_app(OpenBuffer(writer), Guard())) as found:
         assert 'href="/mixing?run=run-2"' in page(found)
         assert found.ask("/mixing?run=other").status == 404
         # Before its first iteration, with an empty buffer.
@@ -200,7 +200,7 @@ def test_a_large_buffer_is_announced_before_it_is_read(store: ReplayStore, monke
     monkeypatch.setattr(mixing_page, "_MANY", 20)
     with (
         closing(ReplayStore.open(store.path, read_only=True)) as cold,
-        served(create_app(Source(cold), Guard())) as found,
+        served(create_app(OpenBuffer(cold), Guard())) as found,
     ):
         first = page(found, **CHOSEN, max_uses="")
         assert "24 rows go into memory" in first and not cold.has_read(RUN)

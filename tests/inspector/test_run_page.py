@@ -15,7 +15,7 @@ import pytest
 from replay import ReplayStore, queries
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
-from replay.queries.open_buffer import Source, opened_source
+from replay.queries.open_buffer import OpenBuffer, open_buffer
 from tests.inspector.serving import Served, served
 from tests.replay.fakes import RUN, group, new_store, policy, run_record, sql, task, trajectory
 
@@ -66,7 +66,7 @@ def writer(folder: Path) -> Iterator[ReplayStore]:
 @pytest.fixture
 def inspector(writer: ReplayStore, folder: Path) -> Iterator[Served]:
     reading = closing(ReplayStore.open(folder / "replay.sqlite", read_only=True))
-    with reading as store, served(create_app(Source(store, folder), Guard())) as server:
+    with reading as store, served(create_app(OpenBuffer(store, folder), Guard())) as server:
         yield server
 
 
@@ -221,7 +221,7 @@ def test_runs_that_share_a_file_are_told_apart_by_what_each_published(tmp_path: 
         sql(store, "update policies set created_at = '2026-01-02T03:04:05+00:00' where run = ?", RUN)
         store.add_run(replace(run_record("run-3"), config=CONFIG))
         store.add_policy(policy(0, run="run-3"))
-    with opened_source(str(path)) as source, served(create_app(source, Guard())) as server:
+    with open_buffer(str(path)) as source, served(create_app(source, Guard())) as server:
         found = [twin(server, f"/runs/{run}.json")["progress"] for run in (RUN, "run-3")]
     assert [each["state"] for each in found] == ["stopped", "live"]
     assert found[0]["seconds_since"] > 3600 > found[1]["seconds_since"]
@@ -263,7 +263,10 @@ def test_runs_are_listed_and_the_only_one_is_shown_instead(inspector: Served, tm
     assert [(row["id"], row["iterations"], row["success"]) for row in found] == [(RUN, 0, 0.5), (OTHER, 0, None)]
     html = inspector.ask("/").text
     assert "50.0\u00a0%" in html and f'value="{OTHER}"' in html
-    with closing(new_store(tmp_path / "alone.sqlite")) as store, served(create_app(Source(store), Guard())) as alone:
+    with (
+        closing(new_store(tmp_path / "alone.sqlite")) as store,
+        served(create_app(OpenBuffer(store), Guard())) as alone,
+    ):
         assert alone.ask("/").header("location") == f"/runs/{RUN}"
         assert alone.ask("/?all=1").status == 200
 
@@ -297,7 +300,7 @@ def test_values_that_differ_do_not_look_alike(tmp_path: Path) -> None:
         for run, config in zip((RUN, OTHER), configs, strict=True):
             store.add_run(replace(run_record(run), config=config))
         store.append([task()], [group(size=1200)], [trajectory(f"{n}", slot=n, member=n) for n in range(1200)])
-        with served(create_app(Source(store), Guard())) as server:
+        with served(create_app(OpenBuffer(store), Guard())) as server:
             html = server.ask(f"/compare?runs={RUN},{OTHER}").text
     assert '<td class="text">run.seed</td><td>20240601</td><td>20240602</td>' in html
     assert '<td class="text">optimizer.lr</td><td>1e-05</td><td>1.04e-05</td>' in html

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from replay import ReplayError, ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard, _own_names
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 from replay.storage.databases import Location
 from tests.inspector.addresses import missing_pages, page_addresses, twin_of
 from tests.inspector.conftest import TOKEN
@@ -264,7 +264,7 @@ def test_a_whole_visit_changes_no_byte_of_the_database(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     store = open_source(path)
     before = path.read_bytes()
-    with served(create_app(Source(store), Guard())) as server:
+    with served(create_app(OpenBuffer(store), Guard())) as server:
         for target in [*PAGES, *TWINS]:
             assert server.ask(target).status < 500
     store.close()

@@ -14,7 +14,7 @@ import pytest
 from replay import ReplayStore, queries
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 from tests.inspector.serving import Served, served
 from tests.replay.fakes import RUN, Born, new_store, run_record, sql, task
 
@@ -42,7 +42,7 @@ def store(path: Path) -> Iterator[ReplayStore]:
 
 @pytest.fixture(scope="module")
 def inspector(store: ReplayStore) -> Iterator[Served]:
-    with served(create_app(Source(store), Guard())) as server:
+    with served(create_app(OpenBuffer(store), Guard())) as server:
         yield server
 
 

@@ -22,7 +22,7 @@ from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.inspector.server.query_string import address
 from replay.inspector.text.reading import codec_of, folded, indented, rescore_command, spelled, unread
-from replay.queries.open_buffer import Source, opened_source
+from replay.queries.open_buffer import OpenBuffer, open_buffer
 from replay.sampling.samplers import make_sampler
 from replay.storage.format import schema
 from tests.inspector.serving import Served, served
@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(folder: Path) -> Iterator[Served]:
     store = ReplayStore.open(folder / "replay.sqlite", read_only=True)
-    with closing(store), served(create_app(Source(store, folder, named=str(folder)), Guard())) as server:
+    with closing(store), served(create_app(OpenBuffer(store, folder, named=str(folder)), Guard())) as server:
         yield server
 
 
@@ -191,7 +191,7 @@ def test_updates_are_told_as_curves_and_as_a_table(tmp_path: Path) -> None:
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         sampler = make_sampler("success", 3)
         drawn = [id for iteration in range(1, 4) for id in iterate(store, iteration, sampler, count=3)]
-        with served(create_app(Source(store), Guard())) as server:
+        with served(create_app(OpenBuffer(store), Guard())) as server:
             shown = server.ask(address("trajectories", drawn[0], view="updates")).text
     charts = json.loads(re.search(r'id="charts">(.*?)</script>', shown)[1])  # type: ignore[index]
     assert set(charts) == {"drift", "ess-share", "clip-fraction"}
@@ -203,11 +203,11 @@ def test_updates_are_told_as_curves_and_as_a_table(tmp_path: Path) -> None:
 
 def test_rescore_command_can_be_typed_whatever_the_names_are(folder: Path, tmp_path: Path) -> None:
     with closing(ReplayStore.open(folder / "replay.sqlite", read_only=True)) as store:
-        source = Source(store, folder, named="runs/a-1")
+        source = OpenBuffer(store, folder, named="runs/a-1")
         assert rescore_command(source, "3f9a") == "agentloop replay rescore runs/a-1 --where \"id == '3f9a'\""
         assert rescore_command(source, "a'b$c") == ("agentloop replay rescore runs/a-1 --where 'id == \"a'\"'\"'b$c\"'")
-        assert rescore_command(Source(store, None, named="postgresql://h/d"), "a").split()[3] == "RUN"
-        assert rescore_command(Source(store, tmp_path, named=str(tmp_path)), "a").split()[3] == "RUN"
+        assert rescore_command(OpenBuffer(store, None, named="postgresql://h/d"), "a").split()[3] == "RUN"
+        assert rescore_command(OpenBuffer(store, tmp_path, named=str(tmp_path)), "a").split()[3] == "RUN"
 
 
 def test_compare_marks_the_first_token_that_differs_on_both_sides(page: Served) -> None:
@@ -268,18 +268,18 @@ def test_tokens_are_spelled_only_by_the_tokenizer_they_were_written_with(tmp_pat
         for run, tokenizer in (("run-2", "tok"), ("run-3", "other")):
             store.add_run(run_record(run))
             store.add_policy(policy(0, run=run, tokenizer=tokenizer))
-        source = Source(store, tmp_path, tokenizer=lambda: codec)
+        source = OpenBuffer(store, tmp_path, tokenizer=lambda: codec)
         assert [unread(source, run) for run in (RUN, "run-2")] == [None, None]
         assert codec_of(source)("run-2") is codec
         assert codec_of(source)("run-3") is None
         assert "run-3, which is not known to have the tokenizer" in str(unread(source, "run-3"))
-        assert "a database was opened" in str(unread(Source(store), RUN))
+        assert "a database was opened" in str(unread(OpenBuffer(store), RUN))
 
 
 def test_a_tokenizer_that_is_written_after_the_database_is_found(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "name": "r", "config": {"replay": {"database": None}}}))
     new_store(tmp_path / "replay.sqlite").close()
-    with opened_source(str(tmp_path)) as source:
+    with open_buffer(str(tmp_path)) as source:
         assert f"There is no model/tokenizer.json in {tmp_path}" in str(unread(source, RUN))
         (tmp_path / "model").mkdir()
         written = Tokenizer(models.WordLevel({"a": 0, "\u00e9": 1}, unk_token="a")).to_str()

@@ -25,7 +25,7 @@ from replay.exchange import export_file
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.mixing.request import Limits
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 from replay.records import FRESH, REPLAY, Histogram, Trajectory
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location, open_database
@@ -216,7 +216,7 @@ class Asked:
         self._location = location
         self._folder = folder
         self._looking = ReplayStore.open(location, read_only=True)
-        self._app = create_app(Source(self._looking), Guard())
+        self._app = create_app(OpenBuffer(self._looking), Guard())
         self._database = open_database(location, read_only=False)
         store = ReplayStore(self._database)
         with store.reading() as connection:

@@ -14,7 +14,7 @@ from replay.inspector.server.page_views import Page, Redirect, run_of
 from replay.inspector.server.query_string import QueryString, address
 from replay.inspector.text.shell import typed
 from replay.queries import Query, QueryResult, Sort
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 
 _ROWS = 50
 _KEPT = ("run", "sort", "order", "limit")
@@ -33,7 +33,7 @@ class Order(StrEnum):
     asc = "asc"
 
 
-def answer(source: Source, query: QueryString) -> QueryResult:
+def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
     """A page of rows with the cursors of the pages around it."""
     _complete(query)
     asked = _query(source, query)
@@ -42,7 +42,7 @@ def answer(source: Source, query: QueryString) -> QueryResult:
     return {**_plain(asked), **found}
 
 
-def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
+def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[str, Any]:
     """Addresses of what is one click away."""
     kept = _kept(query)
     base = {**kept, "where": found["filters"]}
@@ -63,13 +63,13 @@ def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, A
     }
 
 
-def overview(source: Source, query: QueryString) -> QueryResult:
+def overview(source: OpenBuffer, query: QueryString) -> QueryResult:
     """How the rows that the conditions hold for are spread."""
     asked = _query(source, query)
     return {**_plain(asked), **queries.distributions(source.store, asked)}
 
 
-def overview_shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
+def overview_shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[str, Any]:
     """Bars and choices that add their condition, or take it away."""
     kept, conditions = _kept(query), found["filters"]
 
@@ -105,7 +105,7 @@ def overview_shows(source: Source, query: QueryString, found: QueryResult) -> di
     }
 
 
-def _query(source: Source, query: QueryString) -> Query:
+def _query(source: OpenBuffer, query: QueryString) -> Query:
     order = query.choice("order", Order.desc)
     return Query(run_of(source, query), query.texts("where"), query.choice("sort", Sort.iteration), order is Order.asc)
 
@@ -144,7 +144,7 @@ def _kept(query: QueryString) -> dict[str, str]:
     return {name: value for name, value in query.items() if name in _KEPT}
 
 
-def _command(source: Source, found: QueryResult) -> str:
+def _command(source: OpenBuffer, found: QueryResult) -> str:
     """The same query in a terminal."""
     words, run, conditions = source.run_words, found["run"], list(found["filters"])
     if run != source.run and len(queries.run_names(source.store)) > 1:

@@ -10,13 +10,13 @@ from typing import Any
 from replay import queries
 from replay.inspector.server.query_string import BadQuery, QueryString, address
 from replay.queries import QueryResult, compare
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 from replay.report.overlay import overlaid
 from replay.report.panel_json import plain_panel
 from replay.report.series import panel_series
 
 
-def asked_runs(source: Source, query: QueryString) -> tuple[str, str] | None:
+def asked_runs(source: OpenBuffer, query: QueryString) -> tuple[str, str] | None:
     """The ids of both, given as `runs=A,B` or as `a=A&b=B`, by id or name; None where these are not about runs."""
     known = _ids(source)
     names = [name for given in query.texts("runs") for name in given.split(",") if name]
@@ -33,7 +33,7 @@ def asked_runs(source: Source, query: QueryString) -> tuple[str, str] | None:
     return known[names[0]], known[names[1]]
 
 
-def _ids(source: Source) -> Mapping[str, str]:
+def _ids(source: OpenBuffer) -> Mapping[str, str]:
     """By id, and by name where only one run has it."""
     names = queries.run_names(source.store)
     times = Counter(names.values())
@@ -41,7 +41,7 @@ def _ids(source: Source) -> Mapping[str, str]:
     return {**named, **{id: id for id in names}}
 
 
-def answer(source: Source, runs: tuple[str, str]) -> QueryResult:
+def answer(source: OpenBuffer, runs: tuple[str, str]) -> QueryResult:
     store = source.store
     records = [store.run(run) for run in runs]
     merged = queries.merging(store, runs)

@@ -11,7 +11,7 @@ from replay.inspector.server.query_string import BadQuery, QueryString, address
 from replay.inspector.text.conversation import ShownMessage, shown_message
 from replay.inspector.text.reading import codec_of, spelled, unread, voice
 from replay.queries import QueryResult, compare
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 
 _BEFORE, _AFTER = 48, 240
 """Tokens shown before the first one that differs, and from it on."""
@@ -21,7 +21,7 @@ _MESSAGES = 40
 _ALWAYS_DIFFERENT = ("id", "content_hash", "slot", "member")
 
 
-def answer(source: Source, query: QueryString) -> QueryResult:
+def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
     """Of `a` and `b`; `segment` is the first whose tokens differ when left out."""
     names = [query.text(name) for name in ("a", "b")]
     if None in names:
@@ -49,7 +49,7 @@ def answer(source: Source, query: QueryString) -> QueryResult:
     }
 
 
-def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
+def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[str, Any]:
     part = found["segments"][found["segment"]]
     kept = {"a": found["ids"][0], "b": found["ids"][1]}
     around = {"before": query.text("before"), "after": query.text("after")}
@@ -106,7 +106,7 @@ def _token(tokens: QueryResult, t: int, difference: int | None) -> QueryResult:
     }
 
 
-def _messages(source: Source, query: QueryString, found: QueryResult) -> QueryResult:
+def _messages(source: OpenBuffer, query: QueryString, found: QueryResult) -> QueryResult:
     """Pairs from the first that differs on; those before are the same on both sides."""
     talks = [queries.overview(source.store, id)["messages"] for id in found["ids"]]
     first, longest = found["first_different_message"], max(map(len, talks))

@@ -16,7 +16,7 @@ from replay.inspector.drawings.histograms import spreads
 from replay.inspector.server.page_views import Page
 from replay.inspector.server.query_string import QueryString, address
 from replay.queries import QueryResult
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 from replay.records import FRESH, REPLAY
 
 _ROWS = 100
@@ -63,12 +63,12 @@ class GroupStrip:
     drawing: Markup
 
 
-def answer(source: Source, query: QueryString) -> QueryResult:
+def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
     run = source.store.run(query.path("run"))
     return {"name": run.name, **queries.iteration(source.store, run.id, query.path_whole("number", least=0))}
 
 
-def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
+def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[str, Any]:
     rows, by = found["trajectories"], query.choice("sort", By.slot)
     first = query.whole("from", 0)
 

@@ -19,7 +19,7 @@ from replay.inspector.server.query_string import QueryString
 from replay.locate import own_folder
 from replay.mixing.rule import SAME_TASK
 from replay.queries import QueryResult
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 from replay.queries.preview.settings import CONTROLS, WrongSettings, changed, options_of, shown
 from replay.sampling.samplers import SAMPLERS
 
@@ -53,7 +53,7 @@ _RULES = {
 }
 
 
-def answer(source: Source, query: QueryString) -> QueryResult:
+def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
     """Without a run, where the database has several, only their list."""
     run = run_of(source, query)
     if run is None:
@@ -68,7 +68,7 @@ def answer(source: Source, query: QueryString) -> QueryResult:
         return own | {"errors": dict(error.errors)}
 
 
-def at_once(source: Source, query: QueryString) -> QueryResult | None:
+def at_once(source: OpenBuffer, query: QueryString) -> QueryResult | None:
     """Before a large buffer is read for the first time the page says so, and then comes again with `read`."""
     run = run_of(source, query)
     if run is None or query.flag("read"):
@@ -77,7 +77,7 @@ def at_once(source: Source, query: QueryString) -> QueryResult | None:
     return {"run": run, "reading": rows} if rows > _MANY else None
 
 
-def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
+def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[str, Any]:
     if found["run"] is None:
         return {}
     if "reading" in found:
@@ -131,7 +131,7 @@ def _samplers(settings: Mapping[str, Any], chosen: str, given: Mapping[str, str]
     return found
 
 
-def _command(source: Source, found: QueryResult) -> str:
+def _command(source: OpenBuffer, found: QueryResult) -> str:
     """The same question in a terminal: what is other than the run's own."""
     words = ["agentloop", "replay", "mix", *source.words_of(found["run"])]
     for name, value in found["settings"].items():

@@ -13,7 +13,7 @@ from replay.inspector.server.page_views import Page
 from replay.inspector.server.query_string import QueryString, address
 from replay.locate import own_folder
 from replay.queries import QueryResult
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 from replay.queries.runs import ALL
 from replay.report.headline import setting
 from replay.report.panel_json import plain_panel
@@ -38,7 +38,7 @@ COLUMNS: Mapping[str, str] = {
 """Of the table of iterations: the metric behind each."""
 
 
-def answer(source: Source, query: QueryString) -> QueryResult:
+def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
     """With `after`, only points beyond that iteration; with `mark` too, none at all where nothing new was logged.
 
     Of a long run every point of a curve is `merged` iterations; from `first` to `last`, where given, they are fewer.
@@ -67,7 +67,7 @@ def answer(source: Source, query: QueryString) -> QueryResult:
     return found if since is not None else {**found, "config": dict(run.config)}
 
 
-def _recent(source: Source, run: str, after: int) -> list[QueryResult]:
+def _recent(source: OpenBuffer, run: str, after: int) -> list[QueryResult]:
     """The newest iterations beyond `after`, newest first."""
     within = range(after + 1, ALL.stop)
     metrics = queries.metric_series(source.store, run, names=tuple(COLUMNS.values()), within=within)
@@ -79,7 +79,7 @@ def _recent(source: Source, run: str, after: int) -> list[QueryResult]:
     ]
 
 
-def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
+def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[str, Any]:
     run = found["run"]
     others = [(id, name) for id, name in queries.run_names(source.store).items() if id != run]
     text = yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True) if found.get("config") else ""

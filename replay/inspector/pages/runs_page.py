@@ -6,10 +6,10 @@ from replay import queries
 from replay.inspector.server.page_views import Page, Redirect
 from replay.inspector.server.query_string import QueryString, address
 from replay.queries import QueryResult
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 
 
-def answer(source: Source, query: QueryString) -> QueryResult:
+def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
     """All of them; where there is only one, it is shown instead."""
     found = queries.runs(source.store)
     if len(found) == 1 and query.text("all") is None:

@@ -16,7 +16,7 @@ from replay.inspector.drawings.bars import Bar, Height, bars
 from replay.inspector.server.page_views import Page, run_of
 from replay.inspector.server.query_string import QueryString, address
 from replay.queries import QueryResult
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 
 _ROWS = 50
 _GROUPS = 40
@@ -32,7 +32,7 @@ class Versions:
     drawing: Markup
 
 
-def answer(source: Source, query: QueryString) -> QueryResult:
+def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
     return queries.task(
         source.store,
         query.path("hash"),
@@ -42,7 +42,7 @@ def answer(source: Source, query: QueryString) -> QueryResult:
     )
 
 
-def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
+def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[str, Any]:
     hash, run = found["hash"], found["run"]
     task_is = f"task == {hash!r}"
     payload = None if found["payload"] is None else json.dumps(found["payload"], indent=2, ensure_ascii=False)

@@ -14,7 +14,7 @@ from replay.inspector.server.query_string import QueryString, address
 from replay.inspector.text.conversation import turns
 from replay.inspector.text.reading import codec_of, has_run, rescore_command, unread, voice
 from replay.queries import QueryResult
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 from replay.records import ELIGIBLE, FRESH, ORPHANED, REPLAY, UNTRAINABLE
 from replay.report.panel_json import plain_panel
 from replay.report.panels import Panel
@@ -61,7 +61,7 @@ _REASONS = {
 }
 
 
-def answer(source: Source, query: QueryString) -> QueryResult:
+def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
     found = queries.overview(source.store, query.path("id"), codec_of=codec_of(source))
     record, members = found["record"], [row["id"] for row in found["members"]]
     place = members.index(found["id"]) if found["id"] in members else None
@@ -88,7 +88,7 @@ def _unscorable(found: QueryResult) -> str | None:
     return None if record["temperature"] > 0 else "It was sampled at temperature 0, where log-probs mean nothing."
 
 
-def shows(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
+def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[str, Any]:
     if query.path("id") != found["id"]:
         raise Redirect(address("trajectories", found["id"], **dict(query.items())))
     about_tokens = any(query.text(name) for name in ("color", "segment", "token"))
@@ -162,7 +162,7 @@ def _names(found: QueryResult) -> list[str]:
 PAGE = Page("/trajectories/{id}", "trajectory.html", answer, tab="buffer", shows=shows)
 
 
-def tokens_answer(source: Source, query: QueryString) -> QueryResult:
+def tokens_answer(source: OpenBuffer, query: QueryString) -> QueryResult:
     """A stretch of one segment's tokens, for the token view and for programs."""
     id = queries.find(source.store, query.path("id"))
     count = query.whole("count", queries.MOST_TOKENS, least=1, most=queries.MOST_TOKENS)
@@ -170,7 +170,7 @@ def tokens_answer(source: Source, query: QueryString) -> QueryResult:
     return queries.tokens(source.store, id, segment, first=first, count=count, codec_of=codec_of(source))
 
 
-def _in_the_view(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
+def _in_the_view(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[str, Any]:
     page = answer(source, query)
     return {**page, **shows(source, query, page), "view": View.tokens}
 
@@ -178,7 +178,7 @@ def _in_the_view(source: Source, query: QueryString, found: QueryResult) -> dict
 TOKENS = Page("/trajectories/{id}/tokens", "trajectory.html", tokens_answer, tab="buffer", shows=_in_the_view)
 
 
-def message_answer(source: Source, query: QueryString) -> QueryResult:
+def message_answer(source: OpenBuffer, query: QueryString) -> QueryResult:
     """One message to its last character, a million at a time."""
     found = queries.overview(source.store, query.path("id"))
     if found["problem"] is not None:
@@ -201,7 +201,7 @@ def message_answer(source: Source, query: QueryString) -> QueryResult:
     }
 
 
-def _calls(source: Source, query: QueryString, found: QueryResult) -> dict[str, Any]:
+def _calls(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[str, Any]:
     calls = found["message"]["tool_calls"]
     return {"calls": [{**call, "text": json.dumps(call["arguments"], ensure_ascii=False, indent=2)} for call in calls]}
 

@@ -17,7 +17,7 @@ from replay.errors import DatabaseFailed, DatabaseRefused, ReplayError
 from replay.inspector.server.query_string import BadQuery, QueryString
 from replay.queries import QueryResult
 from replay.queries.filters import WrongFilter
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 
 JSON_ENDING = ".json"
 """Ends the address of a page's answer as JSON."""
@@ -39,20 +39,20 @@ class Page:
     path: str
     """With parameters in braces."""
     template: str
-    answer: Callable[[Source, QueryString], QueryResult]
+    answer: Callable[[OpenBuffer, QueryString], QueryResult]
     """JSON-able: it is the answer as JSON, and all that the template knows."""
     tab: str = ""
     """Which link of the navigation is the current one."""
-    shows: Callable[[Source, QueryString, QueryResult], dict[str, Any]] = lambda *_: {}
+    shows: Callable[[OpenBuffer, QueryString, QueryResult], dict[str, Any]] = lambda *_: {}
     """What only the template needs, made from the answer: scales, drawings, addresses."""
-    at_once: Callable[[Source, QueryString], QueryResult | None] = lambda *_: None
+    at_once: Callable[[OpenBuffer, QueryString], QueryResult | None] = lambda *_: None
     """What is shown instead where the answer would take long, and a page should not; None: it does not."""
 
 
 class Pages:
     """Answers requests for one source."""
 
-    def __init__(self, source: Source, templates: Environment) -> None:
+    def __init__(self, source: OpenBuffer, templates: Environment) -> None:
         self._source = source
         self._templates = templates
 
@@ -136,7 +136,7 @@ def _query(request: Request) -> QueryString:
     return QueryString(request.query_params.multi_items(), request.path_params)
 
 
-def run_of(source: Source, query: QueryString) -> str | None:
+def run_of(source: OpenBuffer, query: QueryString) -> str | None:
     """The run a page is about: as asked, as opened, or the only one; None: all of the database's."""
     given = query.text("run") or source.run
     if given == "*":

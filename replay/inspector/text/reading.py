@@ -16,7 +16,7 @@ from replay.inspector.text.shell import typed
 from replay.inspector.text.visible import visible
 from replay.locate import run_identity
 from replay.queries import CodecOf
-from replay.queries.open_buffer import Source
+from replay.queries.open_buffer import OpenBuffer
 
 _FOLDED_FROM = 1_500
 _FOLDED_LINES = 20
@@ -27,7 +27,7 @@ MOST_SHOWN = 20_000
 """Characters of one text on a page of many; the rest has an address of its own."""
 
 
-def codec_of(source: Source) -> CodecOf:
+def codec_of(source: OpenBuffer) -> CodecOf:
     """The opened run's tokenizer, for rows that were written with it."""
 
     def find(run: str) -> TokenCodec | None:
@@ -36,7 +36,7 @@ def codec_of(source: Source) -> CodecOf:
     return find
 
 
-def unread(source: Source, run: str) -> str | None:
+def unread(source: OpenBuffer, run: str) -> str | None:
     """Why a run's tokens are shown as ids; None: they are shown as text."""
     if source.tokenizer() is None:
         if source.folder is None:
@@ -144,12 +144,12 @@ def indented(text: str) -> str | None:
     return "".join(parts)
 
 
-def rescore_command(source: Source, id: str) -> str:
+def rescore_command(source: OpenBuffer, id: str) -> str:
     """As it must be typed to score one trajectory of this database."""
     run = shlex.quote(source.named or "") if has_run(source) else "RUN"  # a folder that is not known here
     return f"agentloop replay rescore {run} --where {typed([f'id == {id!r}'])}"
 
 
-def has_run(source: Source) -> bool:
+def has_run(source: OpenBuffer) -> bool:
     """Whether RUN named a run's folder or the file in it: there are its weights, and how to load them."""
     return source.folder is not None and source.named is not None and run_identity(source.folder).id is not None
