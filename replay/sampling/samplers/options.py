@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from context.wording import suggest
 from replay.errors import first_problem
 
 
@@ -19,7 +19,7 @@ def checked_options(declared: type, given: Mapping[str, Any], *, sampler: str) -
     unknown = next((name for name in given if name not in kinds), None)
     if unknown is not None:
         raise ValueError(
-            f"replay.sampler_options must hold options of {sampler}, got {unknown!r}. {hint(unknown, kinds)}"
+            f"replay.sampler_options must hold options of {sampler}, got {unknown!r}. {suggest(str(unknown), kinds)}"
         )
     try:
         _model(declared).model_validate(dict(given))
@@ -47,11 +47,3 @@ def require(allowed: bool, name: str, rule: str, value: object) -> None:
     """For an options class to refuse a value: `name` must `rule`."""
     if not allowed:
         raise ValueError(f"{name} must {rule}, got {value!r}.")
-
-
-def hint(name: object, known: Collection[str]) -> str:
-    """What to do about an unknown name."""
-    nearest = difflib.get_close_matches(str(name)[:80], known, n=1)
-    if nearest:
-        return f"Did you mean {nearest[0]}?"
-    return f"There is {', '.join(known)}." if known else "It has none."
