@@ -111,7 +111,7 @@ def add_long(store: ReplayStore, *, turns: int = 500, turn_tokens: int = 200) ->
         success=True,
         advantage=0.0,
     )
-    store.append([TASKS[0]], [group], [_described(Trajectory(record, (Segment(segment),), tuple(messages)))])
+    store.append([TASKS[0]], [group], [Trajectory(record, (Segment(segment),), tuple(messages))])
 
 
 def _add_run(store: ReplayStore, run: str) -> None:
@@ -150,8 +150,6 @@ def _born(
                 advantage=(reward - mean) / (std + 1e-6),
                 stop_reason="error" if failed else ("final", "max_turns")[int(random.random() < 0.2)],
                 error_kind="timeout" if failed else None,
-                policy_version_min=version,
-                policy_version_max=version,
                 mean_entropy=float(random.exponential(0.5)),
             )
             rows.append(replace(shape, record=record, segments=(_sampled_by(version, shape.segments[0].tokens),)))
@@ -183,16 +181,3 @@ def _as_written_by(tokens: TokenSequence, codes: np.ndarray, random: np.random.G
     sampled = default_authors().is_action(codes)
     log_probs = np.where(sampled, -random.exponential(0.3, len(codes)), np.nan).astype(np.float32)
     return TokenSequence(tokens.token_ids, codes, log_probs, np.where(sampled, 0, -1).astype(np.int32))
-
-
-def _described(row: Trajectory) -> Trajectory:
-    tokens = row.segments[0].tokens
-    log_probs = tokens.behavior_log_probs[tokens.policy_versions >= 0]
-    record = replace(
-        row.record,
-        num_tokens=len(tokens),
-        num_action_tokens=len(log_probs),
-        mean_behavior_log_prob=float(log_probs.mean(dtype=np.float64)),
-        min_behavior_log_prob=float(log_probs.min()),
-    )
-    return replace(row, record=record)

@@ -66,7 +66,6 @@ def make_tokens(random: np.random.Generator, count: int) -> tuple[TokenSequence,
 def make_trajectory(random: np.random.Generator, *, iteration: int, slot: int, num_tokens: int = TOKENS) -> Trajectory:
     """Its messages are the text of its tokens."""
     tokens, text = make_tokens(random, num_tokens)
-    log_probs = tokens.behavior_log_probs[tokens.policy_versions >= 0]
     step = len(text) // _MESSAGES + 1
     messages = [Message("tool", text[at : at + step], author=ENV) for at in range(0, len(text), step)]
     record = TrajectoryRecord(
@@ -86,17 +85,11 @@ def make_trajectory(random: np.random.Generator, *, iteration: int, slot: int, n
         error_kind=None,
         num_turns=10,
         num_tool_calls=9,
-        num_tokens=num_tokens,
-        num_action_tokens=len(log_probs),
-        policy_version_min=0,
-        policy_version_max=0,
         temperature=1.0,
         top_p=1.0,
         top_k=0,
         logprobs_mode="full",
         mean_entropy=None,
-        mean_behavior_log_prob=float(log_probs.mean()),
-        min_behavior_log_prob=float(log_probs.min()),
         environment="benchmark",
         environment_version="1",
     )

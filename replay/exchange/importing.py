@@ -204,7 +204,7 @@ class _Check:
         self.runs: set[str] = set()
 
     def sourced(self, bundles: Sequence[Bundle]) -> list[Bundle]:
-        """With the sources they are to have: a row that is stored already is the one it was."""
+        """The rows with the sources they are to have: one that is stored already is the one it was."""
         with self._store.reading() as connection:
             stored = stored_sources(connection, [bundle.trajectory.id for bundle in bundles])
         return [_with_source(bundle, stored.get(bundle.trajectory.id, self._source)) for bundle in bundles]

@@ -114,7 +114,7 @@ def _rows(lines: IO[bytes], longest: int) -> Iterator[Bundle | BadRow]:
 
 
 def _restored(row: PlainRow) -> PlainRow:
-    """With its arrays and texts as `to_plain` gave them."""
+    """The row with its arrays and texts as `to_plain` gave them."""
     for part in filter(None, row["segments"] or ()):
         for name, dtype in ARRAYS.items():
             if part[name] is not None:
@@ -150,7 +150,7 @@ def _described(part: type[BaseModel]) -> list[tuple[str, Any]]:
 
 
 def _kind(annotation: Any) -> Any:
-    """Of a column that may be unknown, of a list of parts, of JSON in a text."""
+    """A column that may be unknown is of the kind it has when known; a list has its parts' columns, JSON is a text."""
     args = [kind for kind in get_args(annotation) if kind is not NoneType]
     if get_origin(annotation) is list:
         return _described(args[0])

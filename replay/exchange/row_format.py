@@ -57,7 +57,7 @@ class Bundle:
     task: TaskRecord
     run: RunRecord
     policies: tuple[PolicyRecord, ...]
-    """Those that sampled it or had its tokenizer, as far as the run told."""
+    """Those that sampled it or had its tokenizer, as far as the run says."""
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -147,6 +147,6 @@ def _groups(connection: sa.Connection, rows: Sequence[Trajectory]) -> dict[str, 
 
 
 def stored_sources(connection: sa.Connection, ids: Sequence[str]) -> dict[str, str]:
-    """Of those ids that are stored."""
+    """Sources by id, as far as these ids are stored."""
     columns = [trajectories.c.id, trajectories.c.source]
     return {row.id: row.source for row in selected(connection, columns, trajectories.c.id, ids)}

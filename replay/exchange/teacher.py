@@ -1,6 +1,6 @@
 """Other people's conversations as trajectories: rendered to the tokens that the run's own policy would have said.
 
-Replies are written by author `demonstration`, which is trained and has no log-probs. Where the file tells a
+Replies are written by author `demonstration`, which is trained and has no log-probs. Where the file has a
 log-prob for each token, and its tokens are ours one by one, the reply is `llm`'s, with these log-probs.
 """
 
@@ -226,7 +226,7 @@ class _ChatFile:
             yield f"{self._path}:{number}", whole
 
     def _group(self, group: GroupRecord) -> tuple[GroupRecord, Sequence[float]]:
-        """With all members, and the advantage of each."""
+        """The group as it is with all members, and the advantage of each."""
         if group.id not in self._groups:
             rewards = [reward for reward, _ in self._members[group.task]]
             whole = replace(
@@ -337,7 +337,7 @@ class _ChatFile:
         return None
 
     def _setting(self, section: str, name: str, default: Any) -> Any:
-        """Of the run that is to learn."""
+        """A key of the configuration of the run that is to learn."""
         values = self._teaching.run.config.get(section)
         return values.get(name, default) if isinstance(values, dict) else default
 

@@ -88,7 +88,7 @@ def run_mismatches(connection: sa.Connection, mine: str, others: Sequence[str]) 
 
 
 def meanings(connection: sa.Connection, named: Sequence[str]) -> dict[str, TokenMeaning]:
-    """Of the runs among these ids that the database knows."""
+    """What their tokens mean, by id, of the runs that the database knows."""
     stored = connection.execute(_RUNS.where(runs.c.id.in_(named))).all()
     tokenizers: dict[str, set[str]] = {row.id: set() for row in stored}
     if not all(row.fingerprint for row in stored):

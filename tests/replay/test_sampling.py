@@ -250,7 +250,7 @@ def test_options_are_checked() -> None:
         make_sampler("difficulty", 0, {"mode": "hardest"})
     with pytest.raises(ValueError, match=r"replay.sampler_options.window must be a valid integer, got 2.5"):
         make_sampler("fifo_window", 0, {"window": 2.5})
-    with pytest.raises(ValueError, match=r"must hold options of uniform, got 'x'. It has none"):
+    with pytest.raises(ValueError, match=r"must hold options of uniform, got 'x'. There is none"):
         make_sampler("uniform", 0, {"x": 1})
     with pytest.raises(ValueError, match=r"pool must be a number when policy is current, got None"):
         make_sampler("entropy", 0, {"policy": "current", "pool": None})

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from context.wording import suggest
 from replay.errors import first_problem
 
 
@@ -19,17 +19,15 @@ def checked_options(declared: type, given: Mapping[str, Any], *, sampler: str) -
     unknown = next((name for name in given if name not in kinds), None)
     if unknown is not None:
         raise ValueError(
-            f"replay.sampler_options must hold options of {sampler}, got {unknown!r}. {hint(unknown, kinds)}"
+            f"replay.sampler_options must hold options of {sampler}, got {unknown!r}. {suggest(str(unknown), kinds)}"
         )
     try:
         _model(declared).model_validate(dict(given))
+        return declared(**given)
     except ValidationError as error:
         place, rule, shown = first_problem(error)
-        raise ValueError(
-            f"{'.'.join(map(str, ['replay.sampler_options', *place]))} must {rule}, got {shown}."
-        ) from None
-    try:
-        return declared(**given)
+        name = ".".join(map(str, ("replay.sampler_options", *place)))
+        raise ValueError(f"{name} must {rule}, got {shown}.") from None
     except ValueError as error:
         raise ValueError(f"replay.sampler_options.{error}") from None
 
@@ -37,9 +35,10 @@ def checked_options(declared: type, given: Mapping[str, Any], *, sampler: str) -
 @cache
 def _model(declared: type) -> type[BaseModel]:
     kinds = get_type_hints(declared, include_extras=True)
-    required = {field.name for field in fields(declared) if field.default is field.default_factory is MISSING}
-    columns: dict[str, Any] = {name: (kinds[name], ...) for name in required}
-    columns |= {field.name: (kinds[field.name], None) for field in fields(declared) if field.name not in required}
+    columns: dict[str, Any] = {
+        field.name: (kinds[field.name], ... if field.default is field.default_factory is MISSING else None)
+        for field in fields(declared)
+    }
     config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, protected_namespaces=())
     return create_model(declared.__name__, __config__=config, **columns)
 
@@ -48,11 +47,3 @@ def require(allowed: bool, name: str, rule: str, value: object) -> None:
     """For an options class to refuse a value: `name` must `rule`."""
     if not allowed:
         raise ValueError(f"{name} must {rule}, got {value!r}.")
-
-
-def hint(name: object, known: Collection[str]) -> str:
-    """What to do about an unknown name."""
-    nearest = difflib.get_close_matches(str(name)[:80], known, n=1)
-    if nearest:
-        return f"Did you mean {nearest[0]}?"
-    return f"There is {', '.join(known)}." if known else "It has none."
