@@ -14,7 +14,6 @@ STD_EPSILON = 1e-6
 """Added to a deviation that is divided by."""
 WHITENING_EPSILON = 1e-8
 """Added to a variance whose root is divided by: a deviation below 1e-4 is damped, for it is rounding."""
-Algorithm = Literal["grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "remax"]
 
 
 @dataclass(frozen=True)

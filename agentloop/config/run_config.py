@@ -124,7 +124,3 @@ class RunConfig(Section):
     def replay_trains(self) -> bool:
         """Whether replayed rows ever take part in an update."""
         return self.replay.mode == "train" and self.mix_rule().highest_fraction > 0
-
-    def replay_fraction(self, iteration: int) -> float:
-        """The configured share at 1-based `iteration`, along its schedule."""
-        return self.mix_rule().fraction_at(iteration)

@@ -322,7 +322,7 @@ def test_reference_file_is_current() -> None:
 def test_quickstart_file_has_its_published_settings() -> None:
     config = load_config(CONFIGS / "quickstart.yaml")
     assert (config.run.name, config.run.stop_at_success, config.run.iterations) == ("quickstart", 0.95, 60)
-    assert [config.replay_fraction(iteration) for iteration in (1, 60)] == [0.25, 0.0]
+    assert [config.mix_rule().fraction_at(iteration) for iteration in (1, 60)] == [0.25, 0.0]
     assert (config.batch.trajectories, config.batch.group_size, config.batch.mini_batch) == (128, 8, 64)
     assert (config.optimizer.learning_rate, config.optimizer.schedule) == (1.5e-3, "cosine")
     assert config.checkpoint.keep_policies == "all"

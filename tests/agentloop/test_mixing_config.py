@@ -22,7 +22,7 @@ def config(replay: dict[str, Any], *, pool: int | str = 50, **batch: int) -> Run
 
 
 def fractions(replay: dict[str, Any]) -> list[float]:
-    return [config(replay).replay_fraction(iteration) for iteration in range(1, 6)]
+    return [config(replay).mix_rule().fraction_at(iteration) for iteration in range(1, 6)]
 
 
 @pytest.mark.parametrize(
