@@ -172,11 +172,7 @@ def build_components(
     factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     if source.summary is not None:
         display.note(f"tasks: {source.summary}")
-    if config.advantage.credit == "turn" and not factory.rewards_turns:
-        raise UserError(
-            f"advantage.credit must be trajectory when the environment has no turn_rewards, got turn with "
-            f"{factory.where}. Write def turn_rewards(self, task, messages)."
-        )
+    _check_credit(config, factory)
     admission = make_admission(config.replay)
     saved = checkpoint.model if checkpoint else None
     loaded = load_policy(config, first, saved=saved)
@@ -188,13 +184,7 @@ def build_components(
     agree = check_scoring(generator, actor)
     display.note(f"chat template: {check_template(loaded.files).summary()}")
     reference = reference_policy(config, first, actor)
-    trainer: Learner
-    if ranks.several:
-        spec = TrainerSpec(config, first, saved, authors)
-        trainer = leader = LeadTrainer(spec, ranks, copy=loaded.model, reference=reference)
-        gather = leader.publish
-    else:
-        trainer, gather = Trainer(actor, config, authors=authors, reference=reference), None
+    trainer, gather = _make_trainer(TrainerSpec(config, first, saved, authors), ranks, actor, reference)
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
     store = ReplayStore.create(folder.database)
     estimator = AdvantageEstimator(config, authors, stored_turn_rewards(factory, store))
@@ -226,6 +216,24 @@ def build_components(
         fingerprint=loaded.fingerprint,
         scores_are_stored=agree and config.compute.old_log_probs == "auto",
     )
+
+
+def _check_credit(config: RunConfig, factory: EnvironmentFactory) -> None:
+    if config.advantage.credit == "turn" and not factory.rewards_turns:
+        raise UserError(
+            f"advantage.credit must be trajectory when the environment has no turn_rewards, got turn with "
+            f"{factory.where}. Write def turn_rewards(self, task, messages)."
+        )
+
+
+def _make_trainer(
+    spec: TrainerSpec, ranks: Ranks, actor: Actor, reference: Actor | None
+) -> tuple[Learner, Callable[[], None] | None]:
+    """The trainer, and what brings its weights into the policy that samples: None where they are the same."""
+    if ranks.several:
+        leader = LeadTrainer(spec, ranks, copy=actor.model, reference=reference)
+        return leader, leader.publish
+    return Trainer(actor, spec.config, authors=spec.authors, reference=reference), None
 
 
 def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
