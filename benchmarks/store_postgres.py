@@ -78,7 +78,7 @@ def measure(rounds: int, location: str, raw_url: str) -> dict[str, float]:
 
 
 def main(rounds: int = 20) -> dict[str, float]:
-    from tests.replay.postgres_servers import LocalServer, found_binaries
+    from tests.fakes.postgres_servers import LocalServer, found_binaries
 
     print(f"PostgreSQL, {ROWS} trajectories of {TOKENS:,} tokens, {rounds} paired rounds, medians")
     binaries = found_binaries()

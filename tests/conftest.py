@@ -11,7 +11,7 @@ from hypothesis import settings
 
 TESTS = Path(__file__).parent
 
-pytest_plugins = ["tests.replay.locations", "tests.browser.counting"]
+pytest_plugins = ["tests.fakes.databases", "tests.browser.counting"]
 
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("random", print_blob=True)
@@ -28,16 +28,16 @@ def pytest_collection_finish() -> None:
 
 
 LONGEST = (
-    "replay/test_kill_points.py",
-    "agentloop/test_ranks.py",
-    "agentloop/test_loop.py",
-    "agentloop/test_faults.py",
-    "agentloop/test_cli.py",
-    "replay/test_durability.py",
-    "replay/test_limits.py",
+    "replay/storage/test_kill_points.py",
+    "agentloop/distributed/test_ranks.py",
+    "agentloop/training/test_loop.py",
+    "agentloop/training/test_faults.py",
+    "agentloop/cli/test_main.py",
+    "replay/storage/test_durability.py",
+    "replay/sampling/test_limits.py",
     "invariants/test_objectives.py",
     "docs/test_blocks.py",
-    "replay/test_draws.py",
+    "replay/sampling/test_draws.py",
 )
 """They come first, for a core has nothing to do while the other is in the middle of one at the end.
 

@@ -13,8 +13,8 @@ import pytest
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.queries.open_buffer import open_buffer
-from tests.inspector.conftest import hostile_store, inspector
-from tests.inspector.serving import Served, served
+from tests.replay.inspector.conftest import hostile_store, inspector
+from tests.replay.inspector.serving import Served, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page

@@ -14,8 +14,8 @@ from agentloop.cli.main import app
 from agentloop.training.train import train
 from replay import ReplayStore
 from replay.records import FRESH, DrawRecord, GroupRecord, IterationRecord
-from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
-from tests.replay.fakes import policy, run_record, trajectory
+from tests.fakes.records import policy, run_record, trajectory
+from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
 
 NAME = "demonstration"
 OTHER = "another-run"

@@ -19,10 +19,10 @@ from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.inspector.server.query_string import address
 from replay.queries.open_buffer import OpenBuffer, open_buffer
-from tests.agentloop.runs import rows
 from tests.browser.chromium import launched
 from tests.browser.shoot import shoot
-from tests.inspector.serving import served
+from tests.fakes.runs import rows
+from tests.replay.inspector.serving import served
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 PHONE = (390, 844)

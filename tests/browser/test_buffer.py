@@ -9,10 +9,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.agentloop.runs import rows
 from tests.browser.conftest import Watched
 from tests.browser.demonstration import OTHER
-from tests.inspector.serving import Served
+from tests.fakes.runs import rows
+from tests.replay.inspector.serving import Served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -15,9 +15,9 @@ from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.queries.open_buffer import OpenBuffer
-from tests.agentloop.processes import AGENTLOOP
-from tests.inspector.conftest import TOKEN
-from tests.inspector.serving import served
+from tests.fakes.processes import AGENTLOOP
+from tests.replay.inspector.conftest import TOKEN
+from tests.replay.inspector.serving import served
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page

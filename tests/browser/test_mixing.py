@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from agentloop.config import RunConfig
-from tests.agentloop.runs import rows
 from tests.browser.demonstration import OTHER
-from tests.inspector.serving import Served
+from tests.fakes.runs import rows
+from tests.replay.inspector.serving import Served
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agentloop.runs import rows
 from tests.browser.demonstration import OTHER
 from tests.browser.legible import FAINT, NAMELESS
-from tests.inspector import hostile
-from tests.inspector.addresses import missing_pages, page_addresses
-from tests.inspector.serving import Served
+from tests.fakes.runs import rows
+from tests.replay.inspector import hostile
+from tests.replay.inspector.addresses import missing_pages, page_addresses
+from tests.replay.inspector.serving import Served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -15,9 +15,9 @@ from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.inspector.server.query_string import address
 from replay.queries.open_buffer import open_buffer
-from tests.agentloop.runs import rows
 from tests.browser.demonstration import ITERATIONS, NAME, OTHER, add_iteration
-from tests.inspector.serving import Served, served
+from tests.fakes.runs import rows
+from tests.replay.inspector.serving import Served, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page, Route

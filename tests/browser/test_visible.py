@@ -20,9 +20,9 @@ from replay.inspector.server.templating import static_folder
 from replay.inspector.text.reading import spelled
 from replay.inspector.text.visible import visible, visible_text
 from replay.queries.open_buffer import OpenBuffer
-from tests.inspector.hostile import SPOKEN
-from tests.inspector.serving import Served, served
-from tests.replay.fakes import group, new_store, task, tokens, trajectory
+from tests.fakes.records import group, new_store, task, tokens, trajectory
+from tests.replay.inspector.hostile import SPOKEN
+from tests.replay.inspector.serving import Served, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route

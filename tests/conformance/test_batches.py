@@ -12,7 +12,7 @@ from torch import Tensor
 from agentloop.algorithms.aggregation import token_weights
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from replay.records import BatchRow
-from tests.agentloop.training_examples import (
+from tests.fakes.batch_rows import (
     mixed_rows,
     row,
     run_config,

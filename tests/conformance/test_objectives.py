@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.agentloop.test_objectives import one_token
+from tests.agentloop.algorithms.test_objectives import one_token
 
 
 def at_ratio(name: str, ratio: float, advantage: float, **options: float | None) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from context import ContextManager, Message, choose_parser, default_authors, loss_mask, response_mask
-from tests.context.fakes import Family, families, family
+from tests.fakes.families import Family, families, family
 
 NO_TOOLS: tuple[dict[str, object], ...] = ()
 START = (Message("system", "You are careful.", "initialization"), Message("user", "What is the code?"))

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from context import ContextManager, Message, TokenSequence, choose_parser, default_authors
 from context.view import token_view
-from tests.context.fakes import family
+from tests.fakes.families import family
 
 TABLE = default_authors()
 

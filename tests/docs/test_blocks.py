@@ -13,8 +13,8 @@ import pytest
 
 from agentloop.cli.main import main
 from agentloop.config.config_file import load_config
-from tests.agentloop.runs import rows, save_qwen2
 from tests.docs.blocks import ROOT, Block, blocks
+from tests.fakes.runs import rows, save_qwen2
 
 SMALL = [
     "batch.trajectories=8",

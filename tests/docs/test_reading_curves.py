@@ -13,10 +13,10 @@ import pytest
 
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.train import train
-from tests.agentloop.runs import SilentDisplay, rows, save_qwen2, small_config
-from tests.agentloop.training_examples import row, run_config, segment, tiny_actor, trainer
 from tests.docs.blocks import ROOT
 from tests.docs.tables import tables
+from tests.fakes.batch_rows import row, run_config, segment, tiny_actor, trainer
+from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
 
 PAGE = ROOT / "docs" / "reading-curves.md"
 _TENSORS = ("optimizer/", "weights/")

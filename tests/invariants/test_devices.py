@@ -10,7 +10,7 @@ import torch
 from agentloop.learning.batch import build_batch
 from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
-from tests.agentloop.training_examples import (
+from tests.fakes.batch_rows import (
     AUTHORS,
     gradients,
     mixed_rows,

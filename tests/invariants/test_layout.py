@@ -17,8 +17,7 @@ from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.training.train import train
-from tests.agentloop.runs import SilentDisplay, save_qwen2, small_config
-from tests.agentloop.training_examples import (
+from tests.fakes.batch_rows import (
     AUTHORS,
     LOSS,
     gradients,
@@ -29,6 +28,7 @@ from tests.agentloop.training_examples import (
     trainer,
     weights_of,
 )
+from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 
 TOLERANCES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 

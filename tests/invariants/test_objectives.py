@@ -20,7 +20,7 @@ from agentloop.learning.stream_losses import corrected
 from agentloop.models.actor import Actor
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay.records import BatchRow
-from tests.agentloop.training_examples import (
+from tests.fakes.batch_rows import (
     AUTHORS,
     aggregated_by,
     gradients,

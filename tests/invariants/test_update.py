@@ -8,7 +8,7 @@ from torch import Tensor
 
 from agentloop.algorithms.aggregation import Aggregation
 from agentloop.learning.batch import build_batch
-from tests.agentloop.training_examples import (
+from tests.fakes.batch_rows import (
     AUTHORS,
     LOSS,
     aggregated_by,

@@ -17,7 +17,7 @@ from replay.storage.databases import Location
 from replay.storage.format.encoding import content_hash
 from replay.storage.format.token_summary import summarised
 from replay.store import AppendReport
-from tests.replay.fakes import (
+from tests.fakes.records import (
     AUTHORS,
     RUN,
     SHORT,

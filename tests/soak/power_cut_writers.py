@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from replay import ReplayStore
 from replay.sampling.samplers import make_sampler
-from tests.replay.fakes import iterate, new_store, trajectory
-from tests.replay.writers import begin
+from tests.fakes.records import iterate, new_store, trajectory
+from tests.replay.storage.writers import begin
 
 WRITERS = 3
 ROUNDS = 4

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from replay import ReplayStore
-from tests.replay.altered_cells import Asked, fill
-from tests.replay.fakes import Born, sql
+from tests.fakes.records import Born, sql
+from tests.replay.storage.altered_cells import Asked, fill
 
 pytestmark = pytest.mark.soak
 

@@ -23,19 +23,20 @@ import pytest
 
 from replay.inspector.server.query_string import address
 from replay.storage.databases import Location
-from tests.agentloop.processes import AGENTLOOP, Training, assert_sound, write_config
-from tests.agentloop.runs import ROOT, buffer_of, rows, save_qwen2, small_config
 from tests.browser.executable import found
-from tests.inspector.addresses import page_addresses, twin_of
-from tests.inspector.serving import Served
-from tests.replay.fakes import RUN
-from tests.replay.steady_writers import writing
+from tests.fakes.environments import ENVIRONMENTS
+from tests.fakes.processes import AGENTLOOP, Training, assert_sound, write_config
+from tests.fakes.records import RUN
+from tests.fakes.runs import buffer_of, rows, save_qwen2, small_config
+from tests.replay.inspector.addresses import page_addresses, twin_of
+from tests.replay.inspector.serving import Served
+from tests.replay.storage.steady_writers import writing
 
 MINUTES = float(os.environ.get("AGENTLOOP_SOAK_MINUTES", "60"))
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600 + 240 * MINUTES)]
 PER_MINUTE = 45
 """Iterations: rewards of `Moody` take time, not work."""
-MOODY = f"{ROOT / 'tests' / 'agentloop' / 'parity_environment.py'}:Moody"
+MOODY = f"{ENVIRONMENTS / 'parity.py'}:Moody"
 MIB = 2**20
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agentloop.processes import Moments, Training, assert_same_run, assert_sound, write_config
-from tests.agentloop.runs import PARITY, ROOT, rows, save_qwen2, small_config
+from tests.fakes.processes import Moments, Training, assert_same_run, assert_sound, write_config
+from tests.fakes.runs import PARITY, ROOT, rows, save_qwen2, small_config
 
 pytestmark = pytest.mark.soak
 

@@ -14,10 +14,10 @@ import pytest
 from replay import ReplayStore
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases.backup import backup_path
-from tests.replay.fakes import RUN, iterate, policy, run_record, sql, trajectory
-from tests.replay.old_databases import fill_old
-from tests.replay.test_kill_points import Contents, columns_and_rows
-from tests.replay.writers import begin, check_whole, stored_ids
+from tests.fakes.records import RUN, iterate, policy, run_record, sql, trajectory
+from tests.replay.storage.old_databases import fill_old
+from tests.replay.storage.test_kill_points import Contents, columns_and_rows
+from tests.replay.storage.writers import begin, check_whole, stored_ids
 from tests.soak.power_cut_writers import EACH, ITERATIONS, ROUNDS, WRITERS
 from tests.soak.recorded_disk import STRACE, Recording, images, record
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agentloop.runs import ROOT, rows
+from tests.fakes.runs import ROOT, rows
 
 pytestmark = pytest.mark.soak
 

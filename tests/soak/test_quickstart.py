@@ -16,7 +16,7 @@ from agentloop.models.actor import Actor
 from context import default_authors
 from replay.records import BatchRow
 from replay.store import ReplayStore
-from tests.agentloop.runs import ROOT, rows
+from tests.fakes.runs import ROOT, rows
 
 pytestmark = pytest.mark.soak
 

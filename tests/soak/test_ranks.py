@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from agentloop.runs.checkpoint import complete_checkpoints
 from agentloop.training.train import train
-from tests.agentloop.processes import assert_sound, write_config
-from tests.agentloop.runs import ROOT, SilentDisplay, buffer_of, rows, save_qwen2, small_config
+from tests.fakes.processes import assert_sound, write_config
+from tests.fakes.runs import ROOT, SilentDisplay, buffer_of, rows, save_qwen2, small_config
 
 pytestmark = pytest.mark.soak
 

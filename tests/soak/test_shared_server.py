@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 from replay.records import ELIGIBLE
-from tests.replay.fakes import Born, new_store, sql, task
-from tests.replay.postgres_servers import LocalServer
-from tests.replay.trainers import FRESH_ROWS, LIMITS, OWN, REPLACED, TAUGHT, TEACHER, Trainer, committed
+from tests.fakes.postgres_servers import LocalServer
+from tests.fakes.records import Born, new_store, sql, task
+from tests.replay.storage.trainers import FRESH_ROWS, LIMITS, OWN, REPLACED, TAUGHT, TEACHER, Trainer, committed
 
 pytestmark = pytest.mark.soak
 

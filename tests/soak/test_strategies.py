@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agentloop.strategy_runs import assert_acts_and_learns, strategies
+from tests.agentloop.training.strategy_runs import assert_acts_and_learns, strategies
 
 CASES = {
     "linear": ("{}", None),

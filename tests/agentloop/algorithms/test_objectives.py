@@ -1,0 +1,272 @@
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentloop.algorithms.objectives import OBJECTIVES, ObjectiveInput, PolicyLoss
+from agentloop.config.sections.loss import OBJECTIVE_NAMES, StreamLossSection
+from tests.agentloop.algorithms.written_objectives import Array, Rows, random_rows, written
+
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "ppo_clip": [
+        {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0},
+        {"clip_low": 0.1, "clip_high": 0.6, "dual_clip": None},
+    ],
+    "gspo": [{"clip_low": 3e-4, "clip_high": 4e-4}, {"clip_low": 0.9, "clip_high": 30.0}],
+    "cispo": [{"ratio_low": 0.0, "ratio_high": 5.0}, {"ratio_low": 0.8, "ratio_high": 1.28}],
+    "sapo": [{"tau_positive": 1.0, "tau_negative": 1.05}, {"tau_positive": 0.3, "tau_negative": 4.0}],
+    "gmpo": [{"log_ratio_low": 0.4, "log_ratio_high": 0.3}, {"log_ratio_low": 9.0, "log_ratio_high": 25.0}],
+    "dppo_tv": [{"divergence_low": 0.15, "divergence_high": 0.05, "ratio_high": 20.0}],
+    "dppo_kl": [
+        {"divergence_low": 0.05, "divergence_high": 0.02, "ratio_high": 20.0},
+        {"divergence_low": 1.5, "divergence_high": 0.8, "ratio_high": 3.0},
+    ],
+    "topr": [{"ratio_high": 1.0}, {"ratio_high": 7.0}],
+    "exgrpo": [{"beta": 0.1}, {"beta": 3.0}],
+    "luffy": [{"gamma": 0.1}],
+    "bc": [{"coef": 0.5, "weighting": "uniform"}, {"coef": 1.0, "weighting": "advantage"}],
+}
+CASES = [(name, options) for name in OBJECTIVES for options in OPTIONS.get(name, [{}])]
+
+
+def evaluated(name: str, rows: Rows, options: dict[str, Any]) -> tuple[PolicyLoss, Array]:
+    log_probs = torch.tensor(rows.log_probs, requires_grad=True)
+    result = OBJECTIVES[name].function(rows.inputs(log_probs), **options)
+    (gradient,) = torch.autograd.grad(result.loss.sum(), log_probs)
+    return result, gradient.numpy()
+
+
+def test_configuration_and_registry_name_the_same_objectives() -> None:
+    assert set(OBJECTIVE_NAMES) == set(OBJECTIVES)
+    for name in OBJECTIVES:
+        options = StreamLossSection().options_of(name)
+        assert set(options) == set(OPTIONS.get(name, [{}])[0])
+
+
+@pytest.mark.parametrize("equal_advantages", [True, False])
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_objective_and_its_gradient_equal_the_written_formula(
+    name: str, options: dict[str, Any], equal_advantages: bool
+) -> None:
+    for seed in range(3):
+        rows = random_rows(seed, equal_advantages=equal_advantages)
+        result, gradient = evaluated(name, rows, options)
+        expected_loss, expected = written(name, rows, options)
+        np.testing.assert_allclose(result.loss.detach().numpy(), expected_loss, rtol=1e-6, atol=1e-14)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-14)
+        assert np.count_nonzero(expected) > 20
+        assert np.isfinite(expected_loss).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_masked_tokens_have_exactly_zero_loss_and_gradient(
+    name: str, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Whatever stands there: NaN, infinity, a log-prob 95 nats off; in log-probs too."""
+    rows = random_rows(5)
+    wild = np.random.default_rng(0).choice([np.nan, np.inf, -np.inf, -95.0, 95.0], rows.log_probs.shape)
+    log_probs = torch.tensor(np.where(rows.mask, rows.log_probs, wild), dtype=dtype, requires_grad=True)
+    result = OBJECTIVES[name].function(rows.inputs(log_probs), **options)
+    (gradient,) = torch.autograd.grad(result.loss.sum(), log_probs)
+    masked = torch.tensor(~rows.mask)
+    assert bool((result.loss[masked] == 0).all())
+    assert bool((gradient[masked] == 0).all())
+    assert not bool((result.clipped | result.clipped_lower)[masked].any())
+    assert bool(result.loss.isfinite().all())
+    assert bool(gradient.isfinite().all())
+    assert bool(gradient.any())
+
+
+@pytest.mark.parametrize("field", ["anchors", "behavior_log_probs", "advantages", "signal_share"])
+def test_input_that_requires_grad_and_must_not_raises(field: str) -> None:
+    inputs = random_rows(0).inputs(torch.zeros(40, 17))
+    with pytest.raises(ValueError, match=f"{field} must be detached, got a tensor that requires grad"):
+        replace(inputs, **{field: getattr(inputs, field).clone().requires_grad_()})
+
+
+def one_token(name: str, log_prob: float, anchor: float, advantage: float, **options: Any) -> tuple[float, float]:
+    """Loss and gradient."""
+    rows = Rows(
+        np.array([[log_prob]]), np.array([[anchor]]), np.array([[advantage]]), np.array([[True]]), np.array([0])
+    )
+    result, gradient = evaluated(name, rows, options)
+    return result.loss.item(), float(gradient[0, 0])
+
+
+LN2 = math.log(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "log_prob", "anchor", "advantage", "options", "expected"),
+    [
+        ("reinforce", -2.0, 0.0, 1.5, {}, (3.0, -1.5)),  # -1.5 x -2
+        ("surrogate", -1.0, -1.0 - LN2, 3.0, {}, (-6.0, -6.0)),  # r = 2
+        ("surrogate", -1.0, -1.0 - LN2, -3.0, {}, (6.0, 6.0)),  # no clip, no ceiling
+        ("surrogate", -1.0, -31.0, 1.0, {}, (-math.exp(20), 0.0)),  # 30 nats are taken for 20
+        ("gpg", -2.0, 0.0, 1.5, {}, (4.0, -2.0)),  # / 0.75, the share of trajectories with a signal
+        ("cispo", -1.0, -1.0 - LN2, 1.0, {"ratio_low": 0, "ratio_high": 5}, (2.0, -2.0)),  # -2 x 1 x -1
+        ("cispo", -1.0, -1.0 - 3 * LN2, 1.0, {"ratio_low": 0, "ratio_high": 5}, (5.0, -5.0)),  # r = 8: 5, and moves
+        ("cispo", -1.0, -1.0 + LN2, -1.0, {"ratio_low": 0.8, "ratio_high": 5}, (-0.8, 0.8)),  # r = 0.5: 0.8
+        ("luffy", math.log(0.1), math.nan, 1.0, {"gamma": 0.1}, (-0.5, -0.25)),  # 0.1 / 0.2; 0.01 / 0.04
+        ("luffy", 0.0, math.nan, -2.0, {"gamma": 0.25}, (1.6, 0.32)),  # 2 / 1.25; 2 x 0.25 / 1.5625
+        ("exgrpo", -1.0, -1.0, 1.0, {"beta": 0.1}, (-1 / 1.1, -0.1 / 1.21)),  # 12 times weaker than -1
+        ("exgrpo", -1.0 + math.log(0.1), -1.0, 1.0, {"beta": 0.1}, (-0.5, -0.25)),  # the most: at w = beta
+        ("exgrpo", -1.0 + math.log(10), -1.0, 1.0, {"beta": 0.1}, (-10 / 10.1, -1 / 102.01)),  # limits itself
+        ("bc", -2.0, 0.0, -1.0, {"coef": 0.5, "weighting": "uniform"}, (1.0, -0.5)),  # whatever the advantage
+        ("bc", -2.0, 0.0, 3.0, {"coef": 0.5, "weighting": "advantage"}, (3.0, -1.5)),
+        ("bc", -2.0, 0.0, -1.0, {"coef": 0.5, "weighting": "advantage"}, (0.0, 0.0)),  # failures are not imitated
+    ],
+)
+def test_objective_of_one_token_equals_hand_computed_values(
+    name: str, log_prob: float, anchor: float, advantage: float, options: dict[str, Any], expected: tuple[float, float]
+) -> None:
+    assert one_token(name, log_prob, anchor, advantage, **options) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "dual_clip", "expected"),
+    [
+        (1.0, 2.0, 3.0, (-2.0, -2.0, False, False)),
+        (1.5, 1.0, 3.0, (-1.28, 0.0, True, False)),  # clipped above
+        (0.5, 1.0, 3.0, (-0.5, -0.5, False, False)),  # a good token may always rise
+        (0.5, -1.0, 3.0, (0.8, 0.0, True, False)),  # clipped below
+        (1.5, -1.0, 3.0, (1.5, 1.5, False, False)),  # a bad token may always fall ...
+        (5.0, -1.0, 3.0, (3.0, 0.0, False, True)),  # ... up to the dual clip
+        (5.0, -1.0, None, (5.0, 5.0, False, False)),
+        (5.0, 1.0, 3.0, (-1.28, 0.0, True, False)),  # the dual clip never touches A > 0
+        (0.1, 1.0, 3.0, (-0.1, -0.1, False, False)),
+        (5.0, 0.0, 3.0, (0.0, 0.0, False, False)),
+        (5.0, 0.0, None, (0.0, 0.0, False, False)),
+    ],
+)
+def test_ppo_clip_equals_hand_computed_values(
+    ratio: float, advantage: float, dual_clip: float | None, expected: tuple[float, float, bool, bool]
+) -> None:
+    """With clip range 0.8 .. 1.28; the gradient is d loss / d log-prob, -A r where it moves."""
+    rows = Rows(
+        np.array([[-1.0]]),
+        np.array([[-1.0 - math.log(ratio)]]),
+        np.array([[advantage]]),
+        np.array([[True]]),
+        np.array([0]),
+    )
+    options = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": dual_clip}
+    result, gradient = evaluated("ppo_clip", rows, options)
+    assert (bool(result.clipped), bool(result.clipped_lower)) == expected[2:]
+    assert (result.loss.item(), float(gradient[0, 0])) == pytest.approx(expected[:2], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"), [(0.25, 0.218), (0.5, 0.470), (1.0, 1.0), (2.0, 1.573), (4.0, 0.723), (20.0, 4.48e-7)]
+)
+def test_sapo_moves_most_near_ratio_one_and_fades_on_both_sides(ratio: float, expected: float) -> None:
+    """4 s (1 - s) r with s = sigmoid(r - 1). Weighing log-probs by f(r) would give 1.28 .. 4.0, growing with r."""
+    _, gradient = one_token("sapo", -1.0, -1.0 - math.log(ratio), 1.0, tau_positive=1.0, tau_negative=1.05)
+    assert -gradient == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "advantage", "expected"),
+    [
+        (0.3, 0.5, 1.0, (0.0, 0.0)),  # risen by 0.2 > 0.15
+        (0.3, 0.4, 1.0, (-4 / 3 * math.log(0.4), -4 / 3)),  # risen by 0.1; r = 4/3
+        (0.001, 0.1, 1.0, (-20 * math.log(0.1), -20.0)),  # a rare token may: 0.099; r = 100 is capped at 20
+        (0.5, 0.3, 1.0, (-0.6 * math.log(0.3), -0.6)),  # fallen, and good: always
+        (0.5, 0.3, -1.0, (0.0, 0.0)),  # fallen by 0.2
+        (0.3, 0.5, -1.0, (5 / 3 * math.log(0.5), 5 / 3)),  # risen, and bad: always
+    ],
+)
+def test_dppo_stops_at_the_probability_a_token_has_moved_by(
+    before: float, after: float, advantage: float, expected: tuple[float, float]
+) -> None:
+    options = {"divergence_low": 0.15, "divergence_high": 0.15, "ratio_high": 20.0}
+    found = one_token("dppo_tv", math.log(after), math.log(before), advantage, **options)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "advantage", "expected"),
+    [
+        # 0.3 log(0.3 / 0.5) + 0.7 log(0.7 / 0.5) = 0.082283
+        (0.3, 0.5, 1.0, (0.0, 0.0)),
+        (0.3, 0.5, -1.0, (5 / 3 * math.log(0.5), 5 / 3)),  # risen, and bad: always
+        # 0.3 log(0.3 / 0.4) + 0.7 log(0.7 / 0.6) = 0.021601
+        (0.3, 0.4, 1.0, (-4 / 3 * math.log(0.4), -4 / 3)),
+        # 0.001 log(0.001 / 0.06) + 0.999 log(0.999 / 0.94) = 0.056721: a rare token may not rise as far as by its TV
+        (0.001, 0.06, 1.0, (0.0, 0.0)),
+        # 0.5 log(0.5 / 0.3) + 0.5 log(0.5 / 0.7) = 0.087177
+        (0.5, 0.3, -1.0, (0.0, 0.0)),
+        (0.5, 0.3, 1.0, (-0.6 * math.log(0.3), -0.6)),  # fallen, and good: always
+        # 0.5 log(0.5 / 0.4) + 0.5 log(0.5 / 0.6) = 0.020411
+        (0.5, 0.4, -1.0, (0.8 * math.log(0.4), 0.8)),
+        # Others of 0.1 fall to 0, which counts as 1e-8: 0.9 log 0.9 + 0.1 log(0.1 / 1e-8) = 1.516985
+        (0.9, 1.0, 1.0, (0.0, 0.0)),
+        (1.0, 1.0, 1.0, (0.0, -1.0)),
+        (0.3, 0.5, 0.0, (0.0, 0.0)),
+    ],
+)
+def test_dppo_stops_at_the_divergence_of_a_token(
+    before: float, after: float, advantage: float, expected: tuple[float, float]
+) -> None:
+    options = {"divergence_low": 0.05, "divergence_high": 0.05, "ratio_high": 20.0}
+    found = one_token("dppo_kl", math.log(after), math.log(before), advantage, **options)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def two_rows(advantage: float, ratios: list[float]) -> Rows:
+    """One trajectory of two segments, two tokens each; the last of the first row is not trained."""
+    logs = np.log(np.array(ratios)).reshape(2, 2)
+    mask = np.array([[True, False], [True, True]])
+    return Rows(np.full((2, 2), -1.0), -1.0 - logs, np.full((2, 2), advantage), mask, np.array([0, 0]))
+
+
+def test_gspo_has_one_ratio_for_all_segments_of_a_trajectory() -> None:
+    # Trained ratios 2, 4, 1: (2 x 4 x 1)^(1/3) = 2. The 100 is not trained.
+    result, gradient = evaluated("gspo", two_rows(-1.0, [2, 100, 4, 1]), {"clip_low": 0.1, "clip_high": 0.1})
+    assert result.loss.detach().numpy() == pytest.approx(np.array([[2.0, 0], [2, 2]]))
+    assert gradient == pytest.approx(np.array([[2.0, 0], [2, 2]]))
+    result, gradient = evaluated("gspo", two_rows(1.0, [2, 100, 4, 1]), {"clip_low": 0.1, "clip_high": 0.1})
+    assert result.loss.detach().numpy() == pytest.approx(np.array([[-1.1, 0], [-1.1, -1.1]]))
+    assert not gradient.any()
+    assert result.clipped.tolist() == [[True, False], [True, True]]
+
+
+def test_gmpo_is_the_geometric_mean_of_clipped_ratios() -> None:
+    # A > 0: 2, 4 -> 3, 0.125 (not clipped below): (2 x 3 x 0.125)^(1/3) = 0.75^(1/3).
+    options = {"log_ratio_low": math.log(4), "log_ratio_high": math.log(3)}
+    result, gradient = evaluated("gmpo", two_rows(1.0, [2, 100, 4, 0.125]), options)
+    g = 0.75 ** (1 / 3)
+    assert result.loss.detach().numpy() == pytest.approx(np.array([[-g, 0], [-g, -g]]))
+    # Three losses of -g each, d g / d log-prob = g / 3 for the tokens that are not clipped.
+    assert gradient == pytest.approx(np.array([[-g, 0], [0, -g]]))
+    # A < 0: 2, 4, 0.125 -> 0.25: (2 x 4 x 0.25)^(1/3) = 2^(1/3).
+    result, gradient = evaluated("gmpo", two_rows(-1.0, [2, 100, 4, 0.125]), options)
+    g = 2 ** (1 / 3)
+    assert result.loss.detach().numpy() == pytest.approx(np.array([[g, 0], [g, g]]))
+    assert gradient == pytest.approx(np.array([[g, 0], [g, 0]]))
+
+
+def test_topr_tapers_bad_trajectories_by_the_product_of_their_ratios() -> None:
+    # 0.5 x 0.5 x 2 = 0.5, over both segments; good ones are weighed 1.
+    bad, gradient = evaluated("topr", two_rows(-1.0, [0.5, 100, 0.5, 2]), {"ratio_high": 1.0})
+    assert bad.loss.detach().numpy() == pytest.approx(np.array([[-0.5, 0], [-0.5, -0.5]]))
+    assert gradient == pytest.approx(np.array([[0.5, 0], [0.5, 0.5]]))
+    for rows in (two_rows(1.0, [0.5, 100, 0.5, 2]), two_rows(1.0, [3, 100, 0.5, 2])):
+        assert evaluated("topr", rows, {"ratio_high": 1.0})[1] == pytest.approx(np.array([[-1.0, 0], [-1, -1]]))
+    assert evaluated("topr", two_rows(-1.0, [3, 100, 0.5, 2]), {"ratio_high": 1.0})[1][0, 0] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("nats", [9.0, 18.0])
+def test_bent_ratios_keep_their_small_gradients_in_float32(nats: float) -> None:
+    """beta w / (w + beta)^2 is nearly beta / w; 1 - w / (w + beta) would have lost all its digits."""
+    log_probs = torch.tensor([[-1.0]], requires_grad=True)
+    inputs: ObjectiveInput = Rows(
+        np.array([[-1.0]]), np.array([[-1.0 - nats]]), np.array([[1.0]]), np.array([[True]]), np.array([0])
+    ).inputs(log_probs)
+    (gradient,) = torch.autograd.grad(OBJECTIVES["exgrpo"].function(inputs, beta=0.1).loss.sum(), log_probs)
+    w = math.exp(nats)
+    assert float(gradient) == pytest.approx(-0.1 * w / (w + 0.1) ** 2, rel=1e-5)

@@ -1,0 +1,386 @@
+"""`agentloop replay whatif` on a trained run: its numbers are the trainer's own, and nothing is changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
+
+from agentloop.analysis.stored_log_probs import named_weights
+from agentloop.analysis.whatif.compared_rows import RowChoice
+from agentloop.analysis.whatif.losses import asked_losses
+from agentloop.analysis.whatif.measure import what_if
+from agentloop.analysis.whatif.result import WhatIf
+from agentloop.cli.main import app
+from agentloop.errors import UserError
+from agentloop.runs.run_folder import open_run_folder
+from agentloop.training.train import train
+from replay.store import ReplayStore
+from tests.fakes.records import sql
+from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
+
+FRESH_REPLAY = ("fresh", "replay")
+KL = 0.05
+LOSS = {"fresh": {"ppo_clip": {"clip_high": 0.3}}, "replay": {"ppo_clip": {"clip_low": 0.15}}}
+"""Bounds of its own, which mean nothing to another objective."""
+
+
+def settings(folder: Path, model: Path, **sections: dict[str, Any]) -> Any:
+    """One optimizer step per iteration, large enough for replayed rows to clip."""
+    own: dict[str, dict[str, Any]] = {
+        "run": {"iterations": 3},
+        "batch": {"mini_batch": 16, "micro_batch_tokens": 2000},
+        "replay": {"fraction": 0.5},
+        "optimizer": {"learning_rate": 5e-3},
+        "loss": LOSS,
+        "kl": {"loss_coef": KL},
+        "evaluation": {"every": 0, "tasks": 2},
+    }
+    merged = {name: {**own.get(name, {}), **sections.get(name, {})} for name in {*own, *sections}}
+    return small_config(folder, model, **merged)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path, list[dict[str, float]]]:
+    display = SilentDisplay()
+    return train(settings(tmp_path_factory.mktemp("runs"), model), display=display).folder, display.iterations
+
+
+@pytest.fixture
+def copied(finished: tuple[Path, list[dict[str, float]]], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished[0], tmp_path / "small-001"))
+
+
+def asked(run: Path, *losses: str, policy: int | None = None, **rows_asked: Any) -> WhatIf:
+    folder = open_run_folder(run)
+    store = ReplayStore.open(run / "replay.sqlite", read_only=True)
+    try:
+        return what_if(
+            store,
+            folder,
+            named_weights(folder, None if policy is None else str(policy)),
+            losses=asked_losses(folder.config, losses),
+            asked=RowChoice(**rows_asked),
+        )
+    finally:
+        store.close()
+
+
+def command(*words: object) -> Result:
+    return command_of("whatif", *words)
+
+
+def command_of(name: str, *words: object) -> Result:
+    return CliRunner().invoke(app, ["replay", name, *map(str, words)])
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """Every file by its hash, but those that SQLite makes for whoever reads."""
+    found = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".sqlite-shm", ".sqlite-wal")]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def of_stream(found: WhatIf, replayed: bool) -> list[tuple[Any, Any]]:
+    """Data and effect of the buckets of one stream, in an iteration's batch."""
+    return [
+        (part, found.effect("own", part.bucket))
+        for part in found.data
+        if part.bucket != "all" and (part.bucket != "fresh") == replayed
+    ]
+
+
+@pytest.mark.parametrize("iteration", [2, 3])
+def test_batch_of_an_iteration_has_the_metrics_of_its_update(
+    finished: tuple[Path, list[dict[str, float]]], iteration: int
+) -> None:
+    run, metrics = finished[0], finished[1][iteration - 1]
+    found = asked(run, "own", policy=iteration - 1, iteration=iteration)
+    check_equal(found, metrics)
+    trained = trained_tokens(found)
+    # One denominator for both streams, and the KL beside them.
+    policy_loss = sum(metrics[f"actor/{s}/pg_loss"] * trained[s] for s in FRESH_REPLAY) / sum(trained.values())
+    assert found.effect("own").loss == pytest.approx(policy_loss + KL * metrics["actor/kl_loss"], rel=1e-4)
+    assert iteration != 3 or metrics["actor/replay/pg_clipfrac"] > 0.1
+
+
+def trained_tokens(found: WhatIf) -> dict[str, int]:
+    return {s: sum(effect.trained_tokens for _, effect in of_stream(found, s == "replay")) for s in FRESH_REPLAY}
+
+
+def check_equal(found: WhatIf, metrics: Mapping[str, float]) -> None:
+    """What the update of a whole batch logged is what one step on that batch is found to do."""
+    whole = found.effect("own")
+    assert whole.gradient_norm == pytest.approx(metrics["actor/grad_norm"], rel=1e-4)
+    trained = trained_tokens(found)
+    assert sum(trained.values()) == whole.trained_tokens
+    for stream in FRESH_REPLAY:
+        parts = of_stream(found, stream == "replay")
+        clipped = sum(effect.clipped * effect.trained_tokens for _, effect in parts) / trained[stream]
+        assert clipped == pytest.approx(metrics[f"actor/{stream}/pg_clipfrac"])
+        drift = sum(part.drift_mean * part.tokens for part, _ in parts) / sum(part.tokens for part, _ in parts)
+        assert drift == pytest.approx(metrics[f"actor/{stream}/drift_mean"], rel=1e-4)
+        assert sum(part.trajectories for part, _ in parts) == metrics[f"batch/{stream}"]
+    assert found.data[0].ess == pytest.approx(metrics["actor/fresh/ess"], rel=1e-4)
+    ess = {name: value for name, value in metrics.items() if name.startswith("actor/replay/ess/age_")}
+    assert {f"actor/replay/ess/age_{part.bucket}": part.ess for part, _ in of_stream(found, True)} == pytest.approx(
+        ess, rel=1e-4
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"lora": {"rank": 4}},
+        {"batch": {"layout": "packed"}},
+        {"loss": {"fresh": {}, "replay": {"objective": "gspo", "anchor": "behavior"}}},
+        {"loss": {"normalise": "per_stream"}, "replay": {"weight": 0.5, "negative_weight": 0.25}},
+        {
+            "loss": {
+                "replay": {"anchor": "old", "correction": {"kind": "rejection", "ratio_low": 0.8, "ratio_high": 1.2}}
+            }
+        },
+    ],
+    ids=["lora", "packed", "gspo", "weighed", "rejection"],
+)
+def test_any_kind_of_update_is_found_again(tmp_path: Path, model: Path, sections: dict[str, dict[str, Any]]) -> None:
+    display = SilentDisplay()
+    run = train(settings(tmp_path, model, **sections), display=display).folder
+    for iteration, metrics in enumerate(display.iterations[1:], start=2):
+        check_equal(asked(run, "own", policy=iteration - 1, iteration=iteration), metrics)
+
+
+def test_batch_of_fresh_rows_alone_has_the_metrics_of_its_update(
+    finished: tuple[Path, list[dict[str, float]]],
+) -> None:
+    run, metrics = finished[0], finished[1][0]
+    found = asked(run, "own", policy=0, iteration=1)
+    effect = found.effect("own")
+    assert metrics["batch/replay"] == 0
+    assert (found.data[-1].trajectories, found.data[0].bucket) == (16, "fresh")
+    assert effect.gradient_norm == pytest.approx(metrics["actor/grad_norm"], rel=1e-4)
+    assert (effect.clipped, effect.ratio_p01, effect.ratio_p99) == pytest.approx((0.0, 1.0, 1.0), abs=1e-5)
+    assert found.data[0].ess == pytest.approx(1.0, abs=1e-6)
+    assert "own: anchor old, so before the first step the ratio of fresh rows is 1 and clips nothing" in found.notes
+    for name in ("p01", "p50", "p99"):
+        assert getattr(effect, f"ratio_{name}") == pytest.approx(metrics[f"actor/fresh/ratio_{name}"])
+
+
+def test_rows_are_in_the_bucket_of_their_staleness(finished: tuple[Path, list[dict[str, float]]]) -> None:
+    run = finished[0]
+    stored = dict(
+        rows(run / "replay.sqlite", "select policy_version_min, count(*) from trajectories where slot < 2 group by 1")
+    )
+    found = asked(run, "own", filter="slot < 2")
+    # The policy is version 3: rows of versions 2, 1 and 0 are 1, 2 and 3 publishes old.
+    assert [(part.bucket, part.trajectories) for part in found.data] == [
+        ("1", stored[2]),
+        ("2-3", stored[1] + stored[0]),
+        ("all", sum(stored.values())),
+    ]
+    earlier = asked(run, "own", policy=1, filter="slot < 2")
+    assert [(part.bucket, part.trajectories) for part in earlier.data] == [
+        ("0", stored[1]),
+        ("1", stored[0]),
+        ("all", stored[0] + stored[1]),
+    ]
+    assert [(part.why, part.count) for part in earlier.left_out] == [("sampled by a policy after 1", stored[2])]
+
+
+def test_rows_over_the_limit_are_thinned_over_all_ages(finished: tuple[Path, list[dict[str, float]]]) -> None:
+    found = asked(finished[0], "own", limit=8)
+    assert found.found == 32  # 16 in the first iteration, half of 16 in the two after it
+    # Every fourth row in the order of (iteration, slot): 4 of the first 16, then 2 of each 8.
+    assert [(part.bucket, part.trajectories) for part in found.data] == [("1", 2), ("2-3", 6), ("all", 8)]
+
+
+def test_objective_that_must_clip_everything_clips_everything(
+    finished: tuple[Path, list[dict[str, float]]], tmp_path: Path
+) -> None:
+    (tmp_path / "tight.yaml").write_text(
+        "loss: {replay: {objective: cispo, cispo: {ratio_low: 1000, ratio_high: 1001}}}\nkl: {loss_coef: 0}\n"
+    )
+    (tmp_path / "free.yaml").write_text("loss: {replay: {objective: surrogate}}\nkl: {loss_coef: 0}\n")
+    names = [str(tmp_path / "tight.yaml"), str(tmp_path / "free.yaml")]
+    found = asked(finished[0], *names, filter="advantage != 0", limit=12)
+    for bucket in (part.bucket for part in found.data):
+        tight, free = found.effect("tight", bucket), found.effect("free", bucket)
+        assert (tight.clipped, free.clipped) == (1.0, 0.0)
+        assert tight.clipped_above is not None and tight.clipped_below is not None
+        assert tight.clipped_above + tight.clipped_below == pytest.approx(1.0)
+        # The same log-probs for both, and cispo's weights are 1000 where they were about 1.
+        assert (tight.ratio_p01, tight.ratio_p99) == (free.ratio_p01, free.ratio_p99)
+        assert tight.gradient_norm > 500 * free.gradient_norm
+
+
+def test_rows_without_a_known_advantage_are_named_and_not_taken_as_zero(copied: Path) -> None:
+    identity = json.loads((copied / "run.json").read_text())
+    # Then an advantage depends on its batch: only an update knows it.
+    identity["config"]["advantage"]["normalise_batch"] = "scale"
+    (copied / "run.json").write_text(json.dumps(identity))
+    ((id,),) = rows(copied / "replay.sqlite", "select trajectory from draws where iteration = 3 and slot = 0")
+    sql(copied / "replay.sqlite", "update draws set advantage = null where trajectory = ?", id)
+    sql(copied / "replay.sqlite", "update draws set advantage = 7.0 where iteration = 3 and slot = 1")
+    ((other,),) = rows(copied / "replay.sqlite", "select trajectory from draws where iteration = 3 and slot = 1")
+    found = asked(copied, "own", filter="iteration == 3")
+    assert [(part.why, part.ids) for part in found.left_out] == [
+        ("no advantage is known: no update has used it", (id,))
+    ]
+    assert found.data[-1].trajectories == 7  # of 8
+    assert found.advantages == "those of the last update that used the row"
+    (copied / "good.yaml").write_text("loss: {replay: {objective: reinforce}}\nkl: {loss_coef: 0}\n")
+    (copied / "bc.yaml").write_text("loss: {replay: {objective: bc}}\nkl: {loss_coef: 0}\n")
+    alone = asked(copied, str(copied / "good.yaml"), str(copied / "bc.yaml"), filter=f"id == '{other}'")
+    # One row's policy gradient is its cloning gradient, as many times as its advantage is.
+    assert alone.effect("good").gradient_norm == pytest.approx(7.0 * alone.effect("bc").gradient_norm, rel=1e-4)
+    with pytest.raises(UserError, match="rows to look at must be at least one, got none of .*1 left out"):
+        asked(copied, "own", filter=f"id == '{id}'")
+
+
+def test_run_of_a_gpu_is_asked_without_one(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = asked(copied, "own", limit=4).effects
+    identity = json.loads((copied / "run.json").read_text())
+    identity["config"]["compute"] |= {"log_probs": "triton", "compile": True}
+    (copied / "run.json").write_text(json.dumps(identity))
+    monkeypatch.delattr(torch, "compile")
+    assert asked(copied, "own", limit=4).effects == before
+    assert command_of("rescore", copied, "--limit", "1").exit_code == 0
+
+
+def test_corrupt_rows_are_named(copied: Path) -> None:
+    ((id,),) = rows(copied / "replay.sqlite", "select id from trajectories where iteration = 2 and slot = 0")
+    sql(copied / "replay.sqlite", "delete from segments where trajectory = ?", id)
+    found = asked(copied, "own", filter="slot == 0")
+    assert [(part.why, part.ids) for part in found.left_out] == [("corrupt: agentloop replay verify says why", (id,))]
+    assert rows(copied / "replay.sqlite", "select count(*) from trajectories where state = 'quarantined'") == [(0,)]
+
+
+def test_bounds_of_the_runs_own_objective_do_not_follow_another_one(
+    finished: tuple[Path, list[dict[str, float]]],
+) -> None:
+    config = open_run_folder(finished[0]).config
+    (gspo, ppo) = asked_losses(config, ["gspo", "ppo_clip"])
+    assert gspo.config.loss.replay.objective == gspo.config.loss.fresh.objective == "gspo"
+    assert ppo.config.loss.replay.ppo_clip.clip_low == 0.2  # the default, not the run's 0.15
+    assert gspo.config.kl == config.kl and gspo.config.batch == config.batch
+    assert [loss.name for loss in asked_losses(config, [])] == ["own", "ppo_clip", "gspo", "cispo"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("loss: {replay: {objektive: gspo}}", "bad.yaml:1: loss.replay.objektive must be a known key, got an unknown "),
+        ("loss:\n  replay: {objektive: gspo}", "Did you mean loss.replay.objective?"),
+        ("aggregation: token-mean", "Did you mean loss.aggregation?"),
+        ("loss: {replay: {ppo_clip: {clip_low: 2}}}", "loss.replay.ppo_clip.clip_low must be a number"),
+        ("loss: {replay: {objective: gspo, ppo_clip: {clip_low: 0.1}}}", "is an option of ppo_clip: remove it"),
+        ("replay: {weight: 2.0}", "replay.weight must be 1 when loss.normalise is joint, got 2.0"),
+        ("\nbatch: {mini_batch: 16}", "bad.yaml:2: batch must be left out of a loss, got a key that is no part of one"),
+        ("kl: {reference: copy}", "kl.reference must be left out of a loss"),
+        ("loss: {replay: {objective: [gspo]}}", 'loss.replay.objective must be text, got ["gspo"]'),
+        ("loss: 3", "loss must be a section of keys, got 3"),
+        ("[1]", "the file must hold keys and values, got [1]"),
+        (None, "the file must be there to read, got: no such file or directory"),
+    ],
+)
+def test_file_that_is_no_loss_is_refused_in_one_line(
+    finished: tuple[Path, list[dict[str, float]]], tmp_path: Path, text: str | None, told: str
+) -> None:
+    if text is not None:
+        (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(UserError) as raised:
+        asked_losses(open_run_folder(finished[0]).config, [str(tmp_path / "bad.yaml")])
+    assert told in str(raised.value)
+    assert str(raised.value).startswith(str(tmp_path / "bad.yaml"))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("losses", "told"),
+    [
+        (["gpso"], "--loss must be a YAML file, own, or one of reinforce, "),
+        (["gspo", "gspo"], "--loss must name each objective once, got gspo twice"),
+    ],
+)
+def test_name_that_is_no_objective_is_refused(
+    finished: tuple[Path, list[dict[str, float]]], losses: list[str], told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        asked_losses(open_run_folder(finished[0]).config, losses)
+
+
+def test_command_changes_nothing(copied: Path) -> None:
+    before, state = files_of(copied), torch.get_rng_state()
+    words = (copied, "--loss", "own", "--loss", "reinforce", "--limit", "6")
+    plain, programs = command(*words), command(*words, "--json")
+    assert (plain.exit_code, plain.exception) == (0, None)
+    assert files_of(copied) == before
+    assert torch.get_rng_state().equal(state)
+    answer = json.loads(programs.stdout)
+    # Two objectives in the buckets 1, 2-3 and all.
+    assert [(e["bucket"], e["objective"]) for e in answer["effects"]] == [
+        (bucket, name) for bucket in ("1", "2-3", "all") for name in ("own", "reinforce")
+    ]
+    (line,) = [line.split() for line in plain.output.splitlines() if line.split()[:2] == ["all", "reinforce"]]
+    assert line[-1] == f"{answer['effects'][-1]['gradient_norm']:.4g}"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--iteration", "9"], "iteration must be a committed one, from 1 to 3, got 9"),
+        (["--iteration", "2", "--limit", "3"], "--iteration must be given without --limit"),
+        (["--policy", "77"], "--policy must be a version whose weights are still in"),
+        (["--where", "rewrd > 1"], "reward"),
+    ],
+)
+def test_question_that_has_no_answer_is_one_line(
+    finished: tuple[Path, list[dict[str, float]]], words: list[str], told: str
+) -> None:
+    result = command(finished[0], *words)
+    assert told in (result.stderr if isinstance(result.exception, SystemExit) else str(result.exception))
+    assert result.exit_code != 0
+
+
+def test_whole_checkpoint_can_be_named(finished: tuple[Path, list[dict[str, float]]]) -> None:
+    run = finished[0]
+    result = command(run, "--policy", run / "checkpoints/000002", "--loss", "own", "--limit", "4", "--json")
+    assert json.loads(result.stdout)["version"] == 2
+
+
+class Asking(SilentDisplay):
+    """Asks what if while the run goes on."""
+
+    def __init__(self, runs: Path) -> None:
+        super().__init__()
+        self._runs = runs
+        self.answers: list[dict[str, Any]] = []
+
+    def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
+        super().iteration(number, total, metrics)
+        (run,) = self._runs.glob("small-*")
+        self.answers.append(json.loads(command(run, "--loss", "gspo", "--limit", "4", "--json").stdout))
+
+
+def test_run_that_is_asked_while_it_goes_on_ends_the_same(
+    finished: tuple[Path, list[dict[str, float]]], tmp_path: Path, model: Path
+) -> None:
+    display = Asking(tmp_path)
+    run = train(settings(tmp_path, model), display=display).folder
+    assert [answer["version"] for answer in display.answers] == [1, 2, 3]
+    assert [answer["found"] for answer in display.answers] == [16, 24, 32]
+    ours, theirs = (load_file(f / "checkpoints/000003/model/model.safetensors") for f in (run, finished[0]))
+    assert all(ours[name].equal(theirs[name]) for name in theirs)

@@ -1,0 +1,134 @@
+"""`agentloop context ...` on templates, model folders and conversation files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from agentloop.cli.context_commands import app
+from context import RenderError
+from replay.cli import app as replay_app
+from replay.queries import page
+from replay.sampling.samplers import make_sampler
+from tests.fakes.families import CHATML, family
+from tests.fakes.records import iterate, new_store
+
+CHAT = [
+    {"role": "system", "content": "Be careful."},
+    {"role": "user", "content": "Code of <|im_end|> pearl?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "lookup", "arguments": '{"k": "pearl"}'}}],
+    },
+    {"role": "tool", "content": "78"},
+]
+
+
+def run(*arguments: str | Path) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run folder with its model's files."""
+    model = tmp_path / "run" / "model"
+    model.mkdir(parents=True)
+    (model / "tokenizer.json").write_text(family("chatml").tokenizer.to_str())
+    (model / "chat_template.jinja").write_text(CHATML)
+    (model / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    return model.parent
+
+
+def test_check_prints_every_case_and_the_verdict(folder: Path) -> None:
+    result = run("check", folder / "model")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["system", "message", "append-only"]
+    assert "verdict: append-only" in lines
+    assert "thinking (reasoning_content) is never shown, even of the newest reply" in lines
+
+
+def test_check_of_a_template_names_what_it_rewrites(tmp_path: Path) -> None:
+    template = tmp_path / "one.jinja"
+    template.write_text("{{ messages | length }}{% for m in messages %}{{ m.role + m.content }}<|e|>{% endfor %}")
+    result = run("check", template)
+    assert result.exit_code == 0
+    assert "verdict: rewrites history; 1 of 12 cases unsupported" in result.stdout
+    assert "message 0 (user): is written differently" in result.stdout
+    assert "a tokenizer made for it" in result.stdout
+
+
+def test_check_as_json_holds_the_same(folder: Path) -> None:
+    answer = json.loads(run("check", folder / "model", "--json").stdout)
+    assert (answer["state"], answer["shows_thinking"], len(answer["cases"])) == ("append_only", False, 12)
+    assert answer["cases"][0] == {"name": "system message", "state": "append_only", "details": [], "borders": 0}
+
+
+def test_check_of_a_template_that_can_do_nothing_exits_1(tmp_path: Path) -> None:
+    template = tmp_path / "none.jinja"
+    template.write_text("{{ messages[0].role }}<|e|>")
+    result = run("check", template)
+    assert result.exit_code == 1 and "verdict: unsupported" in result.stdout
+
+
+def test_show_prints_a_file_by_author(folder: Path, tmp_path: Path) -> None:
+    chat = tmp_path / "chat.json"
+    chat.write_text(json.dumps({"messages": CHAT}))
+    for arguments in ((chat, folder), (chat, "--model", folder / "model")):
+        lines = run("show", *arguments).stdout.splitlines()
+        assert "Code of <|im_end|> pearl?" in lines
+        assert lines[lines.index("78") - 1].startswith("env · ")
+        assert lines[lines.index("pearl") - 1].startswith("initialization · ")
+
+
+def test_show_as_json_has_an_author_per_token(folder: Path, tmp_path: Path) -> None:
+    chat = tmp_path / "chat.json"
+    chat.write_text(json.dumps(CHAT))
+    answer = json.loads(run("show", chat, folder, "--json").stdout)
+    codec = family("chatml").codec
+    user = [i for i, a in zip(answer["token_ids"], answer["authors"], strict=True) if a == "user"]
+    assert codec.decode(user) == "Code of <|im_end|> pearl?" and codec.added_ids.isdisjoint(user)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "FILE must be JSON"),
+        ("{}", "FILE must hold a list of messages"),
+        ("[]", "FILE must hold a list of messages"),
+        ("[3]", r"messages\[0\] must be an object with a role"),
+        ('[{"role": "user", "content": [1]}]', r"messages\[0\]\.content must be text"),
+        (
+            '[{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "x"}]}]',
+            r"messages\[0\]\.tool_calls must hold",
+        ),
+        ('[{"role": "user", "content": "x", "name": 3}]', r"messages\[0\]\.name must"),
+    ],
+)
+def test_show_says_what_is_wrong_with_a_file(folder: Path, tmp_path: Path, text: str, complaint: str) -> None:
+    chat = tmp_path / "chat.json"
+    chat.write_text(text)
+    with pytest.raises(ValueError, match=complaint):
+        run("show", chat, folder)
+
+
+def test_show_of_a_file_that_is_not_there_says_so() -> None:
+    with pytest.raises(RenderError, match="FILE must be a JSON file of messages"):
+        run("show", "nowhere.json")
+
+
+def test_show_of_an_id_is_the_stored_trajectory_with_masks_and_log_probs(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    iterate(store, 1, make_sampler("success", 3), count=3)
+    found = page(store, limit=1)["rows"][0]["id"]
+    store.close()
+    output = run("show", found, tmp_path).stdout
+    assert found in output and " tokens · trained" in output and "log-probs in nats" in output
+    assert output == CliRunner().invoke(replay_app, ["show", found, str(tmp_path)]).stdout

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from agentloop.cli.doctor import (
+    check_disk,
+    check_file_system,
+    check_python,
+    check_sqlite,
+    check_torch,
+    check_transformers,
+    check_writable,
+    checks,
+)
+from replay.storage.databases import network
+from tests.replay.storage.test_machine import mounted
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [
+        ("3.6.23", "ok"),
+        ("3.7.0", "warn"),
+        ("3.40.1", "warn"),
+        ("3.44.5", "warn"),
+        ("3.44.6", "ok"),
+        ("3.45.0", "warn"),
+        ("3.50.6", "warn"),
+        ("3.50.7", "ok"),
+        ("3.51.0", "warn"),
+        ("3.51.2", "warn"),
+        ("3.51.3", "ok"),
+        ("3.54.1", "ok"),
+    ],
+)
+def test_doctor_knows_the_sqlite_versions_with_the_wal_reset_bug(version: str, status: str) -> None:
+    assert check_sqlite(version).status == status
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("2.9.1", "fail"), ("2.10.0", "ok"), ("2.13.0+cpu", "ok"), ("2.10.0rc1", "ok"), (None, "fail")],
+)
+def test_doctor_has_a_floor_for_torch(version: str | None, status: str) -> None:
+    assert check_torch(version).status == status
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("5.2.9", "fail"), ("5.3.0", "ok"), ("5.23.0", "ok"), ("6.0.0", "fail"), (None, "fail")],
+)
+def test_doctor_has_a_range_for_transformers(version: str | None, status: str) -> None:
+    assert check_transformers(version).status == status
+
+
+def test_doctor_has_a_floor_for_python() -> None:
+    assert check_python((3, 10, 9)).status == "fail"
+    assert check_python((3, 11, 0)).status == "ok"
+
+
+@pytest.mark.parametrize(("free", "status"), [(0.2, "fail"), (0.3, "warn"), (1.9, "warn"), (2.1, "ok")])
+def test_doctor_judges_free_disk_in_gibibytes(free: float, status: str) -> None:
+    assert check_disk(int(free * 1024**3), Path("/")).status == status
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("nfs4", "warn"), ("fuse.sshfs", "warn"), ("ext4", "ok"), ("overlay", "ok"), ("tmpfs", "ok")],
+)
+def test_doctor_warns_where_the_store_refuses_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: str
+) -> None:
+    mounted(monkeypatch, tmp_path, kind)
+    check = check_file_system(tmp_path)
+    assert check.status == status
+    assert (kind in check.found) == (status == "warn")
+    monkeypatch.setattr(network, "_MOUNTS", tmp_path / "another system")
+    assert check_file_system(tmp_path).status == "ok"
+
+
+def test_doctor_says_when_it_can_not_write() -> None:
+    check = check_writable(Path("/proc"))
+    assert check.status == "fail"
+    assert check.found.startswith("can't write in /proc: ")
+
+
+def test_doctor_finds_a_local_module_that_shadows_one_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "context.py").write_text("")
+    code = (
+        f"import sys; sys.path.append({str(ROOT)!r})\n"
+        "from agentloop.cli.doctor import check_module\n"
+        "for name in ('context', 'replay'):\n"
+        "    check = check_module(name); print(check.status, check.found)\n"
+    )
+
+    def seen(first_on_path: str) -> list[str]:
+        command = [sys.executable, "-c", f"import sys; sys.path[0] = {first_on_path!r}\n{code}"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    # First on the path it is what `import context` gives; elsewhere it would only be, from this folder.
+    assert seen(str(tmp_path)) == [f"fail comes from {tmp_path}/context.py", f"ok {ROOT}/replay"]
+    assert seen(str(ROOT)) == [f"warn {tmp_path}/context.py has the same name", f"ok {ROOT}/replay"]
+
+
+def test_doctor_checks_everything_without_making_the_run_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "deep"
+    started = time.monotonic()
+    found = checks(folder)
+    assert time.monotonic() - started < 10
+    assert not folder.exists()
+    names = [check.name for check in found]
+    assert names == [
+        "python", "torch", "transformers", "sqlite", "postgresql", "module agentloop", "module replay",
+        "module context", "device", "disk", "run folder", "file system",
+    ]  # fmt: skip
+    assert json.loads(json.dumps([asdict(check) for check in found]))[0]["name"] == "python"
+    assert all(check.advice for check in found if check.status != "ok")

@@ -1,0 +1,276 @@
+"""The front door: what people and programs type, and what they are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from agentloop.cli.main import app, main
+from agentloop.config.config_file import to_plain
+from tests.fakes.runs import rows, save_qwen2, small_config
+from tests.fakes.shell import Shell
+
+PROGRAM = Path(sys.executable).with_name("agentloop")
+HELP_CPU_SECONDS = 1.5
+
+
+def commands() -> Iterator[list[str]]:
+    """The words of every command there is, groups too."""
+    waiting: list[tuple[list[str], Any]] = [([], typer.main.get_command(app))]
+    while waiting:
+        words, command = waiting.pop()
+        yield words
+        waiting += [([*words, name], below) for name, below in getattr(command, "commands", {}).items()]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """Three iterations of 16 trajectories; JSON is YAML."""
+    path = tmp_path_factory.mktemp("configs") / "small.yaml"
+    path.write_text(json.dumps(to_plain(small_config(Path("runs"), model)), indent=1))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, config_file: Path) -> subprocess.CompletedProcess[str]:
+    """A run from a shell, with --json; `args[0]` is where it stood."""
+    folder = tmp_path_factory.mktemp("finished")
+    done = subprocess.run(
+        [PROGRAM, "train", config_file, "--json"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return subprocess.CompletedProcess([str(folder)], done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def standing(finished: subprocess.CompletedProcess[str]) -> Path:
+    """A folder with the finished run in ./runs."""
+    return Path(finished.args[0])
+
+
+@pytest.fixture(scope="module")
+def database(standing: Path) -> Path:
+    return standing / "runs/small-001/replay.sqlite"
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(monkeypatch, capfd)
+
+
+# Help
+
+
+@pytest.mark.parametrize("words", list(commands()), ids=lambda words: " ".join(["agentloop", *words]))
+def test_help_has_an_example(words: list[str], shell: Shell, tmp_path: Path) -> None:
+    code, output, errors = shell.type([*words, "--help"], tmp_path)
+    assert (code, errors) == (0, "")
+    assert f"Example: {' '.join(['agentloop', *words])}" in output
+
+
+def test_commands_are_those_of_the_documentation() -> None:
+    found = {" ".join(words) for words in commands()}
+    looking = ["stats", "ls", "show", "diff", "lineage", "task", "mix"]
+    changing = ["import", "prune", "forget", "migrate"]
+    replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore", "whatif")}
+    context = {"context", "context check", "context show"}
+    assert (
+        found == {"", "train", "sft", "evaluate", "report", "inspect", "config", "doctor", "replay"} | replay | context
+    )
+
+
+@pytest.mark.parametrize("words", [["--help"], ["replay", "--help"]], ids=" ".join)
+def test_help_answers_at_once_and_without_torch(words: list[str]) -> None:
+    script = (
+        "import resource, sys, agentloop.cli.main\n"
+        f"sys.argv = ['agentloop', *{words!r}]\n"
+        "try:\n    agentloop.cli.main.main()\n"
+        "finally:\n"
+        "    used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "    print(used.ru_utime + used.ru_stime, 'torch' in sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    seconds, torch = done.stderr.split()
+    assert "Usage: agentloop" in done.stdout
+    assert torch == "False"
+    assert float(seconds) < HELP_CPU_SECONDS
+
+
+# A run, as people and programs see it
+
+
+def test_train_prints_nothing_but_json_to_stdout(finished: subprocess.CompletedProcess[str], database: Path) -> None:
+    result = json.loads(finished.stdout)
+    evaluations = [value for (value,) in rows(database, _EVALUATIONS)]
+    assert result == {
+        "folder": "runs/small-001",
+        "iterations": 3,
+        "success_before": evaluations[0],
+        "success_after": evaluations[-1],
+        "report": "runs/small-001/report.html",
+        "exit_code": 0,
+    }
+
+
+_EVALUATIONS = "select value from metrics where name = 'eval/success' order by iteration"
+
+
+def test_train_tells_its_progress_in_plain_lines_where_there_is_no_terminal(
+    finished: subprocess.CompletedProcess[str],
+) -> None:
+    lines = finished.stderr.splitlines()
+    assert lines[:2] == ["chat template: append-only", "run folder: runs/small-001"]
+    iterations = [line for line in lines if line.startswith("iteration ")]
+    assert [line.split("  ")[0] for line in iterations] == ["iteration 1/3", "iteration 2/3", "iteration 3/3"]
+    figures = r"success \d+\.\d %  fresh 12 \+ replay 4  replay ESS \d\.\d\d  held-out \d+\.\d %  [\d,]+ tokens/s"
+    assert re.search(figures + r"  left <= \d+:\d\d$", iterations[1])
+    assert "\x1b" not in finished.stderr
+
+
+def test_train_ends_with_success_and_three_commands_that_work(
+    config_file: Path, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{PROGRAM.parent}{os.pathsep}{os.environ['PATH']}")
+    sets = ["--set", "run.iterations=1", "--set", "environment.options={}"]
+    code, output, _ = shell.type(["train", config_file, *sets], tmp_path)
+    assert code == 0
+    *_, success, folder, title, stats, failed, train = output.splitlines()
+    before, after = rows(tmp_path / "runs/small-001/replay.sqlite", _EVALUATIONS)
+    assert success == f"held-out success: {100 * before[0]:.1f} % -> {100 * after[0]:.1f} %"
+    assert folder == "run folder: runs/small-001   report: runs/small-001/report.html"
+    assert title == "try next:"
+    assert shlex.split(stats, comments=True) == ["agentloop", "replay", "stats", "runs/small-001"]
+    assert shlex.split(failed, comments=True) == ["agentloop", "replay", "ls", "runs/small-001", "--failed"]
+    again = ["agentloop", "train", str(config_file), *sets, "--set", "replay.fraction=0.5"]
+    assert shlex.split(train, comments=True) == again
+    for hint in (stats, failed, train):
+        assert shell.type(list(shlex.split(hint, comments=True)[1:]), tmp_path)[0] == 0
+
+
+def test_train_names_itself_as_it_was_called_where_it_is_not_on_the_path(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [".venv/bin/agentloop", "train", str(config_file), "--set", "run.iterations=1"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "\n  .venv/bin/agentloop replay stats runs/small-001 " in capsys.readouterr().out
+
+
+def test_evaluate_repeats_the_evaluation_of_training(
+    shell: Shell, standing: Path, finished: subprocess.CompletedProcess[str]
+) -> None:
+    code, output, _ = shell.type(["evaluate", "--json"], standing)
+    result = json.loads(output)
+    assert (code, result["tasks"]) == (0, 8)
+    assert result["success"] == json.loads(finished.stdout)["success_after"]
+    told = {"run": "runs/small-001", "policy_version": 3, "checkpoint": "runs/small-001/checkpoints/000003/model"}
+    told |= {"environment": "parity.py:Parity", "environment_version": "1"}
+    assert {name: result.pop(name) for name in told} == told
+    single = {"success", "tasks", "samples", "engine_failures", "confidence"}
+    assert set(result) == {*single, "pass_at_k", "mean_reward", "mean_turns", "stop_reasons"}
+    assert result["pass_at_k"]["1"]["value"] == result["success"]
+
+
+def test_evaluate_can_take_an_earlier_policy_and_other_tasks(
+    shell: Shell, standing: Path, finished: subprocess.CompletedProcess[str]
+) -> None:
+    _, output, _ = shell.type(["evaluate", "runs/small-001", "--policy", "0", "--json"], standing)
+    found = json.loads(output)
+    assert found["success"] == json.loads(finished.stdout)["success_before"]
+    assert (found["policy_version"], found["checkpoint"]) == (0, "runs/small-001/policies/000000")
+    _, output, _ = shell.type(["evaluate", "--tasks", "3"], standing)
+    told = "evaluated: runs/small-001: policy 3 (runs/small-001/checkpoints/000003/model), environment "
+    assert output.startswith(f"{told}parity.py:Parity 1\n")
+    assert re.search(
+        r"\nheld-out success: \d+\.\d % \(3 tasks\)\n {10,}value +from +to +95 % interval\npass@1 ", output
+    )
+
+
+def test_evaluate_with_samples_tells_pass_at_k(shell: Shell, standing: Path) -> None:
+    _, output, _ = shell.type(["evaluate", "--tasks", "3", "--samples", "6"], standing)
+    lines = output.splitlines()
+    assert re.fullmatch(r"held-out success: \d+\.\d % \(3 tasks, 6 samples each\)", lines[1])
+    assert [line.split()[0] for line in lines[3:7]] == ["pass@1", "pass@2", "pass@4", "pass@6"]
+    _, output, _ = shell.type(["evaluate", "--tasks", "3", "--samples", "6", "--json"], standing)
+    found = json.loads(output)
+    rates = [found["pass_at_k"][k]["value"] for k in ("1", "2", "4", "6")]
+    assert rates == sorted(rates)
+    assert sum(share["value"] for share in found["stop_reasons"].values()) == pytest.approx(1.0)
+
+
+def test_config_as_json_is_the_run_s_own(shell: Shell, config_file: Path, standing: Path) -> None:
+    code, output, _ = shell.type(["config", config_file, "--json"], standing)
+    assert code == 0
+    assert json.loads(output) == json.loads((standing / "runs/small-001/run.json").read_text())["config"]
+
+
+def test_doctor_as_json_names_every_check(shell: Shell, tmp_path: Path) -> None:
+    _, output, _ = shell.type(["doctor", "--json"], tmp_path)
+    found = json.loads(output)
+    assert {"python", "torch", "sqlite", "module context", "module replay", "device", "disk"} <= {
+        check["name"] for check in found
+    }
+    assert all(check["status"] in ("ok", "warn", "fail") for check in found)
+
+
+# Looking into the buffer
+
+
+def test_replay_stats_agree_with_plain_sql(shell: Shell, standing: Path, database: Path) -> None:
+    code, output, _ = shell.type(["replay", "stats", "--json"], standing)
+    answer = json.loads(output)
+    totals = rows(database, "select count(*), sum(num_tokens), sum(success), sum(num_action_tokens) from trajectories")
+    keys = ("trajectories", "tokens", "successes", "action_tokens")
+    assert code == 0
+    assert [tuple(answer[key] for key in keys)] == totals
+    # 16 fresh, then twice 12 fresh and 4 replayed
+    streams = dict(rows(database, "select stream, count(*) from draws where state = 'committed' group by 1"))
+    assert streams == {"fresh": 40, "replay": 8} == {name: answer["draws"][name] for name in ("fresh", "replay")}
+    reasons = dict(rows(database, "select stop_reason, count(*) from trajectories group by 1"))
+    assert answer["stop_reasons"] == reasons
+    assert [(answer["iterations"], answer["policies"])] == [(3, 4)]
+
+
+def test_replay_stats_for_people_agree_with_plain_sql(shell: Shell, standing: Path, database: Path) -> None:
+    _, output, _ = shell.type(["replay", "stats"], standing)
+    ((stored, tokens, share),) = rows(database, "select count(*), sum(num_tokens), avg(success) from trajectories")
+    assert f"trajectories  {stored} in " in output
+    assert f"tokens        {tokens:,}, " in output
+    assert f"success       {100 * share:.1f} %" in output
+    assert "updates used  40 fresh, 8 replayed" in output
+
+
+def test_replay_ls_lists_what_plain_sql_finds(shell: Shell, standing: Path, database: Path) -> None:
+    _, output, _ = shell.type(["replay", "ls", "--failed", "--limit", "1000", "--json"], standing)
+    found = {row["id"] for row in json.loads(output)}
+    assert found == {id for (id,) in rows(database, "select id from trajectories where not success")}
+    assert found
+
+
+def test_replay_show_tells_every_update_that_used_a_trajectory(shell: Shell, standing: Path, database: Path) -> None:
+    query = "select trajectory, iteration, slot, stream from draws where stream = 'replay' limit 1"
+    ((id, iteration, slot, stream),) = rows(database, query)
+    _, output, _ = shell.type(["replay", "show", id[:12], "--json"], standing)
+    answer = json.loads(output)
+    assert answer["id"] == id
+    assert (iteration, slot, stream) in {(use["iteration"], use["slot"], use["stream"]) for use in answer["uses"]}
+    _, text, _ = shell.type(["replay", "show", id[:12]], standing)
+    assert id in text
+    assert "every update that used it:" in text

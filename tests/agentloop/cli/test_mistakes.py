@@ -1,0 +1,378 @@
+"""Whatever people get wrong is told in one line: what must hold, what was found, what to do. Never a traceback."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.cli.main import main
+from agentloop.config.config_file import to_plain
+from agentloop.training.train import train
+from tests.fakes.environments import ENVIRONMENTS
+from tests.fakes.runs import PARITY, SilentDisplay, save_qwen2, small_config
+from tests.fakes.shell import Shell
+
+PROGRAM = Path(sys.executable).with_name("agentloop")
+RULE = re.compile(r".+ must .+(, got:? .+| \(.+\))\..*")
+
+MINE = '''
+from agentloop import Environment, Task, tool
+from context import HermesParser
+from replay import Sampler
+
+
+class Sound(Environment):
+    def __init__(self, size: int = 3):
+        self.size = size
+
+    def make_task(self, rng):
+        return Task(f"Say {rng.randrange(100)}")
+
+    @tool
+    def look(self, key: str) -> str:
+        """Look up."""
+        return key
+
+    def reward(self, task, messages):
+        return 0.0
+
+
+class Undocumented(Sound):
+    @tool
+    def find(self, key: str) -> str:
+        return key
+
+
+class Bytes(Sound):
+    @tool
+    def find(self, key: str) -> bytes:
+        """Find."""
+
+
+class BadMaker(Sound):
+    def make_task(self, rng):
+        return Task(self.asks[rng.randrange(9)])
+
+
+class BadStart(Sound):
+    def start(self, task):
+        raise LookupError("no such book")
+
+
+class BadReward(Sound):
+    def reward(self, task, messages):
+        return len(messages[-1].content) and 1 / 0
+
+
+class BadInit(Sound):
+    def __init__(self):
+        open("/no/such/file")
+
+
+class WithSystem(Sound):
+    def make_task(self, rng):
+        return Task((Message("system", "Be brief."), Message("user", f"Say {rng.randrange(100)}")))
+
+
+class BadParser(HermesParser):
+    def parse(self, text, *, stopped):
+        return self.nothing
+
+
+class BadSampler(Sampler):
+    def weights(self, rows):
+        lengths = rows.num_action_tokens  # two made-up rows before the run, then those of its first iteration
+        return lengths * 1.0 if len(lengths) < 3 else 1 // 0
+
+
+def reward(episode):
+    return {}[episode.stop_reason]
+
+
+def objective(inputs):
+    return inputs.no_such_thing
+
+
+def advantages(members):
+    return members[99]
+
+
+from context import Message
+'''
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, what spoils one, a configuration, files of the user's and a run of one iteration."""
+    folder = tmp_path_factory.mktemp("standing")
+    model = save_qwen2(folder / "model")
+    config = small_config(folder / "runs", model, run={"iterations": 1}, evaluation={"tasks": 1})
+    (folder / "small.yaml").write_text(json.dumps(to_plain(config)))
+    (folder / "bare.yaml").write_text("run: {seed: 1}\n")
+    (folder / "mine.py").write_text(MINE)
+    (folder / "torn.py").write_text("class Mine(\n")
+    (folder / "chat.json").write_text("[]")
+    (folder / "rows.jsonl").write_text('{"question"\n')
+    (folder / "empty").mkdir()
+    train(config, display=SilentDisplay())
+    for name, spoil in SPOILT.items():
+        shutil.copytree(model, folder / name)
+        spoil(folder / name)
+    return folder
+
+
+def _configured(**values: Any) -> Callable[[Path], None]:
+    def spoil(model: Path) -> None:
+        path = model / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    return spoil
+
+
+def _cut(model: Path) -> None:
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def _without_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer_config.json").unlink()
+
+
+def _hiding(model: Path) -> None:
+    """Shows tools only where no system message is."""
+    path = model / "chat_template.jinja"
+    path.write_text("{% if messages[0].role == 'system' %}{% set tools = none %}{% endif %}" + path.read_text())
+
+
+SPOILT: dict[str, Callable[[Path], object]] = {
+    "wide": _configured(vocab_size=1000),
+    "deep": _configured(num_hidden_layers=3, layer_types=["full_attention"] * 3),
+    "cut": _cut,
+    "blank": _without_tokenizer,
+    "plain": lambda model: (model / "chat_template.jinja").unlink(),
+    "hiding": _hiding,
+    "torn": lambda model: (model / "chat_template.jinja").write_text("{% for %}"),
+}
+"""Models that can't be trained, by what was done to a good one."""
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(monkeypatch, capfd)
+
+
+def training(*sets: str) -> list[str]:
+    return ["train", "small.yaml", *(word for each in ("run.folder=new", *sets) for word in ("--set", each))]
+
+
+def in_mine(name: str, *sets: str) -> list[str]:
+    return training(f"environment.name=mine.py:{name}", *sets)
+
+
+MISTAKES: list[tuple[list[str], str]] = [
+    # configurations
+    (["train", "nowhere.yaml"], "nowhere.yaml: the file must be there to read, got: no such file"),
+    (["config", "bare.yaml", "--set", "replay.fraction=1.5"], "override replay.fraction=1.5: replay.fraction must be "),
+    (["config", "bare.yaml", "--set", "replay.fraction"], "override replay.fraction: an override must be dotted.key=v"),
+    (["config", "bare.yaml", "--set", "model.path=???"], "override model.path=???: model.path must be given, got ???."),
+    (
+        ["replay", "mix", "--config", "bare.yaml", "--set", "batch.group_size=0"],
+        "override batch.group_size=0: batch.",
+    ),
+    (["sft", "bare.yaml"], "model.path must be named for sft, got null."),
+    (["sft", "small.yaml"], "sft.data must be named for sft, got null."),
+    (["sft", "small.yaml", "--set", "sft.data=rows.jsonl", "--set", "run.folder=new"], "rows.jsonl:1: "),
+    (training("tasks.data=rows.jsonl"), "rows.jsonl:1: the line must be JSON ("),
+    (training("metrics.sinks=[tensorbord]"), "metrics.sinks must be tensorboard, wandb or path/to/file.py:ClassName"),
+    (training("replay.attach={wins: nowhere}"), "database must be an existing file, got nothing at nowhere"),
+    ([*training("run.name=other"), "--resume"], "--resume must find a run named 'other' under new, got none."),
+    # models
+    (training("model.path=empty"), "model.path must be a folder or hub id of a causal LM with a tokenizer, got 'empty"),
+    (training("model.path=wide"), "model.path must hold weights of the shapes that its config.json says, got [392, 32"),
+    (training("model.path=deep"), "model.path must hold every weight of its architecture, got none for model.layers.2"),
+    (training("model.path=cut"), "model.path must hold whole weights, got 'cut' with files that can't be read (Error"),
+    (training("model.path=blank"), "model.path must have a tokenizer, got none in 'blank'."),
+    (training("model.path=plain"), "model.path must have a chat template, got none in 'plain'."),
+    (training("model.path=torn"), "chat template must be valid jinja2, got: "),
+    (
+        in_mine("WithSystem", "model.path=hiding"),
+        "model.path must have a chat template that shows tools, got one that leaves look out of a prompt with the "
+        "roles [system, user].",
+    ),
+    # the user's own code
+    (training("environment.name=lookup_chian"), "environment.name must be a built-in environment or path/to/file.py"),
+    (training("environment.name=gone.py:Mine"), "environment.name must name a file that exists, got 'gone.py'."),
+    (in_mine("Sund"), "environment.name must name a class of mine.py, got 'Sund'. Did you mean Sound?"),
+    (training("environment.name=torn.py:Mine"), "environment.name must name a file that can be imported, got "),
+    (in_mine("Undocumented"), "mine.py:Undocumented.find must have a docstring"),
+    (in_mine("Bytes"), "mine.py:Bytes.find must return what can be shown to the model, got -> bytes."),
+    (
+        in_mine("Sound", "environment.options={sise: 4}"),
+        "environment.options must be arguments of mine.py:Sound, got '",
+    ),
+    (in_mine("Sound", "environment.options={size: big}"), "environment.options.size must be int, got 'big'."),
+    (training("environment.options={size: 3}"), f"environment.options must be arguments of {PARITY}, got 'size'."),
+    (in_mine("BadInit"), "environment.options must be accepted by mine.py:BadInit, got {} with FileNotFoundError: "),
+    (in_mine("BadMaker"), "mine.py:BadMaker.make_task must make a task, got AttributeError: 'BadMaker' object has no "),
+    (
+        in_mine("BadStart"),
+        "mine.py:BadStart.start must accept its tasks, got LookupError: no such book at mine.py:42 for the task 'Say ",
+    ),
+    (
+        in_mine("BadReward"),
+        "BadReward.reward must return a number, got ZeroDivisionError: division by zero at mine.py:47 for the task "
+        "'Say ",
+    ),
+    (
+        training("replay.sampler=mine.py:BadSampler", "run.iterations=2"),
+        "your own code must not raise, got ZeroDivisionError: integer division or modulo by zero at mine.py:68. Mend",
+    ),
+    (training("advantage.function=mine.py:advantages"), "advantage.function must take the members of a group and retu"),
+    # what a run left
+    (["evaluate", "nowhere"], "RUN must be a run folder with a run.json, got 'nowhere'."),
+    (["evaluate", "runs/small-001", "--policy", "9"], "--policy must be a kept snapshot of runs/small-001, got 9. Kep"),
+    (["report", "runs/small-001", "--out", "no/such/place.html"], "--out must be writable, got No such file"),
+    (["replay", "stats", "nowhere"], "database must be an existing file, got nothing at nowhere"),
+    (["replay", "stats", "small.yaml"], "database must "),
+    (["replay", "stats", "postgresql://nobody@127.0.0.1:1/none"], ""),
+    (["replay", "ls", "runs/small-001", "--where", "rewrd > 1"], "where must name a field here, got 'rewrd'"),
+    (["replay", "show", "zzzz", "runs/small-001"], "ID must be the beginning of one trajectory's id, got 'zzzz'"),
+    (["replay", "diff", "zzzz", "yyyy", "runs/small-001"], "ID must be the beginning of one trajectory's id, got 'zzz"),
+    (["replay", "task", "zzzz", "runs/small-001"], ""),
+    (["replay", "lineage", "99", "runs/small-001"], "iteration must be a committed one, from 1 to 1, got 99."),
+    (["replay", "mix", "runs/small-001", "--run", "other"], "RUN must be one run of"),
+    (
+        ["replay", "mix", "runs/small-001", "--set", "replay.unit=rows"],
+        "override replay.unit=rows: replay.unit must be ",
+    ),
+    (["replay", "rescore", "runs/small-001", "--where", "x"], "where must "),
+    (["replay", "whatif", "runs/small-001", "--loss", "nowhere.yaml"], ""),
+    (["replay", "verify", "empty"], ""),
+    (["replay", "prune", "runs/small-001"], "prune must be given --where or limits, got neither."),
+    (["replay", "export", "runs/small-001", "x.jsonl", "--where", "nosuch == 1"], "where must name a field here, got"),
+    (["replay", "import", "nowhere.jsonl", "runs/small-001"], "FILE must be readable, got 'nowhere.jsonl'"),
+    (["inspect", "nowhere"], ""),
+    (["context", "check", "empty"], ""),
+    (["context", "show", "nowhere.json"], "FILE must be a JSON file of messages, got 'nowhere.json'"),
+    (["context", "show", "chat.json", "--model", "model"], ""),
+]
+
+
+LATE: list[tuple[list[str], str]] = [
+    # told once the model has been loaded, or has played
+    (training("context.parser=mine.py:BadParser"), "your own code must not raise, got AttributeError: "),
+    (training("replay.sampler=mine.py:Sound"), "replay.sampler must name a subclass of replay.Sampler, got "),
+    (
+        training("reward.functions=[{function: 'mine.py:reward'}]"),
+        "reward.functions must return a finite number for every episode, got KeyError: ",
+    ),
+    (
+        training("loss.fresh.objective=mine.py:objective"),
+        "loss.fresh.objective (objective) must take an Objective",
+    ),
+]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("words", "message"), LATE, ids=[" ".join(words)[:90] for words, _ in LATE])
+def test_late_mistake_is_one_line(words: list[str], message: str, shell: Shell, standing: Path) -> None:
+    check_told(words, message, shell, standing)
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES, ids=[" ".join(words)[:90] for words, _ in MISTAKES])
+def test_mistake_is_one_line(words: list[str], message: str, shell: Shell, standing: Path) -> None:
+    check_told(words, message, shell, standing)
+
+
+def check_told(words: list[str], message: str, shell: Shell, standing: Path) -> None:
+    code, output, errors = shell.type(list(words), standing)
+    (line,) = errors.splitlines()
+    assert (code, line.partition(" ")[0]) == (2, "agentloop:")
+    assert "Traceback" not in output
+    told = line.removeprefix("agentloop: ")
+    assert told.startswith(message)
+    assert RULE.fullmatch(told)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("replay:\n  fracton: 0.2\n", "run.yaml:2: replay.fracton must be a known key, got an unknown one. Did you"),
+        ("replay:\n  fraction: 1.5\n", "run.yaml:2: replay.fraction must be a number from 0 to 1, got 1.5."),
+        ("batch:\n  trajectories: many\n", "run.yaml:2: batch.trajectories must be a whole number"),
+        ("run: {seed: 1, seed: 2}\n", "run.yaml:1: run.seed must be given once"),
+        ("run: &anchor {seed: 1}\n", "run.yaml:1: the file must not use YAML anchors, aliases or tags"),
+        ("run: *anchor\n", "run.yaml:1: the file must not use YAML anchors, aliases or tags"),
+        (
+            "a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nd: &d [*c, *c]\n",
+            "run.yaml:1: the file must not use YAML anchors, aliases or tags",
+        ),
+        ("run: [\n", "run.yaml:"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "config"])
+def test_mistake_in_a_file_is_one_line(command: str, text: str, message: str, shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    assert shell.refusal([command, "run.yaml"], tmp_path).startswith(message)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.soak
+def test_what_libraries_say_themselves_is_not_seen(standing: Path) -> None:
+    """In a process of its own: transformers would print a report of the weights here."""
+    done = subprocess.run(
+        [PROGRAM, *training("model.path=wide")], cwd=standing, capture_output=True, text=True, check=False
+    )
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, line.startswith("agentloop: model.path must hold weights of the shapes")) == (2, True)
+
+
+def test_strict_run_whose_strategy_rewrites_stops_with_one_line(shell: Shell, standing: Path) -> None:
+    parser = ENVIRONMENTS / "parity.py"
+    keys = ["context.strict=true", "context.strategy=linear_think", f"context.parser={parser}:Pondering"]
+    code, _, errors = shell.type(list(training(*keys)), standing)
+    assert code == 2
+    (line,) = errors.splitlines()
+    assert line.startswith("agentloop: context.strict must hold for every prompt, got the strategy linear_think, which")
+    assert "Use context.strategy: linear, or strict: false." in line
+
+
+@pytest.mark.parametrize("words", [["evaluate"], ["replay", "stats"], ["replay", "ls"]], ids=" ".join)
+def test_no_run_to_look_at_is_one_line(words: list[str | Path], shell: Shell, tmp_path: Path) -> None:
+    assert shell.refusal(words, tmp_path).startswith("RUN must be given when there is no run under ")
+
+
+def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def starved() -> None:
+        raise MemoryError("Unable to allocate 7.45 GiB")
+
+    monkeypatch.setattr("agentloop.cli.main.app", starved)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    told = "agentloop: memory must suffice, got Unable to allocate 7.45 GiB. Stop other programs or do less at once.\n"
+    assert capsys.readouterr().err == told
+
+
+def test_mistake_of_the_program_is_one_line_with_a_file_that_has_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("agentloop.cli.main.app", partial(json.loads, "{"))
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert (stopped.value.code, type(stopped.value.__cause__)) == (1, json.JSONDecodeError)
+    told = r"agentloop: agentloop must not fail by itself, got JSONDecodeError: .+ with the traceback: (.+)\n"
+    found = re.fullmatch(told, capsys.readouterr().err)
+    assert found is not None
+    assert Path(found[1]).read_text().startswith("Traceback (most recent call last):\n")
+    Path(found[1]).unlink()

@@ -1,0 +1,169 @@
+"""What can be declared about a batch's composition, and what is refused with a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from agentloop.config import RunConfig
+from agentloop.config.config_file import load_config, to_plain
+from replay.config import StoredConfig
+from replay.queries.preview.settings import as_yaml, changed
+from tests.fakes.runs import ROOT
+
+
+def config(replay: dict[str, Any], *, pool: int | str = 50, **batch: int) -> RunConfig:
+    sizes = {"trajectories": 32, "group_size": 8, "mini_batch": 16, **batch}
+    sections = {"replay": replay, "environment": {"task_pool": pool}, "batch": sizes, "run": {"iterations": 5}}
+    return RunConfig.model_validate(sections)
+
+
+def fractions(replay: dict[str, Any]) -> list[float]:
+    return [config(replay).mix_rule().fraction_at(iteration) for iteration in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "course"),
+    [
+        ({}, [0.4] * 5),
+        ({"shape": "linear", "final": 0.0}, [0.4, 0.3, 0.2, 0.1, 0.0]),
+        ({"shape": "linear", "final": 0.0, "begin": 0.5}, [0.4, 0.4, 0.4, 0.2, 0.0]),
+        ({"shape": "linear", "final": 0.0, "over": "iterations"}, [0.4, 0.3, 0.2, 0.1, 0.0]),
+        ({"shape": "linear", "final": 0.0, "over": "iterations", "begin": 2, "end": 4}, [0.4, 0.4, 0.2, 0.0, 0.0]),
+        ({"shape": "cosine", "final": 0.8}, [0.4, 0.4586, 0.6, 0.7414, 0.8]),  # 0.6 -+ 0.2 cos 45 degrees
+        ({"shape": "step", "steps": [[0.5, 0.1]]}, [0.4, 0.4, 0.1, 0.1, 0.1]),
+        ({"shape": "step", "over": "iterations", "steps": [[2, 0.1], [5, 0.9]]}, [0.4, 0.1, 0.1, 0.1, 0.9]),
+    ],
+)
+def test_schedule_gives_each_iteration_its_share(schedule: dict[str, Any], course: list[float]) -> None:
+    assert fractions({"fraction": 0.4, "schedule": schedule}) == pytest.approx(course, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [
+        ({"shape": "linear"}, r"replay\.schedule\.final must be a share when shape is linear, got null"),
+        ({"shape": "step"}, r"replay\.schedule\.steps must hold a pair"),
+        (
+            {"final": 0.1},
+            r"replay\.schedule\.final must be left out when replay\.schedule\.shape is constant, got 0\.1",
+        ),
+        ({"shape": "cosine", "final": 0.1, "steps": [[0.1, 0.1]]}, r"replay\.schedule\.steps must be left out"),
+        ({"shape": "step", "steps": [[0.5, 0.1]], "end": 0.7}, r"replay\.schedule\.end must be left out"),
+        ({"shape": "step", "steps": [[0.5, 0.1], [0.2, 0.3]]}, r"replay\.schedule\.steps must have ascending places"),
+        ({"shape": "linear", "final": 0.1, "begin": 0.5, "end": 0.5}, r"replay\.schedule\.end must be above begin"),
+        (
+            {"shape": "linear", "final": 0.1, "end": 20},
+            r"replay\.schedule\.over must be iterations .*got 20 of progress",
+        ),
+    ],
+)
+def test_schedule_with_an_option_missing_or_unused_is_refused(schedule: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        config({"schedule": schedule})
+
+
+@pytest.mark.parametrize(
+    ("replay", "more", "told"),
+    [
+        (
+            {"unit": "trajectory"},
+            {"pool": "unlimited"},
+            r"environment\.task_pool must be a number when replay\.unit is",
+        ),
+        ({"unit": "task", "task_members": 4}, {"pool": "unlimited"}, r"environment\.task_pool must be a number"),
+        ({"complete_zero_variance": True}, {"pool": "unlimited"}, r"environment\.task_pool must be a number when"),
+        (
+            {"unit": "group", "successful_only": False, "per_task": 7},
+            {},
+            r"replay\.per_task must be at least batch\.group_size \(8\) when replay\.unit is group",
+        ),
+        ({"unit": "group"}, {}, r"replay\.successful_only must be false when replay\.unit is group"),
+        (
+            {"unit": "trajectory"},
+            {"trajectories": 33},
+            r"batch\.trajectories must be a multiple of batch\.group_size \(8",
+        ),
+        ({"unit": "task"}, {}, r"replay\.task_members must be a number from 1 to batch\.group_size \(8\).*got null"),
+        ({"unit": "task", "task_members": 9}, {}, r"replay\.task_members must be a number from 1 to .*got 9"),
+        (
+            {"unit": "task", "task_members": 3, "fraction": 0.5},
+            {},
+            r"replay\.task_members must be at least replay\.fraction x batch\.group_size \(0\.5 x 8\), got 3",
+        ),
+        ({"task_members": 3}, {}, r"replay\.task_members must be left out when replay\.unit is any, got 3"),
+        ({"sources": {"self": 0.7, "teacher": 0.2}}, {}, r"replay\.sources must have shares above 0 that sum to 1"),
+        ({"sources": {"self": 1.0, "teacher": 0.0}}, {}, r"replay\.sources must have shares above 0 that sum to 1"),
+        (
+            {"complete_zero_variance": True, "mode": "observe"},
+            {},
+            r"replay\.complete_zero_variance must be false when replay\.mode is observe",
+        ),
+        (
+            {"complete_zero_variance": True, "unit": "group", "successful_only": False},
+            {},
+            r"replay\.complete_zero_variance must be false when replay\.unit is group",
+        ),
+    ],
+)
+def test_mixing_that_can_not_be_done_is_refused_with_a_remedy(
+    replay: dict[str, Any], more: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValidationError, match=told):
+        config(replay, **more)
+
+
+def test_rule_holds_what_is_declared() -> None:
+    rule = config(
+        {
+            "fraction": 0.5,
+            "unit": "task",
+            "task_members": 4,
+            "sources": {"self": 0.75, "teacher": 0.25},
+            "start": {"iteration": 2, "success_rate": 0.1},
+            "controller": "ess",
+            "ess": {"floor": 0.6},
+            "shortfall": "shrink",
+        }
+    ).mix_rule()
+    assert (rule.trajectories, rule.group_size, rule.num_groups) == (32, 8, 4)
+    assert (rule.unit, rule.task_members, rule.sources) == ("task", 4, {"self": 0.75, "teacher": 0.25})
+    assert (rule.start.iteration, rule.start.success_rate, rule.start.buffer) == (2, 0.1, 0)
+    assert (rule.controller, rule.ess.floor, rule.ess.lower_by) == ("ess", 0.6, 0.5)
+    assert (rule.shortfall, rule.mode, rule.iterations) == ("shrink", "train", 5)
+
+
+def test_limits_of_draws_are_those_of_the_configuration() -> None:
+    limits = config({"sources": {"self": 0.75, "teacher": 0.25}, "max_uses": 3, "successful_only": False}).replay.limits
+    assert (limits.sources, limits.max_uses, limits.successful_only) == (("self", "teacher"), 3, False)
+    assert config({}).replay.limits.sources is None
+
+
+def test_stored_configuration_gives_the_rule_and_the_limits_of_the_run() -> None:
+    own = config({"fraction": 0.5, "schedule": {"shape": "step", "steps": [[0.5, 0.1]]}, "max_staleness": 4})
+    stored = StoredConfig.model_validate(to_plain(own))
+    assert stored.replay == own.replay
+    assert (stored.mix_rule(), stored.replay.limits) == (own.mix_rule(), own.replay.limits)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"fraction": "0.375", "sampler": "recency", "recency.half_life": "1e-05", "max_staleness": "8", "max_uses": ""},
+        {"unit": "group", "successful_only": "false", "sampler": "difficulty", "difficulty.mode": "hard"},
+        {"unit": "any", "sampler": "freshness", "freshness.sampler": "reward", "mode": "observe"},
+    ],
+)
+def test_previewed_settings_are_a_part_of_a_configuration(tmp_path: Path, given: dict[str, str]) -> None:
+    text = (ROOT / "configs" / "quickstart.yaml").read_text()
+    own = load_config(ROOT / "configs" / "quickstart.yaml")
+    choice = changed(StoredConfig.model_validate(to_plain(own)), given)
+    before, rest = text.split("\nreplay:\n")
+    after = rest[rest.index("\noptimizer:") :]
+    path = tmp_path / "run.yaml"
+    path.write_text(f"{before}\n{as_yaml(choice.replay)}{after}", encoding="utf-8")
+    assert load_config(path).replay == choice.replay

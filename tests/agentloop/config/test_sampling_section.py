@@ -1,0 +1,140 @@
+"""How a run is told what to draw, and that it draws so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from agentloop.errors import UserError
+from agentloop.training.train import train
+from agentloop.user_code import load_sampler
+from replay.config import ReplayConfig
+from replay.sampling.samplers import SAMPLERS, Sampler
+from tests.agentloop.training.test_mixing_runs import pooled
+from tests.fakes.batch_rows import row, run_config, segment, tiny_actor, trainer
+from tests.fakes.runs import SilentDisplay, rows, save_qwen2
+
+OWN = """
+import numpy as np
+from dataclasses import dataclass
+from replay import Sampler
+
+class Long(Sampler):
+    @dataclass(frozen=True)
+    class Options:
+        power: float = 1.0
+
+    def weights(self, rows):
+        return rows.num_action_tokens ** self.options.power
+
+class Negative(Sampler):
+    def weights(self, rows):
+        return -np.ones(len(rows))
+
+class Other:
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+
+
+def section(**replay: Any) -> ReplayConfig:
+    return ReplayConfig.model_validate(replay)
+
+
+def made(sampler: str, sampler_options: dict[str, Any]) -> Sampler:
+    given = section(sampler=sampler, sampler_options=sampler_options)
+    return load_sampler(given.sampler, 0, given.sampler_options)
+
+
+@pytest.mark.parametrize(
+    "replay, told",
+    [
+        ({"sampler": "sucess"}, "replay.sampler must be a built-in sampler or path/to/file.py:ClassName, got 'sucess'"),
+        ({"sampler_options": {"half_life": 3}}, "replay.sampler_options must hold options of success, got 'half_life'"),
+        ({"sampler": "recency", "sampler_options": {"half_life": 0}}, "half_life must be greater than 0, got 0"),
+        ({"allow_mismatch": ["tokeniser"]}, "must name what may differ, got 'tokeniser'. Did you mean tokenizer?"),
+        ({"sampler": "entropy", "unit": "group"}, "replay.sampler must weigh rows when replay.unit is group"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_at_load(replay: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        section(successful_only=False, **replay)
+    assert told in str(raised.value)
+
+
+def test_sampler_of_ones_own_is_a_class_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    sampler = made(f"{tmp_path}/mine.py:Long", {"power": 2})
+    assert sampler.options.power == 2
+    for name, told in (
+        ("Long", "must hold options of Long, got 'pwer'. Did you mean power?"),
+        ("Other", "replay.sampler must name a subclass of replay.Sampler, got"),
+        ("Negative", "weights of sampler Negative must be finite and >= 0, got -1.0"),
+    ):
+        with pytest.raises(UserError) as raised:
+            options = {"pwer": 2} if name == "Long" else {}
+            made(f"{tmp_path}/mine.py:{name}", options)
+        assert told in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+def test_example_in_the_documentation_is_a_sampler() -> None:
+    sampler = made("examples/long_first.py:LongFirst", {"power": 0.5})
+    assert sampler.title == "LongFirst"
+    assert sampler.row_wise
+
+
+RUNS: list[tuple[str, dict[str, Any]]] = [
+    ("entropy", {"sampler_options": {"policy": "current"}}),
+    ("freshness", {"max_staleness": 2, "unknown_staleness": "refuse", "per_group": 1, "retire_solved": 1.0}),
+    ("mine.py:Long", {"max_uses": 1, "cooldown": 1, "per_task": 3}),
+]
+
+
+@pytest.mark.parametrize("name, replay", RUNS, ids=[name for name, _ in RUNS])
+def test_run_draws_as_it_is_told(tmp_path: Path, qwen2: Path, name: str, replay: dict[str, Any]) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    sampler = name if name in SAMPLERS else f"{tmp_path}/{name}"
+    wanted = {"fraction": 0.25, "sampler": sampler, "successful_only": False, **replay}
+    result = train(pooled(tmp_path, qwen2, wanted), display=SilentDisplay())
+    drawn = rows(
+        result.folder / "replay.sqlite",
+        "select d.iteration, d.trajectory, d.staleness, d.probability, t.group_id, t.task from draws d "
+        "join trajectories t on t.id = d.trajectory where d.stream = 'replay'",
+    )
+    assert {row[0] for row in drawn} == {2, 3, 4}
+    if name == "entropy":
+        assert {row[3] for row in drawn} == {None}
+    if name == "freshness":
+        assert all(0 < row[3] <= 1 and row[2] <= 2 for row in drawn)
+        assert len({(row[0], row[4]) for row in drawn}) == len(drawn)
+    if name == "mine.py:Long":
+        assert len({row[1] for row in drawn}) == len(drawn)
+
+
+def test_weight_of_a_row_scales_its_part_of_the_gradient() -> None:
+    """One replayed row alone: the weight multiplies the loss, and the clipped gradient keeps its direction."""
+    config = run_config(optimizer={"max_grad_norm": 1e9})
+    norms = []
+    for weight in (1.0, 0.25):
+        one = replace(row("t", segment("uull"), stream="replay"), weight=weight)
+        norms.append(trainer(tiny_actor(), config).update([one], iteration=1).metrics["actor/grad_norm"])
+    assert norms[1] == pytest.approx(0.25 * norms[0], rel=1e-5)
+
+
+def test_current_entropy_is_that_of_the_policy_over_action_tokens() -> None:
+    actor = tiny_actor()
+    one, other = row("a", segment("uull", seed=1)), row("b", segment("uuuuul", seed=2))
+    learner = trainer(actor, run_config())
+    apart = [learner.mean_entropies([each.trajectory])[0] for each in (one, other)]
+    assert learner.mean_entropies([one.trajectory, other.trajectory]) == pytest.approx(apart, rel=1e-5)
+    # A fresh row's entropy, as the update measures it.
+    assert learner.update([one], iteration=1).metrics["actor/entropy"] == pytest.approx(apart[0], rel=1e-5)

@@ -1,0 +1,238 @@
+"""The same learning on one rank and on two."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from traceback import StackSummary
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.api import CheckpointException
+from typer.testing import CliRunner
+
+from agentloop.cli.main import app
+from agentloop.config import RunConfig
+from agentloop.distributed import tensor_files
+from agentloop.distributed.ranks import Ranks, process_group
+from agentloop.distributed.tensor_files import read_tensors, write_tensors
+from agentloop.errors import UserError
+from agentloop.learning.lead import check_ranks
+from agentloop.runs.checkpoint import complete_checkpoints, write_directory
+from agentloop.training.train import train
+from tests.agentloop.distributed import ranked_updates
+from tests.agentloop.distributed.ranked_updates import (
+    DTYPES,
+    FRUGAL,
+    SPREAD,
+    UPDATES,
+    first_half,
+    go_on,
+    updated,
+    whole,
+)
+from tests.fakes.processes import Training, write_config
+from tests.fakes.ranks import places, start_ranks
+from tests.fakes.runs import StopAfter, save_qwen2, small_config
+
+WITHIN = {"float64": 1e-10, "float32": 1e-5}
+LOSSES = ("actor/fresh/pg_loss", "actor/replay/pg_loss", "actor/kl_loss")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """What one rank and two ranks said of the same updates, each also from the other's checkpoint half way."""
+    folder = tmp_path_factory.mktemp("ranks")
+    found: dict[str, Any] = {}
+    for name, dtype in DTYPES.items():
+        for ranks in ("one", "two"):
+            (folder / name / ranks).mkdir(parents=True)
+        trainer, actor, told = first_half(folder / name / "one", dtype)
+        told += updated(trainer, UPDATES // 2 + 1, UPDATES)
+        found[name] = {"one": told, "weights": {"one": whole(actor)}}
+    processes = start_ranks(2, [Path(ranked_updates.__file__), folder])
+    said = [process.communicate(timeout=200) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    for name, dtype in DTYPES.items():
+        told = json.loads((folder / name / "two.json").read_text())
+        found[name] |= {"two": told["unbroken"], "two from one": told["resumed"]}
+        found[name]["one from two"] = go_on(folder / name / "two", dtype) if name == "float64" else []
+        found[name]["weights"]["two"] = load_file(folder / name / "two.safetensors")
+        found[name]["state"] = folder / name / "two" / "state"
+        found[name]["files"] = sorted(path.name for path in (folder / name / "two" / "state").iterdir())
+    found["frugal"] = json.loads((folder / "frugal.json").read_text())
+    yield found
+
+
+def assert_close(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], within: float) -> None:
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.keys() == other.keys()
+        for name, value in mine.items():
+            if name.startswith(SPREAD) and within > 1e-9:
+                # A token next to an edge goes to the other side of it.
+                assert sum(value) == sum(other[name]), name
+            else:
+                assert value == pytest.approx(other[name], rel=within, abs=within), name
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_updates_on_two_ranks_are_those_on_one(runs: dict[str, Any], dtype: str) -> None:
+    found = runs[dtype]
+    assert len(found["one"]) == UPDATES
+    for ours, theirs in zip(found["two"], found["one"], strict=True):
+        for name in LOSSES:
+            assert abs(ours[name] - theirs[name]) <= WITHIN[dtype], name
+    # float32 rounds otherwise in another order of sums, and a dozen AdamW updates carry it on.
+    assert_close(found["two"], found["one"], 1e-9 if dtype == "float64" else 1e-2)
+    for name, weight in found["weights"]["two"].items():
+        torch.testing.assert_close(
+            weight, found["weights"]["one"][name], atol=1e-9 if dtype == "float64" else 1e-3, rtol=0
+        )
+
+
+def test_packed_rows_chunks_and_activations_made_again_change_nothing_on_two_ranks(runs: dict[str, Any]) -> None:
+    assert_close(runs["frugal"], runs["float64"]["one"][:FRUGAL], 1e-9)
+
+
+def test_checkpoints_go_from_one_rank_to_two_and_back(runs: dict[str, Any]) -> None:
+    found = runs["float64"]
+    half = UPDATES // 2
+    assert_close(found["two from one"], found["one"][half:], 1e-9)
+    assert_close(found["one from two"], found["one"][half:], 1e-9)
+    # Each rank wrote its own part.
+    assert [name[:11] for name in found["files"]] == ["parts.json", "shard-00001", "shard-00002"]
+
+
+def small_run(folder: Path, model: Path, iterations: int) -> RunConfig:
+    return small_config(folder, model, run={"iterations": iterations}, compute={"rank_timeout_s": 20.0})
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(240)
+def test_a_lost_rank_ends_the_run_with_a_message_and_one_rank_goes_on(tmp_path: Path) -> None:
+    model = save_qwen2(tmp_path / "model")
+    config = small_run(tmp_path / "runs", model, 40)
+    file = write_config(config, tmp_path / "small.yaml")
+    leader, other = (Training(file, place=place) for place in places(2))
+    leader.says("iteration 2/40")
+    other.kill()
+    assert leader.wait(timeout_s=60) == 1
+    assert "agentloop: training stopped: every rank must stay alive and answer" in "".join(leader.errors)
+    assert "--resume" in "".join(leader.errors)
+    run = tmp_path / "runs" / "small-001"
+    reached = int(complete_checkpoints(run / "checkpoints")[-1].name)
+    assert reached >= 1
+
+    display = StopAfter(2)
+    result = train(config, resume=True, display=display)
+    assert result.iterations == reached + 2
+    assert any(note.startswith(f"resumed {run} after iteration {reached}") for note in display.notes)
+
+
+def test_what_cant_be_sharded_is_refused_on_several_ranks(tmp_path: Path) -> None:
+    config = small_config(tmp_path, tmp_path, "ppo")
+    with pytest.raises(UserError, match="algorithm must do without a critic on 2 ranks, got ppo"):
+        check_ranks(config, Ranks(0, 2))
+    check_ranks(config, Ranks())
+    with pytest.raises(UserError, match="optimizer.name must be adamw or sgd on several ranks"):
+        check_ranks(small_config(tmp_path, tmp_path, optimizer={"name": "muon"}), Ranks(0, 2))
+
+
+def test_a_rank_takes_as_many_passes_as_the_others() -> None:
+    passes = [[0], [1], [2], [3], [4]]
+    assert Ranks(0, 2).share(passes) == [[0], [2], [4]]
+    assert Ranks(1, 2).share(passes) == [[1], [3], None]
+    assert Ranks(2, 4).share(passes) == [[2], None]
+    assert Ranks().share(passes) == passes
+    assert Ranks(1, 2).share([]) == []
+
+
+def test_error_of_rank_0_alone_ends_all_at_once(tmp_path: Path) -> None:
+    began = time.monotonic()
+    leader, other = start_ranks(2, ["-c", FAILS_ALONE])
+    (left, said), (left_there, others) = (process.communicate(timeout=60) for process in (leader, other))
+    assert "ValueError: on rank 0 alone" in said
+    assert "RankLost: every rank must stay alive" in others
+    assert (leader.returncode, other.returncode) == (1, 1)
+    # A thread of a group that still runs when Python goes down would end the process with SIGABRT, now and then.
+    assert left == left_there == "groups left: False\n"
+    assert time.monotonic() - began < 60  # not the ten minutes that the other would wait for its sum
+
+
+FAILS_ALONE = """
+import atexit
+import torch
+import torch.distributed
+from agentloop.distributed.ranks import process_group, rank_failures
+atexit.register(lambda: print("groups left:", torch.distributed.is_initialized()))
+with process_group(timeout_s=600.0) as ranks:
+    if ranks.index == 0:
+        with rank_failures(), ranks.broadcasting("sum"):
+            raise ValueError("on rank 0 alone")
+    with rank_failures():
+        assert ranks.receive() == "sum"
+        ranks.sum(torch.zeros(1))
+"""
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in places(3)[2].items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match="at most one rank per GPU, got more than 2"), process_group(timeout_s=1.0):
+        pass
+
+
+def test_processes_without_a_place_to_meet_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    told = "WORLD_SIZE must be 1 or come from torchrun, got 8 without RANK"
+    with pytest.raises(UserError, match=told), process_group(timeout_s=1.0):
+        pass
+
+
+@pytest.mark.parametrize("command", ["sft", "replay", "evaluate"])
+def test_other_commands_are_refused_on_several_ranks(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = CliRunner().invoke(app, [command, "x.yaml"] if command != "replay" else [command, "stats"])
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception).startswith(
+        f"torchrun must start train, which alone runs on several ranks, got {command}"
+    )
+
+
+def test_state_without_one_of_its_files_is_refused(runs: dict[str, Any], tmp_path: Path) -> None:
+    state = Path(shutil.copytree(runs["float64"]["state"], tmp_path / "state"))
+    assert read_tensors(state).keys()
+    (state / runs["float64"]["files"][1]).unlink()
+    with pytest.raises(FileNotFoundError, match="shard-00001.* is missing, one of 2"):
+        read_tensors(state)
+
+
+@pytest.mark.parametrize(
+    ("cause", "raised"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "run.folder must have room, got No space left"),
+        (SafetensorError("I/O error (os error 28)"), "run.folder must have room, got No space left"),
+    ],
+)
+def test_full_disk_of_any_rank_is_told_as_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cause: Exception, raised: str
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise CheckpointException("write", {1: (cause, StackSummary())})
+
+    monkeypatch.setattr(tensor_files, "save", fails)
+    with pytest.raises(UserError, match=raised):
+        write_directory(tmp_path / "x", lambda target: write_tensors(target, {"a": torch.ones(2)}, Ranks(0, 2)))

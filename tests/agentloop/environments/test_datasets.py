@@ -1,0 +1,334 @@
+"""Rows of a data set as tasks: from every format the same, split as asked, and refused with their place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from agentloop.analysis.stored_policies import evaluate_run
+from agentloop.config import RunConfig
+from agentloop.config.sections.dataset import TasksSection
+from agentloop.environments import ToolLimits, call_tool, open_tasks
+from agentloop.environments.datasets import load_rows
+from agentloop.errors import UserError
+from agentloop.training.train import TrainResult, train
+from context.messages import Message, ToolCall
+from tests.fakes.environments import ENVIRONMENTS
+from tests.fakes.processes import assert_same_run
+from tests.fakes.runs import ROOT, SilentDisplay, StopAfter, rows, save_qwen2, small_config
+
+ENVIRONMENT = f"{ENVIRONMENTS / 'parity.py'}:RowParity"
+NUMBERS = [{"number": number, "tags": ["a", str(number)]} for number in range(40)]
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+
+
+def jsonl(path: Path, values: list[dict[str, Any]]) -> Path:
+    text = "".join(json.dumps(value) + "\n" for value in values).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+def parquet(path: Path, values: list[dict[str, Any]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(values), path)
+    return path
+
+
+def numbers(found: Any) -> list[int]:
+    return [row["number"] for row in found]
+
+
+def section(data: object, **keys: Any) -> TasksSection:
+    return TasksSection(data=str(data), **keys)
+
+
+def refusal(tasks: TasksSection) -> str:
+    with pytest.raises(UserError) as caught:
+        load_rows(tasks)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+# Formats
+
+
+def test_rows_are_the_same_from_every_format(tmp_path: Path) -> None:
+    whole = datasets.DatasetDict({"train": datasets.Dataset.from_list(NUMBERS)})
+    whole.save_to_disk(str(tmp_path / "saved"))
+    (tmp_path / "folder").mkdir()
+    jsonl(tmp_path / "folder" / "train.jsonl", NUMBERS)
+    places = [
+        jsonl(tmp_path / "a.jsonl", NUMBERS),
+        jsonl(tmp_path / "a.jsonl.gz", NUMBERS),
+        parquet(tmp_path / "a.parquet", NUMBERS),
+        f"hf:{tmp_path / 'saved'}",
+        f"hf:{tmp_path / 'folder'}",
+    ]
+    loaded = [load_rows(section(place)) for place in places]
+    assert len({found.digest for found in loaded}) == 1
+    for found in loaded:
+        assert sorted(numbers(found.train) + numbers(found.held_out)) == list(range(40))
+        assert found.train[0] == NUMBERS[found.train[0]["number"]]
+        assert numbers(found.train) == numbers(loaded[0].train)
+
+
+def test_hugging_face_set_has_its_own_splits(tmp_path: Path) -> None:
+    splits = {
+        name: datasets.Dataset.from_list(part) for name, part in (("train", NUMBERS[:30]), ("test", NUMBERS[28:]))
+    }
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
+    found = load_rows(section(f"hf:{tmp_path / 'saved'}", held_out="test"))
+    assert (numbers(found.train), numbers(found.held_out)) == (list(range(30)), list(range(28, 40)))
+    assert found.summary() == "30 to train on, 12 held out, 2 of these also to train on"
+    text = refusal(section(f"hf:{tmp_path / 'saved'}", held_out="dev"))
+    assert text.startswith("tasks.data must be readable rows, got 'hf:")
+    assert "no split 'dev' among train, test" in text
+
+
+# Splits
+
+
+def test_split_stands_for_itself_in_the_path(tmp_path: Path) -> None:
+    jsonl(tmp_path / "mine-train.jsonl", NUMBERS[:30])
+    jsonl(tmp_path / "mine-dev.jsonl", NUMBERS[30:])
+    found = load_rows(section(tmp_path / "mine-{split}.jsonl", held_out="dev"))
+    assert (numbers(found.train), numbers(found.held_out)) == (list(range(30)), list(range(30, 40)))
+
+
+@pytest.mark.parametrize("write", [jsonl, parquet])
+def test_field_of_a_row_says_which_split_it_is_of(tmp_path: Path, write: Any) -> None:
+    named = [{**row, "split": "test" if row["number"] % 5 == 0 else "train"} for row in NUMBERS]
+    path = write(tmp_path / f"mine.{write.__name__}", named)
+    found = load_rows(section(path, held_out="test"))
+    assert numbers(found.held_out) == [0, 5, 10, 15, 20, 25, 30, 35]
+    assert len(found.train) == 32
+    text = refusal(section(path, split="dev"))
+    assert "must hold rows whose field 'split' is 'dev', got test, train in " in text
+
+
+def test_share_that_is_held_out_is_decided_by_content_alone(tmp_path: Path) -> None:
+    many = [{"number": number} for number in range(2000)]
+    first = load_rows(section(jsonl(tmp_path / "a.jsonl", many), held_out_share=0.2))
+    # 2000 x 0.2 = 400, with a standard deviation of sqrt(2000 x 0.2 x 0.8) = 18
+    assert 330 < len(first.held_out) < 470
+    more = load_rows(section(jsonl(tmp_path / "b.jsonl", many[::-1] + many + [{"number": 2000}]), held_out_share=0.2))
+    assert set(numbers(first.held_out)) == set(numbers(more.held_out)) - {2000}
+    assert set(numbers(more.held_out)).isdisjoint(numbers(more.train))
+
+
+def test_at_least_one_of_few_rows_is_held_out(tmp_path: Path) -> None:
+    found = load_rows(section(jsonl(tmp_path / "a.jsonl", NUMBERS[:3]), held_out_share=0.001))
+    assert (len(found.train), len(found.held_out)) == (2, 1)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"number": 1}\n{"number": \n', ":2: the line must be JSON ("),
+        (b"[1]\n", ":1: the line must be a JSON object, got [1]."),
+        (b'{"number": "\xff"}\n', ":1: the line must be JSON ('utf-8' codec can't decode byte 0xff"),
+        (b'{"a": 1, "a": 2}\n', ":1: the line must be JSON ('a' stands twice in one object)."),
+        (b"\n", "tasks.data must hold at least one row, got none in "),
+        (b'{"a": 1}\n{"a": 1}\n', "rows to train on and others to evaluate on, got 2 in "),
+    ],
+)
+def test_rows_that_can_not_be_read_are_refused_with_their_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    assert message in refusal(section(path))
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "missing.parquet", "a.csv", "hf:missing/set"])
+def test_data_that_is_not_there_is_refused_in_one_line(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refusal(section(name)).startswith("tasks.data must be ")
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"tasks": {"data": "a.jsonl"}, "environment": {"task_pool": 5}},
+            "environment.task_pool must be unlimited when",
+        ),
+        ({"tasks": {"curriculum": "easy_first"}}, "when tasks.curriculum is easy_first and tasks.data is null"),
+        ({"tasks": {"shuffle": False}}, "when tasks.shuffle is false and tasks.data is null"),
+        ({"tasks": {"held_out": "test"}}, "tasks.held_out must be null when tasks.data is, got 'test'."),
+        ({"tasks": {"data": "a.jsonl", "subset": "b"}}, "tasks.subset must be null unless tasks.data is hf:NAME"),
+        ({"tasks": {"data": "a.jsonl", "held_out": "train"}}, "tasks.held_out must be another split than the one"),
+        (
+            {"tasks": {"data": "a.jsonl", "shuffle": False, "curriculum": "learnability"}},
+            "tasks.shuffle must be true when tasks.curriculum is learnability",
+        ),
+    ],
+)
+def test_configuration_that_names_two_orders_is_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RunConfig.model_validate(sections)
+
+
+def configured(tmp_path: Path, source: str) -> RunConfig:
+    (tmp_path / "mine.py").write_text("from agentloop import Environment, Task\n\n\n" + source)
+    data = jsonl(tmp_path / "a.jsonl", NUMBERS)
+    return RunConfig.model_validate(
+        {"environment": {"name": f"{tmp_path / 'mine.py'}:Mine"}, "tasks": {"data": str(data)}}
+    )
+
+
+_REWARD = "    def reward(self, task, messages):\n        return 0.0\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            "    def make_task(self, rng):\n        return Task('x')\n",
+            "must define task_from_row when tasks.data names",
+        ),
+        (
+            "    def task_from_row(self, row):\n        return Task(row['question'])\n",
+            "Mine.task_from_row must read every row, got KeyError: 'question' at mine.py:6 in row 1.",
+        ),
+        (
+            "    def task_from_row(self, row):\n        return Task('x', {'a': 1 / (row['number'] - 17)})\n",
+            "Mine.task_from_row must read every row, got ZeroDivisionError: division by zero at mine.py:6 in row ",
+        ),
+        ("    def task_from_row(self, row):\n        return 'x'\n", "Mine.task_from_row must return a Task, got str."),
+        (
+            "    made = []\n"
+            "    def task_from_row(self, row):\n        self.made.append(1)\n        return Task(str(self.made))\n",
+            "Mine.task_from_row must make the same task from the same row, got two different ones.",
+        ),
+    ],
+)
+def test_environment_that_can_not_read_the_rows_is_refused_at_once(tmp_path: Path, body: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        open_tasks(configured(tmp_path, f"class Mine(Environment):\n{body}{_REWARD}"))
+    assert message in str(caught.value)
+
+
+def test_environment_that_reads_rows_is_advised_where_to_name_them(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="must define make_task, got none. Name rows to read with tasks.data, or write"):
+        open_tasks(RunConfig.model_validate({"environment": {"name": ENVIRONMENT}}))
+
+
+# Runs
+
+
+def row_run(folder: Path, model: Path, data: Path, **sections: Any) -> RunConfig:
+    tasks = {"data": str(data), "curriculum": "learnability", **sections.pop("tasks", {})}
+    return small_config(
+        folder,
+        model,
+        run={"iterations": 6},
+        environment={"name": ENVIRONMENT},
+        tasks=tasks,
+        rollout={"max_turns": 1, "max_tokens_per_turn": 12},
+        evaluation={"every": 0, "tasks": 8},
+        checkpoint={"every": 3},
+        **sections,
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return jsonl(tmp_path_factory.mktemp("data") / "numbers.jsonl", NUMBERS[:16])
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, qwen2: Path, data: Path) -> tuple[TrainResult, SilentDisplay]:
+    display = SilentDisplay()
+    return train(row_run(tmp_path_factory.mktemp("unbroken"), qwen2, data), display=display), display
+
+
+@pytest.mark.parametrize("after", [2, 4])
+def test_run_with_a_curriculum_resumes_bit_for_bit(
+    tmp_path: Path, qwen2: Path, data: Path, unbroken: tuple[TrainResult, SilentDisplay], after: int
+) -> None:
+    config = row_run(tmp_path, qwen2, data)
+    stopped = train(config, display=StopAfter(after))
+    assert stopped.iterations == after
+    resumed = train(config, resume=True, display=SilentDisplay())
+    assert_same_run(resumed.folder, unbroken[0].folder)
+
+
+def test_run_says_how_many_rows_it_has_and_follows_their_success(unbroken: tuple[TrainResult, SilentDisplay]) -> None:
+    result, display = unbroken
+    assert "tasks: 13 to train on, 3 held out" in display.notes
+    tried = rows(
+        result.folder / "replay.sqlite", "select distinct task, payload from trajectories join tasks on hash = task"
+    )
+    assert display.iterations[-1]["tasks/untried"] == 13 - len(tried)
+    by_iteration = [row["tasks/untried"] for row in display.iterations]
+    assert by_iteration == sorted(by_iteration, reverse=True)
+
+
+def test_resumed_run_must_find_its_rows(tmp_path: Path, qwen2: Path) -> None:
+    data = jsonl(tmp_path / "numbers.jsonl", NUMBERS[:16])
+    config = row_run(tmp_path, qwen2, data, tasks={"curriculum": "none"})
+    train(config, display=StopAfter(1))
+    jsonl(data, NUMBERS[:15])
+    with pytest.raises(UserError, match=r"^tasks\.data must hold the rows that the run began with, got others\."):
+        train(config, resume=True, display=SilentDisplay())
+
+
+def test_epoch_of_rows_gives_each_once(tmp_path: Path, data: Path) -> None:
+    config = RunConfig.model_validate({"environment": {"name": ENVIRONMENT}, "tasks": {"data": str(data)}})
+    factory, source = open_tasks(config)
+    first = Counter(factory.task_hash(source.train(index)) for index in range(13))
+    assert set(first.values()) == {1}
+    assert first == Counter(factory.task_hash(source.train(index)) for index in range(13, 26))
+    held_out = {factory.task_hash(task) for task in source.held_out(100)}
+    assert len(held_out) == 3
+    assert held_out.isdisjoint(first)
+
+
+def test_evaluation_is_on_the_held_out_rows(unbroken: tuple[TrainResult, SilentDisplay]) -> None:
+    assert evaluate_run(unbroken[0].folder, tasks=100).evaluation.tasks == 3
+
+
+def test_example_of_word_problems_reads_its_rows() -> None:
+    config = RunConfig.model_validate(
+        {
+            "environment": {"name": f"{ROOT / 'examples/word_problems.py'}:WordProblems"},
+            "tasks": {"data": str(ROOT / "examples/word_problems.jsonl")},
+        }
+    )
+    factory, source = open_tasks(config)
+    assert source.summary == "52 to train on, 8 held out"
+    environment, task = factory.create(), source.train(0)
+    result = call_tool(environment, ToolCall("calculate", {"a": 6, "operation": "*", "b": 18}), ToolLimits(1, 100))
+    assert result.content == "108"
+    right = task.payload["answer"]
+    for text, reward in ((f"It is {right}.", 1.0), (f"{right}0", 0.0), ("no idea", 0.0)):
+        assert environment.reward(task, (*task.messages(), Message("assistant", text))) == reward
+
+
+def test_task_with_several_groups_in_a_batch_is_counted_once_with_all_of_them(tmp_path: Path) -> None:
+    data = jsonl(tmp_path / "numbers.jsonl", NUMBERS[:6])
+    tasks = {"data": str(data), "curriculum": "learnability"}
+    factory, source = open_tasks(
+        RunConfig.model_validate({"environment": {"name": ENVIRONMENT}, "tasks": tasks | {"curriculum_decay": 1.0}})
+    )
+    hashes = [factory.task_hash(source.train(index)) for index in range(12)]
+    twice = next(task for task in hashes if hashes.count(task) > 1)
+    source.record_success(range(12), [(twice, 8, 0.25), (twice, 4, 1.0)])
+    # 8 x 0.25 + 4 = 6 of 12; all others are untried.
+    assert source.state()["order"]["counts"] == [[source.state()["order"]["counts"][0][0], 12.0, 6.0]]

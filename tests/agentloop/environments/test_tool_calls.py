@@ -1,0 +1,223 @@
+"""Calling a tool: whatever it or the policy does wrong becomes an observation, in time."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agentloop.environments import ToolLimits, ToolResult, call_tool
+from context.messages import ToolCall
+from tests.fakes.environments.faulty_tools import GIFTS, HANGS, LIMITS, Faulty, call, error
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "content"),
+    [
+        ("add", {"a": 1}, "3"),
+        ("add", {"a": 1, "b": 5}, "6"),
+        ("describe", {"items": [1, 2.5], "flags": {"x": True}}, "[1.0, 2.5] {'x': True} None"),
+        ("describe", {"items": [], "flags": {}, "unit": "m"}, "[] {} m"),
+        ("give", {"kind": "umlaut"}, '{"grüße": null}'),
+    ],
+)
+def test_tool_result_is_text_as_it_is_and_all_else_json(name: str, arguments: Any, content: str) -> None:
+    assert call(name, arguments) == ToolResult(content, None)
+
+
+def test_tool_may_change_its_environment() -> None:
+    environment = Faulty()
+    results = [call_tool(environment, ToolCall("count", {}), LIMITS).content for _ in range(3)]
+    assert results == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "text"),
+    [
+        ("add", {}, "argument 'a' is missing"),
+        ("add", {"a": 1, "c": 1}, "add has no argument 'c'. There is a, b."),
+        ("describe", {"item": [1], "flags": {}}, "describe has no argument 'item'. Did you mean items?"),
+        ("add", {"a": "1"}, "argument 'a': Input should be a valid integer"),
+        ("add", {"a": True}, "argument 'a': Input should be a valid integer"),
+        ("add", {"a": 1, "b": None}, "argument 'b': Input should be a valid integer"),
+        ("add", [1, 2], "arguments must be an object, got list"),
+        ("describe", {"items": [math.inf], "flags": {}}, "argument 'items': Input should be a finite number"),
+        ("describe", {"items": [], "flags": {"x": 1}}, "argument 'flags': Input should be a valid boolean"),
+    ],
+)
+def test_tool_arguments_that_do_not_fit_are_explained_to_the_policy(name: str, arguments: Any, text: str) -> None:
+    result = call(name, arguments)
+    assert result.error_kind == "bad_arguments"
+    assert error(result).startswith(text)
+
+
+def test_unknown_tool_is_answered_with_the_nearest_one() -> None:
+    result = call("ad")
+    assert (error(result), result.error_kind) == ("there is no tool 'ad'. Did you mean add?", "unknown_tool")
+
+
+def test_methods_that_are_no_tools_can_not_be_called() -> None:
+    assert [call(name).error_kind for name in ("reward", "start", "__init__")] == ["unknown_tool"] * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("value", "ValueError: bad value"),
+        ("empty", "KeyError"),
+        ("exit", "SystemExit: 3"),
+        ("interrupt", "KeyboardInterrupt"),
+        ("unprintable", "_Unprintable"),
+        ("long", "ValueError: " + "y" * 300 + "..."),
+        ("surrogate", "ValueError: \ufffd"),
+    ],
+)
+def test_tool_that_raises_is_an_observation_of_one_line(kind: str, text: str) -> None:
+    result = call("fail", {"kind": kind})
+    assert (error(result), result.error_kind) == (text, "raised")
+
+
+def test_tool_that_recurses_without_end_is_an_observation() -> None:
+    result = call("give", {"kind": "recursion"})
+    assert error(result).startswith("RecursionError")
+    assert result.error_kind == "raised"
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [("nul", "a\ufffdb"), ("surrogate", "a\ufffdb"), ("surrogate in json", '["a\ufffdb"]')],
+)
+def test_text_no_encoder_takes_is_replaced(kind: str, content: str) -> None:
+    assert call("give", {"kind": kind}) == ToolResult(content, "not_text")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "set", "nan", "cycle"])
+def test_results_without_json_form_are_answered_by_type(kind: str) -> None:
+    result = call("give", {"kind": kind})
+    assert result.error_kind == "not_text"
+    assert error(result).startswith("the tool returned ")
+
+
+def test_long_result_is_cut_with_a_marker() -> None:
+    assert call("give", {"kind": "long"}).content == "x" * 100 + "... [cut: 900 characters left out]"
+
+
+@pytest.mark.parametrize("kind", list(HANGS))
+def test_tool_that_hangs_ends_within_a_second_of_its_limit(kind: str) -> None:
+    began = time.monotonic()
+    result = call("hang", {"kind": kind})
+    assert (error(result), result.error_kind) == ("hang took longer than 0.3 s", "timeout")
+    assert time.monotonic() - began < 1.3
+    assert sys.exc_info() == (None, None, None)
+
+
+def test_timeout_leaves_signals_timers_and_tracing_as_they_were() -> None:
+    def state() -> tuple[object, ...]:
+        handlers = [signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)]
+        return (*handlers, signal.getitimer(signal.ITIMER_REAL), sys.gettrace(), sys.stdout, sys.stderr)
+
+    outer_tracer = sys.gettrace()
+    sys.settrace(lambda frame, event, value: None)
+    try:
+        before = state()
+        call("hang", {"kind": "catch, then hang"})
+        after = state()
+    finally:
+        sys.settrace(outer_tracer)
+    assert after == before
+
+
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """As in a terminal: a process that was started in the background may ignore it."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
+@pytest.mark.parametrize("swallow", [False, True])
+def test_ctrl_c_of_the_user_gets_through_a_tool(swallow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait() -> None:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            time.sleep(2)
+        except KeyboardInterrupt:
+            if not swallow:
+                raise
+
+    monkeypatch.setitem(HANGS, "interrupted", wait)
+    with pytest.raises(KeyboardInterrupt):
+        call("hang", {"kind": "interrupted"}, limits=ToolLimits(timeout_s=5, max_chars=100))
+
+
+def test_signal_handler_that_only_takes_note_does_not_end_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        monkeypatch.setitem(HANGS, "note", lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert call("hang", {"kind": "note"}) == ToolResult("came back", None)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert seen == [signal.SIGTERM]
+
+
+def test_tool_that_forks_leaves_no_second_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GIFTS, "fork", os.fork)
+    child = int(call("give", {"kind": "fork"}).content)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == os.EX_SOFTWARE
+
+
+def _nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def _malformed(rng: random.Random) -> ToolCall:
+    text = "".join(chr(rng.choice((0, 10, 34, 92, 0x202E, 0xD800, 0xFFFF, 0x1F600))) for _ in range(rng.randint(0, 20)))
+    values: list[Any] = [
+        *(None, True, -1, 10**400, 1e308, float("inf"), float("nan"), text, "x" * 10_000_000),
+        *([], {}, [text], {text: text}, {"a": {"b": [None]}}, _nested(rng.choice((1, 10, 10_000)))),
+    ]
+    tools = [
+        "add",
+        "describe",
+        "anything",
+        "count",
+        "give",
+        "",
+        "__init__",
+        "reward",
+        text,
+        "add" * 3_000_000,
+    ]
+    names = ["a", "b", "items", "flags", "unit", "values", "self", "kind", "", text, "__class__"]
+    if rng.random() < 0.1:
+        return ToolCall(rng.choice(tools), rng.choice(values))
+    return ToolCall(rng.choice(tools), {rng.choice(names): rng.choice(values) for _ in range(rng.randint(0, 4))})
+
+
+def test_malformed_calls_never_raise_and_are_answered_at_once() -> None:
+    rng = random.Random(20)
+    kinds = set()
+    environment = Faulty()
+    for _ in range(500):
+        call = _malformed(rng)
+        began = time.process_time()
+        result = call_tool(environment, call, ToolLimits(timeout_s=5, max_chars=1000))
+        assert time.process_time() - began < 0.1
+        result.content.encode()
+        assert "\0" not in result.content
+        assert len(result.content) < 1100
+        kinds.add(result.error_kind)
+    assert kinds == {None, "unknown_tool", "bad_arguments"}

@@ -1,0 +1,431 @@
+"""A critic's values, what it makes of a batch, and how it learns beside the policy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from agentloop.algorithms.gae import at_last_action_token, gae
+from agentloop.config import RunConfig
+from agentloop.errors import TrainingStopped
+from agentloop.learning.batch import build_batch
+from agentloop.learning.critic_update import CriticLearner, CriticLog, with_values
+from agentloop.learning.scoring import ScoredBatch, score
+from agentloop.models.actor import Actor
+from agentloop.models.critic import Critic
+from context.tokens.token_sequence import Segment
+from replay.records import BatchRow
+from tests.context.strategies.test_strategies import SAID, AskThenGoOn, started
+from tests.fakes.batch_rows import (
+    AUTHORS,
+    batch_row,
+    mixed_rows,
+    row,
+    run_config,
+    segment,
+    tiny_actor,
+    trainer,
+    weights_of,
+)
+
+
+def ppo(**sections: Any) -> RunConfig:
+    return run_config(**{"algorithm": "ppo", **sections})
+
+
+def critic_with_opinions(actor: Actor, *, shared: bool = False) -> Critic:
+    """A new critic says 0 of everything; this one doesn't."""
+    critic = Critic(actor, shared=shared)
+    head = critic.weights["head"]
+    assert isinstance(head, torch.nn.Linear)
+    with torch.no_grad():
+        head.weight.copy_(torch.linspace(-1.0, 1.0, head.weight.numel()).reshape(head.weight.shape))
+        head.bias.fill_(0.25)
+    return critic
+
+
+def ended(item: BatchRow, reward: float, stop_reason: str) -> BatchRow:
+    record = replace(item.trajectory.record, reward=reward, stop_reason=stop_reason)
+    return replace(item, trajectory=replace(item.trajectory, record=record))
+
+
+def episodes() -> list[BatchRow]:
+    """Mixed rows with rewards of their own; every third one was cut off."""
+    return [
+        ended(item, reward=0.5 * index - 1.0, stop_reason="max_turns" if index % 3 == 0 else "answered")
+        for index, item in enumerate(mixed_rows())
+    ]
+
+
+def scored(actor: Actor, rows: list[BatchRow], *, ref: Actor | None = None) -> ScoredBatch:
+    batch = build_batch(rows, AUTHORS)
+    old = score(actor, batch, max_tokens=64)[0]
+    return ScoredBatch(batch, old, None if ref is None else score(ref, batch, max_tokens=64)[0])
+
+
+def value_rows(actor: Actor, critic: Critic, item: Segment) -> list[float]:
+    """Head x hidden state + bias behind every token of one segment alone."""
+    head = critic.weights["head"]
+    assert isinstance(head, torch.nn.Linear)
+    ids = torch.from_numpy(item.tokens.token_ids.astype("int64"))[None]
+    hidden = actor.model.base_model(input_ids=ids).last_hidden_state[0].detach()
+    weight, bias = head.weight.detach()[0], head.bias.detach()[0]
+    return [float((h * weight).sum() + bias) for h in hidden]
+
+
+def test_value_of_a_token_is_read_where_its_logits_are() -> None:
+    actor = tiny_actor()
+    critic = critic_with_opinions(actor)
+    items = [segment("uullel", seed=1), segment("ul", seed=2)]
+    batch = build_batch([row(f"t{i}", item) for i, item in enumerate(items)], AUTHORS)
+    values, behind = critic.values(batch.token_ids, batch.attention_mask, batch.response_mask)
+    first, second = (value_rows(actor, critic, item) for item in items)
+    # Action tokens 2, 3 and 5 are predicted from 1, 2 and 4; the other row's token 1 from 0.
+    assert values[0].tolist() == pytest.approx([0.0, 0.0, first[1], first[2], 0.0, first[4]])
+    assert values[1].tolist() == pytest.approx([0.0, second[0], 0.0, 0.0, 0.0, 0.0])
+    assert behind.tolist() == pytest.approx([first[5], second[1]])
+
+
+def test_new_critic_says_zero_of_everything() -> None:
+    batch = build_batch(mixed_rows(), AUTHORS)
+    values, behind = Critic(tiny_actor(), shared=False).values(
+        batch.token_ids, batch.attention_mask, batch.response_mask
+    )
+    assert not values.any()
+    assert not behind.any()
+
+
+@pytest.mark.parametrize("bootstrap", [True, False])
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
+    """Score at the last action token less the KL penalty, GAE over the trajectory, returns: token by token."""
+    actor, ref = tiny_actor(seed=0), tiny_actor(seed=1)
+    critic, rows = critic_with_opinions(actor), episodes()
+    section = {"gamma": 0.9, "gae_lambda": 0.8, "whiten_advantages": False, "bootstrap_truncated": bootstrap}
+    config = ppo(critic=section, kl={"reward_coef": 0.05, "reward_estimator": estimator})
+    before = scored(actor, rows, ref=ref)
+    result = with_values(before, critic, config, kl_coef=0.05)
+    assert before.ref_log_probs is not None
+    assert result.critic is not None
+    line = 0
+    for item in rows:
+        cells, values, rewards = [], [], []
+        for part in item.trajectory.segments:
+            states = value_rows(actor, critic, part)
+            for t in result.batch.response_mask[line].nonzero()[:, 0].tolist():
+                d = float(before.old_log_probs[line, t] - before.ref_log_probs[line, t])
+                cells.append((line, t))
+                values.append(states[t - 1])
+                rewards.append(-0.05 * (d if estimator == "k1" else min(math.exp(-d) - 1 + d, 10.0)))
+            line += 1
+        record = item.trajectory.record
+        rewards[-1] += record.reward
+        values.append(states[-1] if bootstrap and record.stop_reason == "max_turns" else 0.0)
+        for k, cell in enumerate(cells):
+            advantage = sum(
+                (0.9 * 0.8) ** step * (rewards[k + step] + 0.9 * values[k + step + 1] - values[k + step])
+                for step in range(len(cells) - k)
+            )
+            # Advantages of the loss are float32.
+            assert result.batch.advantages[cell].item() == pytest.approx(advantage, rel=1e-6, abs=1e-7)
+            assert result.critic.returns[cell].item() == pytest.approx(advantage + values[k], rel=1e-9)
+            assert result.critic.rewards[cell].item() == pytest.approx(rewards[k], rel=1e-9)
+    assert line == len(result.batch.trajectory)
+
+
+def test_questions_asked_aside_are_in_the_order_of_time() -> None:
+    episode = started(AskThenGoOn())
+    episode.play(SAID[:3], tool_role=True)
+    item = row("t", *episode.context.segments())
+    batch = build_batch([item], AUTHORS)
+    rewards = at_last_action_token(torch.tensor([1.0]), batch.response_mask, batch.trajectory)
+    sampled = [token for call in episode.calls for token in call.sampled]  # reply, answer, reply, answer, ...
+    assert batch.token_ids[batch.response_mask].tolist() == sampled
+    assert rewards[batch.response_mask].tolist() == [0.0] * (len(sampled) - 1) + [1.0]
+    # One token after another: with gamma 0.5 and no critic each is worth half of what follows it.
+    advantages = gae(
+        rewards,
+        torch.zeros_like(rewards),
+        response_mask=batch.response_mask,
+        trajectory=batch.trajectory,
+        bootstrap=torch.zeros(1),
+        gamma=0.5,
+        gae_lambda=1.0,
+    )
+    halved = [0.5**k for k in reversed(range(len(sampled)))]
+    assert advantages[batch.response_mask].tolist() == pytest.approx(halved)
+
+
+def test_advantage_a_replayed_row_was_stored_with_does_not_matter() -> None:
+    actor, results = tiny_actor(), []
+    for stored in (0.0, 7.0):
+        rows = [replace(item, advantage=stored) if item.stream == "replay" else item for item in episodes()]
+        results.append(with_values(scored(actor, rows), critic_with_opinions(actor), ppo(), kl_coef=0.0))
+    assert torch.equal(results[0].batch.advantages, results[1].batch.advantages)
+    assert results[0].batch.advantages[results[0].batch.replay_mask].any()
+
+
+def test_whitened_fresh_advantages_have_mean_zero_and_deviation_one_and_ignore_the_replayed() -> None:
+    actor, found = tiny_actor(), []
+    for replayed in (0, 3):
+        rows = episodes()[: 6 + replayed]
+        batch = with_values(scored(actor, rows), critic_with_opinions(actor), ppo(), kl_coef=0.0).batch
+        found.append(batch.advantages[batch.loss_mask & ~batch.replay_mask[:, None]])
+    torch.testing.assert_close(found[0], found[1])
+    assert float(found[0].mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(found[0].std()) == pytest.approx(1.0, abs=1e-6)
+
+
+def value_gradient(actor: Actor, rows: list[BatchRow], config: RunConfig) -> tuple[float, Tensor]:
+    """Of the critic's loss by all of its weights."""
+    critic = critic_with_opinions(actor)
+    batch = with_values(scored(actor, rows), critic, config, kl_coef=0.0)
+    learner = CriticLearner(critic, config)
+    loss = learner.accumulate(batch, CriticLog(), backbone_share=1.0)
+    vectors = [torch.zeros_like(p) if p.grad is None else p.grad for p in critic.weights.parameters()]
+    return loss, torch.cat([v.flatten() for v in vectors])
+
+
+@pytest.mark.parametrize("train_on", ["fresh", "both"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_critics_gradient_does_not_depend_on_the_passes(dtype: torch.dtype, tolerance: float, train_on: str) -> None:
+    actor, results = tiny_actor(dtype), []
+    for micro_batch_tokens in (10**6, 1, 30):
+        config = ppo(batch={"micro_batch_tokens": micro_batch_tokens}, critic={"train_on": train_on})
+        results.append(value_gradient(actor, episodes(), config))
+    whole_loss, whole = results[0]
+    assert whole_loss > 0.01
+    for loss, gradient in results[1:]:
+        assert loss == pytest.approx(whole_loss, rel=tolerance)
+        assert (gradient - whole).abs().max() <= tolerance * whole.abs().max()
+
+
+def test_critics_gradient_does_not_depend_on_the_order_of_trajectories() -> None:
+    actor = tiny_actor()
+    loss, gradient = value_gradient(actor, episodes(), ppo())
+    other_loss, other = value_gradient(actor, episodes()[::-1], ppo())
+    assert other_loss == pytest.approx(loss, rel=1e-10)
+    assert (gradient - other).abs().max() <= 1e-10 * gradient.abs().max()
+
+
+def cut(item: Segment, at: int) -> tuple[Segment, Segment]:
+    """The same tokens in two segments: what the second one repeats is history there."""
+    tokens = item.tokens
+    first = replace(tokens, **{name: getattr(tokens, name)[:at] for name in vars(tokens)})
+    authors, log_probs = tokens.authors.copy(), tokens.behavior_log_probs.copy()
+    versions = tokens.policy_versions.copy()
+    authors[:at], log_probs[:at], versions[:at] = AUTHORS.code("history"), math.nan, -1
+    second = replace(tokens, authors=authors, behavior_log_probs=log_probs, policy_versions=versions)
+    return Segment(first), Segment(second)
+
+
+def test_critic_sees_one_trajectory_however_it_is_cut_into_segments() -> None:
+    actor = tiny_actor()
+    whole = segment("uulleell", seed=4)
+    others = episodes()[1:3]
+    results = []
+    for parts in ((whole,), cut(whole, 4)):
+        rows = [ended(row("split", *parts), 1.0, "max_turns"), *others]
+        critic = critic_with_opinions(actor)
+        batch = with_values(scored(actor, rows), critic, ppo(), kl_coef=0.0).batch
+        results.append((value_gradient(actor, rows, ppo()), batch.advantages[batch.loss_mask]))
+    (one, one_advantages), (two, two_advantages) = results
+    assert two[0] == pytest.approx(one[0], rel=1e-10)
+    assert (one[1] - two[1]).abs().max() <= 1e-10 * one[1].abs().max()
+    torch.testing.assert_close(one_advantages, two_advantages, rtol=1e-6, atol=1e-7)
+
+
+def test_critic_learns_from_fresh_rows_unless_told_otherwise() -> None:
+    actor = tiny_actor()
+    whole, without = episodes(), episodes()[:6]
+    assert value_gradient(actor, whole, ppo())[0] == pytest.approx(value_gradient(actor, without, ppo())[0], rel=1e-9)
+    both = ppo(critic={"train_on": "both"})
+    assert value_gradient(actor, whole, both)[0] != pytest.approx(value_gradient(actor, without, both)[0], rel=1e-3)
+
+
+def test_steps_without_a_token_to_learn_from_are_in_no_value_loss() -> None:
+    """A critic of fresh rows: three steps of them and three of replayed ones tell the mean of the first three."""
+    rows = [batch_row(item.trajectory, "fresh" if i < 3 else "replay") for i, item in enumerate(episodes()[:6])]
+    rows = [replace_group(item, f"g{i}") for i, item in enumerate(rows)]
+    config = ppo(batch={"mini_batch": 1}, critic={"optimizer": {"learning_rate": 1e-12}, "whiten_advantages": False})
+    mixed = trainer(tiny_actor(), config).update(rows, iteration=1).metrics
+    alone = trainer(tiny_actor(), config).update(rows[:3], iteration=1).metrics
+    assert mixed["critic/skipped_no_signal"] == 3
+    assert mixed["critic/vf_loss"] == pytest.approx(alone["critic/vf_loss"], rel=1e-6)
+    replayed = trainer(tiny_actor(), config).update(rows[3:], iteration=1).metrics
+    assert "critic/vf_loss" not in replayed
+
+
+def replace_group(item: BatchRow, group: str) -> BatchRow:
+    record = replace(item.trajectory.record, group=group)
+    return replace(item, trajectory=replace(item.trajectory, record=record))
+
+
+def test_critic_learns_to_explain_returns() -> None:
+    """One reward for every episode with an even first token: after some updates the critic knows."""
+    actor = tiny_actor(torch.float32)
+    rows = [row(f"t{i}", segment("ulll", seed=i), group=f"g{i}") for i in range(24)]
+    rows = [ended(r, float(r.trajectory.segments[0].tokens.token_ids[0] % 2 == 0), "answered") for r in rows]
+    section = {"gae_lambda": 1.0, "value_clip": None, "optimizer": {"learning_rate": 0.01, "schedule": "constant"}}
+    learner = trainer(actor, ppo(critic={**section, "warmup_iterations": 100}, batch={"mini_batch": 24}))
+    before = weights_of(actor)
+    history = [learner.update(rows, iteration=i).metrics for i in range(1, 41)]
+    assert history[0]["critic/explained_variance"] == pytest.approx(0.0)
+    assert history[-1]["critic/explained_variance"] > 0.9
+    assert history[-1]["critic/vf_loss"] < 0.1 * history[0]["critic/vf_loss"]
+    assert torch.equal(weights_of(actor), before), "only the critic learns in its warm-up"
+    assert history[0]["actor/held_steps"] == 1
+
+
+@pytest.mark.parametrize("section", [{"backbone": "own"}, {"backbone": "shared", "value_coef": 0.5}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_resumed_trainer_with_a_critic_equals_the_uninterrupted_one(
+    dtype: torch.dtype, section: dict[str, Any]
+) -> None:
+    kl = {"reward_coef": 0.05, "target": 0.01, "horizon": 128}
+    config = ppo(batch={"mini_batch": 4, "ppo_epochs": 2}, optimizer={"learning_rate": 0.01}, critic=section, kl=kl)
+    reference = tiny_actor(dtype, seed=3)
+    actor = tiny_actor(dtype)
+    learner = trainer(actor, config, reference=reference)
+    for iteration in (1, 2):
+        learner.update(episodes(), iteration=iteration)
+    tensors, values = learner.state()
+    saved = {name: tensor.clone() for name, tensor in tensors.items()}
+    weights = {name: tensor.clone() for name, tensor in actor.model.state_dict().items()}
+    assert values["kl_coef"] != 0.05
+    last = learner.update(episodes(), iteration=3)
+
+    resumed_actor = tiny_actor(dtype, seed=5)
+    resumed_actor.model.load_state_dict(weights)
+    resumed = trainer(resumed_actor, config, reference=reference)
+    resumed.load_state(saved, values)
+    again = resumed.update(episodes(), iteration=3)
+    assert again.metrics == last.metrics
+    assert again.advantages == last.advantages
+    assert torch.equal(weights_of(resumed_actor), weights_of(actor))
+    state, resumed_state = learner.state()[0], resumed.state()[0]
+    assert state.keys() == resumed_state.keys()
+    assert all(torch.equal(state[name], resumed_state[name]) for name in state)
+
+
+def test_state_of_another_critic_is_refused() -> None:
+    own = trainer(tiny_actor(), ppo())
+    shared = trainer(tiny_actor(), ppo(critic={"backbone": "shared"}))
+    with pytest.raises(ValueError, match="critic state must belong to this critic"):
+        shared.load_state(*own.state())
+
+
+def policy_gradient(config: RunConfig) -> Tensor:
+    """What the value loss alone leaves on a policy whose backbone the critic shares."""
+    actor, rows = tiny_actor(), episodes()
+    critic = critic_with_opinions(actor, shared=True)
+    batch = with_values(scored(actor, rows), critic, config, kl_coef=0.0)
+    share = config.critic.value_coef
+    CriticLearner(critic, config).accumulate(batch, CriticLog(), backbone_share=share)
+    head = critic.weights["head"]
+    assert isinstance(head, torch.nn.Linear)
+    assert head.weight.grad is not None
+    body = [torch.zeros_like(p) if p.grad is None else p.grad for p in actor.model.parameters()]
+    return torch.cat([head.weight.grad.flatten(), *(b.flatten() for b in body)])
+
+
+def test_shared_backbone_gets_value_coef_of_the_gradient_and_the_head_all_of_it() -> None:
+    none, half, whole = (
+        policy_gradient(ppo(critic={"backbone": "shared", "value_coef": coef})) for coef in (0.0, 0.5, 1.0)
+    )
+    head = tiny_actor().model.config.hidden_size
+    torch.testing.assert_close(none[:head], whole[:head])
+    torch.testing.assert_close(half[:head], whole[:head])
+    assert not none[head:].any()
+    torch.testing.assert_close(half[head:], 0.5 * whole[head:])
+    assert float(whole[head:].abs().max()) > 1e-3
+
+
+def test_critic_on_its_own_backbone_leaves_the_policys_gradient_alone() -> None:
+    actor = tiny_actor()
+    value_gradient(actor, episodes(), ppo())
+    assert all(p.grad is None for p in actor.model.parameters())
+
+
+def poisoned(section: dict[str, Any]) -> tuple[Any, list[BatchRow]]:
+    learner = trainer(tiny_actor(), ppo(critic={"optimizer": section, "train_on": "both"}, batch={"mini_batch": 4}))
+    return learner, [ended(item, 1e300, "answered") for item in episodes()]
+
+
+def test_value_loss_that_overflows_stops_the_run_or_is_counted() -> None:
+    learner, rows = poisoned({"on_bad_gradient": "stop"})
+    with pytest.raises(TrainingStopped, match=r"value loss and its gradient must be finite, got loss inf .* step 1 of"):
+        learner.update(rows, iteration=1)
+    learner, rows = poisoned({"on_bad_gradient": "skip"})
+    result = learner.update(rows, iteration=1)
+    assert result.metrics["critic/skipped_bad_gradient"] == result.optimizer_steps == 3
+
+
+def test_policy_holds_still_once_it_is_too_far_and_the_critic_goes_on() -> None:
+    actor = tiny_actor()
+    config = ppo(batch={"mini_batch": 100, "ppo_epochs": 4}, kl={"early_stop": 1e-4}, optimizer={"learning_rate": 0.01})
+    learner = trainer(actor, config)
+    result = learner.update(episodes(), iteration=1)
+    # The first step is made at distance 0; the second one finds the policy too far.
+    assert result.optimizer_steps == 4
+    assert result.metrics["actor/held_steps"] == 3
+    state = learner.state()[0]
+    assert {int(v) for k, v in state.items() if k.endswith("/adamw.step") and not k.startswith("critic.")} == {1}
+    assert {int(v) for k, v in state.items() if k.endswith("/adamw.step") and k.startswith("critic.")} == {4}
+    free = trainer(tiny_actor(), ppo(batch={"mini_batch": 100, "ppo_epochs": 4}, kl={"early_stop": 1e9}))
+    assert "actor/held_steps" not in free.update(episodes(), iteration=1).metrics
+
+
+def test_metrics_of_the_critic_are_there_and_only_with_one() -> None:
+    result = trainer(tiny_actor(), ppo(batch={"mini_batch": 4})).update(episodes(), iteration=1)
+    names = {name.removeprefix("critic/") for name in result.metrics if name.startswith("critic/")}
+    assert names == {
+        "vf_loss",
+        "vf_clipfrac",
+        "grad_norm",
+        "explained_variance",
+        "value_mean",
+        "return_mean",
+        "learning_rate",
+        "skipped_no_signal",
+        "skipped_bad_gradient",
+    }
+    assert result.advantages.keys() == {f"t{i}" for i in range(9)}
+    without = trainer(tiny_actor(), run_config(batch={"mini_batch": 4})).update(episodes(), iteration=1)
+    assert not any(name.startswith("critic/") for name in without.metrics)
+    assert without.advantages == {}
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"critic": {"gamma": 0.9}}, "critic.gamma must have its default when algorithm is grpo"),
+        (
+            {"algorithm": "ppo", "replay": {"complete_zero_variance": True}, "environment": {"task_pool": 9}},
+            "replay.complete_zero_variance must be false when algorithm is ppo",
+        ),
+        (
+            {"algorithm": "ppo", "critic": {"value_coef": 0.1}},
+            "critic.value_coef must be 0 when critic.backbone is own",
+        ),
+        ({"kl": {"target": 0.1}}, "kl.reward_coef must be > 0 when kl.target is set"),
+        (
+            {"kl": {"target": 0.1, "reward_coef": 0.1, "horizon": 100}},
+            r"kl.horizon must be at least batch.trajectories \(128\)",
+        ),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        run_config(**sections)
+
+
+def test_penalty_needs_a_reference_where_it_is_taken_token_by_token() -> None:
+    with pytest.raises(ValueError, match=r"kl.reward_coef must be 0 without a reference policy, got 0.1"):
+        trainer(tiny_actor(), ppo(kl={"reward_coef": 0.1}))

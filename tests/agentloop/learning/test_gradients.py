@@ -1,0 +1,222 @@
+"""The gradient of an optimizer step against the written formula, row by row on whole logits, in float64."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agentloop.config import RunConfig
+from agentloop.learning.scoring import ScoredBatch
+from agentloop.models.actor import Actor
+from tests.fakes.batch_rows import (
+    LOSS,
+    aggregated_by,
+    gradients,
+    mixed_rows,
+    row,
+    run_config,
+    scored_rows,
+    segment,
+    tiny_actor,
+)
+
+
+def written_formula(actor: Actor, scored: ScoredBatch, config: RunConfig) -> tuple[float, Tensor]:
+    """Every token on its own; nothing shared with the code under test but the model's forward."""
+    actor.model.zero_grad(set_to_none=True)
+    batch, loss = scored.batch, config.loss
+    per_stream: dict[bool, dict[int, list[Tensor]]] = {False: {}, True: {}}
+    for i in range(len(batch.trajectory)):
+        logits = actor.model(input_ids=batch.token_ids[i : i + 1, : batch.lengths[i]]).logits[0]
+        replayed = bool(batch.replay_mask[i])
+        section = loss.replay if replayed else loss.fresh
+        anchors = batch.behavior_log_probs[i] if section.anchor == "behavior" else scored.old_log_probs[i]
+        for t in batch.loss_mask[i].nonzero()[:, 0].tolist():
+            log_p = torch.log_softmax(logits[t - 1] / batch.temperature[i], dim=-1)
+            chosen, a = log_p[batch.token_ids[i, t]], batch.advantages[i, t]
+            r = torch.exp(chosen - anchors[t])
+            clip = section.ppo_clip
+            token = -torch.min(a * r, a * r.clamp(1 - clip.clip_low, 1 + clip.clip_high))
+            if a < 0 and clip.dual_clip is not None:
+                token = torch.min(token, -a * clip.dual_clip)
+            if scored.ref_log_probs is not None:
+                d = scored.ref_log_probs[i, t] - chosen
+                token = token + config.kl.loss_coef * (d.exp() - d - 1).clamp(max=10.0)
+            token = token + loss.entropy_coef * (log_p.exp() * log_p).sum()
+            per_stream[replayed].setdefault(int(batch.trajectory[i]), []).append(token * batch.loss_weights[i])
+    if loss.normalise == "joint":
+        total = aggregated({**per_stream[False], **per_stream[True]}, config)
+    else:
+        total = aggregated(per_stream[False], config) + config.replay.weight * aggregated(per_stream[True], config)
+    torch.autograd.backward(total)
+    vectors = [torch.zeros_like(p) if p.grad is None else p.grad for p in actor.model.parameters()]
+    return total.item(), torch.cat([v.flatten() for v in vectors])
+
+
+def aggregated(sequences: dict[int, list[Tensor]], config: RunConfig) -> Tensor:
+    sums = [torch.stack(tokens).sum() for tokens in sequences.values()]
+    means = [torch.stack(tokens).mean() for tokens in sequences.values()]
+    tokens = sum(len(tokens) for tokens in sequences.values())
+    length = config.loss.norm_length or float("nan")
+    return {
+        "token-mean": torch.stack(sums).sum() / tokens,
+        "seq-mean-token-sum": torch.stack(sums).mean(),
+        "seq-mean-token-mean": torch.stack(means).mean(),
+        "seq-mean-token-sum-norm": torch.stack(sums).mean() / length,
+    }[config.loss.aggregation]
+
+
+@pytest.mark.parametrize("normalise", ["joint", "per_stream"])
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+@pytest.mark.parametrize("regularised", [False, True])
+def test_loss_and_gradient_equal_the_written_formula(mode: str, normalise: str, regularised: bool) -> None:
+    config = run_config(
+        loss={**LOSS, **aggregated_by(mode), "normalise": normalise, "entropy_coef": 0.01 * regularised},
+        kl={"loss_coef": 0.1 * regularised},
+        replay={"weight": 0.5 if normalise == "per_stream" else 1.0},
+        batch={"micro_batch_tokens": 40},
+    )
+    actor, old, ref = (tiny_actor(seed=seed) for seed in range(3))
+    # What a sampler corrects for: another weight for each replayed row.
+    rows = [replace(row, weight=1 / (2 + i)) if row.stream == "replay" else row for i, row in enumerate(mixed_rows())]
+    scored = scored_rows(actor, rows, old=old, ref=ref if regularised else None)
+    expected_loss, expected = written_formula(actor, scored, config)
+    loss, gradient, _ = gradients(actor, scored, config)
+    assert loss == pytest.approx(expected_loss, rel=1e-12)
+    assert (gradient - expected).abs().max() <= 1e-10 * expected.abs().max()
+    assert expected.abs().max() > 1e-3
+
+
+def test_rows_without_an_advantage_are_skipped_exactly() -> None:
+    """Their loss is 0 x ratio, so leaving them out changes no bit but the order of the sums."""
+    actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
+    silent = [row(f"z{i}", segment("uulll", seed=50 + i), advantage=0.0) for i in range(3)]
+    config = run_config(loss=LOSS, batch={"micro_batch_tokens": 1})
+    with_silent = scored_rows(actor, [*mixed_rows(), *silent], old=old)
+    _, gradient, totals = gradients(actor, with_silent, config)
+    _, expected = written_formula(actor, with_silent, config)
+    assert (gradient - expected).abs().max() <= 1e-10 * expected.abs().max()
+    # In every denominator: 9 more trained tokens than without them; but not in a pass.
+    trained = with_silent.batch.loss_mask.sum().item()
+    assert totals.trained.sum().item() == trained
+    speaking = with_silent.batch.loss_mask & (with_silent.batch.advantages != 0)
+    assert totals.scored.sum().item() == speaking.sum().item()
+
+    _, alone, _ = gradients(actor, scored_rows(actor, mixed_rows(), old=old), config)
+    torch.testing.assert_close(gradient, alone * (trained - 9) / trained, rtol=1e-12, atol=1e-16)
+
+
+@pytest.mark.parametrize("streams", [{"fresh": 6, "replayed": 0}, {"fresh": 0, "replayed": 4}])
+def test_batch_of_one_stream_has_finite_loss_and_gradient(streams: dict[str, int]) -> None:
+    actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
+    for normalise in ("joint", "per_stream"):
+        scored = scored_rows(actor, mixed_rows(**streams), old=old)
+        loss, gradient, _ = gradients(actor, scored, run_config(loss={**LOSS, "normalise": normalise}))
+        assert abs(loss) > 0
+        assert bool(gradient.isfinite().all())
+        assert bool(gradient.any())
+
+
+@pytest.mark.parametrize("regularised", [0.0, 0.1])
+def test_batch_of_masked_tokens_only_has_zero_loss_and_gradient(regularised: float) -> None:
+    actor = tiny_actor()
+    rows = [row("a", segment("uuddd")), row("b", segment("uuu"), stream="replay")]
+    scored = scored_rows(actor, rows, old=actor, ref=tiny_actor(seed=1))
+    config = run_config(loss={**LOSS, "entropy_coef": regularised}, kl={"loss_coef": regularised})
+    loss, gradient, totals = gradients(actor, scored, config)
+    assert loss == 0.0
+    assert not gradient.any()
+    assert totals.metrics() == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("letter", ["l", "d"])
+def test_stored_log_prob_95_nats_off_gives_finite_gradients(dtype: torch.dtype, advantage: float, letter: str) -> None:
+    actor = tiny_actor(dtype)
+    wild = segment("uul" + letter + "l", [-1.0, -95.0, -1.0])
+    rows = [
+        row("wild", wild, stream="replay", advantage=advantage),
+        row("tame", segment("uull"), advantage=0.5),
+    ]
+    loss, gradient, _ = gradients(actor, scored_rows(actor, rows, old=actor), run_config(loss=LOSS))
+    assert abs(loss) < float("inf")
+    assert bool(gradient.isfinite().all())
+    assert bool(gradient.any())
+
+
+def test_pg_loss_of_each_stream_is_its_own_aggregate() -> None:
+    actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
+    settings: dict[str, Any] = {**LOSS, "aggregation": "seq-mean-token-mean"}
+    scored = scored_rows(actor, mixed_rows(), old=old)
+    metrics = gradients(actor, scored, run_config(loss=settings))[2].metrics()
+    for stream, rows in (("fresh", mixed_rows()[:6]), ("replay", mixed_rows()[6:])):
+        alone = scored_rows(actor, rows, old=old)
+        expected, _, totals = gradients(actor, alone, run_config(loss=settings))
+        assert metrics[f"actor/{stream}/pg_loss"] == pytest.approx(expected, rel=1e-12)
+        for name, value in totals.metrics().items():
+            assert metrics[name] == pytest.approx(value, rel=1e-12)
+
+
+def test_clip_fractions_are_over_the_streams_own_trained_tokens() -> None:
+    """Every fresh ratio is 1, every replayed one e^2: none of the fresh clipped, all of the replayed."""
+    actor = tiny_actor()
+    rows = [row("f", segment("uullll")), row("r", segment("uull"), stream="replay")]
+    scored = scored_rows(actor, rows, old=actor)
+    far = torch.where(scored.batch.response_mask, scored.old_log_probs - 2.0, torch.nan)
+    scored = replace(scored, batch=replace(scored.batch, behavior_log_probs=far))
+    metrics = gradients(actor, scored, run_config(loss=LOSS))[2].metrics()
+    assert metrics["actor/fresh/pg_clipfrac"] == 0.0
+    assert metrics["actor/replay/pg_clipfrac"] == 1.0
+    assert metrics["actor/fresh/ratio_mean"] == pytest.approx(1.0, abs=1e-12)
+    assert metrics["actor/replay/ratio_min"] == pytest.approx(7.3890561, abs=1e-6)
+    assert metrics["actor/replay/approx_kl"] == pytest.approx(7.3890561 - 1 - 2, abs=1e-6)
+
+
+def test_demonstrated_tokens_with_advantage_one_are_first_learned_by_maximum_likelihood() -> None:
+    actor = tiny_actor()
+    rows = [row("a", segment("uuxxx"), advantage=1.0)]
+    scored = scored_rows(actor, rows, old=actor)
+    _, gradient, _ = gradients(actor, scored, run_config())
+    actor.model.zero_grad(set_to_none=True)
+    batch = scored.batch
+    scores, _ = actor.log_probs(batch.token_ids, batch.attention_mask, batch.loss_mask, batch.temperature)
+    torch.autograd.backward(-scores.sum() / 3)  # three demonstrated tokens; at ratio 1, d(-r A) = -A d(log-prob)
+    expected = torch.cat([p.grad.flatten() for p in actor.model.parameters() if p.grad is not None])
+    assert float(expected.abs().max()) > 1e-3
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_gpg_gives_back_what_trajectories_without_a_signal_take() -> None:
+    """Counted per stream over the whole step: of 6 fresh ones 5 have an advantage, of 3 replayed ones 2."""
+    actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
+    scored = scored_rows(actor, mixed_rows(), old=old)
+    found = {}
+    for name in ("gpg", "reinforce"):
+        loss = {stream: {"objective": name} for stream in ("fresh", "replay")}
+        found[name] = gradients(actor, scored, run_config(loss=loss, batch={"micro_batch_tokens": 1}))[2].metrics()
+    for key, factor in (("actor/fresh/pg_loss", 6 / 5), ("actor/replay/pg_loss", 3 / 2)):
+        assert found["gpg"][key] == pytest.approx(factor * found["reinforce"][key], rel=1e-12)
+
+
+def test_what_all_members_of_a_group_were_shown_teaches_nothing_at_first() -> None:
+    # Advantages of a group sum to 0, and so do the gradients of tokens that all its members have in one context.
+    actor, shown = tiny_actor(), segment("uuxxx")
+    rows = [row(str(advantage), shown, advantage=advantage) for advantage in (1.5, -0.5, -1.0)]
+    _, gradient, _ = gradients(actor, scored_rows(actor, rows, old=actor), run_config())
+    assert float(gradient.abs().max()) < 1e-12
+
+
+def test_importance_weighted_kl_of_tokens_nobody_is_known_to_have_sampled_takes_the_old_policy() -> None:
+    actor, old, ref = (tiny_actor(seed=seed) for seed in range(3))
+    rows = [row("demo", segment("uuxxx"), advantage=0.0, stream="replay"), row("own", segment("uull"), advantage=0.0)]
+    scored = scored_rows(actor, rows, old=old, ref=ref)
+    kl = {"loss_coef": 0.1, "loss_gradient": "importance"}
+    found = []
+    for replay in ({"missing_log_probs": "luffy"}, {"missing_log_probs": "recompute"}, {"anchor": "old"}):
+        found.append(gradients(actor, scored, run_config(loss={"replay": replay}, kl=kl))[1])
+    assert float(found[0].abs().max()) > 1e-4
+    torch.testing.assert_close(found[0], found[2])
+    torch.testing.assert_close(found[1], found[2])

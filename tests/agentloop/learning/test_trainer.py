@@ -1,0 +1,489 @@
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentloop.errors import TrainingStopped, TruncatedSampling, UnknownAnchor, UserError
+from agentloop.learning.trainer import Trainer
+from agentloop.learning.update_stats import ESS_BY_AGE
+from agentloop.models.actor import Actor
+from replay.records import BatchRow, age_bucket
+from tests.fakes.batch_rows import (
+    batch_row,
+    mixed_rows,
+    row,
+    run_config,
+    sampled_by,
+    segment,
+    tiny_actor,
+    trainer,
+    weights_of,
+)
+
+CONFIG: dict[str, Any] = {"batch": {"mini_batch": 4}, "run": {"iterations": 10}}
+ESS = ("ess", "ess_token", "ess_sequence", "ess_mean")
+
+
+def silent_rows() -> list[BatchRow]:
+    return [row(f"t{i}", segment("uulll", seed=i), advantage=0.0, group=f"g{i}") for i in range(8)]
+
+
+def test_mini_batch_smaller_than_a_group_leaves_steps_without_rows() -> None:
+    rows = [row(f"t{i}", segment("uull", seed=i), advantage=1.0 - i) for i in range(3)]
+    result = trainer(tiny_actor(), run_config(batch={"mini_batch": 1})).update(rows, iteration=1)
+    assert result.optimizer_steps == 3
+    assert result.metrics["actor/skipped_no_signal"] == 2
+
+
+def test_update_without_a_signal_touches_neither_weights_nor_optimizer() -> None:
+    actor = tiny_actor()
+    learner = trainer(actor, run_config(**CONFIG, optimizer={"weight_decay": 0.1}))
+    learner.update(mixed_rows(), iteration=1)
+    weights, state = weights_of(actor), {k: v.clone() for k, v in learner.state()[0].items()}
+    result = learner.update(silent_rows(), iteration=2)
+
+    assert result.optimizer_steps == 2
+    assert result.metrics["actor/skipped_no_signal"] == 2
+    assert "actor/grad_norm" not in result.metrics
+    assert result.metrics["actor/fresh/pg_loss"] == 0.0
+    assert torch.equal(weights_of(actor), weights)
+    after = learner.state()[0]
+    assert after.keys() == state.keys()
+    assert all(torch.equal(after[k], state[k]) for k in state)
+    stats = result.rows["t0"]
+    assert (stats.approx_kl, stats.clip_fraction) == (None, 0.0)
+
+
+def test_update_of_fully_clipped_tokens_has_no_signal() -> None:
+    actor = tiny_actor()
+    rows = [row("r", segment("uull", [-19.0, -19.0]), stream="replay", advantage=1.0)]
+    before = weights_of(actor)
+    result = trainer(actor, run_config(batch={"mini_batch": 8})).update(rows, iteration=1)
+    assert result.metrics["actor/skipped_no_signal"] == 1
+    assert result.metrics["actor/replay/pg_clipfrac"] == 1.0
+    assert torch.equal(weights_of(actor), before)
+
+
+@pytest.mark.parametrize("term", [{"kl": {"loss_coef": 0.1}}, {"loss": {"entropy_coef": 0.1}}])
+def test_regularised_update_moves_without_advantages(term: dict[str, Any]) -> None:
+    actor = tiny_actor()
+    before = weights_of(actor)
+    learner = trainer(actor, run_config(**CONFIG, **term), reference=tiny_actor(seed=1))
+    result = learner.update(silent_rows(), iteration=1)
+    assert result.metrics["actor/skipped_no_signal"] == 0
+    assert not torch.equal(weights_of(actor), before)
+    assert (result.metrics.get("actor/kl_loss", 0.0) > 0) == ("kl" in term)
+
+
+def poison(learner: Any, actor: Any) -> None:
+    with torch.no_grad():
+        actor.model.model.norm.weight[0] = math.nan
+
+
+def test_nan_stops_the_run_before_the_optimizer_is_touched() -> None:
+    actor = tiny_actor()
+    learner = trainer(actor, run_config(**CONFIG))
+    poison(learner, actor)
+    before = weights_of(actor)
+    with pytest.raises(
+        TrainingStopped, match="loss and gradient must be finite, got loss nan .* step 1 of iteration 7"
+    ):
+        learner.update(mixed_rows(), iteration=7)
+    assert torch.equal(weights_of(actor).nan_to_num(), before.nan_to_num())
+    assert learner.state()[0] == {}
+    assert all(p.grad is None for p in actor.model.parameters())
+
+
+def test_nan_is_skipped_and_counted_if_so_configured() -> None:
+    actor = tiny_actor()
+    learner = trainer(actor, run_config(**CONFIG, optimizer={"on_bad_gradient": "skip"}))
+    poison(learner, actor)
+    before = weights_of(actor)
+    result = learner.update(mixed_rows(), iteration=1)
+    assert result.metrics["actor/skipped_bad_gradient"] == result.optimizer_steps == 3
+    assert torch.equal(weights_of(actor).nan_to_num(), before.nan_to_num())
+    assert learner.state()[0] == {}
+
+
+def test_unknown_behavior_log_prob_of_a_replayed_token_is_an_error_before_any_update() -> None:
+    actor = tiny_actor()
+    before = weights_of(actor)
+    rows = [*mixed_rows(replayed=0), row("imported", segment("ull", [-1.0, math.nan]), stream="replay")]
+    with pytest.raises(ValueError, match=r"trajectory imported must be known .* got 1 unknown. Set loss.replay.anchor"):
+        trainer(actor, run_config(**CONFIG)).update(rows, iteration=1)
+    assert torch.equal(weights_of(actor), before)
+    result = trainer(actor, run_config(**CONFIG, loss={"replay": {"anchor": "old"}})).update(rows, iteration=1)
+    assert result.metrics["actor/replay/pg_clipfrac"] >= 0.0
+
+
+def test_demonstrated_token_of_a_replayed_row_needs_the_anchor_old() -> None:
+    rows = [row("edited", segment("uxxul"), stream="replay")]
+    with pytest.raises(
+        ValueError, match=r"trajectory edited must be known .* got 2 unknown. Set loss.replay.anchor: old"
+    ):
+        trainer(tiny_actor(), run_config(**CONFIG)).update(rows, iteration=1)
+    actor = tiny_actor()
+    before = weights_of(actor)
+    result = trainer(actor, run_config(**CONFIG, loss={"replay": {"anchor": "old"}})).update(rows, iteration=1)
+    assert not torch.equal(weights_of(actor), before)
+    # Drift is of the one token that a policy sampled; the demonstrated ones have no stored log-prob to drift from.
+    assert result.rows["edited"].drift_mean == result.rows["edited"].drift_max
+
+
+@pytest.mark.parametrize("mode", ["luffy", "bc", "recompute"])
+def test_unknown_behavior_log_probs_are_trained_as_configured_and_counted(mode: str) -> None:
+    """Ratio 1 to the old log-probs; p / (p + gamma) or cross-entropy, both by hand."""
+    actor = tiny_actor()
+    rows = [row("edited", segment("uxxul", seed=4), stream="replay", advantage=2.0)]
+    config = run_config(batch={"mini_batch": 8}, loss={"replay": {"missing_log_probs": mode}})
+    (drawn,) = sampled_by(actor, rows)
+    known = drawn.trajectory.segments[0].tokens.behavior_log_probs.astype(float)
+    # Of the two demonstrated tokens nobody knows it; the one that a policy sampled keeps it.
+    mixed = [stored_with(drawn, [math.nan, math.nan, math.nan, math.nan, known[4]])]
+    metrics = trainer(actor, config).update(mixed, iteration=1).metrics
+    assert metrics["actor/replay/missing_log_probs"] == pytest.approx(2 / 3)
+    p = [math.exp(value) for value in known[1:3]]
+    tokens = {
+        "recompute": [-2.0, -2.0],
+        "luffy": [-2.0 * q / (q + 0.1) for q in p],
+        "bc": [-math.log(q) for q in p],  # whatever the advantage
+    }[mode]
+    assert metrics["actor/replay/pg_loss"] == pytest.approx((sum(tokens) - 2.0) / 3, rel=1e-5)
+    assert metrics["actor/replay/ratio_max"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_missing_log_probs_are_not_counted_where_none_is_missing() -> None:
+    metrics = trainer(tiny_actor(), run_config(**CONFIG)).update(mixed_rows(), iteration=1).metrics
+    assert not [name for name in metrics if "missing" in name]
+
+
+def test_cloned_rows_are_learned_without_an_advantage() -> None:
+    actor = tiny_actor()
+    before = weights_of(actor)
+    config = run_config(**CONFIG, loss={"replay": {"objective": "bc"}})
+    rows = [batch_row(item.trajectory, "replay", advantage=item.advantage) for item in silent_rows()]
+    result = trainer(actor, config).update(rows, iteration=1)
+    assert result.metrics["actor/skipped_no_signal"] == 0
+    assert not torch.equal(weights_of(actor), before)
+
+
+@pytest.mark.parametrize("sampled", [{"top_p": 0.9}, {"top_k": 50}])
+def test_truncated_sampling_is_refused_where_its_log_probs_enter_a_ratio(sampled: dict[str, Any]) -> None:
+    drawn = row("cut", segment("uull"), stream="replay")
+    record = replace(drawn.trajectory.record, **sampled)
+    rows = [replace(drawn, trajectory=replace(drawn.trajectory, record=record))]
+    actor = tiny_actor()
+    before = weights_of(actor)
+    correction = {"anchor": "old", "correction": {"kind": "truncate", "ratio_high": 2.0}}
+    for refused in ({}, correction):
+        with pytest.raises(TruncatedSampling, match=r"trajectory cut must be sampled from the whole distribution .*"):
+            trainer(actor, run_config(**CONFIG, loss={"replay": refused})).update(rows, iteration=1)
+    assert torch.equal(weights_of(actor), before)
+    for taken in ({"anchor": "old"}, {"allow_truncated_sampling": True}, {"objective": "luffy"}):
+        trainer(tiny_actor(), run_config(**CONFIG, loss={"replay": taken})).update(rows, iteration=1)
+    charged: dict[str, Any] = {**CONFIG, "kl": {"loss_coef": 0.1, "loss_gradient": "importance"}}
+    with pytest.raises(TruncatedSampling, match=r"trajectory cut must be sampled from the whole distribution"):
+        trainer(actor, run_config(**charged, loss={"replay": {"objective": "luffy"}}), reference=tiny_actor()).update(
+            rows, iteration=1
+        )
+    trainer(tiny_actor(), run_config(**charged, loss={"replay": {"anchor": "old"}}), reference=tiny_actor()).update(
+        rows, iteration=1
+    )
+    unknown = row("x", segment("uxx"), stream="replay").trajectory
+    none = replace(unknown, record=replace(unknown.record, **sampled, mean_behavior_log_prob=math.nan))
+    recompute = run_config(**CONFIG, loss={"replay": {"missing_log_probs": "recompute"}})
+    trainer(tiny_actor(), recompute).update([batch_row(none, "replay", advantage=1.0)], iteration=1)
+
+
+def test_correction_needs_known_log_probs() -> None:
+    rows = [row("edited", segment("uxxul"), stream="replay")]
+    stream = {"anchor": "old", "correction": {"kind": "mask", "ratio_high": 2.0}}
+    with pytest.raises(
+        UnknownAnchor, match=r"when loss.replay.correction.kind is mask, got 2 unknown. Set loss.replay."
+    ):
+        trainer(tiny_actor(), run_config(**CONFIG, loss={"replay": stream})).update(rows, iteration=1)
+
+
+def stored_with(item: BatchRow, log_probs: list[float]) -> BatchRow:
+    """The same tokens of one segment with these behavior log-probs."""
+    (part,) = item.trajectory.segments
+    tokens = replace(part.tokens, behavior_log_probs=np.array(log_probs, np.float32))
+    return replace(item, trajectory=replace(item.trajectory, segments=(replace(part, tokens=tokens),)))
+
+
+def drifted(actor: Any, drifts: list[list[float]]) -> list[BatchRow]:
+    """Replayed rows of advantage 1 whose tokens have these ratios old / behavior."""
+    rows = []
+    for i, ratios in enumerate(drifts):
+        (known,) = sampled_by(actor, [row(f"r{i}", segment("u" + "l" * len(ratios), seed=i), stream="replay")])
+        log_probs = known.trajectory.segments[0].tokens.behavior_log_probs.astype(float)
+        rows.append(stored_with(known, [math.nan, *(log_probs[1:] - np.log(ratios))]))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("correction", "pg_loss", "metrics"),
+    [
+        # Ratio current / old is 1 and A = 1, so a token's loss is minus its weight: 2 + 1 + 4 + 0.5 over 4.
+        ({"kind": "truncate", "ratio_high": 9.0}, -7.5 / 4, {"weight_mean": 7.5 / 4, "weight_zero": 0.0}),
+        ({"kind": "truncate", "ratio_high": 2.0}, -5.5 / 4, {"weight_mean": 5.5 / 4, "weight_zero": 0.0}),
+        ({"kind": "mask", "ratio_low": 0.8, "ratio_high": 3.0}, -3 / 4, {"weight_mean": 3 / 4, "weight_zero": 0.5}),
+        # Two are left, and the denominator is 2.
+        ({"kind": "rejection", "ratio_low": 0.8, "ratio_high": 3.0}, -1.0, {"rejected": 0.5}),
+    ],
+)
+def test_correction_weighs_the_loss_and_rejection_leaves_the_denominators(
+    correction: dict[str, Any], pg_loss: float, metrics: dict[str, float]
+) -> None:
+    actor = tiny_actor()
+    rows = drifted(actor, [[2.0, 1.0], [4.0, 0.5]])
+    stream = {"anchor": "old", "correction": correction}
+    found = trainer(actor, run_config(batch={"mini_batch": 8}, loss={"replay": stream})).update(rows, iteration=1)
+    assert found.metrics["actor/replay/pg_loss"] == pytest.approx(pg_loss, rel=1e-5)
+    for name, value in metrics.items():
+        key = name if name == "rejected" else f"importance_{name}"
+        assert found.metrics[f"actor/replay/{key}"] == pytest.approx(value, rel=1e-5)
+    # The drift is what people are shown, whatever is done about it: 7.5 / 4.
+    assert found.metrics["actor/replay/drift_mean"] == pytest.approx(7.5 / 4, rel=1e-5)
+
+
+def test_unknown_behavior_log_prob_that_is_not_trained_is_no_error() -> None:
+    rows = [*mixed_rows(replayed=0), row("r", segment("uld", [-1.0, math.nan]), stream="replay")]
+    result = trainer(tiny_actor(), run_config(**CONFIG)).update(rows, iteration=1)
+    assert result.rows["r"].drift_mean is not None
+
+
+def test_kl_term_needs_a_reference() -> None:
+    with pytest.raises(ValueError, match=r"kl.loss_coef must be 0 without a reference policy, got 0.5"):
+        trainer(tiny_actor(), run_config(kl={"loss_coef": 0.5}))
+
+
+def test_learning_rate_depends_on_the_iteration_only() -> None:
+    learner = trainer(tiny_actor(), run_config(**CONFIG, optimizer={"learning_rate": 0.01, "schedule": "linear"}))
+    for iteration, expected in ((10, 0.001), (1, 0.01), (10, 0.001)):
+        metrics = learner.update(silent_rows(), iteration=iteration).metrics
+        assert metrics["actor/learning_rate"] == pytest.approx(expected)
+
+
+def test_metrics_of_a_stream_without_rows_are_absent() -> None:
+    fresh = trainer(tiny_actor(), run_config(**CONFIG)).update(mixed_rows(replayed=0), iteration=1).metrics
+    replay = trainer(tiny_actor(), run_config(**CONFIG)).update(mixed_rows(fresh=0), iteration=1).metrics
+    names = {
+        "pg_loss",
+        "pg_clipfrac",
+        "pg_clipfrac_lower",
+        "approx_kl",
+        "ratio_mean",
+        "ratio_min",
+        "ratio_max",
+    }
+    quantiles = {f"{name}_p{percent}" for name in ("ratio", "drift") for percent in ("01", "50", "99")}
+    names |= {"drift_mean", "drift_max", *ESS, *quantiles}
+    shared = {
+        "actor/grad_norm",
+        "actor/learning_rate",
+        "actor/skipped_no_signal",
+        "actor/skipped_bad_gradient",
+    }
+    assert set(fresh) == {f"actor/fresh/{name}" for name in names} | shared | {"actor/entropy"}
+    assert set(replay) == {f"actor/replay/{name}" for name in {*names, "ess/age_unknown"}} | shared
+
+
+def test_row_statistics_are_those_of_the_trajectory() -> None:
+    actor = tiny_actor()
+    rows = mixed_rows()
+    result = trainer(actor, run_config(batch={"mini_batch": 100})).update(rows, iteration=1)
+    assert list(result.rows) == [f"t{i}" for i in range(9)]
+    for stream in ("fresh", "replay"):
+        shares = [result.rows[r.trajectory.id].ess_share for r in rows if r.stream == stream]
+        assert sum(share or 0.0 for share in shares) == pytest.approx(1.0)
+        # sum of squared shares = sum w^2 / (sum w)^2 = 1 / (N ESS)
+        squares = sum((share or 0.0) ** 2 for share in shares)
+        assert result.metrics[f"actor/{stream}/ess_mean"] == pytest.approx(1 / (len(shares) * squares))
+        largest = max(result.rows[r.trajectory.id].drift_max or 0.0 for r in rows if r.stream == stream)
+        assert result.metrics[f"actor/{stream}/drift_max"] == pytest.approx(largest)
+
+
+def test_rows_without_behavior_log_probs_are_in_no_drift_and_no_sample_size() -> None:
+    unknown = row("unknown", segment("uull", [math.nan, math.nan]), stream="replay")
+    config = run_config(batch={"mini_batch": 100}, loss={"replay": {"anchor": "old"}})
+    alone = trainer(tiny_actor(), config).update(mixed_rows(), iteration=1)
+    result = trainer(tiny_actor(), config).update([*mixed_rows(), unknown], iteration=1)
+    for name in ("drift_mean", "drift_max", *ESS):
+        key = f"actor/replay/{name}"
+        assert result.metrics[key] == pytest.approx(alone.metrics[key], rel=1e-12)
+    stats = result.rows["unknown"]
+    assert (stats.drift_mean, stats.drift_max, stats.ess_share) == (None, None, None)
+    assert result.rows["t8"].ess_share == pytest.approx(alone.rows["t8"].ess_share)
+
+
+def test_pg_loss_is_the_mean_over_the_steps_that_had_the_stream() -> None:
+    """Two steps, one replayed row: at ratio 1 its loss is -A, whatever the other step holds."""
+    actor = tiny_actor()
+    rows = [row(f"f{i}", segment("uull", seed=i), advantage=2.0, group=f"g{i}") for i in range(3)]
+    rows += sampled_by(actor, [row("r", segment("ulll", seed=9), advantage=0.5, stream="replay")])
+    config = run_config(batch={"mini_batch": 2}, optimizer={"learning_rate": 1e-12})
+    result = trainer(actor, config).update(rows, iteration=1)
+    assert result.optimizer_steps == 2
+    assert result.metrics["actor/fresh/pg_loss"] == pytest.approx(-2.0, abs=1e-6)
+    assert result.metrics["actor/replay/pg_loss"] == pytest.approx(-0.5, abs=1e-6)
+
+
+def test_quantiles_are_those_of_the_streams_own_tokens() -> None:
+    """Five known drifts and a stream beside them that must not matter."""
+    actor = tiny_actor()
+    (exact,) = sampled_by(actor, [row("r", segment("uulllll", seed=3), stream="replay")])
+    part = exact.trajectory.segments[0]
+    behavior = part.tokens.behavior_log_probs.copy()
+    behavior[2:] -= np.log(np.array([3.0, 1.0, 5.0, 2.0, 4.0], np.float32))  # drift = exp(old - behavior)
+    moved = replace(part, tokens=replace(part.tokens, behavior_log_probs=behavior))
+    rows = [replace(exact, trajectory=replace(exact.trajectory, segments=(moved,))), *mixed_rows(replayed=0)]
+    metrics = trainer(actor, run_config(batch={"mini_batch": 100})).update(rows, iteration=1).metrics
+    # Ranks ceil(0.01 x 5) = 1, ceil(0.5 x 5) = 3 and ceil(0.99 x 5) = 5 of 1, 2, 3, 4, 5; the anchor is behavior,
+    # and the first step's ratios are the drift.
+    for name in ("drift", "ratio"):
+        found = [metrics[f"actor/replay/{name}_p{percent}"] for percent in ("01", "50", "99")]
+        assert found == pytest.approx([1.0, 3.0, 5.0], rel=1e-5)
+
+
+def test_observed_rows_have_drift_and_no_loss() -> None:
+    learner = trainer(tiny_actor(), run_config(**CONFIG))
+    observed = learner.score_only([row("a", segment("uudd", [-1.0, -2.0]), stream="replay", advantage=1.0)])
+    assert observed.optimizer_steps == 0
+    names = {"drift_mean", "drift_max", "drift_p01", "drift_p50", "drift_p99", *ESS, "ess/age_unknown", "approx_kl"}
+    assert set(observed.metrics) == {f"actor/replay/{name}" for name in names}
+    stats = observed.rows["a"]
+    assert stats.clip_fraction is None
+    assert stats.approx_kl == pytest.approx(observed.metrics["actor/replay/approx_kl"])
+    assert stats.ess_share == 1.0
+
+
+def test_update_clears_gradients_left_by_others() -> None:
+    actor, other = tiny_actor(), tiny_actor()
+    for parameter in actor.model.parameters():
+        parameter.grad = torch.full_like(parameter, 9.0)
+    for policy in (actor, other):
+        trainer(policy, run_config(**CONFIG)).update(mixed_rows(), iteration=1)
+    assert torch.equal(weights_of(actor), weights_of(other))
+
+
+@pytest.mark.parametrize("weights", ["token", "sequence", "mean"])
+def test_replay_stream_has_an_ess_for_each_age(weights: str) -> None:
+    """Old rows that are all wrong must not hide behind young ones that are right."""
+    actor = tiny_actor()
+    young = [row(f"y{i}", segment("ull", seed=i), stream="replay") for i in range(3)]
+    mended = [
+        batch_row(item.trajectory, "replay", staleness=age, advantage=item.advantage)
+        for item, age in zip(sampled_by(actor, young), (1, 2, 3), strict=True)
+    ]
+    off = [row(f"o{i}", segment("ull", [level, level]), stream="replay") for i, level in enumerate((-1.0, -9.0))]
+    old = [batch_row(item.trajectory, "replay", staleness=5, advantage=item.advantage) for item in off]
+    config = run_config(**CONFIG, replay={"ess": {"weights": weights}})
+    metrics = trainer(actor, config).score_only([*mended, *old]).metrics
+    ess = {name.removeprefix(ESS_BY_AGE): value for name, value in metrics.items() if name.startswith(ESS_BY_AGE)}
+    assert ess.keys() == {"1", "2-3", "4-7"}
+    assert (ess["1"], ess["2-3"]) == pytest.approx((1.0, 1.0), abs=1e-4)
+    if weights == "mean":  # one of the two weighs exp(8) times the other
+        assert ess["4-7"] == pytest.approx(0.5, abs=0.01)
+    else:
+        assert ess["4-7"] < 0.51
+    if weights == "token":  # the two tokens of that one are all that counts of four, and one of them more
+        assert ess["4-7"] >= 0.25
+    assert metrics["actor/replay/ess"] == metrics[f"actor/replay/ess_{weights}"]
+
+
+@pytest.mark.parametrize(
+    ("staleness", "bucket"),
+    [(None, "unknown"), (0, "0"), (1, "1"), (2, "2-3"), (3, "2-3"), (4, "4-7"), (15, "8-15"), (16, "16-31")],
+)
+def test_age_buckets_double(staleness: int | None, bucket: str) -> None:
+    assert age_bucket(staleness) == bucket
+
+
+def test_objective_of_ones_own_without_a_gradient_is_refused_unless_it_is_zero(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def detached(inputs):\n    return -inputs.log_probs.detach() * inputs.advantages\n\n\n"
+        "def nothing(inputs):\n    return inputs.advantages * 0.0\n"
+    )
+
+    def learner(actor: Actor, name: str) -> Trainer:
+        return trainer(actor, run_config(**CONFIG, loss={"fresh": {"objective": f"{file}:{name}"}}))
+
+    rows = [row(f"t{i}", segment("uulll", seed=i)) for i in range(4)]
+    with pytest.raises(
+        UserError, match=r"loss.fresh.objective \(detached\) must return a loss with a gradient, got a c"
+    ):
+        learner(tiny_actor(), "detached").update(rows, iteration=1)
+    actor = tiny_actor()
+    before = weights_of(actor)
+    metrics = learner(actor, "nothing").update(rows, iteration=1).metrics
+    assert metrics["actor/skipped_no_signal"] == 1
+    assert torch.equal(weights_of(actor), before)
+
+
+class CountingActor(Actor):
+    """Notes how many rows each pass has."""
+
+    passes: list[int]
+
+    def log_probs(self, token_ids: Any, *arguments: Any, **named: Any) -> Any:
+        self.passes.append(len(token_ids))
+        return super().log_probs(token_ids, *arguments, **named)
+
+
+def counting() -> CountingActor:
+    actor = CountingActor(tiny_actor().model)
+    actor.passes = []
+    return actor
+
+
+def test_stored_log_probs_of_the_present_weights_need_no_pass_and_change_nothing() -> None:
+    settings = run_config(batch={"mini_batch": 16, "micro_batch_tokens": 10_000})
+    rows = sampled_by(tiny_actor(), mixed_rows())
+    marked = [replace(r, scored=r.stream == "fresh") for r in rows]
+    scored, stored = counting(), counting()
+    asked = trainer(scored, settings).update(rows, iteration=1).metrics
+    saved = trainer(stored, settings).update(marked, iteration=1).metrics
+    # Three replayed trajectories, the second with two segments: the six fresh ones, nine rows, are left out.
+    assert (scored.passes[0], stored.passes[0]) == (13, 4)
+    assert abs(saved.pop("actor/sampling_gap")) < 1e-6
+    for name in ("actor/fresh/pg_loss", "actor/replay/pg_loss", "actor/grad_norm", "actor/fresh/drift_mean"):
+        assert saved[name] == pytest.approx(asked[name], abs=1e-6)
+    torch.testing.assert_close(weights_of(stored), weights_of(scored), atol=1e-5, rtol=0)
+
+
+def off(row: BatchRow, nats: float) -> BatchRow:
+    """As a generator stores it whose log-probs are wrong by so much."""
+    segments = tuple(
+        replace(segment, tokens=replace(segment.tokens, behavior_log_probs=segment.tokens.behavior_log_probs - nats))
+        for segment in row.trajectory.segments
+    )
+    return replace(row, trajectory=replace(row.trajectory, segments=segments))
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_stored_log_probs_that_are_off_are_recomputed_in_that_iteration(algorithm: str) -> None:
+    settings = run_config(algorithm=algorithm, batch={"mini_batch": 4, "ppo_epochs": 2})
+    rows = [off(r, 0.01) if r.stream == "fresh" else r for r in sampled_by(tiny_actor(), mixed_rows())]
+    recomputed, trusted = tiny_actor(), tiny_actor()
+    expected = trainer(recomputed, settings).update(rows, iteration=1)
+    marked = [replace(r, scored=r.stream == "fresh") for r in rows]
+    found = trainer(trusted, settings).update(marked, iteration=1)
+    metrics = dict(found.metrics)
+    assert metrics.pop("actor/sampling_gap") == pytest.approx(0.01, rel=0.01)
+    assert metrics.pop("actor/old_log_probs_recomputed") == 1.0
+    assert metrics == expected.metrics and found.rows == expected.rows
+    assert torch.equal(weights_of(trusted), weights_of(recomputed))
+
+
+def test_stored_log_probs_within_the_bound_are_old_ones() -> None:
+    rows = [replace(off(r, 0.0005), scored=True) for r in sampled_by(tiny_actor(), mixed_rows(replayed=0))]
+    metrics = trainer(tiny_actor(), run_config(**CONFIG)).update(rows, iteration=1).metrics
+    assert metrics["actor/sampling_gap"] == pytest.approx(0.0005, rel=0.01)
+    assert metrics["actor/old_log_probs_recomputed"] == 0.0
+    assert metrics["actor/fresh/drift_mean"] == 1.0

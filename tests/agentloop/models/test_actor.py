@@ -1,0 +1,92 @@
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3ForCausalLM
+
+from agentloop.models.actor import Actor
+from tests.fakes.batch_rows import VOCABULARY, tiny_actor
+
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 0, 0]])
+ATTENTION = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]], dtype=torch.bool)
+RESPONSE = torch.tensor([[0, 0, 1, 0, 1, 1], [0, 1, 0, 1, 0, 0]], dtype=torch.bool)
+TEMPERATURE = torch.tensor([1.0, 0.5])
+
+
+def test_log_probs_and_entropies_equal_those_of_the_whole_logits() -> None:
+    actor = tiny_actor()
+    log_probs, entropies = actor.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
+    for row, temperature in enumerate([1.0, 0.5]):
+        logits = actor.model(input_ids=IDS[row : row + 1, : int(ATTENTION[row].sum())]).logits[0]
+        probabilities = torch.softmax(logits / temperature, dim=-1)
+        for t in range(6):
+            if RESPONSE[row, t]:
+                p = probabilities[t - 1]
+                assert log_probs[row, t].item() == pytest.approx(p[IDS[row, t]].log().item(), abs=1e-12)
+                assert entropies[row, t].item() == pytest.approx(-(p * p.log()).sum().item(), abs=1e-12)
+            else:
+                assert log_probs[row, t].item() == entropies[row, t].item() == 0.0
+
+
+def test_log_probs_ignore_what_stands_in_the_padding() -> None:
+    actor = tiny_actor()
+    other = IDS.clone()
+    other[~ATTENTION] = VOCABULARY - 1
+    left, right = (actor.log_probs(ids, ATTENTION, RESPONSE, TEMPERATURE)[0] for ids in (IDS, other))
+    assert torch.equal(left, right)
+
+
+def test_log_probs_of_rows_without_action_tokens_are_zero() -> None:
+    log_probs, entropies = tiny_actor().log_probs(IDS, ATTENTION, RESPONSE & False, TEMPERATURE)
+    assert log_probs.shape == IDS.shape
+    assert not log_probs.any()
+    assert not entropies.any()
+
+
+def test_entropies_that_were_not_asked_for_are_unknown() -> None:
+    _, entropies = tiny_actor().log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE, entropy=False)
+    assert bool(entropies[RESPONSE].isnan().all())
+    assert not entropies[~RESPONSE].any()
+
+
+def test_left_padding_is_refused() -> None:
+    with pytest.raises(ValueError, match="attention_mask must be padded on the right"):
+        tiny_actor().log_probs(IDS, ATTENTION.flip(1), RESPONSE & False, TEMPERATURE)
+
+
+def test_dropout_is_off_even_if_the_model_was_left_in_training_mode() -> None:
+    actor = tiny_actor(attention_dropout=0.5)
+    actor.model.train()
+    first, second = (actor.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)],
+)
+def test_log_probs_are_float32_or_better(dtype: torch.dtype, expected: torch.dtype) -> None:
+    actor = tiny_actor(dtype)
+    for mask in (RESPONSE, RESPONSE & False):
+        log_probs, entropies = actor.log_probs(IDS, ATTENTION, mask, TEMPERATURE)
+        assert log_probs.dtype == entropies.dtype == actor.dtype == expected
+
+
+class WholeLogits(Qwen3ForCausalLM):
+    """A model that can't apply its head to some positions only."""
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
+        return super().forward(input_ids=input_ids, use_cache=use_cache)
+
+
+def test_model_without_logits_to_keep_gives_the_same_log_probs() -> None:
+    actor = tiny_actor()
+    whole = WholeLogits(actor.model.config).double()
+    whole.model = actor.model.model
+    whole.lm_head = actor.model.lm_head
+    for left, right in zip(
+        actor.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE),
+        Actor(whole).log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE),
+        strict=True,
+    ):
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-13)

@@ -1,0 +1,206 @@
+"""Log-probs made inside the model's own forward: those of the plain path, whatever the model is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import Cohere2Config, Cohere2ForCausalLM, PreTrainedModel
+
+from agentloop.config.sections.model import ComputeSection
+from agentloop.errors import UserError
+from agentloop.models.actor import Actor
+from agentloop.models.reference import WithoutAdapters
+from agentloop.models.token_log_probs.chunked import RowSums, TorchRows
+from agentloop.models.token_log_probs.head import Head, check_kernels
+from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE, WholeLogits
+from tests.fakes.batch_rows import VOCABULARY, tiny_actor
+from tests.fakes.ranks import group_of_one
+
+PLAIN, CHUNKED = ComputeSection(log_probs="plain"), ComputeSection(log_probs="chunked")
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2 of the 5 action tokens, and 7 of the 23 words."""
+    monkeypatch.setattr("agentloop.models.token_log_probs.chunked.CPU_CHUNKS", (2, 7))
+
+
+def scores(model: PreTrainedModel, compute: ComputeSection, *, packs: bool = False) -> tuple[Tensor, Tensor]:
+    return Actor(model, packs=packs, compute=compute).log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
+
+
+def gradients(model: PreTrainedModel, compute: ComputeSection, *, packs: bool = False) -> list[Tensor]:
+    model.zero_grad(set_to_none=True)
+    log_probs, entropies = scores(model, compute, packs=packs)
+    torch.autograd.backward((log_probs * torch.arange(12.0).view(2, 6) + 0.3 * entropies).sum())
+    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return [(grad.full_tensor() if isinstance(grad, DTensor) else grad).clone() for grad in found]
+
+
+def assert_equal(model: PreTrainedModel, *, packs: bool = False) -> None:
+    for one, other in zip(scores(model, CHUNKED, packs=packs), scores(model, PLAIN, packs=packs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    found, wanted = gradients(model, CHUNKED, packs=packs), gradients(model, PLAIN, packs=packs)
+    assert any(bool(grad.any()) for grad in wanted)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def whole_logits(model: PreTrainedModel) -> PreTrainedModel:
+    whole = WholeLogits(model.config).double()
+    whole.model, whole.lm_head = model.model, model.lm_head
+    return whole
+
+
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_scores_and_gradients_are_those_of_the_plain_path(tied: bool, packs: bool) -> None:
+    assert_equal(tiny_actor(tie_word_embeddings=tied).model, packs=packs)
+
+
+def test_model_without_logits_to_keep_scores_alike() -> None:
+    assert_equal(whole_logits(tiny_actor().model))
+
+
+def test_head_with_a_bias_scores_alike() -> None:
+    model = tiny_actor(tie_word_embeddings=False).model
+    model.lm_head = nn.Linear(16, VOCABULARY, dtype=torch.float64)
+    assert_equal(model)
+
+
+def test_logits_are_never_made() -> None:
+    model = tiny_actor().model
+    widths: list[int] = []
+    model.lm_head.register_forward_hook(lambda *call: widths.append(call[2].shape[-1]))
+    scores(model, CHUNKED)
+    # The model is asked once, with two tokens, whether it leaves logits alone; a log-prob and an entropy after that.
+    assert widths == [VOCABULARY, 2]
+
+
+def test_generation_has_the_head_it_had() -> None:
+    model = tiny_actor().model
+    scores(model, CHUNKED)
+    assert model(input_ids=IDS).logits.shape == (2, 6, VOCABULARY)
+    assert "forward" not in model.lm_head.__dict__
+    model.model.forward = None  # a pass that fails
+    with pytest.raises(TypeError):
+        scores(model, CHUNKED)
+    assert "forward" not in model.lm_head.__dict__
+
+
+def scaled() -> PreTrainedModel:
+    """Logits that the model multiplies after the head."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Cohere2Config(vocab_size=VOCABULARY, num_key_value_heads=1, logit_scale=0.5, pad_token_id=0, **sizes)
+    return Cohere2ForCausalLM(config).double().eval()
+
+
+def adapted() -> PreTrainedModel:
+    """A head that is more than one product."""
+    model = tiny_actor(tie_word_embeddings=False).model
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["lm_head"], init_lora_weights=False))
+    return model
+
+
+@pytest.mark.parametrize("make", [scaled, adapted])
+def test_model_with_logits_of_its_own_takes_the_plain_path_unless_told_otherwise(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make()
+    monkeypatch.setattr("agentloop.models.token_log_probs.head._PLAIN_BYTES", 0)
+    for one, other in zip(scores(model, ComputeSection()), scores(model, PLAIN), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(UserError, match=r"^compute\.log_probs must be auto or plain for a model whose logits"):
+        scores(model, CHUNKED)
+
+
+def test_reference_without_adapters_scores_alike() -> None:
+    model = tiny_actor().model
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    model._hf_peft_config_loaded = True
+    assert_equal(model)
+    found, wanted = (
+        WithoutAdapters(Actor(model, compute=compute)).log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
+        for compute in (CHUNKED, PLAIN)
+    )
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(found[0], scores(model, PLAIN)[0])
+
+
+def test_reference_without_adapters_knows_of_the_head_what_the_policy_does() -> None:
+    model = tiny_actor().model
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    model._hf_peft_config_loaded = True
+    reference = WithoutAdapters(actor := Actor(model, compute=CHUNKED))
+    calls: list[int] = []
+    model.model.register_forward_hook(lambda *call: calls.append(1))
+    actor.probe()
+    assert len(calls) == 1
+    reference.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
+    assert len(calls) == 2  # of ranks, one that asks again would wait for the others in vain
+
+
+def test_automatic_choice_is_chunks_above_64_mebibytes_of_logits() -> None:
+    head = Head(tiny_actor().model, ComputeSection())
+    # 64 MiB / 4 bytes / 23 words = 729,444.2 tokens
+    assert head.way(729_444) is None
+    assert head.way(729_445) is not None
+
+
+def test_triton_without_its_device_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^compute\.log_probs must be auto, plain or chunked without a CUDA device"):
+        Actor(tiny_actor().model, compute=ComputeSection(log_probs="triton"))
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[DeviceMesh]:
+    with group_of_one(tmp_path) as mesh:
+        yield mesh
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_sharded_model_has_the_scores_and_gradients_of_a_whole_one(one_rank: DeviceMesh, tied: bool) -> None:
+    whole, sharded = (tiny_actor(tie_word_embeddings=tied).model for _ in range(2))
+    for layer in sharded.model.layers:
+        fully_shard(layer, mesh=one_rank)
+    if not tied:
+        fully_shard(sharded.lm_head, mesh=one_rank)
+    fully_shard(sharded, mesh=one_rank)
+    assert isinstance(sharded.lm_head.weight, DTensor)
+    for one, other in zip(scores(sharded, CHUNKED), scores(whole, PLAIN), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    for one, other in zip(gradients(sharded, CHUNKED), gradients(whole, PLAIN), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+class Wrong(TorchRows):
+    """Is off in one logit of each chunk."""
+
+    def absorb(self, logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
+        logits[:, 0] += 3.0
+        super().absorb(logits, sums, columns, entropy=entropy, spare=spare)
+
+
+class Broken(TorchRows):
+    def absorb(self, logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
+        raise RuntimeError("no such instruction")
+
+
+def test_kernels_that_fail_on_a_device_are_told_before_anything_is_trained() -> None:
+    with torch.no_grad():  # as the first pass of a run is
+        check_kernels(TorchRows(), torch.device("cpu"))
+    with pytest.raises(UserError, match=r"compute.log_probs must be chunked or plain .* off by .* Change it"):
+        check_kernels(Wrong(), torch.device("cpu"))
+    with pytest.raises(UserError, match=r"got .*no such instruction on cpu. Change it"):
+        check_kernels(Broken(), torch.device("cpu"))

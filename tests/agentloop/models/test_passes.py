@@ -1,0 +1,165 @@
+"""How a pass is made changes speed, memory and rounding, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from agentloop.config import RunConfig
+from agentloop.config.sections.model import ComputeSection
+from agentloop.errors import UserError
+from agentloop.generation import GenerationRequest
+from agentloop.generation.local import LocalGenerator
+from agentloop.models.actor import Actor
+from agentloop.models.critic import Critic
+from agentloop.models.passes import Passes
+from agentloop.training.startup_checks import check_scoring
+from agentloop.training.train import train
+from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE
+from tests.fakes.batch_rows import tiny_actor
+from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
+
+RECOMPUTED = ComputeSection(gradient_checkpointing=True)
+BFLOAT16 = ComputeSection(autocast="bfloat16")
+
+
+def differentiated(actor: Actor) -> tuple[Tensor, Tensor]:
+    """Log-probs, and the gradient of their sum with the entropies'."""
+    actor.model.zero_grad(set_to_none=True)
+    log_probs, entropies = actor.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
+    torch.autograd.backward((log_probs + entropies).sum())
+    grads = [parameter.grad for parameter in actor.model.parameters() if parameter.grad is not None]
+    return log_probs.detach(), torch.cat([grad.flatten() for grad in grads])
+
+
+def calls_of_layers(actor: Actor) -> list[int]:
+    """Numbers of the layers, as they are run."""
+    calls: list[int] = []
+    for number, layer in enumerate(actor.model.model.layers):
+        layer.self_attn.register_forward_hook(lambda *call, number=number: calls.append(number))
+    return calls
+
+
+def test_activations_made_again_give_the_same_gradient() -> None:
+    plain = tiny_actor()
+    calls = calls_of_layers(plain)
+    wanted = differentiated(plain)
+    assert calls == [0, 1]
+    calls.clear()
+    recomputing = Actor(plain.model, compute=RECOMPUTED)
+    found = differentiated(recomputing)
+    assert calls == [0, 1, 1, 0]  # again in backward, the last first
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+    calls.clear()
+    with torch.no_grad():
+        recomputing.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
+    assert calls == [0, 1]
+    assert all("forward" not in layer.__dict__ for layer in plain.model.model.layers)
+
+
+def test_critic_makes_its_activations_again() -> None:
+    actor = Actor(tiny_actor().model, compute=RECOMPUTED)
+    critic = Critic(actor, shared=True)
+    nn.init.ones_(critic.weights["head"].weight)
+    calls = calls_of_layers(actor)
+    values, _ = critic.values(IDS, ATTENTION, RESPONSE)
+    torch.autograd.backward(values.sum())
+    assert calls == [0, 1, 1, 0]
+
+
+def test_backbone_without_layers_to_make_again_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^compute\.gradient_checkpointing must be false for a model without layers"):
+        Passes(nn.Linear(2, 2), torch.device("cpu"), RECOMPUTED)
+
+
+def test_bfloat16_scores_stay_near_and_weights_and_gradients_stay_float32() -> None:
+    plain = tiny_actor(torch.float32)
+    half = Actor(plain.model, compute=BFLOAT16)
+    wanted, found = differentiated(plain), differentiated(half)
+    # 8 bits of mantissa, wide initial weights: a twentieth of a nat, and a tenth of the largest gradient.
+    assert 0 < (found[0] - wanted[0]).abs().max() < 0.05
+    assert (found[1] - wanted[1]).abs().max() < 0.1 * wanted[1].abs().max()
+    assert found[0].dtype == found[1].dtype == torch.float32
+    assert (plain.half_precision, half.half_precision) == (False, True)
+
+
+def test_sampling_follows_autocast_as_scoring_does() -> None:
+    model = tiny_actor(torch.float32).model
+    log_probs = []
+    for compute in (ComputeSection(), BFLOAT16):
+        generator = LocalGenerator(model, stop_ids=frozenset([1]), compute=compute)
+        generator.begin(seed=0, temperature=1.0)
+        log_probs.append(generator.generate([GenerationRequest(0, [3, 4, 5], 4)])[0].log_probs[0])
+        check_scoring(generator, Actor(model, compute=compute))
+    assert log_probs[0] != log_probs[1]
+    assert log_probs[0] == pytest.approx(log_probs[1], abs=0.5)
+
+
+class Casts(TorchDispatchMode):
+    """How often each of some tensors is copied into another type."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.times = {tensor.data_ptr(): 0 for tensor in tensors}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket is torch.ops.aten._to_copy and args[0].data_ptr() in self.times:
+            self.times[args[0].data_ptr()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_sampling_casts_a_weight_once_whatever_it_samples() -> None:
+    model = tiny_actor(torch.float32).model
+    generator = LocalGenerator(model, stop_ids=frozenset(), compute=BFLOAT16)
+    generator.begin(seed=0, temperature=1.0)
+    with Casts(model.parameters()) as casts:
+        (said,) = generator.generate([GenerationRequest(0, [3, 4, 5], 4)])
+    assert len(said.token_ids) == 4
+    assert set(casts.times.values()) == {0, 1}  # vectors of norms are not multiplied
+
+
+def test_autocast_of_weights_that_are_not_float32_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"compute\.autocast must be none when model\.dtype is bfloat16"):
+        RunConfig.model_validate({"compute": {"autocast": "bfloat16"}, "model": {"dtype": "bfloat16"}})
+
+
+def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match=r"^compute\.compile must be false where there is no C\+\+ compiler"):
+        Actor(tiny_actor().model, compute=ComputeSection(compile=True))
+
+
+def test_run_in_bfloat16_with_activations_made_again_trains(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "run": {"iterations": 1},
+        "compute": {"autocast": "bfloat16", "gradient_checkpointing": True, "log_probs": "chunked"},
+    }
+    display = SilentDisplay()
+    train(small_config(tmp_path, save_qwen2(tmp_path / "qwen2"), **settings), display=display)
+    assert display.iterations[0]["actor/fresh/drift_mean"] == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_compiled_backbone_has_the_scores_and_gradient_of_the_eager_one(recomputes: bool) -> None:
+    # The architecture's rotary angles are float32 whatever the model is, and compiled ones round differently.
+    plain = tiny_actor()
+    compute = ComputeSection(compile=True, gradient_checkpointing=recomputes, log_probs="chunked")
+    compiled = Actor(plain.model, compute=compute)
+    wanted = differentiated(plain)
+    for one, other in zip(differentiated(compiled), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    with torch.no_grad():  # of another width, and without gradient
+        found, expected = (
+            actor.log_probs(IDS[:, :5], ATTENTION[:, :5], RESPONSE[:, :5], TEMPERATURE)[0]
+            for actor in (compiled, plain)
+        )
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,163 @@
+"""Groups that tell nothing are replaced, in bounded rounds; and nothing that was collected is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.records import KlPenalty
+from agentloop.rollouts.dynamic_sampling import sample_dynamically, zero_variance_groups
+from agentloop.rollouts.trajectories import Collected
+from agentloop.training.advantage_estimator import AdvantageEstimator
+from agentloop.training.mixed_batch import completed_advantages
+from replay.records import GroupRecord, Trajectory
+from tests.fakes.batch_rows import batch_row, row, segment
+
+
+def trajectory(name: str, group: str, reward: float, advantage: float = 0.0) -> Trajectory:
+    made = row(name, segment("ul"), group=group, advantage=advantage).trajectory
+    return Trajectory(replace(made.record, reward=reward, task=f"task of {group}"), made.segments)
+
+
+def collected(**rewards: Sequence[float]) -> Collected:
+    """Groups by name, each with its members' rewards; what differs has an advantage."""
+    groups = [
+        GroupRecord(name, "run", f"task of {name}", 1, len(given), 0.0, 0.0, 0.0) for name, given in rewards.items()
+    ]
+    rows = [
+        trajectory(f"{name}{i}", name, reward, reward - sum(given) / len(given))
+        for name, given in rewards.items()
+        for i, reward in enumerate(given)
+    ]
+    return Collected(
+        groups=groups,
+        trajectories=rows,
+        rewrites=Counter({"clip": 1}),
+        rewards={t.id: t.record.reward for t in rows},
+        kl_penalties={t.id: KlPenalty(tokens=1) for t in rows},
+        extra_metrics={"reward/brief": float(len(rows)), "rollout/reward_failures": 1.0},
+    )
+
+
+class Rounds:
+    """Gives what a test has written down, and notes what was asked."""
+
+    def __init__(self, *later: Collected) -> None:
+        self._later = list(later)
+        self.asked: list[list[int]] = []
+
+    def __call__(self, sizes: Sequence[int], earlier: Sequence[Collected]) -> Collected:
+        assert len(earlier) == len(self.asked) + 1
+        self.asked.append(list(sizes))
+        return replace(self._later.pop(0), further_tasks=(len(self.asked),))
+
+
+def names(groups: Sequence[GroupRecord]) -> list[str]:
+    return [group.id for group in groups]
+
+
+def test_a_kl_penalty_hides_no_flat_group() -> None:
+    found = collected(a=(1, 1), b=(0, 1))
+    # The penalty tells the members of a apart, as it would those of any group.
+    penalties = dict(zip(("a0", "a1", "b0", "b1"), (0.01, 0.02, 0.03, 0.01), strict=True))
+    rows = [replace(t, record=replace(t.record, advantage=0.5 - penalties[t.id])) for t in found.trajectories]
+    penalties_by_id = {id: KlPenalty(penalty, kl=1.0, tokens=1) for id, penalty in penalties.items()}
+    assert [
+        group.id for group, _ in zero_variance_groups(replace(found, trajectories=rows, kl_penalties=penalties_by_id))
+    ] == ["a"]
+
+
+def test_groups_without_a_signal_are_replaced_in_their_places_until_none_is_left() -> None:
+    first = collected(a=(0, 0), b=(0, 1), c=(1, 1, 1), d=(1, 0))
+    more = Rounds(collected(e=(0, 0), f=(1, 0)), collected(g=(0, 1, 1)))
+    result = sample_dynamically(first, more, rounds=5)
+    assert more.asked == [[2, 3], [3]]
+    assert names(result.groups) == ["f", "b", "g", "d"]
+    assert [t.record.group for t in result.trajectories] == ["f", "f", "b", "b", "g", "g", "g", "d", "d"]
+    assert names(result.unused_groups) == ["a", "c", "e"]
+    assert [t.record.group for t in result.unused] == ["a", "a", "c", "c", "c", "e", "e"]
+    assert result.further_tasks == (1, 2)
+    assert len(result.rewards) == len(result.kl_penalties) == 16
+    assert result.rewrites == {"clip": 3}
+    assert result.extra_metrics == {
+        "reward/brief": (9 * 9 + 4 * 4 + 3 * 3) / 16,
+        "rollout/reward_failures": 3.0,
+        "rollout/dynamic_sampling_rounds": 2.0,
+        "rollout/zero_variance_groups": 2.0,
+        "rollout/replaced_groups": 2.0,
+        "rollout/zero_variance_groups_left": 0.0,
+    }
+
+
+def test_what_is_left_after_the_last_round_stays_in_the_batch() -> None:
+    more = Rounds(collected(c=(0, 0)))
+    result = sample_dynamically(collected(a=(0, 0), b=(0, 1)), more, rounds=1)
+    assert names(result.groups) == ["a", "b"]
+    assert names(result.unused_groups) == ["c"]
+    assert result.extra_metrics["rollout/zero_variance_groups_left"] == 1.0
+
+
+def test_groups_with_a_signal_and_groups_of_one_cost_no_round() -> None:
+    more = Rounds()
+    result = sample_dynamically(collected(a=(0.5,), b=(0, 1)), more, rounds=3)
+    assert more.asked == []
+    assert names(result.groups) == ["a", "b"]
+    assert result.extra_metrics["rollout/zero_variance_groups"] == 0.0
+
+
+def test_a_round_in_which_everything_failed_changes_nothing() -> None:
+    result = sample_dynamically(collected(a=(0, 0), b=(0, 1)), Rounds(Collected(), collected(c=(1, 0))), rounds=2)
+    assert names(result.groups) == ["c", "b"]
+
+
+def test_equal_rewards_with_advantages_have_a_signal() -> None:
+    """As with a KL penalty that differs."""
+    penalised = collected(a=(1, 1))
+    rows = [replace(t, record=replace(t.record, advantage=0.1)) for t in penalised.trajectories]
+    assert zero_variance_groups(replace(penalised, trajectories=rows)) == []
+    assert names([group for group, _ in zero_variance_groups(penalised)]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    # The group of 0, 0 is completed by one 1 of its task: mean 1/3; of the others 0 + 1 over 2; weighed by length
+    # alike, as all have one action token.
+    [("dr_grpo", -1 / 3), ("rloo", -1 / 2), ("opo", -1 / 3)],
+)
+def test_completed_groups_are_measured_by_the_runs_own_algorithm(algorithm: str, expected: float) -> None:
+    fresh = collected(a=(0, 0), b=(0, 1))
+    drawn = [
+        batch_row(t, "replay")
+        for t in (trajectory("x", "a", 1.0), trajectory("y", "a", 0.0), trajectory("z", "b", 5.0))
+    ]
+    estimator = AdvantageEstimator(RunConfig.model_validate({"algorithm": algorithm}))
+    found = completed_advantages(fresh, drawn, estimator=estimator, penalty=None)
+    assert found == pytest.approx({"a0": expected, "a1": expected}, abs=1e-15)
+
+
+def test_function_of_ones_own_sees_who_completes_a_group_and_what_each_is_worth(tmp_path: Path) -> None:
+    """Fields as in any batch; the stored row is charged 0.25, the fresh ones 0.125 each."""
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def told(members):\n"
+        "    names = [(m.group, m.task, m.replayed) for m in members]\n"
+        "    fresh = ('a', 'task of a', False)\n"
+        "    if members[0].task != 'task' and names != [fresh, fresh, ('old', 'task of a', True)]:\n"
+        "        raise ValueError(names)\n"
+        "    return [m.reward - members[-1].reward for m in members]\n"
+    )
+    estimator = AdvantageEstimator(RunConfig.model_validate({"advantage": {"function": f"{file}:told"}}))
+    fresh = replace(collected(a=(0, 0)), rewards={"a0": -0.125, "a1": -0.125})
+    stored = trajectory("x", "old", 1.0)
+    stored = replace(stored, record=replace(stored.record, task="task of a"))
+    drawn = [batch_row(stored, "replay")]
+    found = completed_advantages(
+        fresh, drawn, estimator=estimator, penalty=lambda rows: [KlPenalty(0.25, 1.0, 1) for _ in rows]
+    )
+    # -0.125 - (1 - 0.25)
+    assert found == {"a0": -0.875, "a1": -0.875}

@@ -1,0 +1,138 @@
+"""Whole episodes with a policy that says what is written here: bad tools, bad calls, and every end."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+from dataclasses import replace
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.environments import load_environment
+from agentloop.rollouts.actors import Actors
+from context import ChatTemplate, Renderer, default_authors, loss_mask
+from context.parse import HermesParser
+from replay.records import Trajectory
+from replay.storage.validate import validate
+from tests.agentloop.rollouts.collecting import collect
+from tests.fakes.environments import ENVIRONMENTS
+from tests.fakes.scripted import CHATML, CUT, LOG_PROB, ScriptedGenerator, call
+
+LIMITS = {"max_turns": 3, "max_tokens_per_turn": 200, "tool_timeout_s": 0.3, "tool_output_chars": 60}
+
+
+def episode(*replies: str, max_tokens: int = 4000) -> tuple[Trajectory, list[str]]:
+    """One episode with Faulty's tools, as the loop collects, stores and reads it; and the prompts it was shown."""
+    factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
+    config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": max_tokens}})
+    generator = ScriptedGenerator([replies])
+    actors = Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), CHATML.codec.vocab_size)
+    task = factory.make_task(random.Random(0))
+    (trajectory,) = collect(actors, [(task, 1)], config).trajectories
+    validate([trajectory], default_authors())
+    return trajectory, generator.prompts[0]
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "shown"),
+    [
+        (call("fail", '{"kind": "value"}'), "raised", "ValueError: bad value"),
+        (call("fail", '{"kind": "exit"}'), "raised", "SystemExit: 3"),
+        (call("hang", '{"kind": "sleep, catching"}'), "timeout", "hang took longer than 0.3 s"),
+        (call("flood"), None, "xxxxxxxx... [cut: 104857540 characters left out]"),
+        (call("give", '{"kind": "surrogate"}'), "not_text", "a\ufffdb"),
+        (call("gve"), "unknown_tool", "Did you mean give?"),
+        (call("add", '{"a": "x"}'), "bad_arguments", "argument 'a'"),
+        (call("add", '{"a": 1,}'), "malformed", "malformed tool call: a tool call is not valid JSON"),
+        (call("add", '{"a": 1e999}'), "malformed", "malformed tool call: a tool call holds a number that is too large"),
+        ('<tool_call>\n{"name": "add"', "malformed", "malformed tool call"),
+    ],
+)
+def test_bad_tools_and_calls_are_answered_and_the_episode_goes_on(reply: str, kind: str | None, shown: str) -> None:
+    trajectory, prompts = episode(reply, "done")
+    assert shown in prompts[1]
+    record = trajectory.record
+    assert (record.stop_reason, record.error_kind, record.num_turns, record.reward) == ("answered", kind, 2, 1.0)
+    assert [m.role for m in trajectory.messages][-3:] == ["assistant", "tool", "assistant"]
+    assert trajectory.messages[-3].content + "".join(c.name for c in trajectory.messages[-3].tool_calls) != ""
+    # Trained is what was sampled, to the token: the two replies with their end tokens, and nothing of the answer.
+    (segment,) = trajectory.segments
+    mask = loss_mask(segment.tokens, default_authors())
+    said = CHATML.codec.decode(segment.tokens.token_ids[mask].tolist())
+    assert said == f"{reply}<|im_end|>done<|im_end|>"
+    assert record.num_action_tokens == int(mask.sum())
+    assert set(segment.tokens.behavior_log_probs[mask].tolist()) == {LOG_PROB}
+
+
+@pytest.mark.parametrize(
+    ("replies", "reason", "turns"),
+    [
+        (["done"], "answered", 1),
+        ([call("count")] * 3, "max_turns", 3),
+        ([call("add", "{")] * 3, "max_turns", 3),
+        (["I was about to" + CUT], "truncated", 1),
+        ([call("count"), '<tool_call>\n{"name": ' + CUT], "truncated", 2),
+    ],
+)
+def test_episodes_end_under_a_name_and_only_answers_are_rewarded(replies: list[str], reason: str, turns: int) -> None:
+    trajectory, _ = episode(*replies)
+    record = trajectory.record
+    assert (record.stop_reason, record.num_turns) == (reason, turns)
+    assert (record.reward, record.success) == ((1.0, True) if reason == "answered" else (0.0, False))
+    mask = loss_mask(trajectory.segments[0].tokens, default_authors())
+    ends = int((trajectory.segments[0].tokens.token_ids[mask] == CHATML.end_id).sum())
+    assert ends == turns - (reason == "truncated")  # an end that was not sampled is not trained
+
+
+def test_episode_ends_when_a_tool_result_leaves_no_room() -> None:
+    first, _ = episode(call("count"), "done")
+    prompt = first.record.num_tokens - first.record.num_action_tokens
+    trajectory, prompts = episode(call("flood"), "never said", max_tokens=prompt + 20)
+    assert (trajectory.record.stop_reason, trajectory.record.reward, len(prompts)) == ("context_full", 0.0, 1)
+    assert trajectory.record.num_tokens <= prompt + 20
+
+
+def test_what_a_template_refuses_is_told_once_and_the_episode_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    refusing = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    template = ChatTemplate(CHATML.template_source + refusing, CHATML.special_tokens)
+    renderer = Renderer(CHATML.codec, template, authors=default_authors(), stop_ids=frozenset({CHATML.end_id}))
+    factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
+    generator = ScriptedGenerator([[call("count")]] * 3)
+    actors = Actors(factory, generator, renderer, HermesParser(), default_authors(), CHATML.codec.vocab_size)
+    config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": 4000}})
+    with caplog.at_level(logging.WARNING):
+        collected = collect(actors, [(factory.make_task(random.Random(0)), 3)], config)
+    validate(collected.trajectories, default_authors())
+    assert [row.record.stop_reason for row in collected.trajectories] == ["unrenderable"] * 3
+    assert collected.metrics()["rollout/stop/unrenderable"] == 1.0
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("episode ended with unrenderable: chat template must render messages with the roles [")
+    assert "no tools here" in told
+
+
+def test_failed_tool_calls_are_counted_and_many_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    # Of five calls two fail in the tool: 0.4; a name the policy made up, an argument and a broken call are its own.
+    fails, made_up = call("fail", '{"kind": "value"}'), call("gve")
+    scripts = [[fails, call("count"), "done"], [made_up, fails, "done"], [call("add", '{"a": 1,}'), "done"]]
+    factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
+    config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": 4000}})
+    task = factory.make_task(random.Random(0))
+    parser = HermesParser()
+    actors = Actors(factory, ScriptedGenerator(scripts), CHATML.renderer(), parser, default_authors(), 1000)
+    found = collect(actors, [(task, 3)], config)
+    assert found.metrics()["rollout/failed_calls"] == 0.4
+    again = replace(actors, generator=ScriptedGenerator(scripts))
+    collect(again, [(task, 3)], config, iteration=2)
+    (told,) = [message for message in caplog.messages if message.startswith("tools must seldom fail")]
+    place = r"fail: ValueError: bad value at faulty_tools\.py:\d+\. The policy was shown each error; mend the tool\."
+    assert re.search(rf"got 2 failed of 5 calls in one iteration \(told once, above 20%\), the last with {place}", told)
+
+
+def test_episodes_without_a_call_have_no_share_of_failed_ones() -> None:
+    factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
+    config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": 4000}})
+    task = factory.make_task(random.Random(0))
+    actors = Actors(factory, ScriptedGenerator([["done"]]), CHATML.renderer(), HermesParser(), default_authors(), 1000)
+    assert "rollout/failed_calls" not in collect(actors, [(task, 1)], config).metrics()

@@ -1,0 +1,140 @@
+"""Context strategies inside the loop: collected, stored, read back and made into batches, with a scripted policy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.config.sections.context import make_strategy
+from agentloop.environments import EnvironmentFactory, Task, load_environment
+from agentloop.learning.batch import build_batch
+from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.trajectories import Collected
+from context import HermesParser, loss_mask
+from replay.records import BatchRow, PolicyRecord, RunRecord, Trajectory
+from replay.store import ReplayStore
+from tests.agentloop.rollouts.collecting import collect
+from tests.fakes.scripted import CHATML, ScriptedGenerator, call
+
+RUN = "run"
+
+
+def trail(task: Task) -> list[str]:
+    """The perfect replies: look up each key of the chain, then answer."""
+    store, key = task.payload["store"], task.payload["key"]
+    keys = [key]
+    while "next" in store[keys[-1]]:
+        keys.append(store[keys[-1]]["next"])
+    return [*(call("lookup", f'{{"key": "{key}"}}') for key in keys), f'The code is "{task.payload["code"]}".']
+
+
+def setting() -> tuple[EnvironmentFactory, Task]:
+    factory = load_environment("lookup_chain", {"hops": [3, 3], "padding": 40})
+    return factory, factory.make_task(random.Random(0))
+
+
+def collected(scripts: Sequence[Sequence[str]], **context: Any) -> tuple[Collected, ScriptedGenerator, RunConfig]:
+    factory, task = setting()
+    limits = {"max_turns": 6, "max_tokens_per_turn": 200}
+    config = RunConfig.model_validate({"rollout": limits, "context": {"max_tokens": 4000, **context}})
+    generator = ScriptedGenerator(scripts)
+    section = config.context
+    strategy = make_strategy(section.strategy, section.options)
+    authors = section.author_table()
+    vocab_size, control = CHATML.codec.vocab_size, section.training_control()
+    actors = Actors(factory, generator, CHATML.renderer(), HermesParser(), authors, vocab_size, strategy, control)
+    return collect(actors, [(task, len(scripts))], config, run=RUN), generator, config
+
+
+def stored(rows: Collected, config: RunConfig, folder: Path) -> list[Trajectory]:
+    """What comes back from a database."""
+    store = ReplayStore.create(folder / "replay.sqlite")
+    authors = config.context.author_table()
+    store.add_run(RunRecord(RUN, RUN, {}, authors.to_json(), authors.hash, "0"))
+    store.add_policy(PolicyRecord(RUN, 0, None, "tokenizer", "template"))
+    store.append(rows.tasks, rows.groups, rows.trajectories)
+    return store.read([row.id for row in rows.trajectories])
+
+
+def said(row: Trajectory, config: RunConfig) -> list[str]:
+    """What is trained, as text, by segment."""
+    authors = config.context.author_table()
+    masks = [loss_mask(segment.tokens, authors) for segment in row.segments]
+    ids = [s.tokens.token_ids[mask].tolist() for s, mask in zip(row.segments, masks, strict=True)]
+    return [CHATML.codec.decode(part) for part in ids]
+
+
+def test_window_trains_each_reply_once_in_the_context_it_was_said_in(tmp_path: Path) -> None:
+    script = trail(setting()[1])
+    whole, _, _ = collected([script])
+    assert (whole.rewrites, len(whole.trajectories[0].segments)) == ({}, 1)
+    budget = whole.trajectories[0].record.num_tokens - 150
+    rows, generator, config = collected([script], strategy="sliding_window", options={"budget": budget})
+    (row,) = stored(rows, config, tmp_path)
+    assert row.record.reward == 1.0
+    assert [segment.reason for segment in row.segments] == ["clean", "strategy_rewrite"]
+    assert said(row, config) == ["".join(f"{text}<|im_end|>" for text in part) for part in (script[:3], script[3:])]
+    # The last prompt has lost the first look-up, and is the last segment up to the reply.
+    assert script[0] not in generator.prompts[0][3]
+    last = CHATML.codec.decode(row.segments[1].tokens.token_ids.tolist())
+    assert last == f"{generator.prompts[0][3]}{script[3]}<|im_end|>"
+    assert rows.rewrites == {"drop_turns": 1}
+    assert rows.metrics()["context/rewrites/drop_turns"] == 1.0
+    assert rows.metrics()["context/segments"] == 2.0
+
+
+def test_memory_stores_the_question_as_a_fork_that_is_no_turn(tmp_path: Path) -> None:
+    script = trail(setting()[1])
+    budget = collected([script])[0].trajectories[0].record.num_tokens - 100
+    options = {"budget": budget, "max_summary_tokens": 60}
+    asked = [*script[:3], "next was here", script[3]]
+    rows, generator, config = collected([asked], strategy="memory", options=options)
+    (row,) = stored(rows, config, tmp_path)
+    assert (row.record.reward, row.record.num_turns, row.record.num_tool_calls) == (1.0, 4, 3)
+    assert [segment.reason for segment in row.segments] == ["clean", "fork", "strategy_rewrite"]
+    assert said(row, config)[1:] == ["next was here<|im_end|>", f"{script[3]}<|im_end|>"]
+    assert "next was here" in generator.prompts[0][4]
+    assert rows.metrics()["context/rewrites/summarise"] == 1.0
+
+
+def test_hint_is_seen_and_not_trained_on_and_its_log_probs_are_unknown(tmp_path: Path) -> None:
+    script = trail(setting()[1])
+    rows, generator, config = collected([script], strategy="hint")
+    (row,) = stored(rows, config, tmp_path)
+    assert "The trail:" in generator.prompts[0][0]
+    (segment,) = row.segments
+    assert "The trail:" not in CHATML.codec.decode(segment.tokens.token_ids.tolist())
+    assert segment.behavior_context == "hinted"
+    batch = build_batch([BatchRow(row, advantage=1.0)], config.context.author_table())
+    assert bool(batch.behavior_log_probs.isnan().all())
+    assert int(batch.loss_mask.sum()) == row.record.num_action_tokens > 0
+
+
+def test_trajectories_of_several_segments_weigh_no_more_in_their_group() -> None:
+    script = trail(setting()[1])
+    wrong = [script[0], 'The code is "00".']
+    budget = collected([script])[0].trajectories[0].record.num_tokens - 150
+    rows, _, config = collected([script, wrong], strategy="sliding_window", options={"budget": budget})
+    assert [len(row.segments) for row in rows.trajectories] == [2, 1]
+    # Rewards 1 and 0: two members, mean 1/2, whatever the number of segments.
+    assert (rows.groups[0].size, rows.groups[0].reward_mean) == (2, 0.5)
+    batch = build_batch(
+        [BatchRow(row, advantage=row.record.advantage) for row in rows.trajectories], config.context.author_table()
+    )
+    assert batch.trajectory.tolist() == [0, 0, 1]
+    assert [float(batch.advantages[i][batch.loss_mask[i]].unique()) for i in range(3)] == pytest.approx(
+        [rows.trajectories[0].record.advantage] * 2 + [rows.trajectories[1].record.advantage]
+    )
+
+
+def test_withheld_turns_and_texts_stay_sampled_and_are_not_trained(tmp_path: Path) -> None:
+    script = trail(setting()[1])
+    rows, _, config = collected([script], keep_turns=[0, -1], blackout=["The code"])
+    (row,) = stored(rows, config, tmp_path)
+    assert said(row, config) == [f"{script[0]}<|im_end|>{script[3].removeprefix('The code')}<|im_end|>"]
+    assert row.record.num_action_tokens == collected([script])[0].trajectories[0].record.num_action_tokens

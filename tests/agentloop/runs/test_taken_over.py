@@ -1,0 +1,60 @@
+"""A trainer whose run was resumed by another process changes nothing of it any more: neither its rows nor its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from agentloop.config import CheckpointSection, ModelSection
+from agentloop.generation.local import LocalGenerator
+from agentloop.models.loading import load_model
+from agentloop.training.publish import Publisher
+from agentloop.training.train import train
+from replay import ReplayStore, RunReplaced
+from tests.fakes.records import RUN, new_store
+from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+
+
+def test_trainer_whose_run_was_taken_over_publishes_nothing(tmp_path: Path, qwen2: Path) -> None:
+    loaded = load_model(ModelSection(path=str(qwen2)), qwen2)
+    generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids)
+    store = new_store(tmp_path / "replay.sqlite")
+    publisher = Publisher(loaded, generator, store, folder=tmp_path, run=RUN)
+    section = CheckpointSection(keep_policies=1)
+    publisher.publish(1, section)
+    ReplayStore.open(tmp_path / "replay.sqlite").resume(RUN, 0)
+    with pytest.raises(RunReplaced, match=r"^run must be written by one process at a time, got epoch 1 .* epoch 0"):
+        publisher.publish(2, section)
+    assert [path.name for path in (tmp_path / "policies").iterdir()] == ["000001"]
+    assert generator.policy_version == 1
+
+
+class TakenOverAfter(SilentDisplay):
+    """Another process resumes the run when the iteration of that number has ended."""
+
+    def __init__(self, number: int, database: Path) -> None:
+        super().__init__()
+        self._number = number
+        self._database = database
+
+    def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
+        if number == self._number:
+            store = ReplayStore.open(self._database)
+            store.resume(store.run().id, number - 1)
+            store.close()
+
+
+def test_trainer_whose_run_was_taken_over_saves_no_checkpoint(tmp_path: Path, qwen2: Path) -> None:
+    folder = tmp_path / "small-001"
+    config = small_config(tmp_path, qwen2, batch={"trajectories": 8}, evaluation={"tasks": 2})
+    with pytest.raises(RunReplaced, match=r"got epoch 2 where this process began epoch 1: .* let the other one go on"):
+        train(config, display=TakenOverAfter(2, folder / "replay.sqlite"))
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["000000", "000001"]
+    assert rows(folder / "replay.sqlite", "select max(iteration) from iterations") == [(1,)]

@@ -1,0 +1,338 @@
+"""`agentloop sft`: what is trained, that it is learned, and that stopping changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentloop.analysis.stored_policies import evaluate_run, newest_trained_folder
+from agentloop.cli.main import main
+from agentloop.config import ModelSection, RunConfig
+from agentloop.environments import open_tasks
+from agentloop.errors import TrainingStopped, UserError
+from agentloop.models.loading import LoadedModel, load_model
+from agentloop.supervised.demonstrations import DemonstrationReader
+from agentloop.supervised.sft import SftResult, sft
+from agentloop.supervised.supervised_update import learn, measure
+from context import loss_mask
+from context.tokens.token_sequence import TokenSequence
+from tests.fakes.batch_rows import AUTHORS, segment, tiny_actor
+from tests.fakes.processes import assert_same_bits, write_config
+from tests.fakes.runs import ROOT, SilentDisplay, save_qwen2, small_config
+
+DEMONSTRATIONS = ROOT / "examples/demonstrations.jsonl"
+CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": '{"key": "a"}'}}
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+
+
+@pytest.fixture(scope="module")
+def loaded(qwen2: Path) -> LoadedModel:
+    return load_model(ModelSection(), qwen2)
+
+
+def conversation(number: int, **of_reply: Any) -> dict[str, Any]:
+    return {
+        "messages": [
+            {"role": "user", "content": f"Question {number}"},
+            {"role": "assistant", "content": "", "tool_calls": [CALL], **of_reply},
+            {"role": "tool", "tool_call_id": "call00001", "content": f"found {number}"},
+            {"role": "assistant", "content": f"It is {number % 3}."},
+        ]
+    }
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def configured(folder: Path, model: Path, data: Path, /, **sections: Any) -> RunConfig:
+    section = {"data": str(data), "epochs": 4, "batch": 4, "learning_rate": 3e-3, "warmup_updates": 2, "every": 6}
+    return small_config(folder, model, sft={**section, **sections.pop("sft", {})}, **sections)
+
+
+# What is trained
+
+
+def read(loaded: LoadedModel, path: Path, **sections: Any) -> list[TokenSequence]:
+    config = RunConfig.model_validate({"context": {"max_tokens": 2000}, **sections})
+    found = DemonstrationReader(config, loaded, AUTHORS).read(path, key="sft.data")
+    return [tokens for row in found.read for tokens in row.sequences]
+
+
+def trained_text(loaded: LoadedModel, tokens: TokenSequence) -> str:
+    return loaded.codec.decode(tokens.token_ids[loss_mask(tokens, AUTHORS)].tolist())
+
+
+def test_replies_are_trained_with_their_ends_and_nothing_else(loaded: LoadedModel, tmp_path: Path) -> None:
+    (tokens,) = read(loaded, written(tmp_path / "a.jsonl", [conversation(7)]))
+    call = '<tool_call>\n{"name": "look", "arguments": {"key": "a"}}\n</tool_call><|im_end|>'
+    assert trained_text(loaded, tokens) == f"{call}It is 1.<|im_end|>"
+    assert np.isnan(tokens.behavior_log_probs).all()
+
+
+def test_reply_of_weight_0_is_shown_and_not_trained(loaded: LoadedModel, tmp_path: Path) -> None:
+    first = conversation(7)
+    first["messages"].insert(0, {"role": "assistant", "content": "Hello."})
+    path = written(tmp_path / "a.jsonl", [conversation(7), first])
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[1]["messages"][0]["weight"] = 0
+    rows[0]["messages"][3]["weight"] = 0
+    rows[0]["messages"] += [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
+    both = read(loaded, written(path, rows))
+    assert trained_text(loaded, both[0]).endswith("</tool_call><|im_end|>Yes.<|im_end|>")
+    assert "It is 1." in loaded.codec.decode(both[0].token_ids.tolist())
+    assert "Hello." not in trained_text(loaded, both[1])
+
+
+def test_strategy_shows_demonstrations_as_the_policy_will_see_them(loaded: LoadedModel, tmp_path: Path) -> None:
+    long = conversation(7)
+    long["messages"][1:1] = 4 * long["messages"][1:3]
+    path = written(tmp_path / "a.jsonl", [long])
+    (whole,) = read(loaded, path)
+    window = {"strategy": "sliding_window", "options": {"budget": len(whole) - 60}}
+    sequences = read(loaded, path, context={"max_tokens": 2000, **window})
+    assert len(sequences) > 1
+    assert "".join(trained_text(loaded, tokens) for tokens in sequences) == trained_text(loaded, whole)
+    with pytest.raises(UserError, match=r"^context\.strategy must be one that asks the policy nothing"):
+        asking = {"budget": len(whole) - 60, "max_summary_tokens": 60}
+        read(loaded, path, context={"max_tokens": 2000, "strategy": "memory", "options": asking})
+
+
+def test_example_demonstrations_show_the_tools_of_their_environment() -> None:
+    config = RunConfig.model_validate(
+        {
+            "environment": {"name": f"{ROOT / 'examples/word_problems.py'}:WordProblems"},
+            "tasks": {"data": str(ROOT / "examples/word_problems.jsonl")},
+        }
+    )
+    factory, _ = open_tasks(config)
+    rows = [json.loads(line) for line in DEMONSTRATIONS.read_text().splitlines()]
+    assert len(rows) == 30
+    assert all(row["tools"] == list(factory.tools) for row in rows)
+
+
+# The loss
+
+
+def rows_of_tokens() -> list[TokenSequence]:
+    return [segment(text, seed=i).tokens for i, text in enumerate(("uuxxex", "uxuuuuuuxxxx", "ux", "uddxeexxx"))]
+
+
+def test_loss_is_the_mean_cross_entropy_of_trained_tokens() -> None:
+    actor, rows = tiny_actor(torch.float64), rows_of_tokens()
+    total, count = 0.0, 0
+    for row in rows:
+        logits = actor.model(input_ids=torch.tensor([row.token_ids.tolist()])).logits[0].detach().numpy()
+        for place in np.flatnonzero(loss_mask(row, AUTHORS)):
+            scores = logits[place - 1]
+            total += np.log(np.exp(scores - scores.max()).sum()) + scores.max() - scores[row.token_ids[place]]
+            count += 1
+    # xx.x, x + xxxx, x, and (after two of an author that is not trained) x.xxx
+    assert count == 3 + 5 + 1 + 4
+    for act in (learn, measure):
+        found = act(actor, rows, AUTHORS, max_tokens=1000)
+        assert found.tokens == count
+        assert found.loss == pytest.approx(total / count, rel=1e-12)
+
+
+def test_gradient_does_not_depend_on_the_passes_and_measuring_leaves_none() -> None:
+    gradients = []
+    for max_tokens in (1000, 12, 1):
+        actor = tiny_actor(torch.float64)
+        learn(actor, rows_of_tokens(), AUTHORS, max_tokens=max_tokens)
+        gradients.append(torch.cat([p.grad.flatten() for p in actor.model.parameters() if p.grad is not None]))
+    limit = 1e-10 * float(gradients[0].abs().max())
+    assert all(float((other - gradients[0]).abs().max()) <= limit for other in gradients[1:])
+    actor = tiny_actor(torch.float64)
+    measure(actor, rows_of_tokens(), AUTHORS, max_tokens=12)
+    assert all(p.grad is None for p in actor.model.parameters())
+
+
+# Runs
+
+
+class _StopAt(SilentDisplay):
+    def __init__(self, update: int) -> None:
+        super().__init__()
+        self._update = update
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        if name == "sft" and done == self._update:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("data") / "mine.jsonl", [conversation(number) for number in range(24)])
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, qwen2: Path, data: Path) -> tuple[SftResult, SilentDisplay]:
+    display = SilentDisplay()
+    return sft(configured(tmp_path_factory.mktemp("unbroken"), qwen2, data), display=display), display
+
+
+def logged(result: SftResult) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_sft_lowers_the_held_out_loss_and_leaves_a_model(
+    unbroken: tuple[SftResult, SilentDisplay], loaded: LoadedModel
+) -> None:
+    result, display = unbroken
+    assert result.conversations + result.held_out == 24
+    assert result.updates == 4 * -(-result.conversations // 4)
+    assert result.held_out_after < result.held_out_before - 1.5  # of ln(392) = 6 nats at first
+    trained = load_model(ModelSection(), result.model)
+    assert trained.template.hash == loaded.template.hash
+    assert trained.codec.hash == loaded.codec.hash
+    told = [note for note in display.notes if note.startswith("update ")]
+    assert told[0] == f"update 0/{result.updates}  held-out loss {result.held_out_before:.4f}"
+    assert told[-1].endswith(f"held-out loss {result.held_out_after:.4f}")
+    rows = logged(result)
+    assert [row["iteration"] for row in rows] == list(range(result.updates + 1))
+    # 3e-3 x 1/3 and x 2/3, then the peak, and a tenth of it at the last update.
+    assert [row["sft/learning_rate"] for row in rows[1:4]] == [pytest.approx(rate) for rate in (1e-3, 2e-3, 3e-3)]
+    assert rows[-1]["sft/learning_rate"] == pytest.approx(3e-4)
+    assert rows[-1]["sft/epoch"] == 4.0
+    found = evaluate_run(newest_trained_folder(result.folder.parent))
+    assert found.evaluation.tasks == 8
+    assert (found.evaluated.run, found.evaluated.policy_version) == (str(result.folder), None)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("sgd", 0.5), ("adafactor", 0.1), ("muon", 0.01)])
+def test_every_optimizer_learns(tmp_path: Path, qwen2: Path, data: Path, name: str, rate: float) -> None:
+    config = configured(tmp_path, qwen2, data, sft={"learning_rate": rate}, optimizer={"name": name})
+    result = sft(config, display=SilentDisplay())
+    assert result.held_out_after < result.held_out_before - 4.0  # of 5.9 nats at first
+
+
+@pytest.mark.parametrize("after", [3, 9])
+def test_stopped_sft_resumes_bit_for_bit(
+    tmp_path: Path, qwen2: Path, data: Path, unbroken: tuple[SftResult, SilentDisplay], after: int
+) -> None:
+    config = configured(tmp_path, qwen2, data)
+    stopped = sft(config, display=_StopAt(after))
+    assert (stopped.exit_code, stopped.updates) == (143, after)
+    assert not (stopped.folder / "model").exists()
+    resumed = sft(config, resume=True, display=SilentDisplay())
+    assert resumed.folder == stopped.folder
+    assert_same_bits(resumed.model / "model.safetensors", unbroken[0].model / "model.safetensors")
+    assert logged(resumed) == logged(unbroken[0])
+    (last,) = {path.name for path in (resumed.folder / "checkpoints").iterdir()} - {
+        path.name for path in (resumed.folder / "checkpoints").iterdir() if int(path.name) < resumed.updates
+    }
+    theirs = unbroken[0].folder / "checkpoints" / last / "state" / "state.safetensors"
+    assert_same_bits(resumed.folder / "checkpoints" / last / "state" / "state.safetensors", theirs)
+
+
+def test_resumed_sft_must_find_its_conversations_and_its_configuration(tmp_path: Path, qwen2: Path) -> None:
+    path = written(tmp_path / "mine.jsonl", [conversation(number) for number in range(12)])
+    config = configured(tmp_path, qwen2, path)
+    sft(config, display=_StopAt(1))
+    with pytest.raises(UserError, match=r"^sft\.epochs must be the run's own when resuming .*-sft-001 \(4\), got 5\."):
+        sft(configured(tmp_path, qwen2, path, sft={"epochs": 5}), resume=True, display=SilentDisplay())
+    written(path, [conversation(number) for number in range(13)])
+    with pytest.raises(UserError, match=r"^sft\.data must hold the conversations that the training began with"):
+        sft(config, resume=True, display=SilentDisplay())
+
+
+def test_conversation_that_is_too_long_is_left_out_and_counted(tmp_path: Path, qwen2: Path) -> None:
+    long = conversation(1)
+    long["messages"][2]["content"] = "long " * 500
+    path = written(tmp_path / "mine.jsonl", [long, *(conversation(number) for number in range(8))])
+    display = SilentDisplay()
+    result = sft(configured(tmp_path, qwen2, path, sft={"epochs": 1}), display=display)
+    assert result.conversations + result.held_out == 8
+    assert any(note.endswith("1 left out as too long for the context") for note in display.notes)
+
+
+def test_loss_that_is_no_number_stops_the_training_with_exit_code_1(
+    tmp_path: Path, qwen2: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(tmp_path, qwen2, data, sft={"learning_rate": 1e30, "warmup_updates": 0})
+    with pytest.raises(TrainingStopped, match=r"^loss and gradient must be finite, got .* in update 2\."):
+        sft(config, display=SilentDisplay())
+    file = write_config(config, tmp_path / "config.yaml")
+    monkeypatch.setattr(sys, "argv", ["agentloop", "sft", str(file)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert "agentloop: training stopped: loss and gradient must be finite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (
+            '{"messages": []}\n',
+            ":1: messages must end in a reply of the assistant",
+        ),
+        (json.dumps(conversation(1)) + "\n{", ":2: line must be JSON"),
+        (
+            json.dumps({"messages": conversation(1)["messages"][:1]}),
+            ":1: messages must end in a reply of the assistant",
+        ),
+        ("", "sft.data must hold a conversation of at most context.max_tokens=400 tokens, got none in"),
+        (
+            json.dumps(conversation(1)),
+            "sft.data must hold conversations to train on and others to measure on, got 1 of",
+        ),
+    ],
+)
+def test_bad_conversation_is_told_with_its_line_and_leaves_no_folder(
+    tmp_path: Path, qwen2: Path, content: str, told: str
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError) as caught:
+        sft(configured(tmp_path / "runs", qwen2, path), display=SilentDisplay())
+    assert told in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_held_out_file_is_only_measured(tmp_path: Path, qwen2: Path, data: Path) -> None:
+    others = written(tmp_path / "others.jsonl", [conversation(number) for number in range(100, 103)])
+    display = SilentDisplay()
+    result = sft(configured(tmp_path, qwen2, data, sft={"held_out": str(others), "epochs": 1}), display=display)
+    assert (result.conversations, result.held_out, result.updates) == (24, 3, 6)
+    assert "demonstrations: 24 to train on, 3 held out, 0 left out as too long for the context" in display.notes
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"sft": {"data": None}}, "sft.data must be named for sft, got null. Set it with --set sft.data=PATH."),
+        (
+            {"context": {"keep_turns": [7]}},
+            "conversation must hold a token that context lets be trained, got none.",
+        ),
+        ({"sft": {"data": "missing.jsonl"}}, "sft.data must be a readable .jsonl file, got 'missing.jsonl': FILE must"),
+        ({"sft": {"data": "a.parquet"}}, "sft.data must be a .jsonl file of conversations, got 'a.parquet'."),
+    ],
+)
+def test_what_sft_needs_is_told_in_one_line(
+    tmp_path: Path, qwen2: Path, data: Path, sections: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        sft(configured(tmp_path, qwen2, data, **sections), display=SilentDisplay())
+    assert told in str(caught.value)
+
+
+def test_sft_needs_a_model_of_ones_own(tmp_path: Path, qwen2: Path, data: Path) -> None:
+    config = configured(tmp_path, qwen2, data).model_copy(update={"model": ModelSection()})
+    with pytest.raises(UserError, match=r"^model\.path must be named for sft, got null\."):
+        sft(config, display=SilentDisplay())

@@ -1,0 +1,421 @@
+"""What goes wrong around a run: kills, signals, full and read-only disks, bad numbers, bad sinks, bad tools."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentloop.cli.main import main
+from agentloop.config import RunConfig
+from agentloop.distributed.tensor_files import read_tensors
+from agentloop.errors import UserError
+from agentloop.runs.checkpoint import complete_checkpoints, load_checkpoint
+from agentloop.runs.run_report import report_run
+from agentloop.runs.sinks import MetricsFile
+from agentloop.training.train import train
+from replay.store import ReplayStore
+from tests.fakes.environments import ENVIRONMENTS
+from tests.fakes.processes import (
+    Moments,
+    Training,
+    assert_same_bits,
+    assert_same_run,
+    assert_sound,
+    logged,
+    write_config,
+)
+from tests.fakes.runs import ROOT, SilentDisplay, rows, save_qwen2, small_config
+
+MOODY = f"{ENVIRONMENTS / 'parity.py'}:Moody"
+ITERATIONS = 6
+EVERY = 2
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+
+
+def config_in(folder: Path, model: Path, **sections: dict[str, Any]) -> RunConfig:
+    defaults: dict[str, dict[str, Any]] = {
+        "run": {"iterations": ITERATIONS},
+        "environment": {"name": MOODY},
+        "checkpoint": {"every": EVERY},
+    }
+    return small_config(folder, model, **{**defaults, **sections})
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> Path:
+    return train(config_in(tmp_path_factory.mktemp("unbroken"), qwen2), display=SilentDisplay()).folder
+
+
+FrontDoor = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def front_door(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> FrontDoor:
+    """`agentloop train` on a configuration, in this process: its exit code and what it wrote to stderr."""
+
+    def run(config: RunConfig, *options: str) -> tuple[int, str]:
+        file = write_config(config, tmp_path / "config.yaml")
+        monkeypatch.setattr(sys, "argv", ["agentloop", "train", str(file), *options])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        lines = [
+            line for line in capfd.readouterr().err.splitlines() if line.startswith("agentloop") or "Trace" in line
+        ]
+        assert len(lines) <= 1
+        return int(ended.value.code or 0), "".join(lines)
+
+    return run
+
+
+# kill -9
+
+
+@pytest.mark.soak
+def test_killed_run_ends_like_the_unbroken_one(tmp_path: Path, qwen2: Path, unbroken: Path) -> None:
+    config = config_in(tmp_path / "runs", qwen2)
+    moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)
+    training = Training(write_config(config, tmp_path / "config.yaml"))
+    training.says("iteration")
+    assert training.kill_when(moments.committed_unpublished), training.errors
+    assert moments.committed - moments.saved <= EVERY
+    assert train(config, resume=True, display=SilentDisplay()).exit_code == 0
+    assert_sound(moments.folder, iterations=ITERATIONS)
+    assert_same_run(moments.folder, unbroken)
+    assert moments.number("select count(*) from trajectories where state = 'orphaned'") >= 12  # an iteration's fresh
+
+
+@pytest.mark.soak
+def test_run_killed_before_its_first_iteration_goes_on_and_while_it_lives_nobody_else_does(
+    tmp_path: Path, qwen2: Path, unbroken: Path
+) -> None:
+    config = config_in(tmp_path / "runs", qwen2)
+    moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)
+    training = Training(write_config(config, tmp_path / "config.yaml"))
+    training.says("evaluate ...")
+    training.send(signal.SIGSTOP)
+    with pytest.raises(UserError, match="run.folder must be used by one process at a time, got .*small-001"):
+        train(config, resume=True, display=SilentDisplay())
+    training.kill()
+    assert complete_checkpoints(moments.folder / "checkpoints") == []
+    assert train(config, resume=True, display=SilentDisplay()).exit_code == 0
+    assert_sound(moments.folder, iterations=ITERATIONS)
+    assert_same_run(moments.folder, unbroken)
+
+
+def test_start_killed_before_it_had_a_name_does_not_stop_the_next(tmp_path: Path, qwen2: Path) -> None:
+    (tmp_path / "small-001").mkdir()
+    config = config_in(tmp_path, qwen2, run={"iterations": 1})
+    with pytest.raises(UserError, match="--resume must find a run named 'small'"):
+        train(config, resume=True, display=SilentDisplay())
+    assert train(config, display=SilentDisplay()).folder.name == "small-002"
+
+
+def test_lock_is_not_held_by_what_a_killed_trainer_has_forked(tmp_path: Path) -> None:
+    holder = """
+import os, signal, sys, time
+from pathlib import Path
+from agentloop.config import RunConfig
+from agentloop.runs.run_folder import RunFolder
+lock = RunFolder(Path(sys.argv[1]), "id", RunConfig()).lock()
+child = os.fork()
+if child == 0:
+    os.close(1)
+    time.sleep(30)
+    os._exit(0)
+print(child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", holder, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=False
+    )
+    child = int(done.stdout)
+    try:
+        check = "import sys\n" + holder.partition("child =")[0]
+        again = subprocess.run([sys.executable, "-c", check, str(tmp_path)], cwd=ROOT, check=False)
+        assert (done.returncode, again.returncode) == (-signal.SIGKILL, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+# Ctrl-C and SIGTERM
+
+
+@pytest.mark.soak
+def test_signals_end_a_run_and_resume_continues_it(tmp_path: Path, qwen2: Path, unbroken: Path) -> None:
+    config = config_in(tmp_path / "runs", qwen2)
+    file = write_config(config, tmp_path / "config.yaml")
+    moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)
+
+    # Once: the iteration is finished, committed, and in a checkpoint.
+    training = Training(file, mood="slow")
+    training.wait_until(training.says("iteration 2/6") + 0.3)
+    assert training.end_with(signal.SIGTERM, code=143) < 10
+    assert moments.committed == moments.saved == 3
+    assert any("held-out success" in line for line in training.printed)
+
+    # Twice: at once, as a crash.
+    training = Training(file, "--resume", mood="slow")
+    training.wait_until(training.says("iteration 4/6") + 0.3)
+    training.send(signal.SIGINT)
+    training.says("stopping after this iteration")
+    assert training.end_with(signal.SIGINT, code=130) < 1
+    assert (moments.committed, moments.saved) == (4, 4)
+
+    assert train(config, resume=True, display=SilentDisplay()).exit_code == 0
+    assert_sound(moments.folder, iterations=ITERATIONS)
+    assert_same_run(moments.folder, unbroken)
+
+
+@pytest.mark.soak
+def test_first_ctrl_c_ends_the_warm_up(tmp_path: Path) -> None:
+    training = Training(ROOT / "configs" / "quickstart.yaml", "--set", f"run.folder={tmp_path}")
+    training.says("warm-up ...")
+    assert training.end_with(signal.SIGINT, code=130) < 5
+    assert training.printed[-1].startswith("stopped: ")
+    assert list((tmp_path / "quickstart-001").glob("model*")) == []
+
+
+# disks
+
+
+@contextmanager
+def small_disk(folder: Path, kilobytes: int) -> Iterator[Callable[..., None]]:
+    """A file system of its own on `folder`; what it yields changes its mount options."""
+    folder.mkdir()
+
+    def mount(options: str) -> bool:
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+    if not mount(f"size={kilobytes}k"):
+        pytest.skip("needs the right to mount a small file system")
+
+    def change(options: str) -> None:
+        assert mount(f"remount,{options}")
+
+    try:
+        yield change
+    finally:
+        gc.collect()  # what a failed start had open goes with its exception
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def kilobytes_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*")) // 1024
+
+
+def check_full_disk(front_door: FrontDoor, disk: Path, kilobytes: int, model: Path, unbroken: Path) -> str:
+    """One clear line, nothing lost, and with room again the run ends as if nothing had happened."""
+    with small_disk(disk, kilobytes) as change:
+        config = config_in(disk / "runs", model)
+        run = disk / "runs" / "small-001"
+        code, line = front_door(config)
+        assert code == 2
+        assert f" at {run}" in line and "bytes free)" in line
+        for checkpoint in complete_checkpoints(run / "checkpoints"):
+            load_checkpoint(checkpoint)
+        change("size=1g")
+        assert front_door(config, *(["--resume"] if (run / "run.json").exists() else [])) == (0, "")
+        run = max((disk / "runs").glob("small-*"))
+        assert_sound(run, iterations=ITERATIONS)
+        assert_same_run(run, unbroken)
+    return line
+
+
+def test_full_disk_is_one_line_and_loses_nothing(
+    front_door: FrontDoor, tmp_path: Path, qwen2: Path, unbroken: Path
+) -> None:
+    share = kilobytes_of(unbroken) // 10
+    lines = [check_full_disk(front_door, tmp_path / f"{n}", n * share, qwen2, unbroken) for n in (3, 6)]
+    assert all(line.startswith("agentloop: ") for line in lines)
+
+
+@pytest.mark.soak
+def test_disk_may_be_full_at_any_point(front_door: FrontDoor, tmp_path: Path, qwen2: Path, unbroken: Path) -> None:
+    whole = kilobytes_of(unbroken)
+    sizes = range(4, whole * 9 // 10, whole // 40)
+    lines = [check_full_disk(front_door, tmp_path / f"{size}", size, qwen2, unbroken) for size in sizes]
+    for place in ("/model", "/policies/", "/checkpoints/", "/replay.sqlite"):
+        assert any(place in line for line in lines), place
+
+
+def test_read_only_run_folder_is_one_line(front_door: FrontDoor, tmp_path: Path, qwen2: Path, unbroken: Path) -> None:
+    disk = tmp_path / "disk"
+    with small_disk(disk, 100_000) as change:
+        stopped = train(config_in(disk / "runs", qwen2), display=_StopAfter(3))
+        assert (stopped.exit_code, stopped.iterations) == (143, 3)
+        change("ro")
+        config = config_in(disk / "runs", qwen2)
+        for options in ([], ["--resume"]):
+            code, line = front_door(config, *options)
+            assert code == 2
+            assert f"run.folder must be writable, got Read-only file system at {disk}" in line
+        change("rw")
+        assert front_door(config, "--resume") == (0, "")
+        assert_same_run(stopped.folder, unbroken)
+
+
+def test_run_folder_that_is_a_file_is_one_line(front_door: FrontDoor, tmp_path: Path, qwen2: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        code, line = front_door(config_in(folder, qwen2))
+        assert code == 2
+        assert f"run.folder must be writable, got {'File exists' if folder.name == 'file' else 'Not a dir'}" in line
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+class _StopAfter(SilentDisplay):
+    """Sends SIGTERM to its own process after some iterations, as a scheduler would."""
+
+    def __init__(self, iterations: int) -> None:
+        super().__init__()
+        self._last = iterations
+
+    def iteration(self, number: int, total: int, metrics: Any) -> None:
+        super().iteration(number, total, metrics)
+        if number == self._last:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+# numbers
+
+
+def test_nan_gradient_stops_the_run_with_one_line(front_door: FrontDoor, tmp_path: Path, qwen2: Path) -> None:
+    code, line = front_door(config_in(tmp_path / "runs", qwen2, optimizer={"learning_rate": 1e30}))
+    assert code == 1
+    assert line.startswith("agentloop: training stopped: loss and gradient must be finite, got loss nan")
+    run = tmp_path / "runs" / "small-001"
+    # The first of its two steps was applied in memory; nothing of the iteration is in a checkpoint.
+    assert [path.name for path in complete_checkpoints(run / "checkpoints")] == ["000000"]
+    assert not [name for name in read_tensors(run / "checkpoints" / "000000" / "state") if "exp_avg" in name]
+    assert rows(run / "replay.sqlite", "select iteration, value from metrics where name = 'run/stopped'") == [(1, 1.0)]
+    assert (run / "report.html").exists()
+
+
+def test_skipped_gradients_leave_weights_and_optimizer_as_they_were(tmp_path: Path, qwen2: Path) -> None:
+    """Advantages of 1e30 have gradients whose norm float32 can't hold."""
+    display = SilentDisplay()
+    config = config_in(
+        tmp_path,
+        qwen2,
+        environment={"name": f"{ENVIRONMENTS / 'parity.py'}:Enormous"},
+        advantage={"normalise_std": False},
+        optimizer={"on_bad_gradient": "skip"},
+    )
+    result = train(config, display=display)
+    assert result.iterations == ITERATIONS
+    assert [row["actor/skipped_bad_gradient"] for row in display.iterations] == [2.0] * ITERATIONS
+    checkpoint = load_checkpoint(complete_checkpoints(result.folder / "checkpoints")[-1])
+    assert not [name for name in read_tensors(checkpoint.state) if "exp_avg" in name]
+    first, last = (result.folder / "policies" / name / "model.safetensors" for name in ("000000", "000006"))
+    assert_same_bits(first, last)
+    assert result.report.stat().st_size > 0
+
+
+def test_weights_that_are_no_numbers_are_refused_by_name(front_door: FrontDoor, tmp_path: Path, qwen2: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(qwen2)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[0, 0] = float("nan")
+    bad = save_qwen2(tmp_path / "bad")
+    model.save_pretrained(bad)
+    code, line = front_door(config_in(tmp_path / "runs", bad))
+    assert (code, line) == (
+        1,
+        "agentloop: training stopped: log-probs of the policy must be numbers, got NaN from policy version 0. "
+        "Its weights are NaN or too large: lower optimizer.learning_rate, or check model.path.",
+    )
+
+
+def test_numbers_that_are_none_reach_every_place_as_unknown(tmp_path: Path, qwen2: Path) -> None:
+    result = train(config_in(tmp_path, qwen2, run={"iterations": 1}), display=SilentDisplay())
+    store = ReplayStore.open(result.folder / "replay.sqlite")
+    store.add_metrics(store.run().id, 1, {"actor/entropy": float("nan"), "actor/grad_norm": float("inf")})
+    found = rows(
+        store.path, "select value from metrics where name in ('actor/entropy', 'actor/grad_norm') order by name"
+    )
+    assert found == [(None,), (math.inf,)]
+    assert ">nan<" not in report_run(store, result.folder / "report.html").read_text().lower()
+    store.close()
+    sink = MetricsFile(result.folder / "metrics.jsonl")
+    sink.log(2, {"actor/entropy": float("nan")})
+    sink.close()
+    assert logged(result.folder)[-1] == {"iteration": 2, "actor/entropy": None}
+
+
+@pytest.mark.parametrize(
+    ("mood", "problem"),
+    [
+        ("nan", "reward must return a finite number, got nan"),
+        ("raise", "reward must return a number, got ConnectionError: no answer at parity.py:75"),
+        ("stuck", "start must accept its tasks, got ConnectionError: no answer at parity.py:67"),
+    ],
+)
+def test_bad_environment_stops_the_run_and_resume_continues_once_it_is_mended(
+    front_door: FrontDoor,
+    tmp_path: Path,
+    qwen2: Path,
+    unbroken: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mood: str,
+    problem: str,
+) -> None:
+    config = config_in(tmp_path / "runs", qwen2)
+    monkeypatch.setenv("AGENTLOOP_TEST_MOOD", mood)
+    code, line = front_door(config)
+    assert code == 2
+    assert line.startswith(f"agentloop: Moody.{problem} for the task 'Say something of even length, number ")
+    assert "Mend it and --resume: this iteration is collected again." in line
+    run = tmp_path / "runs" / "small-001"
+    ((learned, stored),) = rows(
+        run / "replay.sqlite", "select sum(fresh), (select count(*) from trajectories) from iterations"
+    )
+    assert learned == stored > 0
+    monkeypatch.delenv("AGENTLOOP_TEST_MOOD")
+    assert front_door(config, "--resume") == (0, "")
+    assert_same_run(run, unbroken)
+
+
+# sinks
+
+SINK = """
+class Raises:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def log(self, iteration, metrics):
+        if iteration > 1:
+            raise RuntimeError("no network")
+
+    def close(self):
+        raise RuntimeError("closed twice")
+"""
+
+
+def test_sink_that_raises_changes_nothing_and_is_warned_of(tmp_path: Path, qwen2: Path, unbroken: Path) -> None:
+    own = tmp_path / "sinks.py"
+    own.write_text(SINK)
+    display = SilentDisplay()
+    result = train(config_in(tmp_path / "runs", qwen2, metrics={"sinks": (f"{own}:Raises",)}), display=display)
+    assert result.exit_code == 0
+    assert_same_run(result.folder, unbroken)
+    failed, missed = [note for note in display.notes if note.startswith("metrics sink")]
+    assert failed.startswith(f"metrics sink {own}:Raises failed: RuntimeError: no network")
+    iterations = sum(line["iteration"] > 1 for line in logged(result.folder))
+    assert missed == f"metrics sink {own}:Raises missed {iterations} iterations, which the database has."

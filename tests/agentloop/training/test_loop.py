@@ -1,0 +1,320 @@
+"""Whole runs in seconds: what was planned, drawn, learned and written down agrees."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from agentloop.config import RunConfig
+from agentloop.errors import TrainingStopped, UserError
+from agentloop.generation.generator import Completion, GenerationRequest
+from agentloop.generation.local import LocalGenerator
+from agentloop.learning.batch import build_batch
+from agentloop.models.actor import Actor
+from agentloop.runs.display import PlainDisplay
+from agentloop.runs.run_folder import latest_run_folder, open_run_folder
+from agentloop.training.train import TrainResult, train
+from context import default_authors
+from replay.mixing.apportion import group_sizes
+from replay.records import BatchRow
+from replay.store import ReplayStore
+from tests.fakes.environments import ENVIRONMENTS
+from tests.fakes.runs import SilentDisplay, StopAfter, rows, save_llama, save_qwen2, small_config
+
+UNTIMED = ("time/", "speed/")
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> tuple[TrainResult, RunConfig, SilentDisplay]:
+    """One run of three iterations that the tests below look at from all sides."""
+    config = small_config(tmp_path_factory.mktemp("runs"), qwen2)
+    display = SilentDisplay()
+    return train(config, display=display), config, display
+
+
+def parameters(folder: Path) -> dict[str, torch.Tensor]:
+    newest = max((folder / "policies").iterdir())
+    return load_file(newest / "model.safetensors")
+
+
+def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def untimed(iterations: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{k: v for k, v in row.items() if not k.startswith(UNTIMED)} for row in iterations]
+
+
+def test_run_composition_is_what_the_rule_gives(finished: tuple[TrainResult, RunConfig, SilentDisplay]) -> None:
+    result, _, _ = finished
+    database = result.folder / "replay.sqlite"
+    for iteration, (fresh, replayed) in enumerate([(16, 0), (12, 4), (12, 4)], start=1):
+        counts = dict(rows(database, f"select stream, count(*) from draws where iteration = {iteration} group by 1"))
+        assert counts == {name: n for name, n in (("fresh", fresh), ("replay", replayed)) if n}
+        sizes = rows(database, f"select size from groups where iteration = {iteration} order by size desc")
+        assert [size for (size,) in sizes] == group_sizes(fresh, 4)
+    # 16, then a quarter of 16 replayed
+    assert rows(database, "select fresh, replay from iterations order by iteration") == [(16, 0), (12, 4), (12, 4)]
+
+
+def test_run_draws_only_what_was_collected_before(finished: tuple[TrainResult, RunConfig, SilentDisplay]) -> None:
+    query = """select count(*) from draws join trajectories t on t.id = draws.trajectory
+               where stream = 'replay' and t.iteration >= draws.iteration"""
+    assert rows(finished[0].folder / "replay.sqlite", query) == [(0,)]
+
+
+def test_run_commits_every_draw_with_its_statistics(finished: tuple[TrainResult, RunConfig, SilentDisplay]) -> None:
+    database = finished[0].folder / "replay.sqlite"
+    assert rows(database, "select distinct state from draws") == [("committed",)]
+    assert rows(database, "select count(*) from draws where drift_mean is null or ess_share is null") == [(0,)]
+    shares = rows(database, "select sum(ess_share) from draws group by iteration, stream")
+    assert [share for (share,) in shares] == pytest.approx([1.0] * 5)
+    assert rows(database, "select min(staleness), max(staleness) from draws where stream = 'replay'") == [(1, 2)]
+
+
+def test_stored_log_probs_are_those_of_the_policy_that_sampled_them(
+    finished: tuple[TrainResult, RunConfig, SilentDisplay],
+) -> None:
+    folder = finished[0].folder
+    store = ReplayStore.open(folder / "replay.sqlite", read_only=True)
+    listed = rows(folder / "replay.sqlite", "select id, policy_version_min, policy_version_max from trajectories")
+    assert len(listed) == 16 + 12 + 12
+    for version in (0, 1, 2):
+        chosen = [id for id, low, high in listed if (low, high) == (version, version)]
+        batch = build_batch([BatchRow(t) for t in store.read(chosen)], default_authors())
+        model = AutoModelForCausalLM.from_pretrained(folder / "policies" / f"{version:06d}")
+        with torch.no_grad():
+            again, _ = Actor(model).log_probs(
+                batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature
+            )
+        assert float((again - batch.behavior_log_probs)[batch.response_mask].abs().max()) < 1e-4
+    store.close()
+
+
+def test_drift_of_rows_the_current_policy_sampled_is_one(
+    finished: tuple[TrainResult, RunConfig, SilentDisplay],
+) -> None:
+    drifts = rows(finished[0].folder / "replay.sqlite", "select drift_mean, drift_max from draws where stream='fresh'")
+    assert len(drifts) == 40
+    assert all(abs(mean - 1) < 1e-4 and abs(highest - 1) < 1e-4 for mean, highest in drifts)
+
+
+def test_run_metrics_in_the_database_are_those_people_saw(
+    finished: tuple[TrainResult, RunConfig, SilentDisplay],
+) -> None:
+    result, _, display = finished
+    stored: dict[int, dict[str, float]] = {}
+    for iteration, name, value in rows(result.folder / "replay.sqlite", "select iteration, name, value from metrics"):
+        stored.setdefault(iteration, {})[name] = value
+    seen = dict(enumerate(display.iterations, start=1))
+    assert {i: stored[i] for i in (1, 2, 3)} == seen
+    assert display.iterations[1]["batch/achieved_fraction"] == 0.25
+    assert display.iterations[0]["replay/starved_rows"] == 4
+
+
+def test_same_seed_gives_identical_draws_metrics_and_weights(
+    finished: tuple[TrainResult, RunConfig, SilentDisplay], tmp_path: Path, qwen2: Path
+) -> None:
+    first, _, shown = finished
+    display = SilentDisplay()
+    second = train(small_config(tmp_path, qwen2), display=display)
+    query = """select d.iteration, d.slot, d.stream, t.iteration, t.slot, d.probability, d.drift_mean, d.ess_share
+               from draws d join trajectories t on t.id = d.trajectory order by 1, 2"""
+    assert rows(first.folder / "replay.sqlite", query) == rows(second.folder / "replay.sqlite", query)
+    assert untimed(shown.iterations) == untimed(display.iterations)
+    assert same_bits(parameters(first.folder), parameters(second.folder))
+
+
+def test_other_seed_gives_another_run(
+    finished: tuple[TrainResult, RunConfig, SilentDisplay], tmp_path: Path, qwen2: Path
+) -> None:
+    other = train(small_config(tmp_path, qwen2, run={"seed": 1}), display=SilentDisplay())
+    assert not same_bits(parameters(finished[0].folder), parameters(other.folder))
+
+
+def test_observing_leaves_the_parameters_bit_identical_to_no_replay(tmp_path: Path, qwen2: Path) -> None:
+    without = train(small_config(tmp_path / "a", qwen2, replay={"fraction": 0.0}), display=SilentDisplay())
+    display = SilentDisplay()
+    observed = train(small_config(tmp_path / "b", qwen2, replay={"fraction": 0.5, "mode": "observe"}), display=display)
+    assert same_bits(parameters(without.folder), parameters(observed.folder))
+    assert [row["batch/replay"] for row in display.iterations] == [0, 8, 8]
+    assert all(row["batch/fresh"] == 16 for row in display.iterations)
+    assert {"actor/replay/drift_mean", "actor/replay/ess"} <= display.iterations[1].keys()
+    assert "actor/replay/pg_loss" not in display.iterations[1]
+
+
+def test_replay_in_train_mode_changes_the_parameters(
+    finished: tuple[TrainResult, RunConfig, SilentDisplay], tmp_path: Path, qwen2: Path
+) -> None:
+    without = train(small_config(tmp_path, qwen2, replay={"fraction": 0.0}), display=SilentDisplay())
+    assert not same_bits(parameters(finished[0].folder), parameters(without.folder))
+
+
+def test_a_llama_folder_trains_too(tmp_path: Path) -> None:
+    model = save_llama(tmp_path / "llama")
+    display = SilentDisplay()
+    result = train(small_config(tmp_path, model), display=display)
+    assert result.iterations == 3
+    assert all(math.isfinite(row["actor/fresh/pg_loss"]) for row in display.iterations)
+    assert any(row["actor/grad_norm"] > 0 for row in display.iterations if "actor/grad_norm" in row)
+
+
+def test_kl_to_the_starting_policy_is_zero_before_the_first_step_only(tmp_path: Path, qwen2: Path) -> None:
+    display = SilentDisplay()
+    batch = {"mini_batch": 16}
+    train(small_config(tmp_path, qwen2, kl={"loss_coef": 0.1, "reward_coef": 0.01}, batch=batch), display=display)
+    kl = [row["actor/kl_loss"] for row in display.iterations]
+    assert kl[0] == pytest.approx(0.0, abs=1e-9)
+    assert kl[1] > 1e-9
+
+
+def test_adaptive_penalty_follows_the_kl_of_what_was_collected(tmp_path: Path, qwen2: Path) -> None:
+    display = SilentDisplay()
+    kl = {"reward_coef": 0.01, "reward_estimator": "k3", "target": 1e-12, "horizon": 100}
+    train(small_config(tmp_path, qwen2, kl=kl), display=display)
+    # No KL in the first iteration of 16 fresh rows: 20 % below is all that counts, 1 - 0.2 x 16 / 100. Then 12 rows
+    # above the target: 1 + 0.2 x 12 / 100.
+    coefficients = [row["actor/kl_coef"] for row in display.iterations]
+    assert coefficients == pytest.approx([0.01, 0.01 * 0.968, 0.01 * 0.968 * 1.024])
+    assert display.iterations[0]["actor/reward_kl"] < 1e-12 < display.iterations[1]["actor/reward_kl"]
+
+
+def test_resumed_run_ends_like_the_unbroken_one(
+    finished: tuple[TrainResult, RunConfig, SilentDisplay], tmp_path: Path, qwen2: Path
+) -> None:
+    first = train(small_config(tmp_path, qwen2), display=StopAfter(1))
+    assert (first.exit_code, first.iterations) == (143, 1)
+    second = train(small_config(tmp_path, qwen2), resume=True, display=SilentDisplay())
+    assert (second.exit_code, second.iterations, second.folder) == (0, 3, first.folder)
+    assert same_bits(parameters(second.folder), parameters(finished[0].folder))
+
+
+def test_resumed_run_with_a_critic_ends_like_the_unbroken_one(tmp_path: Path, qwen2: Path) -> None:
+    kl = {"reward_coef": 0.05, "target": 0.01, "horizon": 100}
+    moved = {"optimizer": {"name": "muon"}, "critic": {"optimizer": {"name": "adafactor"}}}
+    sections: dict[str, Any] = {"kl": kl, "batch": {"ppo_epochs": 2}, **moved}
+
+    def config(folder: Path) -> RunConfig:
+        return small_config(folder, qwen2, "ppo", **sections)
+
+    unbroken_display, resumed_display = SilentDisplay(), SilentDisplay()
+    unbroken = train(config(tmp_path / "a"), display=unbroken_display)
+    first = train(config(tmp_path / "b"), display=StopAfter(1))
+    assert first.iterations == 1
+    resumed = train(config(tmp_path / "b"), resume=True, display=resumed_display)
+    assert same_bits(parameters(resumed.folder), parameters(unbroken.folder))
+    assert untimed(resumed_display.iterations) == untimed(unbroken_display.iterations[1:])
+    checkpoints = [
+        load_file(run.folder / "checkpoints" / "000003" / "state" / "state.safetensors") for run in (resumed, unbroken)
+    ]
+    assert same_bits(*checkpoints)
+    assert any(name.startswith("critic.weights/backbone") for name in checkpoints[0])
+    assert any(name.endswith("q_proj.weight/muon.momentum_buffer") for name in checkpoints[0])
+    assert any(name.endswith("q_proj.weight/adafactor.row_var") for name in checkpoints[0])
+    last = unbroken_display.iterations[-1]
+    assert {"critic/vf_loss", "critic/explained_variance", "actor/kl_coef", "actor/reward_kl"} <= last.keys()
+    # What the draws say a row was trained with is what the critic made of it.
+    database = unbroken.folder / "replay.sqlite"
+    query = "select count(*) from draws d join trajectories t on t.id = d.trajectory where d.advantage != t.advantage"
+    assert rows(database, query) > [(0,)]
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, qwen2: Path) -> None:
+    first = train(small_config(tmp_path, qwen2), display=SilentDisplay())
+    before = parameters(first.folder)
+    again = train(small_config(tmp_path, qwen2), resume=True, display=SilentDisplay())
+    assert again.success_after == first.success_after
+    assert same_bits(parameters(first.folder), before)
+
+
+def test_resume_refuses_another_configuration(tmp_path: Path, qwen2: Path) -> None:
+    train(small_config(tmp_path, qwen2), display=SilentDisplay())
+    with pytest.raises(
+        UserError, match=r"replay\.fraction must be the run's own when resuming .*small-001 \(0\.25\), got 0\.5"
+    ):
+        train(small_config(tmp_path, qwen2, replay={"fraction": 0.5}), resume=True, display=SilentDisplay())
+    other = small_config(tmp_path, qwen2).model_copy(update={"algorithm": "ppo"})
+    with pytest.raises(
+        UserError, match=r"algorithm must be the run's own when resuming .*small-001 \('grpo'\), got 'ppo'"
+    ):
+        train(other, resume=True, display=SilentDisplay())
+
+
+def test_resume_without_a_run_says_so(tmp_path: Path, qwen2: Path) -> None:
+    with pytest.raises(UserError, match="--resume must find a run named 'small' under"):
+        train(small_config(tmp_path, qwen2), resume=True, display=SilentDisplay())
+
+
+def test_new_runs_never_touch_earlier_ones(tmp_path: Path, qwen2: Path) -> None:
+    short: dict[str, Any] = {"run": {"iterations": 1}}
+    folders = [train(small_config(tmp_path, qwen2, **short), display=SilentDisplay()).folder for _ in range(2)]
+    assert [folder.name for folder in folders] == ["small-001", "small-002"]
+    assert latest_run_folder(tmp_path, "small").path == folders[1]
+
+
+def test_two_processes_can_not_train_in_one_folder(tmp_path: Path, qwen2: Path) -> None:
+    result = train(small_config(tmp_path, qwen2, run={"iterations": 1}), display=SilentDisplay())
+    with (
+        open_run_folder(result.folder).lock(),
+        pytest.raises(UserError, match="run.folder must be used by one process"),
+    ):
+        train(small_config(tmp_path, qwen2, run={"iterations": 1}), resume=True, display=SilentDisplay())
+
+
+def test_nan_reward_stops_the_run_and_keeps_what_was_learned(tmp_path: Path, qwen2: Path) -> None:
+    own = ENVIRONMENTS / "parity.py"
+    config = small_config(tmp_path, qwen2, environment={"name": f"{own}:NotANumber"})
+    with pytest.raises(UserError, match=r"NotANumber\.reward must return a finite number, got nan"):
+        train(config, display=SilentDisplay())
+    database = tmp_path / "small-001" / "replay.sqlite"
+    ((learned, stored),) = rows(database, "select sum(fresh), (select count(*) from trajectories) from iterations")
+    assert learned == stored > 0
+
+
+def test_nan_weights_stop_the_run(tmp_path: Path, qwen2: Path) -> None:
+    with pytest.raises((TrainingStopped, UserError)):
+        train(small_config(tmp_path, qwen2, optimizer={"learning_rate": 1e30}), display=SilentDisplay())
+
+
+def test_batch_that_is_all_replay_is_shown_and_learned_from(tmp_path: Path, qwen2: Path) -> None:
+    words = io.StringIO()
+    config = small_config(tmp_path, qwen2, replay={"fraction": 1.0})
+    result = train(config, display=PlainDisplay(Console(file=words)))
+    assert rows(result.folder / "replay.sqlite", "select fresh, replay from iterations") == [(16, 0), (0, 16), (0, 16)]
+    assert "fresh 0 + replay 16" in words.getvalue()
+
+
+def test_generator_whose_log_probs_come_off_later_is_told_and_not_believed(
+    tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = LocalGenerator.generate
+
+    def off(self: LocalGenerator, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        nats = 0.01 if self.policy_version else 0.0  # it agrees when it is tried
+        return [replace(c, log_probs=tuple(p - nats for p in c.log_probs)) for c in sample(self, requests)]
+
+    monkeypatch.setattr(LocalGenerator, "generate", off)
+    display = SilentDisplay()
+    train(small_config(tmp_path, qwen2, run={"iterations": 2}, replay={"fraction": 0.0}), display=display)
+    first, second = display.iterations
+    assert first["actor/sampling_gap"] < 1e-4 and first["actor/old_log_probs_recomputed"] == 0.0
+    assert second["actor/sampling_gap"] == pytest.approx(0.01, rel=0.02)
+    assert second["actor/old_log_probs_recomputed"] == 1.0
+    assert second["actor/fresh/drift_mean"] == pytest.approx(math.exp(0.01), abs=1e-4)
+    told = [note for note in display.notes if "old log-probs were recomputed" in note]
+    assert len(told) == 1 and told[0].startswith("iteration 2: log-probs from sampling were 0.01 nats off")

@@ -1,0 +1,42 @@
+"""Objectives and corrections in whole runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.errors import UserError
+from agentloop.training.train import train
+from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+
+
+def test_run_with_other_objectives_and_a_correction_tells_what_they_did(tmp_path: Path, model: Path) -> None:
+    correction = {"kind": "truncate", "level": "turn", "mean": "geometric", "ratio_high": 1.5}
+    loss: dict[str, Any] = {
+        "fresh": {"objective": "gspo"},
+        "replay": {"objective": "gmpo", "anchor": "old", "correction": correction, "missing_log_probs": "luffy"},
+    }
+    run = {"name": "other", "folder": str(tmp_path), "iterations": 2, "seed": 0}
+    config = small_config(tmp_path, model, run=run, loss=loss, batch={"ppo_epochs": 2})
+    found = train(config, display=SilentDisplay()).folder / "replay.sqlite"
+    names = {name for (name,) in rows(found, "select name from metrics where iteration = 2")}
+    assert {"actor/fresh/pg_loss", "actor/replay/pg_loss", "actor/replay/importance_weight_mean"} <= names
+    assert "actor/fresh/importance_weight_mean" not in names
+    ((weight,),) = rows(
+        found, "select value from metrics where iteration = 2 and name = 'actor/replay/importance_weight_mean'"
+    )
+    assert 0 < weight <= 1.5
+
+
+def test_objective_that_is_not_there_is_refused_before_the_warm_up(tmp_path: Path) -> None:
+    loss = {"replay": {"objective": str(tmp_path / "mine.py") + ":tempered"}}
+    config = RunConfig.model_validate({"run": {"name": "none", "folder": str(tmp_path)}, "loss": loss})
+    with pytest.raises(UserError, match=r"loss.replay.objective must name a file that exists, got .*mine.py"):
+        train(config, display=SilentDisplay())
+    assert not (tmp_path / "none-001").exists()

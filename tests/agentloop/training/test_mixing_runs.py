@@ -1,0 +1,288 @@
+"""Whole runs of each unit: what is in the database is what the rule says."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.config.config_file import to_plain
+from agentloop.errors import TrainingStopped
+from agentloop.training.train import TrainResult, train
+from replay import queries
+from replay.config import StoredConfig, stored_config
+from replay.queries.filters import condition
+from replay.queries.preview.forecast import Horizon, new_run
+from replay.queries.preview.settings import changed
+from replay.store import ReplayStore
+from tests.fakes.runs import SilentDisplay, StopAfter, rows, save_qwen2, small_config
+
+# A row for each trajectory of each batch, with its stream.
+BATCHES = """select d.iteration, d.stream, t.task, t.group_id, t.iteration
+             from draws d join trajectories t on t.id = d.trajectory order by d.iteration, d.slot"""
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+
+
+def pooled(folder: Path, model: Path, replay: dict[str, Any], **sections: dict[str, Any]) -> RunConfig:
+    """Four iterations of 4 tasks out of 4, 4 trajectories each; every second member replayed where possible."""
+    return small_config(
+        folder,
+        model,
+        run={"iterations": 4, **sections.pop("run", {})},
+        environment={"task_pool": 4},
+        replay={"fraction": 0.5, **replay},
+        rollout={"max_turns": 1, "max_tokens_per_turn": 12},
+        evaluation={"every": 0, "tasks": 1},
+        checkpoint={"every": 100, "keep_policies": "none"},
+        **sections,
+    )
+
+
+def batches(result: TrainResult) -> dict[int, list[tuple[Any, ...]]]:
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    for iteration, *row in rows(result.folder / "replay.sqlite", BATCHES):
+        found.setdefault(iteration, []).append(tuple(row))
+    return found
+
+
+def told(config: RunConfig) -> list[tuple[int, int]]:
+    """(fresh, replayed) rows of each iteration as they are foretold, every fresh row being one that can be drawn."""
+    answer = new_run(StoredConfig.model_validate(to_plain(config)), Horizon(config.run.iterations, success=1.0))
+    return [(batch["fresh"], batch["replay"]) for batch in answer["batches"]]
+
+
+def done(result: TrainResult) -> list[tuple[int, int]]:
+    return rows(result.folder / "replay.sqlite", "select fresh, replay from iterations order by iteration")  # type: ignore[return-value]
+
+
+def by_task(batch: list[tuple[Any, ...]]) -> list[tuple[int, int]]:
+    """(fresh, replayed) members of each task of a batch."""
+    streams = Counter((task, stream) for stream, task, _, _ in batch)
+    return sorted((streams[task, "fresh"], streams[task, "replay"]) for task in {task for task, _ in streams})
+
+
+def test_unit_trajectory_has_replayed_members_in_every_group(tmp_path: Path, qwen2: Path) -> None:
+    config = pooled(tmp_path, qwen2, {"unit": "trajectory"})
+    result = train(config, display=SilentDisplay())
+    assert done(result) == told(config) == [(16, 0), (8, 8), (8, 8), (8, 8)]
+    found = batches(result)
+    assert by_task(found[1]) == [(4, 0)] * 4
+    assert all(by_task(found[iteration]) == [(2, 2)] * 4 for iteration in (2, 3, 4))
+    # A group in the database is what the policy of one iteration did: replayed members are not counted in it.
+    assert rows(result.folder / "replay.sqlite", "select distinct size from groups where iteration > 1") == [(2,)]
+
+
+def test_groups_keep_their_size_where_a_cap_keeps_members_back(tmp_path: Path, qwen2: Path) -> None:
+    display = SilentDisplay()
+    config = pooled(tmp_path, qwen2, {"unit": "trajectory", "per_task": 1}, run={"iterations": 2})
+    found = batches(train(config, display=display))
+    assert by_task(found[2]) == [(3, 1)] * 4
+    assert (display.iterations[1]["replay/starved_rows"], display.iterations[1]["replay/starved_groups"]) == (4, 4)
+    # Nothing holds the fraction back, so there is no factor to show.
+    assert "replay/controller_factor" not in display.iterations[1]
+
+
+def test_unit_task_has_replayed_members_in_some_groups(tmp_path: Path, qwen2: Path) -> None:
+    replay = {"unit": "task", "task_members": 3, "fraction": 0.375}  # 6 of 16: two tasks of four
+    config = pooled(tmp_path, qwen2, replay)
+    result = train(config, display=SilentDisplay())
+    assert done(result) == told(config) == [(16, 0), (10, 6), (10, 6), (10, 6)]
+    found = batches(result)
+    assert by_task(found[1]) == [(4, 0)] * 4
+    assert all(by_task(found[iteration]) == [(1, 3), (1, 3), (4, 0), (4, 0)] for iteration in (2, 3, 4))
+
+
+def test_unit_group_draws_groups_whole(tmp_path: Path, qwen2: Path) -> None:
+    config = pooled(tmp_path, qwen2, {"unit": "group"})
+    result = train(config, display=SilentDisplay())
+    assert done(result) == told(config) == [(16, 0), (8, 8), (8, 8), (8, 8)]
+    found = batches(result)
+    for iteration in (2, 3, 4):
+        members = Counter((stream, group, born) for stream, _, group, born in found[iteration])
+        assert sorted((stream, count) for (stream, _, _), count in members.items()) == [
+            ("fresh", 4), ("fresh", 4), ("replay", 4), ("replay", 4)
+        ]  # fmt: skip
+        assert all(born < iteration for stream, _, born in members if stream == "replay")
+
+
+def test_a_task_that_is_replayed_whole_has_had_its_turn(tmp_path: Path, qwen2: Path) -> None:
+    """Two tasks of four are replayed whole, so two are collected; every task is in every epoch's batch."""
+    replay = {"unit": "task", "task_members": 4}
+    found = batches(train(pooled(tmp_path, qwen2, replay), display=SilentDisplay()))
+    for iteration in (2, 3, 4):
+        assert by_task(found[iteration]) == [(0, 4), (0, 4), (4, 0), (4, 0)]
+
+
+def test_unit_trajectory_goes_through_all_tasks_of_a_pool_that_no_batch_divides(tmp_path: Path, qwen2: Path) -> None:
+    """7 tasks, 4 at a time: tasks 0..27 are each of the 7 four times, and two slots of a batch can share one."""
+    config = pooled(tmp_path, qwen2, {"unit": "trajectory", "fraction": 0.25}, run={"iterations": 7})
+    config = config.model_copy(update={"environment": config.environment.model_copy(update={"task_pool": 7})})
+    result = train(config, display=SilentDisplay())
+    found = batches(result)
+    members = Counter(task for batch in found.values() for _, task, _, _ in batch)
+    assert sorted(members.values()) == [16] * 7  # four groups of 4
+
+
+def test_shrinking_leaves_out_what_the_buffer_lacks(tmp_path: Path, qwen2: Path) -> None:
+    replay = {"shortfall": "shrink", "start": {"iteration": 2}, "successful_only": True, "sampler": "success"}
+    display = SilentDisplay()
+    train(pooled(tmp_path, qwen2, replay, run={"iterations": 2}), display=display)
+    first, second = display.iterations
+    assert (first["batch/fresh"], first["replay/started"], first["batch/ruled_fraction"]) == (16, 0, 0)
+    assert (second["batch/fresh"], second["replay/started"], second["batch/ruled_fraction"]) == (8, 1, 0.5)
+    assert second["replay/starved_rows"] == 8 - second["batch/replay"]
+    assert second["batch/achieved_fraction"] == second["batch/replay"] / (8 + second["batch/replay"])
+
+
+def test_shortfall_error_ends_the_run_and_says_what_to_do(tmp_path: Path, qwen2: Path) -> None:
+    with pytest.raises(TrainingStopped, match=r"got 0 of 8 rows in iteration 1\. Begin later \(replay\."):
+        train(pooled(tmp_path, qwen2, {"shortfall": "error"}), display=SilentDisplay())
+    display = SilentDisplay()
+    train(pooled(tmp_path / "later", qwen2, {"shortfall": "error", "start": {"buffer": 20}}), display=display)
+    assert [row["batch/replay"] for row in display.iterations] == [0, 0, 8, 8]  # 16 rows after the first, 32 then
+
+
+def test_flat_groups_are_completed_from_the_buffer(tmp_path: Path, qwen2: Path) -> None:
+    replay = {"complete_zero_variance": True, "fraction": 0.25}
+    batch = {"trajectories": 16, "group_size": 2, "mini_batch": 8}  # groups of two are often flat
+    display = SilentDisplay()
+    config = pooled(tmp_path, qwen2, replay, batch=batch, run={"iterations": 6})
+    result = train(config, display=display)
+    database = result.folder / "replay.sqlite"
+    assert all(row["batch/replay"] == 4 for row in display.iterations[1:])  # no more is replayed than without
+    completed = rows(
+        database,
+        """select d.iteration, g.task, t.reward, d.advantage from draws d join trajectories t on t.id = d.trajectory
+           join groups g on g.id = t.group_id where d.stream = 'fresh' and g.reward_std = 0 and d.advantage <> 0""",
+    )
+    assert len(completed) == sum(row["batch/completed"] for row in display.iterations) > 0
+    for iteration, task, reward, advantage in completed:
+        others = rows(
+            database,
+            f"""select t.reward from draws d join trajectories t on t.id = d.trajectory where t.task = '{task}' and
+                d.stream = 'replay' and d.iteration = {iteration} and t.reward <> {reward}""",
+        )
+        assert others
+        assert (advantage > 0) == (reward > others[0][0])
+    # What a row is stored with is what it earned among its own group.
+    ((stored,),) = rows(
+        database,
+        """select count(*) from draws d join trajectories t on t.id = d.trajectory
+           where d.stream = 'fresh' and d.advantage <> t.advantage and t.advantage = 0""",
+    )
+    assert stored == len(completed)
+
+
+class _Spoiling(SilentDisplay):
+    """Spoils every stored row after the first iteration: they are counted as there, and can't be read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._database = folder / "small-001" / "replay.sqlite"
+
+    def iteration(self, number: int, total: int, metrics: Any) -> None:
+        super().iteration(number, total, metrics)
+        if number == 1:
+            with closing(sqlite3.connect(self._database)) as connection, connection:
+                connection.execute("update segments set tokens = zeroblob(length(tokens))")
+
+
+def test_a_task_whose_stored_members_are_corrupt_comes_first_the_next_time(tmp_path: Path, qwen2: Path) -> None:
+    replay = {"unit": "task", "task_members": 4, "max_quarantined": 1.0}
+    display = _Spoiling(tmp_path)
+    found = batches(train(pooled(tmp_path, qwen2, replay, run={"iterations": 3}), display=display))
+    assert [row["batch/replay"] for row in display.iterations[:2]] == [0, 0]
+    first, second, third = ({task for _, task, _, _ in found[iteration]} for iteration in (1, 2, 3))
+    assert (len(first), len(second)) == (4, 2)  # in the second, two of the four were to be replayed whole
+    assert first - second <= third
+
+
+def test_run_whose_rows_go_bad_stops_over_its_limit_and_goes_on_without_them(tmp_path: Path, qwen2: Path) -> None:
+    config = pooled(tmp_path, qwen2, {"unit": "task", "task_members": 4}, run={"iterations": 3})
+    display = _Spoiling(tmp_path)
+    limit = r"at most replay\.max_quarantined=0\.01 of the buffer, got 8 of 24 after iteration 2"
+    with pytest.raises(TrainingStopped, match=limit):
+        train(config, display=display)
+    assert [row["buffer/quarantined"] for row in display.iterations] == [0, 8]
+    database = tmp_path / "small-001" / "replay.sqlite"
+    reasons = rows(database, "select state_reason from trajectories where state = 'quarantined'")
+    assert len(reasons) == 8
+    assert all("tokens with a wrong header" in reason for (reason,) in reasons)
+    with pytest.raises(TrainingStopped, match="max_quarantined"):
+        train(config, resume=True, display=SilentDisplay())
+    with closing(ReplayStore.open(database)) as store:
+        assert store.prune(rows=condition("state == 'quarantined'"), dry_run=False).rows == 8
+    assert train(config, resume=True, display=SilentDisplay()).iterations == 3
+
+
+def test_shortfall_error_holds_for_rows_that_can_not_be_read(tmp_path: Path, qwen2: Path) -> None:
+    with pytest.raises(TrainingStopped, match=r"got 0 of 8 rows in iteration 2"):
+        train(pooled(tmp_path, qwen2, {"shortfall": "error", "start": {"iteration": 2}}), display=_Spoiling(tmp_path))
+
+
+def test_batch_that_was_to_be_all_replay_and_can_not_be_read_stops_the_run(tmp_path: Path, qwen2: Path) -> None:
+    config = pooled(tmp_path, qwen2, {"fraction": 1.0, "max_quarantined": 1.0}, run={"iterations": 2})
+    with pytest.raises(TrainingStopped, match=r"got none in iteration 2.*none of 16 rows could be read.*--resume"):
+        train(config, display=_Spoiling(tmp_path))
+    assert train(config, resume=True, display=SilentDisplay()).iterations == 2
+
+
+def test_resumed_run_mixes_like_the_unbroken_one(tmp_path: Path, qwen2: Path) -> None:
+    replay = {
+        "unit": "trajectory",
+        "fraction": 0.3,  # 4.8 of 16: remainders matter
+        "controller": "ess",
+        "ess": {"floor": 1.0, "raise_by": 2.0},  # held back at once
+        "start": {"success_rate": 0.01},
+    }
+    whole, begun, rest = SilentDisplay(), StopAfter(2), SilentDisplay()
+    unbroken = train(pooled(tmp_path / "a", qwen2, replay), display=whole)
+    stopped = train(pooled(tmp_path / "b", qwen2, replay), display=begun)
+    before = (stopped.folder / "replay.sqlite").read_bytes()
+    with closing(ReplayStore.open(stopped.folder / "replay.sqlite", read_only=True)) as store:
+        told = queries.preview(store, folder=stopped.folder)
+    assert (stopped.folder / "replay.sqlite").read_bytes() == before
+    resumed = train(pooled(tmp_path / "b", qwen2, replay), resume=True, display=rest)
+    assert told["iteration"] == 3
+    assert told["plan"]["fresh"] == rest.iterations[0]["batch/fresh"]
+    assert told["plan"]["replay"] == rest.iterations[0]["batch/replay"]
+    assert told["plan"]["planned_replay"] == rest.iterations[0]["batch/planned_replay"] > 0
+    names = ("batch/ruled_fraction", "batch/replay", "replay/controller_factor", "replay/starved_iterations")
+    mixed = [[row[name] for name in names] for row in [*begun.iterations, *rest.iterations]]
+    assert mixed == [[row[name] for name in names] for row in whole.iterations]
+    query = """select d.iteration, d.slot, d.stream, t.iteration, t.slot
+               from draws d join trajectories t on t.id = d.trajectory order by 1, 2"""
+    assert rows(resumed.folder / "replay.sqlite", query) == rows(unbroken.folder / "replay.sqlite", query)
+    query = "select iteration, quantity, stream, age, hex(counts) from histograms order by 1, 2, 3, 4"
+    spread = rows(unbroken.folder / "replay.sqlite", query)
+    assert rows(resumed.folder / "replay.sqlite", query) == spread
+    assert {(quantity, stream) for _, quantity, stream, _, _ in spread} >= {("ratio", "replay"), ("drift", "fresh")}
+
+
+def test_preview_tells_the_very_rows_that_the_run_then_draws(tmp_path: Path, qwen2: Path) -> None:
+    replay = {"fraction": 0.3, "sampler": "uniform", "successful_only": False}  # 4.8 of 16: remainders matter
+    stopped = train(pooled(tmp_path, qwen2, replay, run={"iterations": 3}), display=StopAfter(2))
+    with closing(ReplayStore.open(stopped.folder / "replay.sqlite", read_only=True)) as store:
+        answer = queries.preview(store, folder=stopped.folder)
+        unknown = queries.preview(store)
+        other = changed(stored_config(store.run()), {"unit": "trajectory"})
+        guessed = queries.preview(store, config=other, folder=stopped.folder)
+    train(pooled(tmp_path, qwen2, replay, run={"iterations": 3}), resume=True, display=SilentDisplay())
+    query = "select trajectory, probability from draws where iteration = 3 and stream = 'replay' order by slot"
+    drawn = rows(stopped.folder / "replay.sqlite", query)
+    assert [(row["id"], row["probability"]) for row in answer["batch"]["rows"]] == drawn
+    # 4.8 and 4.8 - 0.2 were rounded up to 5: 4.8 - 0.4 is 4. Without the run's folder nobody knows.
+    assert (len(drawn), len(unknown["batch"]["rows"])) == (4, 5)
+    # Which tasks come next is the run's affair.
+    exact = [each["batch"]["exact"] for each in (answer, unknown, guessed)]
+    assert exact == [True, False, False]
+    assert (answer["plan"]["remainders"], guessed["plan"]["remainders"]) == (True, False)

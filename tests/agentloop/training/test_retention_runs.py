@@ -1,0 +1,260 @@
+"""Whole runs with a small buffer: what is kept, what a resume takes back, and what models say about stored rows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from agentloop.cli.main import main
+from agentloop.errors import UserError
+from agentloop.training.train import TrainResult, train
+from replay.storage.format.column_types import ESCAPE
+from replay.storage.format.message_json import plain_text
+from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
+
+REDACTOR = """
+from dataclasses import replace
+
+def hide(messages):
+    return [replace(m, content=m.content.replace("1", "*")) for m in messages]
+
+def fail(messages):
+    raise ValueError("no idea")
+
+def number(messages):
+    return 3
+"""
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+
+
+def settings(folder: Path, model: Path, *, iterations: int = 4, **replay: Any) -> Any:
+    return small_config(
+        folder,
+        model,
+        run={"iterations": iterations},
+        batch={"trajectories": 8},
+        replay={"fraction": 0.25, "capacity": {"rows": 10, "age": 2}, **replay},
+        checkpoint={"every": 2, "keep": 1},
+        evaluation={"every": 0, "tasks": 2},
+    )
+
+
+class KilledAt(SilentDisplay):
+    """Ends the process, as far as the run can tell, in the middle of things."""
+
+    def __init__(self, iteration: int) -> None:
+        super().__init__()
+        self._last = iteration
+
+    def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
+        if number == self._last:
+            raise MemoryError("killed")
+        super().iteration(number, total, metrics)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> tuple[TrainResult, SilentDisplay]:
+    display = SilentDisplay()
+    return train(settings(tmp_path_factory.mktemp("runs"), qwen2), display=display), display
+
+
+def test_run_keeps_to_its_capacity_and_logs_it(finished: tuple[TrainResult, SilentDisplay]) -> None:
+    result, display = finished
+    database = result.folder / "replay.sqlite"
+    fresh = [row["batch/fresh"] for row in display.iterations]
+    assert all(row["buffer/rows"] <= max(10, row["batch/fresh"]) for row in display.iterations)
+    born = evicted = 0.0
+    for count, row in zip(fresh, display.iterations, strict=True):
+        born += count
+        evicted += row["buffer/evicted"]
+        assert row["buffer/rows"] == born - evicted
+    assert evicted > 0
+    assert rows(database, "select count(*) from reclaimed") == [(evicted,)]
+    logged = rows(database, "select value from metrics where name = 'buffer/rows' order by iteration")
+    assert [value for (value,) in logged] == [row["buffer/rows"] for row in display.iterations]
+    # The last checkpoint is that of iteration 4, and the only one: nothing evicted is needed again.
+    assert rows(database, "select count(*) from trajectories where state = 'evicted'") == [(0,)]
+    assert rows(database, "select count(*) from draws") == [
+        (sum(fresh) + sum(r["batch/replay"] for r in display.iterations),)
+    ]
+
+
+def test_killed_run_that_resumes_ends_like_the_unbroken_one(
+    finished: tuple[TrainResult, SilentDisplay], tmp_path: Path, qwen2: Path
+) -> None:
+    with pytest.raises(MemoryError):
+        train(settings(tmp_path, qwen2), display=KilledAt(4))
+    # The checkpoint is that of iteration 2; iterations 3 and 4 have evicted since.
+    resumed = train(settings(tmp_path, qwen2), resume=True, display=SilentDisplay())
+    drawn = (
+        "select draws.iteration, draws.slot, born.iteration, born.slot, probability from draws join "
+        "(select id, iteration, slot from trajectories union all select reclaimed.id, iteration, slot from reclaimed "
+        "join groups on groups.id = group_id) as born on born.id = trajectory order by 1, 2"
+    )
+    ours, theirs = resumed.folder / "replay.sqlite", finished[0].folder / "replay.sqlite"
+    assert rows(ours, drawn) == rows(theirs, drawn)
+    later = "select iteration, slot, state from trajectories where iteration > 2 and attempt = {} order by 1, 2"
+    assert rows(ours, later.format(1)) == rows(theirs, later.format(0))
+    weights = [
+        load_file(folder / "checkpoints/000004/model/model.safetensors")
+        for folder in (resumed.folder, finished[0].folder)
+    ]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[1])
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["agentloop", "replay", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    return int(ended.value.code or 0), told.out, told.err
+
+
+def test_stored_log_probs_are_those_of_the_policies_that_sampled_them(
+    finished: tuple[TrainResult, SilentDisplay], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = finished[0].folder
+    code, out, _ = ask(monkeypatch, capsys, "verify", str(folder), "--log-probs", "--json")
+    answer = json.loads(out)
+    assert (code, answer["corrupt"], answer["dangling"], answer["log_probs"]["gone"]) == (0, {}, {}, [])
+    checked = {policy["version"]: policy for policy in answer["log_probs"]["policies"]}
+    sampled = rows(
+        folder / "replay.sqlite",
+        "select policy_version_min, count(*), sum(num_action_tokens) from trajectories "
+        "where state = 'eligible' group by 1",
+    )
+    assert {(v, p["trajectories"], p["tokens"]) for v, p in checked.items()} == set(sampled)
+    assert max(policy["worst"] for policy in checked.values()) < 1e-4
+
+
+def test_verify_names_policies_that_are_gone_and_log_probs_that_are_off(
+    finished: tuple[TrainResult, SilentDisplay],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "copy-001"
+    shutil.copytree(finished[0].folder, folder)
+    newest = max(
+        v
+        for (v,) in rows(
+            folder / "replay.sqlite", "select policy_version_min from trajectories where state = 'eligible'"
+        )
+    )
+    for snapshot in (folder / "policies").iterdir():
+        if int(snapshot.name) != newest:
+            shutil.rmtree(snapshot)
+    shutil.rmtree(folder / "checkpoints")
+    weights = folder / "policies" / f"{newest:06d}" / "model.safetensors"
+    save_file({name: tensor * 1.5 for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    code, out, _ = ask(monkeypatch, capsys, "verify", str(folder), "--log-probs")
+    assert code == 1
+    gone = rows(
+        folder / "replay.sqlite",
+        "select distinct policy_version_min from trajectories "
+        f"where state = 'eligible' and policy_version_min not in (0, {newest}) order by 1",
+    )
+    assert f"policies whose weights are gone: {', '.join(str(v) for (v,) in gone)}" in out
+    # Another checkpoint's log-probs are off, too.
+    other = shutil.copytree(finished[0].folder / "policies" / "000000", tmp_path / str(newest))
+    code, out, _ = ask(monkeypatch, capsys, "verify", str(folder), "--policy", str(other), "--json")
+    assert (code, [p["version"] for p in json.loads(out)["log_probs"]["policies"]]) == (1, [newest])
+
+
+def test_rescore_stores_what_the_newest_policy_says(
+    finished: tuple[TrainResult, SilentDisplay],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "copy-001"
+    shutil.copytree(finished[0].folder, folder)
+    database = folder / "replay.sqlite"
+    code, out, _ = ask(monkeypatch, capsys, "rescore", str(folder), "--where", "iteration == 4", "--json")
+    answer = json.loads(out)
+    ((count, tokens),) = rows(
+        database, "select count(*), sum(num_action_tokens) from trajectories where iteration = 4 and state = 'eligible'"
+    )
+    assert (code, answer["version"], answer["trajectories"], answer["tokens"]) == (0, 4, count, tokens)
+    assert 0 < answer["ess"] <= 1 and answer["drift_max"] > 1.0
+    assert rows(database, "select count(distinct trajectory), min(policy_version) from token_scores") == [(count, 4)]
+    # By the policy that sampled them, drift is 1.
+    answer = json.loads(
+        ask(monkeypatch, capsys, "rescore", str(folder), "--where", "iteration == 4", "--policy", "3", "--json")[1]
+    )
+    assert (answer["drift_mean"], answer["drift_max"], answer["ess"]) == pytest.approx((1.0, 1.0, 1.0), abs=1e-4)
+    ((id,),) = rows(database, "select id from trajectories where iteration = 4 and slot = 0")
+    (segment, *_) = json.loads(ask(monkeypatch, capsys, "show", id, str(folder), "--json")[1])["segments"]
+    assert segment["scored_by"]["policy_version"] == 3
+    assert [v is None for v in segment["current_log_probs"]] == [v is None for v in segment["behavior_log_probs"]]
+    known = [
+        (a, b)
+        for a, b in zip(segment["current_log_probs"], segment["behavior_log_probs"], strict=True)
+        if a is not None
+    ]
+    assert all(a == pytest.approx(b, abs=1e-4) for a, b in known)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("77", "--policy must be a version whose weights are still in"),
+        ("MODEL", "or a folder of weights named by its version, got "),
+    ],
+)
+def test_models_that_are_not_there_are_one_line(
+    finished: tuple[TrainResult, SilentDisplay],
+    qwen2: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    policy: str,
+    message: str,
+) -> None:
+    named = str(qwen2) if policy == "MODEL" else policy
+    code, _, err = ask(monkeypatch, capsys, "rescore", str(finished[0].folder), "--policy", named)
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
+
+
+def test_redacted_run_learns_and_leaves_no_tokens_of_what_was_hidden(tmp_path: Path, qwen2: Path) -> None:
+    (tmp_path / "hide.py").write_text(REDACTOR)
+    config = settings(tmp_path, qwen2, iterations=2, redact=f"{tmp_path}/hide.py:hide", capacity={})
+    display = SilentDisplay()
+    database = train(config, display=display).folder / "replay.sqlite"
+    conversations = [json.loads(plain_text(said)) for (said,) in rows(database, "select said from messages")]
+    texts = [said["content"] for conversation in conversations for said in conversation]
+    # Texts with a NUL, say, are stored as JSON, whose escapes have digits.
+    assert texts and not any("1" in text for text in texts if not text.startswith(ESCAPE))
+    ((redacted,),) = rows(database, "select count(*) from trajectories where state_reason = 'redacted'")
+    assert redacted == sum(row["buffer/redacted"] for row in display.iterations) > 0
+    tokens = "select count(*) from segments where trajectory in (select id from trajectories where state = 'evicted')"
+    assert rows(database, tokens) == [(0,)]
+    assert rows(database, "select count(*) from iterations") == [(2,)]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("fail", r"replay.redact must take every trajectory's messages, got ValueError: no idea"),
+        ("number", r"replay.redact must return messages or None, got int"),
+        ("hidden", r"replay.redact must name a function of .*hide.py, got 'hidden'. Did you mean hide\?"),
+    ],
+)
+def test_redactor_that_cannot_be_used_ends_the_run_with_one_line(
+    tmp_path: Path, qwen2: Path, function: str, message: str
+) -> None:
+    (tmp_path / "hide.py").write_text(REDACTOR)
+    config = settings(tmp_path, qwen2, redact=f"{tmp_path}/hide.py:{function}")
+    with pytest.raises(UserError, match=message):
+        train(config, display=SilentDisplay())

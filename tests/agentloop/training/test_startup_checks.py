@@ -1,0 +1,114 @@
+"""Mismatches that would spoil a run in silence are refused before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from agentloop.config import ModelSection
+from agentloop.config.sections.model import ComputeSection
+from agentloop.environments import load_environment
+from agentloop.errors import UserError
+from agentloop.generation.local import LocalGenerator
+from agentloop.models.actor import Actor
+from agentloop.models.loading import LoadedModel, load_model
+from agentloop.rollouts.actors import check_tools
+from agentloop.training.startup_checks import check_scoring
+from context import ChatTemplate, HermesParser, Llama3JsonParser
+from context.templates.model_files import load_model_files, train_tokenizer
+from tests.fakes.runs import save_llama, save_qwen2
+from tests.fakes.trl_templates import model
+
+FACTORY = load_environment("lookup_chain", {})
+
+
+@pytest.fixture
+def qwen2(tmp_path: Path) -> LoadedModel:
+    return load_model(ModelSection(), save_qwen2(tmp_path))
+
+
+def test_template_that_shows_tools_with_its_own_parser_passes(qwen2: LoadedModel, tmp_path: Path) -> None:
+    check_tools(FACTORY, qwen2, HermesParser())
+    check_tools(FACTORY, load_model(ModelSection(), save_llama(tmp_path / "llama")), Llama3JsonParser())
+
+
+def test_parser_that_can_not_read_the_templates_calls_is_refused(qwen2: LoadedModel) -> None:
+    with pytest.raises(UserError, match=r"context\.parser must read the tool calls .* got 'final' for '<tool_call>"):
+        check_tools(FACTORY, qwen2, Llama3JsonParser())
+
+
+def test_template_without_tools_is_refused(qwen2: LoadedModel) -> None:
+    source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    bare = LoadedModel(qwen2.model, qwen2.tokenizer, qwen2.codec, ChatTemplate(source, {}), qwen2.stop_ids)
+    with pytest.raises(UserError, match="must have a chat template that shows tools"):
+        check_tools(FACTORY, bare, HermesParser())
+
+
+def test_template_that_hides_tools_of_some_prompts_only_is_refused(qwen2: LoadedModel) -> None:
+    hides = "{% if messages[0].role == 'system' %}{% set tools = none %}{% endif %}"
+    template = ChatTemplate(hides + qwen2.template.source, {})
+    hiding = LoadedModel(qwen2.model, qwen2.tokenizer, qwen2.codec, template, qwen2.stop_ids)
+    with pytest.raises(UserError, match=r"leaves lookup out of a prompt with the roles \[system, user\]\."):
+        check_tools(FACTORY, hiding, HermesParser())
+
+
+def test_template_that_speaks_of_tools_without_naming_them_is_refused(qwen2: LoadedModel) -> None:
+    source = "{% if tools %}You have tools.{% endif %}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    bare = LoadedModel(qwen2.model, qwen2.tokenizer, qwen2.codec, ChatTemplate(source, {}), qwen2.stop_ids)
+    with pytest.raises(UserError, match="got one that leaves lookup out of a prompt"):
+        check_tools(FACTORY, bare, HermesParser())
+
+
+def test_what_ends_a_turn_of_tool_calls_ends_a_reply(tmp_path: Path) -> None:
+    # GPT-OSS ends an answer with <|return|> and a call with <|call|>; eos is the tokenizer's.
+    source = model("gptoss").template.source
+    ends = ["<|return|>", "<|call|>", "<|end|>", "<|start|>", "<|channel|>", "<|message|>"]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=train_tokenizer(source, ["</s>", *ends]), chat_template=source, eos_token="</s>"
+    )
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+    )
+    policy = LlamaForCausalLM(config)
+    policy.generation_config = GenerationConfig(eos_token_id=None)
+    policy.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_model(ModelSection(), tmp_path)
+    assert {loaded.codec.decode([token]) for token in loaded.stop_ids} == {"</s>", "<|return|>", "<|call|>"}
+    assert loaded.stop_ids == load_model_files(tmp_path).stop_ids
+
+
+def test_model_whose_sampling_and_scoring_agree_passes(qwen2: LoadedModel) -> None:
+    check_scoring(LocalGenerator(qwen2.model, stop_ids=qwen2.stop_ids), Actor(qwen2.model))
+
+
+def test_model_with_a_state_the_cache_does_not_know_is_refused() -> None:
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=8, initializer_range=0.3)
+    model = MambaForCausalLM(config).eval()
+    with pytest.raises(UserError, match="must give the same log-probs when sampling and when scoring"):
+        check_scoring(LocalGenerator(model, stop_ids=frozenset([1])), Actor(model))
+
+
+def test_rounding_of_autocast_hides_no_disagreement() -> None:
+    # Positions of OPT are counted by its mask, so rows of a packed pass see one another; a little, as it is untrained.
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "ffn_dim": 32, "word_embed_proj_dim": 16, "num_hidden_layers": 2}
+    model = OPTForCausalLM(OPTConfig(vocab_size=64, num_attention_heads=2, max_position_embeddings=64, **sizes)).eval()
+    compute = ComputeSection(autocast="bfloat16")
+    generator = LocalGenerator(model, stop_ids=frozenset([1]), compute=compute)
+    check_scoring(generator, Actor(model, compute=compute))
+    with pytest.raises(UserError, match="batch.layout must be padded for a model that does not tell rows apart"):
+        check_scoring(generator, Actor(model, packs=True, compute=compute))

@@ -1,0 +1,133 @@
+"""What --trace-step prints: every role's outputs under both names, with the numbers of the batch itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentloop.learning.scoring import ScoredBatch
+from agentloop.training.trace import describe_batch
+from agentloop.training.train import train
+from replay.records import BatchRow
+from tests.fakes.batch_rows import row, run_config, sampled_by, segment, tiny_actor, trainer
+from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
+
+NAMES = {
+    "token_ids": "responses",
+    "behavior_log_probs": "rollout_log_probs",
+    "replay_mask": "exp_mask",
+    "old_log_probs": "old_log_probs",
+    "entropies": "entropys",
+    "ref_log_probs": "ref_log_prob",
+    "scores": "token_level_scores",
+    "rewards": "token_level_rewards",
+    "values": "values",
+    "returns": "returns",
+    "advantages": "advantages",
+    "response_mask": "response_mask",
+    "loss_mask": "loss_mask",
+}
+
+
+def described(algorithm: str, rows: list[BatchRow], *, penalised: bool = False) -> tuple[list[str], ScoredBatch]:
+    """The lines of a trace of an update of these rows, and the batch they are of."""
+    kl = {"reward_coef": 0.1} if algorithm == "ppo" else {}
+    learner = trainer(tiny_actor(), run_config(algorithm=algorithm, kl=kl), reference=tiny_actor(seed=1))
+    shown: list[ScoredBatch] = []
+    learner.update(rows, iteration=1, before_steps=shown.append)
+    text = describe_batch(shown[0], penalised=penalised, text=lambda ids: f"<{ids[0]}>")
+    return text.splitlines(), shown[0]
+
+
+def traced(algorithm: str, left: list[float] | None = None) -> tuple[dict[str, list[str]], ScoredBatch]:
+    """The words behind each array's two names, and the batch they are of."""
+    rows = [row("first", segment("uulllllll")), row("second", segment("ull"), stream="replay")]
+    if left is not None:
+        rows = [replace(item, reward=reward) for item, reward in zip(rows, left, strict=True)]
+    text, scored = described(algorithm, rows, penalised=left is not None)
+    lines = [line.split() for line in text[5:]]
+    assert {words[1]: words[2] for words in lines} == NAMES
+    return {words[1]: words[3:] for words in lines}, scored
+
+
+def rewarded(name: str, reward: float, stream: str = "fresh") -> BatchRow:
+    given = row(name, segment("ull", seed=len(name)), stream=stream)
+    record = replace(given.trajectory.record, reward=reward, success=reward == 1.0)
+    return replace(given, trajectory=replace(given.trajectory, record=record))
+
+
+@pytest.mark.parametrize(
+    ("rows", "shown"),
+    [
+        ([rewarded("fails", 0.0), rewarded("wins", 1.0, "replay")], "wins, replay, success, reward 1"),
+        ([rewarded("fails", 0.0), rewarded("old", 1.0, "replay"), rewarded("new", 1.0)], "new, fresh, success, reward"),
+        (
+            [rewarded("near", 0.4, "replay"), rewarded("far", 0.1)],
+            "near, replay, failure, reward 0.4, the",
+        ),
+    ],
+)
+def test_trace_shows_the_trajectory_with_the_highest_reward_fresh_ones_first(rows: list[BatchRow], shown: str) -> None:
+    text, _ = described("grpo", rows)
+    assert f"(trajectory {shown}" in text[2]
+
+
+def test_trace_says_why_a_value_is_unknown() -> None:
+    """A demonstrated token has no behavior log-prob, and a row whose stored log-probs stand in had no pass."""
+    stored = replace(sampled_by(tiny_actor(torch.float32), [row("stored", segment("ull"))])[0], scored=True)
+    learner = trainer(tiny_actor(torch.float32), run_config(), reference=None)
+    shown: list[ScoredBatch] = []
+    learner.update([stored], iteration=1, before_steps=shown.append)
+    text = describe_batch(shown[0], penalised=False, text=lambda ids: f"<{ids[0]}>")
+    (entropies,) = [line for line in text.splitlines() if line.startswith("actor      entropies")]
+    assert entropies.endswith(
+        "nan       nan  (nan: old log-probs are those stored when the row was sampled, which takes no pass)"
+    )
+    lines, _ = described("grpo", [row("shown", segment("uxx"))])
+    (behavior,) = [line for line in lines if "behavior_log_probs" in line]
+    assert behavior.endswith("nan       nan  (nan: no policy sampled this token in this context, or it is not known)")
+
+
+def test_trace_shows_what_the_optimizer_steps_see() -> None:
+    lines, scored = traced("ppo")
+    assert scored.critic is not None
+    for name, values in (("advantages", scored.batch.advantages), ("rewards", scored.critic.rewards)):
+        assert lines[name][:2] == ["[2,", "9]"]
+        # Seven action tokens, 2 .. 8: the first three and the last three.
+        wanted = values[0, torch.tensor([2, 3, 4, 6, 7, 8])].tolist()
+        assert [float(word) for word in lines[name][3:]] == pytest.approx(wanted, rel=1e-3)
+    assert [float(word) for word in lines["scores"][3:]] == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    assert lines["replay_mask"] == ["[2]", "bool", "False"]
+
+
+def test_trace_says_which_role_an_algorithm_lacks() -> None:
+    lines, _ = traced("grpo")
+    for name in ("values", "returns"):
+        assert lines[name] == ["none", "this", "algorithm", "has", "no", "critic"]
+    assert lines["ref_log_probs"][0] == "none"
+    assert lines["ref_log_probs"][1:] == ["no", "kl", "coefficient", "asks", "for", "it", "here"]
+    assert float(lines["rewards"][-1]) == float(lines["scores"][-1]) == 1.0
+
+
+def test_trace_shows_what_a_penalty_leaves_of_whole_rewards() -> None:
+    lines, _ = traced("grpo", left=[0.75, 0.5])
+    assert (float(lines["scores"][-1]), float(lines["rewards"][-1])) == (1.0, 0.75)
+    assert " ".join(lines["ref_log_probs"]).startswith("none whole rewards were charged for the distance to it")
+
+
+def test_run_prints_the_data_flow_of_one_iteration_and_is_not_changed_by_it(tmp_path: Path) -> None:
+    model = save_qwen2(tmp_path / "model")
+    displays = []
+    for trace in (True, False):
+        display = SilentDisplay()
+        config = small_config(tmp_path / str(trace), model, run={"folder": str(tmp_path / str(trace)), "iterations": 2})
+        train(config, trace=trace, display=display)
+        displays.append(display)
+    traces = [[note for note in display.notes if "data flow" in note] for display in displays]
+    assert [len(found) for found in traces] == [1, 0]
+    assert any("after 2 optimizer steps" in note and "actor/grad_norm" in note for note in displays[0].notes)
+    losses = [[row["actor/fresh/pg_loss"] for row in display.iterations] for display in displays]
+    assert losses[0] == losses[1]

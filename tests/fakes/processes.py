@@ -1,0 +1,240 @@
+"""`agentloop train` in a process of its own: started, watched step by step, killed; and whether two runs are one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from agentloop.config import RunConfig
+from agentloop.config.config_file import to_plain
+from agentloop.runs.checkpoint import complete_checkpoints
+from tests.fakes.runs import ROOT, buffer_of, rows
+
+AGENTLOOP = Path(sys.executable).with_name("agentloop")
+UNTIMED = "name not like 'time/%' and name not like 'speed/%'"
+
+
+class Training:
+    """One `agentloop train` process and the lines it has printed so far."""
+
+    def __init__(
+        self, config_file: Path, *options: str, mood: str = "", place: Mapping[str, str] | None = None
+    ) -> None:
+        """`place`: of a rank among several, as `launching.places` gives it."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AGENTLOOP_TEST_MOOD": mood}
+        environment |= place or {}
+        self._process = subprocess.Popen(
+            [AGENTLOOP, "train", config_file, *options],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.printed: list[str] = []
+        self.errors: list[str] = []
+        self._readers = [
+            threading.Thread(target=self._read, args=pair, daemon=True)
+            for pair in ((self._process.stdout, self.printed), (self._process.stderr, self.errors))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream: Any, lines: list[str]) -> None:
+        for line in iter(stream.readline, ""):
+            if line.strip() and "Writing model shards" not in line and "Loading weights" not in line:
+                lines.append(line)
+
+    @property
+    def id(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def says(self, text: str, *, timeout_s: float = 120.0) -> float:
+        """Wait until a line holds `text`; when that was."""
+        deadline = time.monotonic() + timeout_s
+        while not any(text in line for line in self.printed):
+            assert time.monotonic() < deadline and not (self.ended and not self._readers[0].is_alive()), (
+                f"never said {text!r}, but {self.printed} and {self.errors}"
+            )
+            time.sleep(0.002)
+        return time.monotonic()
+
+    def wait_until(self, moment: float) -> None:
+        """A moment of `time.monotonic`, or the end of the process."""
+        while time.monotonic() < moment and not self.ended:
+            time.sleep(0.002)
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end_with(self, number: signal.Signals, *, code: int) -> float:
+        """Send the signal that ends it, with that exit code and not one word on stderr; the seconds it took."""
+        began = time.monotonic()
+        self.send(number)
+        assert (self.wait(), self.errors) == (code, [])
+        return time.monotonic() - began
+
+    def wait(self, *, timeout_s: float = 300.0) -> int:
+        """The exit code, once everything that was printed has been read."""
+        code = self._process.wait(timeout_s)
+        for reader in self._readers:
+            reader.join()
+        return code
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        self.wait()
+
+    def kill_when(self, condition: Callable[[], bool]) -> bool:
+        """Let it run a millisecond at a time and kill it in the first pause in which `condition` holds.
+
+        False: it ended before.
+        """
+        while True:
+            self.send(signal.SIGSTOP)
+            state = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            if state is None or state.si_code != os.CLD_STOPPED:
+                self.wait()
+                return False
+            if condition():
+                self.kill()
+                return True
+            self.send(signal.SIGCONT)
+            time.sleep(0.001)
+
+
+def write_config(config: RunConfig, path: Path) -> Path:
+    path.write_text(yaml.safe_dump(to_plain(config)))
+    return path
+
+
+class Moments:
+    """Moments of a run, seen from outside while its process pauses. `every` is its checkpoint interval."""
+
+    def __init__(self, folder: Path, *, every: int) -> None:
+        self.folder = folder
+        self._every = every
+
+    def number(self, query: str) -> int:
+        """0 where there is nothing yet."""
+        try:
+            ((value,),) = rows(buffer_of(self.folder), query)
+        except (sqlite3.OperationalError, psycopg.OperationalError, psycopg.errors.UndefinedTable):
+            return 0
+        return int(value or 0)
+
+    @property
+    def committed(self) -> int:
+        return self.number("select max(iteration) from iterations")
+
+    @property
+    def saved(self) -> int:
+        return max((int(path.name) for path in complete_checkpoints(self.folder / "checkpoints")), default=0)
+
+    def appending(self) -> bool:
+        """A write transaction after an iteration was closed and before anything of the next is visible."""
+        done = self.committed
+        closed = self.number(f"select count(*) from metrics where iteration = {done} and name = 'time/iteration'")
+        begun = self.number(f"select count(*) from trajectories where iteration > {done} and state != 'orphaned'")
+        return done > 0 and closed == 1 and begun == 0 and self._is_being_written()
+
+    def _is_being_written(self) -> bool:
+        with closing(sqlite3.connect(self.folder / "replay.sqlite", timeout=0, isolation_level=None)) as connection:
+            try:
+                connection.execute("begin immediate")
+            except sqlite3.OperationalError:
+                return True
+            connection.execute("rollback")
+            return False
+
+    def committed_unpublished(self) -> bool:
+        return self.committed > self.number("select max(version) from policies")
+
+    def published_unsaved(self) -> bool:
+        done = self.committed
+        due = done > 0 and done % self._every == 0
+        return due and self.number("select max(version) from policies") == done > self.saved
+
+    def saving(self) -> bool:
+        return any((self.folder / "checkpoints").glob("[0-9]*.unfinished"))
+
+
+def assert_same_bits(ours: Path, theirs: Path) -> None:
+    """Two safetensors files hold the same tensors."""
+    first, second = load_file(ours), load_file(theirs)
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+def assert_same_run(broken: Path, unbroken: Path) -> None:
+    """Nothing that was learned, drawn or measured tells the two run folders apart."""
+    for query in (
+        """select d.iteration, d.slot, d.stream, d.state, t.iteration, t.slot, t.content_hash, d.probability,
+           d.staleness, d.advantage, d.drift_mean, d.drift_max, d.ess_share, d.approx_kl, d.clip_fraction
+           from draws d join trajectories t on t.id = d.trajectory order by d.iteration, d.slot""",
+        "select iteration, slot, content_hash from trajectories where state != 'orphaned' order by iteration, slot",
+        f"select iteration, name, value from metrics where {UNTIMED} order by iteration, name",
+        "select iteration, fresh, replay, fraction, policy_version from iterations order by iteration",
+        "select iteration, state from sampler_state order by iteration",
+        "select version, checkpoint from policies order by version",
+    ):
+        assert rows(buffer_of(broken), query) == rows(buffer_of(unbroken), query)
+    assert logged(broken) == logged(unbroken)
+    assert_same_weights(broken, unbroken)
+
+
+def assert_same_weights(broken: Path, unbroken: Path) -> None:
+    """Every policy, and everything in the last checkpoint."""
+    names = sorted(path.name for path in (unbroken / "policies").iterdir())
+    assert sorted(path.name for path in (broken / "policies").iterdir()) == names
+    for name in names:
+        assert_same_bits(*(run / "policies" / name / "model.safetensors" for run in (broken, unbroken)))
+    ours, theirs = (complete_checkpoints(run / "checkpoints")[-1] for run in (broken, unbroken))
+    assert ours.name == theirs.name
+    for file in ("state/state.safetensors", "random.safetensors", "model/model.safetensors"):
+        assert_same_bits(ours / file, theirs / file)
+    assert checkpoint_values(ours) == checkpoint_values(theirs)
+
+
+def checkpoint_values(checkpoint: Path) -> dict[str, Any]:
+    """Without what may differ: whose run it is, how often it was resumed, how long it took."""
+    values: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    del values["run"], values["loop"]["attempt"], values["loop"]["training_seconds"]
+    return values
+
+
+def logged(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without times."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "speed/"))} for line in lines]
+
+
+def assert_sound(run: Path, *, iterations: int) -> None:
+    """A finished run: the database is whole, nothing is left half done, no orphan was ever used."""
+    database = buffer_of(run)
+    if isinstance(database, Path):
+        assert rows(database, "pragma integrity_check") == [("ok",)]
+    assert rows(database, "select distinct state from draws") == [("committed",)]
+    used = "select count(*) from draws join trajectories t on t.id = draws.trajectory where t.state = 'orphaned'"
+    assert rows(database, used) == [(0,)]
+    assert [line["iteration"] for line in logged(run)] == list(range(1, iterations + 1))
+    assert list(run.rglob("*.unfinished")) == []

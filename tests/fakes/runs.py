@@ -1,0 +1,136 @@
+"""Runs small enough for a test: seconds from nothing to a trained agent, with all the real parts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from agentloop.config import RunConfig
+from replay.locate import run_identity
+from replay.storage.databases.open import Location
+from tests.fakes import families as fakes
+from tests.fakes.environments import ENVIRONMENTS
+from tests.fakes.records import sql
+
+ROOT = Path(__file__).parents[2]
+PARITY = f"{ENVIRONMENTS / 'parity.py'}:Parity"
+
+
+class SilentDisplay:
+    """A display that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.iterations: list[dict[str, float]] = []
+        self.notes: list[str] = []
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        return
+
+    def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
+        self.iterations.append(dict(metrics))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def close(self) -> None:
+        return
+
+
+def save_qwen2(folder: Path) -> Path:
+    """A Qwen2 folder with a ChatML tokenizer, as save_pretrained writes it."""
+    torch.manual_seed(1)
+    tokenizer = _tokenizer("chatml")
+    config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, initializer_range=0.05, **_SIZES)
+    return _save(Qwen2ForCausalLM(config), tokenizer, folder)
+
+
+def save_llama(folder: Path) -> Path:
+    """A Llama folder with a Llama-3 tokenizer and template."""
+    torch.manual_seed(2)
+    tokenizer = _tokenizer("llama3")
+    config = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=4, initializer_range=0.05, **_SIZES)
+    return _save(LlamaForCausalLM(config), tokenizer, folder)
+
+
+_SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+}
+
+
+def _tokenizer(name: str) -> PreTrainedTokenizerFast:
+    family = fakes.family(name)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=family.tokenizer, chat_template=family.template_source, **family.special_tokens
+    )
+
+
+def _save(model: Any, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
+    # A model with random weights would hardly ever end a turn by itself; so many stop tokens end one in twenty.
+    stops = [tokenizer.eos_token_id, *range(40, 70)]
+    model.generation_config = GenerationConfig(eos_token_id=stops)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def small_config(folder: Path, model: Path, algorithm: str = "grpo", **sections: dict[str, Any]) -> RunConfig:
+    """Three iterations of 16 trajectories; any section can be changed: batch={"group_size": 2}."""
+    defaults: dict[str, dict[str, Any]] = {
+        "run": {"name": "small", "folder": str(folder), "iterations": 3, "seed": 0},
+        "model": {"path": str(model)},
+        "environment": {"name": PARITY},
+        "context": {"max_tokens": 400},
+        "rollout": {"max_turns": 2, "max_tokens_per_turn": 24},
+        "batch": {"trajectories": 16, "group_size": 4, "mini_batch": 8},
+        "replay": {"fraction": 0.25, "sampler": "uniform", "successful_only": False},
+        "evaluation": {"every": 2, "tasks": 8},
+        "checkpoint": {"every": 1, "keep": 2, "keep_policies": "all"},
+    }
+    merged = {name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {*defaults, *sections}}
+    return RunConfig.model_validate({"algorithm": algorithm, **merged})
+
+
+def buffer_of(run: Path) -> Location:
+    """Where a run folder's experience is."""
+    return run_identity(run).database or run / "replay.sqlite"
+
+
+def rows(database: Location, query: str) -> list[tuple[Any, ...]]:
+    """Plain SQL, past all of our code."""
+    if not isinstance(database, Path):
+        return sql(database, query)
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        return connection.execute(query).fetchall()
+
+
+class StopAfter(SilentDisplay):
+    """Sends SIGTERM to its own process after some iterations, as a scheduler would."""
+
+    def __init__(self, iterations: int) -> None:
+        super().__init__()
+        self._left = iterations
+
+    def iteration(self, number: int, total: int, metrics: Any) -> None:
+        super().iteration(number, total, metrics)
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)

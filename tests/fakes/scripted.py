@@ -1,0 +1,76 @@
+"""A policy that says what a test has written down, sampled from no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentloop.generation import Completion, GenerationFailed, GenerationRequest, Generator
+from tests.fakes import families as fakes
+
+CHATML = fakes.family("chatml")
+LOG_PROB = -0.5
+CUT = "<cut>"
+
+
+def call(name: str, arguments: str = "{}") -> str:
+    """A tool call as the policy writes it."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+class ScriptedGenerator:
+    """Gives episode k the replies of `scripts[k]`, each with its end token; one that ends in CUT has none.
+
+    What is no text is given as it is.
+    """
+
+    policy_version = 0
+
+    def __init__(self, scripts: Sequence[Sequence[str | Completion | GenerationFailed]]) -> None:
+        self._left = [list(script) for script in scripts]
+        self.prompts: list[list[str]] = [[] for _ in scripts]
+        """What each episode was shown before each of its replies, as text."""
+
+    def begin(self, *, seed: int, temperature: float) -> None:
+        return
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion | GenerationFailed]:
+        return [self._reply(request) for request in requests]
+
+    def _reply(self, request: GenerationRequest) -> Completion | GenerationFailed:
+        self.prompts[request.episode].append(CHATML.codec.decode(request.prompt_ids))
+        text = self._left[request.episode].pop(0)
+        if not isinstance(text, str):
+            return text
+        ids = list(CHATML.codec.encode_text(text.removesuffix(CUT)))
+        ids = (ids if text.endswith(CUT) else [*ids, CHATML.end_id])[: request.max_new_tokens]
+        return Completion(tuple(ids), (LOG_PROB,) * len(ids), (1.0,) * len(ids))
+
+
+class FlakyGenerator:
+    """Another generator behind a bad line: every `nth` reply is lost, or all of them once `dead`."""
+
+    def __init__(self, generator: Generator, nth: int) -> None:
+        self._generator = generator
+        self._nth = nth
+        self._given = 0
+        self.lost = 0
+        self.dead = False
+
+    @property
+    def policy_version(self) -> int:
+        return self._generator.policy_version
+
+    def begin(self, *, seed: int, temperature: float) -> None:
+        self._generator.begin(seed=seed, temperature=temperature)
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion | GenerationFailed]:
+        if self.dead:
+            raise GenerationFailed("connection refused")
+        return [self._sent(reply) for reply in self._generator.generate(requests)]
+
+    def _sent(self, reply: Completion | GenerationFailed) -> Completion | GenerationFailed:
+        self._given += 1
+        if self._given % self._nth:
+            return reply
+        self.lost += 1
+        return GenerationFailed("HTTP 500")

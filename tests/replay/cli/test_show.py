@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+import unicodedata
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentloop.cli.main  # noqa: F401  # adds `replay mix`
+from context.tokens.token_sequence import Segment
+from replay import ReplayStore, queries
+from replay.records import TaskRecord
+from replay.sampling.samplers import make_sampler
+from tests.fakes.records import SHORT, group, iterate, new_store, sql, trajectory
+from tests.fakes.replay_command import ask
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three iterations of 8 rows, 3 of them successes; up to 3 successes drawn in the second and the third."""
+    path = tmp_path_factory.mktemp("run") / "replay.sqlite"
+    store = new_store(path)
+    sampler = make_sampler("success", 3)
+    for iteration in range(1, 4):
+        iterate(store, iteration, sampler, count=3)
+    store.close()
+    return path
+
+
+def test_ls_lists_what_the_filter_holds_for(database: Path) -> None:
+    rows = json.loads(ask("ls", str(database), "--where", "iteration == 2 and not success", "--json").output)
+    plain = "select id from trajectories where iteration = 2 and success = 0"
+    assert {row["id"] for row in rows} == {id for (id,) in sql(database, plain)}
+    assert len(rows) == 5
+
+
+def test_ls_takes_a_filter_and_a_flag_together(database: Path) -> None:
+    rows = json.loads(ask("ls", str(database), "--where", "staleness < 3", "--success", "--json").output)
+    assert {(row["iteration"], row["success"]) for row in rows} == {(2, True), (3, True)}
+
+
+def test_summary_of_a_filter_counts_its_rows_groups_and_draws(database: Path) -> None:
+    store = ReplayStore.open(database, read_only=True)
+    answer = queries.summary(store, filter="iteration == 1 and success")
+    assert (answer["trajectories"], answer["groups"], answer["successes"]) == (3, 2, 3)
+    plain = (
+        "select stream, count(*) from draws join trajectories on trajectories.id = trajectory "
+        "where trajectories.iteration = 1 and success group by 1"
+    )
+    streams = dict(sql(database, plain))
+    assert (answer["draws"]["fresh"], answer["draws"]["replay"]) == (streams["fresh"], streams.get("replay", 0))
+    store.close()
+
+
+def test_summary_of_a_filter_that_holds_for_all_is_the_whole_summary(database: Path) -> None:
+    store = ReplayStore.open(database, read_only=True)
+    assert queries.summary(store, filter="reward >= 0") == queries.summary(store)
+    store.close()
+
+
+def test_stats_of_a_filter_that_holds_for_none_are_empty(database: Path) -> None:
+    answer = json.loads(ask("stats", str(database), "--where", "reward > 2", "--json").output)
+    assert (answer["trajectories"], answer["groups"], answer["tasks"], answer["draws"]["fresh"]) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("command", ["ls", "stats"])
+def test_filter_that_cannot_be_read_is_one_line_and_exit_code_2(database: Path, command: str) -> None:
+    result = ask(command, str(database), "--where", "rewrd > 0.5")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "agentloop: where must name a field here, got 'rewrd' at character 1. Did you mean reward?\n"
+    )
+
+
+EVIL = "\x1b]0;mine\x07\x1b[2J\x9b31m\u202e\u200b\ud800\rz\nfake line"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["stats", "ls", "show ID", "task TASK", "lineage ID", "lineage 1", "diff ID OTHER", "mix", "ls --where x==1"],
+)
+def test_nothing_that_was_stored_acts_on_the_terminal(tmp_path: Path, command: str) -> None:
+    names = {"ID": f"id{EVIL}", "OTHER": f"other{EVIL}", "TASK": f"task{EVIL}"}
+    segments = (Segment(SHORT, f"reason{EVIL}"),)  # type: ignore[arg-type]  # as a file may have it
+    given: dict[str, Any] = {"stop_reason": f"stop{EVIL}", "error_kind": f"error{EVIL}"}
+    given |= {"environment": f"env{EVIL}", "environment_version": EVIL, "group": f"g{EVIL}", "task": names["TASK"]}
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        rows = [trajectory(names["ID"], segments=segments, **given), trajectory(names["OTHER"], slot=1, **given)]
+        prompt = {"messages": [{"role": EVIL, "content": EVIL}]}
+        store.append([TaskRecord(names["TASK"], EVIL, prompt)], [group(f"g{EVIL}", task=names["TASK"])], rows)
+    sql(tmp_path / "replay.sqlite", "update runs set name = ?", "run\x1b[2J\u202e")
+    result = ask(*(names.get(word, word) for word in command.split()), tmp_path / "replay.sqlite")
+    assert "Traceback" not in result.output
+    shown = result.stdout + result.stderr
+    assert shown
+    assert [c for c in shown if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co")] == []
+    assert not any(line.startswith("fake line") for line in shown.splitlines())

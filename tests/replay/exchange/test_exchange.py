@@ -1,0 +1,336 @@
+"""What is exported comes back bit by bit, and what comes back is exported to the same bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from context.authors import ENV, LLM, TEMPLATE, USER
+from context.messages import Message, ToolCall
+from context.tokens.token_sequence import Segment, TokenSequence
+from replay import ReplayStore
+from replay.errors import DamagedCell
+from replay.exchange import ExchangeError, export_file, import_file, jsonl, parquet
+from replay.exchange.row_format import Bundle
+from replay.queries.filters import condition
+from replay.records import TrajectoryRecord
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format.message_json import plain_text
+from tests.fakes.records import (
+    AUTHORS,
+    MESSAGES,
+    RUN,
+    SHORT,
+    Born,
+    group,
+    iterate,
+    new_store,
+    policy,
+    request,
+    run_record,
+    sql,
+    task,
+    tokens,
+    trajectory,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ReplayStore]:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        yield store
+
+
+def filled(store: ReplayStore) -> ReplayStore:
+    """Rows of every shape: several segments, no messages, unknown log-probs, odd texts, drawn and not."""
+    sampler = make_sampler("uniform", 0)
+    for iteration in (1, 2):
+        iterate(store, iteration, sampler)
+    long = tokens(list(range(300)), ["template"] * 100 + ["llm"] * 120 + ["llm(discard)"] * 80, version=1)
+    unknown = replace(SHORT, behavior_log_probs=np.full(len(SHORT), np.nan, np.float32))
+    rows = [
+        trajectory("two", segments=(Segment(SHORT), Segment(long, "strategy_rewrite"))),
+        trajectory("hinted", segments=(Segment(unknown, "clean", "hinted"),), mean_entropy=None),
+        trajectory("untrainable", segments=(Segment(tokens([1], ["user"])),), parent="two", error_kind="timeout"),
+        replace(trajectory("\ud800 ' \x00 \ue000json: \U0001f600"), messages=()),
+    ]
+    store.append([task()], [group()], rows)
+    return store
+
+
+def everything(store: ReplayStore) -> list[Any]:
+    """What the two stores must agree on, but for the time of day."""
+    tables = {
+        "tasks": "hash, environment, payload",
+        '"groups"': "*",
+        "trajectories": ", ".join(sql_name(name) for name in TrajectoryRecord.__dataclass_fields__),
+        "segments": "*",
+        "messages": "trajectory, num_messages, checksum, said",
+        "runs": "id, name, config, authors, authors_hash, code_version, fingerprint",
+    }
+    found = {table: sql(store, f"select {columns} from {table}") for table, columns in tables.items()}
+    found["messages"] = [(*row, plain_text(said)) for *row, said in found["messages"]]
+    return [sorted(rows, key=repr) for rows in found.values()]
+
+
+def sql_name(field: str) -> str:
+    return "group_id" if field == "group" else field
+
+
+def test_export_import_export_is_byte_equal(location: Location, tmp_path: Path) -> None:
+    with closing(new_store(location)) as store:
+        filled(store)
+        for ending in ("jsonl", "jsonl.gz", "jsonl.zst", "parquet"):
+            first, second = tmp_path / f"first.{ending}", tmp_path / f"second.{ending}"
+            assert export_file(store, first).rows == 20
+            with closing(ReplayStore.create(tmp_path / f"{ending}.sqlite")) as other:
+                report = import_file(other, first, name=None)
+                assert (report.inserted, report.duplicates, report.bad, report.runs) == (20, 0, 0, [RUN])
+                assert everything(other) == everything(store)
+                export_file(other, second)
+            assert first.read_bytes() == second.read_bytes()
+
+
+def test_both_formats_hold_the_same_rows(store: ReplayStore, tmp_path: Path) -> None:
+    export_file(filled(store), tmp_path / "rows.jsonl")
+    export_file(store, tmp_path / "rows.parquet")
+    of_parquet = [jsonl.encode(row) for row in parquet.read(tmp_path / "rows.parquet") if isinstance(row, Bundle)]
+    assert of_parquet == (tmp_path / "rows.jsonl").read_bytes().splitlines()
+
+
+def text() -> st.SearchStrategy[str]:
+    """Any text that a database gives back: of two surrogates that make a pair, JSON makes one character."""
+    odd = st.text(st.characters(exclude_categories=[]), max_size=12)
+    return odd.filter(lambda value: json.loads(json.dumps(value)) == value)
+
+
+@st.composite
+def bundles(draw: st.DrawFn) -> Bundle:
+    authors = draw(st.lists(st.sampled_from([TEMPLATE, USER, LLM, ENV]), min_size=1, max_size=8))
+    n = len(authors)
+    codes = np.array([AUTHORS.code(name) for name in authors], np.uint8)
+    sampled = st.floats(max_value=0, width=32, allow_nan=False, allow_infinity=False)
+    values = draw(st.lists(sampled, min_size=n, max_size=n))
+    sequence = TokenSequence(
+        np.array(draw(st.lists(st.integers(0, 2**31 - 1), min_size=n, max_size=n)), np.int32),
+        codes,
+        np.where(AUTHORS.is_action(codes), np.array(values, np.float32), np.float32(np.nan)),
+        np.where(AUTHORS.is_action(codes), 3, -1).astype(np.int32),
+    )
+    arguments = st.dictionaries(text(), st.one_of(text(), st.floats(allow_nan=False), st.integers(), st.none()))
+    calls = st.builds(ToolCall, text(), arguments, st.none() | text())
+    names = st.none() | text()
+    said = st.builds(Message, text(), text(), text(), st.tuples(calls), names, names, names, text())
+    row = trajectory(
+        draw(text()) or "a",
+        segments=(Segment(sequence), Segment(sequence, "template_rewrite", "hinted")),
+        reward=draw(st.floats(allow_nan=False, allow_infinity=False)),
+        mean_entropy=draw(st.none() | st.floats(0, 10)),
+        stop_reason=draw(text()),
+    )
+    payload = draw(st.dictionaries(text(), st.recursive(text() | st.integers(), st.lists, max_leaves=4)))
+    return Bundle(
+        replace(row, messages=tuple(draw(st.lists(said, max_size=2)))),
+        group(),
+        replace(task(), payload=payload),
+        replace(run_record(), config=payload, name=draw(text())),
+        tuple(replace(policy(version), tokenizer_hash=draw(text())) for version in (3,)),
+    )
+
+
+def assert_equal(found: Bundle, given: Bundle) -> None:
+    assert (found.group, found.task, found.run, found.policies) == (given.group, given.task, given.run, given.policies)
+    assert found.trajectory.messages == given.trajectory.messages
+    assert repr(found.trajectory.record) == repr(given.trajectory.record)  # where NaN is NaN
+    for mine, theirs in zip(found.trajectory.segments, given.trajectory.segments, strict=True):
+        assert (mine.reason, mine.behavior_context) == (theirs.reason, theirs.behavior_context)
+        assert mine.tokens.equals(theirs.tokens)
+
+
+@settings(max_examples=12, deadline=None)
+@given(bundles())
+def test_any_row_comes_back_from_a_line(bundle: Bundle) -> None:
+    line = jsonl.encode(bundle)
+    assert b"\n" not in line
+    assert_equal(jsonl.decode(line), bundle)
+    assert jsonl.encode(jsonl.decode(line)) == line
+
+
+@settings(max_examples=4, deadline=None)
+@given(rows=st.lists(bundles(), min_size=1, max_size=3))
+def test_any_rows_come_back_from_parquet(rows: list[Bundle], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("parquet") / "rows.parquet"
+    parquet.write(path, rows)
+    for found, bundle in zip(parquet.read(path), rows, strict=True):
+        assert isinstance(found, Bundle)
+        assert_equal(found, bundle)
+
+
+def test_log_probs_are_shortest_decimals_and_bit_exact() -> None:
+    given = [-0.1, -1e-45, -0.0, -3.4028235e38, -1.17549435e-38, float(np.nextafter(np.float32(-0.5), np.float32(0)))]
+    values = np.array([math.nan, *given], np.float32)
+    numbers = jsonl._numbers(values)
+    assert json.dumps(numbers[:3]) == "[null, -0.1, -1e-45]"
+    assert numbers[-1] == -0.49999997  # nine digits at most, where the double next to it has seventeen
+    again = np.array([math.nan if number is None else number for number in numbers], np.float64).astype(np.float32)
+    assert again.view(np.uint32)[1:].tolist() == values.view(np.uint32)[1:].tolist()
+
+
+def test_every_float32_survives_its_decimals() -> None:
+    bits = np.random.default_rng(0).integers(0x80000000, 0xFF7FFFFF, 20_000, dtype=np.uint32)
+    values = bits.view(np.float32)
+    assert (np.array(jsonl._numbers(values), np.float64).astype(np.float32).view(np.uint32) == bits).all()
+
+
+def test_imported_rows_have_the_set_as_their_source_and_are_drawn(store: ReplayStore, tmp_path: Path) -> None:
+    export_file(filled(store), tmp_path / "rows.jsonl")
+    with closing(new_store(tmp_path / "b.sqlite", "run-2")) as other:
+        import_file(other, tmp_path / "rows.jsonl", name="wins")
+        assert sql(other, "select distinct source, run from trajectories") == [("wins", RUN)]
+        drawn = other.draw(request(1, 30, run="run-2"), make_sampler("uniform", 0))
+        # All but the untrainable one, although all are of iterations 1 and 2 of another run.
+        assert len(drawn) == 19
+        assert {row.draw.staleness for row in drawn} == {None}
+
+
+def test_a_file_imported_twice_is_stored_once(store: ReplayStore, tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    export_file(filled(store), path)
+    with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
+        assert import_file(other, path, name="first").inserted == 20
+        before = everything(other)
+        report = import_file(other, path, name="second")
+        assert (report.inserted, report.duplicates) == (0, 20)
+        assert everything(other) == before
+    report = import_file(store, path, name="home")
+    assert (report.inserted, report.duplicates) == (0, 20)
+    assert sql(store, "select distinct source from trajectories") == [("self",)]
+
+
+def test_a_snapshot_elsewhere_is_no_policy_of_this_folder(store: ReplayStore, tmp_path: Path) -> None:
+    store.add_policy(replace(policy(0), checkpoint="policies/000000"))
+    Born(1, rates=(0.5,)).append_to(store)
+    export_file(store, tmp_path / "rows.jsonl")
+    with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
+        import_file(other, tmp_path / "rows.jsonl")
+        assert sql(other, "select version, checkpoint, tokenizer_hash from policies") == [(0, None, "tok")]
+    import_file(store, tmp_path / "rows.jsonl")
+    assert sql(store, "select checkpoint from policies") == [("policies/000000",)]
+
+
+def test_rows_are_chosen_and_those_left_out_counted(store: ReplayStore, tmp_path: Path) -> None:
+    filled(store)
+    store.resume(RUN, 1)  # iteration 2 and its 8 rows are newer than the checkpoint
+    report = export_file(store, tmp_path / "all.jsonl")
+    assert (report.rows, dict(report.left.states)) == (12, {"orphaned": 8})
+    report = export_file(store, tmp_path / "some.jsonl", where=condition("success and iteration == 1"), limit=2)
+    assert (report.rows, dict(report.left.states)) == (2, {})
+    rows = [json.loads(line) for line in (tmp_path / "some.jsonl").read_text().splitlines()]
+    assert [row["success"] for row in rows] == [True, True]
+    assert export_file(store, tmp_path / "none.jsonl", run="another").rows == 0
+
+
+def test_row_evicted_meanwhile_is_left_out_and_counted(location: Location, tmp_path: Path) -> None:
+    with closing(new_store(location)) as store:
+        store.append([task()], [group()], [trajectory(f"t{slot:03d}", slot=slot) for slot in range(130)])
+
+        def evict(done: int, total: int) -> None:
+            assert total == 130
+            if done == 10:  # of the first transaction's 64 rows
+                store.prune(rows=condition("id in ('t005', 't063', 't064', 't129')"), dry_run=False)
+                store.append([], [], [trajectory("t1295", slot=200)])
+
+        report = export_file(store, tmp_path / "rows.jsonl", progress=evict)
+    assert (report.rows, dict(report.left.states)) == (128, {"evicted": 2})
+    rows = [json.loads(line)["id"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert rows == [f"t{slot:03d}" for slot in range(130) if slot not in (64, 129)]
+
+
+def test_export_lets_the_log_be_tidied_up_while_it_runs(store: ReplayStore, tmp_path: Path) -> None:
+    store.append([task()], [group()], [trajectory(f"t{slot}", slot=slot) for slot in range(70)])
+    busy = []
+
+    def tidy(done: int, total: int) -> None:
+        if done in (1, 65):
+            store.append([], [], [trajectory(f"new{done}", slot=100 + done)])
+            busy.append(sql(store, "pragma wal_checkpoint(truncate)"))
+
+    export_file(store, tmp_path / "rows.jsonl", progress=tidy)
+    # (whether a reader was in the way, pages in the log, pages taken from it)
+    assert busy == [[(0, 0, 0)], [(0, 0, 0)]]
+
+
+def test_corrupt_row_is_left_out_by_name(store: ReplayStore, tmp_path: Path) -> None:
+    store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
+    sql(store, "update segments set tokens = ? where trajectory = 'a'", bytes(9))
+    report = export_file(store, tmp_path / "rows.jsonl")
+    assert (report.rows, report.left.corrupt) == (1, {"a": "tokens with a wrong header"})
+
+
+def test_rows_stand_in_the_order_of_their_collection(store: ReplayStore, tmp_path: Path) -> None:
+    places = [(2, 0), (1, 10), (1, 2), (1, 0)]
+    store.append([task()], [group(f"g{i}", iteration=i) for i in (1, 2)], [])
+    store.append([], [], [trajectory(f"{i}-{s}", group=f"g{i}", iteration=i, slot=s) for i, s in places])
+    export_file(store, tmp_path / "rows.jsonl")
+    rows = [json.loads(line)["id"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert rows == ["1-0", "1-2", "1-10", "2-0"]
+
+
+def test_parquet_has_plain_columns(store: ReplayStore, tmp_path: Path) -> None:
+    store.append([task()], [group()], [trajectory("a")])
+    export_file(store, tmp_path / "rows.parquet")
+    table = pq.read_table(tmp_path / "rows.parquet")
+    (row,) = table.to_pylist()
+    assert row["segments"][0]["token_ids"] == SHORT.token_ids.tolist()
+    assert row["segments"][0]["behavior_log_probs"][2:4] == [-0.5, -1.0]
+    assert row["messages"][1]["content"] == MESSAGES[1].content
+    assert json.loads(row["task_payload"]) == task().payload
+    assert table.schema.metadata is None
+
+
+def test_datasets_reads_both_formats(store: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    datasets = pytest.importorskip("datasets", reason="datasets is installed by make test")
+    given = [trajectory(f"t{i}", slot=i, segments=(Segment(SHORT), Segment(SHORT))) for i in range(3)]
+    store.append([task()], [group()], [replace(row, messages=MESSAGES[:3]) for row in given])
+    for kind, ending in (("json", "jsonl"), ("parquet", "parquet")):
+        path = tmp_path / f"rows.{ending}"
+        export_file(store, path)
+        found = datasets.load_dataset(kind, data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
+        assert found["id"][:] == ["t0", "t1", "t2"]
+        assert found[1]["segments"][1]["token_ids"] == SHORT.token_ids.tolist()
+        assert found[2]["messages"][2]["tool_calls"][0]["name"] == "lookup"
+        if kind == "parquet":
+            kept = found.filter(lambda row: row["slot"] > 0)
+            kept.to_parquet(tmp_path / "kept.parquet")
+            with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
+                assert import_file(other, tmp_path / "kept.parquet").inserted == 2
+                assert everything(other)[3] == [row for row in everything(store)[3] if row[0] != "t0"]
+
+
+def test_parquet_says_what_it_needs(store: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(ExchangeError, match=r"pip install 'agentloop-replay\[parquet\]'"):
+        export_file(store, tmp_path / "rows.parquet")
+    assert list(tmp_path.glob("*rows*")) == []
+
+
+@pytest.mark.parametrize("name", ["id", "state"])
+def test_export_of_a_cell_that_nobody_wrote_is_refused_by_column(tmp_path: Path, name: str) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    Born(1).append_to(store)
+    sql(store, f"update trajectories set {name} = x'ff' where slot = 0")
+    with pytest.raises(DamagedCell, match=f"^trajectories.{name} must hold "):
+        export_file(store, tmp_path / "out.jsonl")

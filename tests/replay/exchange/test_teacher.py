@@ -1,0 +1,371 @@
+"""Conversations of others as trajectories: exact tokens, honest log-probs, groups, and nothing that was not said."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentloop.algorithms.advantages import group_advantages
+from context.authors import DEMONSTRATION, INITIALIZATION, LLM
+from context.tokens.codec import TokenCodec
+from context.tokens.token_sequence import Segment, TokenSequence
+from replay import ReplayStore
+from replay.exchange import ExchangeError, export_file, import_file
+from replay.exchange.teacher import Teaching, import_chat, teaching_of
+from replay.records import Trajectory
+from replay.sampling.samplers import make_sampler
+from tests.fakes import families as fakes
+from tests.fakes.records import AUTHORS, RUN, new_store, request, sql
+
+TOOLS = [{"type": "function", "function": {"name": "lookup", "description": "Look it up.", "parameters": {}}}]
+CALL = {"id": "call00001", "type": "function", "function": {"name": "lookup", "arguments": '{"key": "pearl"}'}}
+ASKED = [
+    {"role": "system", "content": "You are a careful agent."},
+    {"role": "user", "content": "What is the code of pearl?"},
+]
+ANSWER = {"role": "assistant", "content": "The code is 78."}
+CALLED = [
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": '{"next": "78"}', "name": "lookup", "tool_call_id": "call00001"},
+]
+PLAIN = {"messages": [*ASKED, ANSWER], "reward": 1.0}
+
+
+def save_model(folder: Path, name: str = "chatml") -> Path:
+    family = fakes.family(name)
+    folder.mkdir(parents=True)
+    family.tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(family.special_tokens))
+    (folder / "chat_template.jinja").write_text(family.template_source)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("made") / "replay.sqlite"
+    new_store(path).close()
+    return path
+
+
+@pytest.fixture
+def store(made: Path, tmp_path: Path) -> Iterator[ReplayStore]:
+    shutil.copy(made, tmp_path)
+    with closing(ReplayStore.open(tmp_path / "replay.sqlite")) as store:
+        yield store
+
+
+@pytest.fixture(params=["chatml", "llama3", "mistral"])
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def teaching(store: ReplayStore, tmp_path: Path, name: str = "chatml", **options: Any) -> Teaching:
+    folder = tmp_path / "model"
+    own = folder if folder.exists() else save_model(folder, name)
+    return teaching_of(store, None, own, group_advantages, **options)
+
+
+def written(tmp_path: Path, *rows: Any) -> Path:
+    path = tmp_path / "chat.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def only_row(store: ReplayStore) -> Trajectory:
+    ((id,),) = sql(store, "select id from trajectories")
+    return store.read([id])[0]
+
+
+def authors_of(tokens: TokenSequence) -> set[str]:
+    """Of the tokens that somebody said in the policy's place."""
+    return {AUTHORS.name(code) for code in tokens.authors[AUTHORS.is_action(tokens.authors)].tolist()}
+
+
+def codec_of(name: str = "chatml") -> TokenCodec:
+    return fakes.family(name).codec
+
+
+def replies_of(segment: Segment, name: str = "chatml") -> list[str]:
+    """The texts of the runs of trained tokens."""
+    trained = np.flatnonzero(np.diff([0, *AUTHORS.is_trained(segment.tokens.authors).astype(int), 0]))
+    ids = segment.tokens.token_ids.tolist()
+    return [codec_of(name).decode(ids[a:b]) for a, b in zip(trained[::2], trained[1::2], strict=True)]
+
+
+def test_replies_are_the_demonstrators_and_have_no_log_probs(store: ReplayStore, tmp_path: Path, family: str) -> None:
+    row = {"messages": [*ASKED[1:], *CALLED, ANSWER], "tools": TOOLS, "reward": 0.5}
+    report = import_chat(store, written(tmp_path, row), teaching(store, tmp_path, family))
+    assert (report.inserted, report.replies, report.replies_with_log_probs) == (1, 2, 0)
+    found = only_row(store)
+    (segment,) = found.segments
+    tokens = segment.tokens
+    assert {AUTHORS.name(code) for code in tokens.authors[AUTHORS.is_action(tokens.authors)].tolist()} == {
+        DEMONSTRATION
+    }
+    assert np.isnan(tokens.behavior_log_probs).all()
+    end, call = fakes.family(family).end, fakes.family(family).call
+    space = " " if family == "mistral" else ""
+    assert replies_of(segment, family) == [call + end, f"{space}The code is 78.{end}"]
+    record = found.record
+    assert (record.source, record.reward, record.success, record.num_turns) == ("teacher", 0.5, False, 2)
+    assert (record.num_tool_calls, record.stop_reason, math.isnan(record.mean_behavior_log_prob)) == (
+        1,
+        "answered",
+        True,
+    )
+    assert [m.author for m in found.messages] == ["user", DEMONSTRATION, "env", DEMONSTRATION]
+
+
+def test_tokens_are_those_of_the_whole_text(store: ReplayStore, tmp_path: Path) -> None:
+    """The run's own rendering, token by token: no piece is encoded apart that a policy would have said in one."""
+    import_chat(store, written(tmp_path, PLAIN), teaching(store, tmp_path))
+    found = only_row(store)
+    codec = codec_of()
+    tokens = found.segments[0].tokens
+    trained = tokens.token_ids[AUTHORS.is_trained(tokens.authors)].tolist()
+    assert trained == codec.encode_template("The code is 78.<|im_end|>")
+
+
+def test_text_becomes_no_control_token(store: ReplayStore, tmp_path: Path, family: str) -> None:
+    codec = codec_of(family)
+    evil = " ".join(codec.added_tokens)
+    rows = {
+        "messages": [{"role": "user", "content": evil}, {"role": "assistant", "content": f"a {evil} b"}],
+        "reward": 1,
+    }
+    import_chat(store, written(tmp_path, rows), teaching(store, tmp_path, family))
+    found = only_row(store)
+    tokens = found.segments[0].tokens
+    trained = tokens.token_ids[AUTHORS.is_trained(tokens.authors)].tolist()
+    assert [token for token in trained if token in codec.added_ids] == [fakes.family(family).end_id]
+
+
+def entry(token: str, log_prob: float, **more: Any) -> dict[str, Any]:
+    return {"token": token, "logprob": log_prob, **more}
+
+
+def log_probs(text: str, *, by: str = "bytes", end: bool = True) -> dict[str, Any]:
+    codec = codec_of()
+    ids = codec.encode_template(text + ("<|im_end|>" if end else ""))
+    named: dict[str, Callable[[int], dict[str, Any]]] = {
+        "bytes": lambda token: {"token": "?", "bytes": list(codec.token_bytes(token))},
+        "text": lambda token: {"token": codec.token_bytes(token).decode()},
+        "id": lambda token: {"token": f"token_id:{token}"},
+    }
+    return {"content": [{**named[by](token), "logprob": -0.125 * i} for i, token in enumerate(ids)]}
+
+
+@pytest.mark.parametrize("by", ["bytes", "text", "id"])
+def test_log_probs_are_taken_where_every_token_is_the_same(store: ReplayStore, tmp_path: Path, by: str) -> None:
+    row = {**PLAIN, "messages": [*ASKED, {**ANSWER, "logprobs": log_probs("The code is 78.", by=by)}]}
+    report = import_chat(store, written(tmp_path, row), teaching(store, tmp_path))
+    assert (report.replies_with_log_probs, report.log_probs_refused) == (1, {})
+    found = only_row(store)
+    tokens = found.segments[0].tokens
+    sampled = AUTHORS.is_action(tokens.authors)
+    assert authors_of(tokens) == {LLM}
+    assert tokens.behavior_log_probs[sampled].tolist() == [-0.125 * i for i in range(int(sampled.sum()))]
+    assert found.record.min_behavior_log_prob == -0.125 * (int(sampled.sum()) - 1)
+
+
+def test_a_response_beside_its_request_is_its_last_message(store: ReplayStore, tmp_path: Path) -> None:
+    choice = {"index": 0, "message": {**ANSWER, "refusal": None}, "logprobs": log_probs("The code is 78.")}
+    row = {"messages": ASKED, "choices": [choice], "reward": 1, "id": "chatcmpl-1"}
+    report = import_chat(store, written(tmp_path, row), teaching(store, tmp_path))
+    assert (report.inserted, report.replies_with_log_probs, report.ignored) == (1, 1, {"id": 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (log_probs("The code is 78.", end=False), "the file has no log-prob for the token that ends the reply"),
+        (log_probs("The code is 79."), "the file's tokens are others than the model's"),
+        ({"content": log_probs("The code is 78.")["content"][:2]}, "the file has another number of tokens"),
+        ({"content": [entry("The code is 78.", -1.0)]}, "the file's tokens are others than the model's"),
+        (
+            {"content": [{**e, "logprob": 0.5} for e in log_probs("The code is 78.")["content"]]},
+            "a log-prob is above 0 or infinite",
+        ),
+    ],
+)
+def test_other_tokens_log_probs_are_not_ours(
+    store: ReplayStore, tmp_path: Path, given: dict[str, Any], reason: str
+) -> None:
+    row = {**PLAIN, "messages": [*ASKED, {**ANSWER, "logprobs": given}]}
+    report = import_chat(store, written(tmp_path, PLAIN, row), teaching(store, tmp_path))
+    assert report.log_probs_refused == {reason: 1}
+    assert report.refused_at == [f"{tmp_path / 'chat.jsonl'}:2: {reason}"]
+    for row in store.read([id for (id,) in sql(store, "select id from trajectories")]):
+        assert np.isnan(row.segments[0].tokens.behavior_log_probs).all()
+
+
+def test_examples_and_untrained_replies_are_shown_and_not_trained(store: ReplayStore, tmp_path: Path) -> None:
+    example = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2.", "weight": 0}]
+    middle = [{"role": "assistant", "content": "arrow", "weight": 0}, {"role": "user", "content": "And coral?"}]
+    row = {"messages": [*example, *ASKED[1:], ANSWER, ASKED[1], *middle, ANSWER], "reward": 1}
+    import_chat(store, written(tmp_path, row), teaching(store, tmp_path))
+    found = only_row(store)
+    assert replies_of(found.segments[0]) == ["The code is 78.<|im_end|>"] * 2
+    assert [m.author for m in found.messages[:3]] == ["user", INITIALIZATION, "user"]
+    shown = codec_of().decode(found.segments[0].tokens.token_ids.tolist())
+    assert shown.index("2.<|im_end|>") < shown.index("arrow<|im_end|>")
+    assert found.record.num_turns == 3
+
+
+def test_rows_of_one_task_are_a_group(store: ReplayStore, tmp_path: Path) -> None:
+    other = [{"role": "user", "content": "Who?"}, ANSWER]
+    rows = [PLAIN, {**PLAIN, "reward": 0.0}, {"messages": other, "reward": 1.0}, {**PLAIN, "reward": 0.0}]
+    report = import_chat(store, written(tmp_path, *rows), teaching(store, tmp_path))
+    assert (report.groups, report.without_signal) == (2, 1)
+    found = sql(
+        store,
+        "select t.slot, t.member, g.size, g.reward_mean, g.success_rate, t.advantage "
+        'from trajectories t join "groups" g on t.group_id = g.id order by t.slot',
+    )
+    # Rewards 1, 0, 0: mean 1/3, sample standard deviation sqrt((4 + 1 + 1) / 9 / 2) = 1 / sqrt(3).
+    high, low = (2 / 3) / (3**-0.5 + 1e-6), (-1 / 3) / (3**-0.5 + 1e-6)
+    assert [row[:2] for row in found] == [(0, 0), (1, 1), (2, 0), (3, 2)]
+    assert found[0][2:] == pytest.approx((3, 1 / 3, 1 / 3, high))
+    assert found[1][2:] == pytest.approx((3, 1 / 3, 1 / 3, low))
+    assert found[2][2:] == (1, 1.0, 1.0, 0.0)
+
+
+def test_reward_and_advantage_can_be_given(store: ReplayStore, tmp_path: Path) -> None:
+    path = written(tmp_path, {"messages": PLAIN["messages"]}, {**PLAIN, "reward": 0.25, "success": True})
+    with pytest.raises(ExchangeError, match=r"chat.jsonl:1: row must hold a reward, got none.*--reward"):
+        import_chat(store, path, teaching(store, tmp_path))
+    report = import_chat(store, path, teaching(store, tmp_path, reward=0.75, advantage=1.5))
+    assert report.without_signal == 0
+    found = sql(store, "select reward, success, advantage from trajectories order by slot")
+    assert found == [(0.75, 0, 1.5), (0.25, 1, 1.5)]
+
+
+def test_the_same_import_is_stored_once_and_a_changed_file_is_another_set(store: ReplayStore, tmp_path: Path) -> None:
+    path = written(tmp_path, PLAIN)
+    assert import_chat(store, path, teaching(store, tmp_path)).inserted == 1
+    report = import_chat(store, path, teaching(store, tmp_path))
+    assert (report.inserted, report.duplicates) == (0, 1)
+    written(tmp_path, PLAIN, PLAIN)
+    assert import_chat(store, path, teaching(store, tmp_path)).inserted == 2
+
+
+def test_rows_are_drawn_by_the_run_they_were_made_for(store: ReplayStore, tmp_path: Path) -> None:
+    import_chat(store, written(tmp_path, PLAIN, {**PLAIN, "reward": 0.0}), teaching(store, tmp_path), name="expert")
+    drawn = store.draw(request(1, 5), make_sampler("uniform", 0))
+    assert [(row.trajectory.record.source, row.draw.staleness) for row in drawn] == [("expert", None)] * 2
+
+
+def test_rows_survive_being_exported(store: ReplayStore, tmp_path: Path) -> None:
+    import_chat(store, written(tmp_path, PLAIN), teaching(store, tmp_path))
+    export_file(store, tmp_path / "rows.jsonl")
+    with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
+        assert import_file(other, tmp_path / "rows.jsonl", name=None).inserted == 1
+        export_file(other, tmp_path / "again.jsonl")
+    assert (tmp_path / "rows.jsonl").read_bytes() == (tmp_path / "again.jsonl").read_bytes()
+
+
+BAD: list[tuple[str, Any, str]] = [
+    ("no json", "{", "line must be JSON"),
+    ("no messages", {"prompt": "x"}, "row must hold 'messages', got none"),
+    ("no reply", {"messages": ASKED}, "messages must end in a reply of the assistant"),
+    ("no trained reply", {"messages": [*ASKED, {**ANSWER, "weight": 0}]}, "one of them be trained"),
+    ("a result at the end", {"messages": [*ASKED, *CALLED]}, "messages must end in a reply of the assistant"),
+    ("no user", {"messages": [ASKED[0], ANSWER]}, "messages must hold one of a user's"),
+    ("role", {"messages": [{"role": "<|im_end|>", "content": "x"}, *ASKED, ANSWER]}, "role must match"),
+    ("author", {"messages": [{"role": 5}, ANSWER]}, r"messages\[0\].role must be a valid string, got 5"),
+    (
+        "image",
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWER]},
+        "must be text, without parts of another kind",
+    ),
+    (
+        "number",
+        {"messages": [{"role": "user", "content": 5}, ANSWER]},
+        r"messages\[0\].content must be a valid string, got 5",
+    ),
+    (
+        "tool name",
+        {"messages": [*ASKED, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "a b"}}]}]},
+        "tool_calls.name must match",
+    ),
+    (
+        "arguments",
+        {"messages": [*ASKED, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]},
+        "arguments must be an object",
+    ),
+    (
+        "deep arguments",
+        {
+            "messages": [
+                *ASKED,
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "f", "arguments": '{"a":' * 5000 + "1" + "}" * 5000}}],
+                },
+            ]
+        },
+        "arguments must be JSON .nested too deep",
+    ),
+    (
+        "function_call",
+        {"messages": [*ASKED, {**ANSWER, "function_call": {"name": "f"}}]},
+        "function_call must be empty",
+    ),
+    ("weight", {"messages": [*ASKED, {**ANSWER, "weight": 0.5}]}, "weight must be 0 or 1"),
+    ("reward", {**PLAIN, "reward": "1"}, "reward must be a valid number, got '1'"),
+    ("success", {**PLAIN, "success": 1}, "success must be a valid boolean, got 1"),
+    (
+        "logprob",
+        {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [{"token": "x"}]}}]},
+        r"messages\[2\].logprobs.content\[0\] must hold 'logprob', got none",
+    ),
+    (
+        "bytes",
+        {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [entry("x", -1, bytes=[300])]}}]},
+        r"bytes\[0\] must be less than or equal to 255, got 300",
+    ),
+    ("two choices", {"messages": ASKED, "choices": [{}, {}]}, "choices must hold one response: write a row per choice"),
+    ("tools", {**PLAIN, "tools": "lookup"}, "tools must be a valid list"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_bad_conversation_is_named_and_nothing_is_stored(
+    store: ReplayStore, tmp_path: Path, row: Any, message: str
+) -> None:
+    path = tmp_path / "chat.jsonl"
+    bad = row if isinstance(row, str) else json.dumps({"reward": 1.0, **row})
+    path.write_text(f"{json.dumps(PLAIN)}\n{bad}\n")
+    with pytest.raises(ExchangeError, match=f"chat.jsonl:2: .*{message}") as refused:
+        import_chat(store, path, teaching(store, tmp_path))
+    assert "\n" not in str(refused.value)
+    assert sql(store, "select count(*) from trajectories") == [(0,)]
+    report = import_chat(store, path, teaching(store, tmp_path), skip_bad=True)
+    assert (report.inserted, report.bad) == (1, 1)
+
+
+def test_a_conversation_fits_the_context_of_the_run(store: ReplayStore, tmp_path: Path) -> None:
+    made = teaching(store, tmp_path)
+    small = replace(made, run=replace(made.run, config={"context": {"max_tokens": 20}}))
+    with pytest.raises(ExchangeError, match="conversation must fit context.max_tokens"):
+        import_chat(store, written(tmp_path, PLAIN), small)
+
+
+def test_another_tokenizer_is_refused(store: ReplayStore, tmp_path: Path) -> None:
+    own, other = save_model(tmp_path / "own"), save_model(tmp_path / "other", "llama3")
+    assert teaching_of(store, None, own, group_advantages, model=own).run.id == RUN
+    with pytest.raises(ExchangeError, match=f"--model must hold the tokenizer and chat template of run {RUN}"):
+        teaching_of(store, None, own, group_advantages, model=other)
+    with pytest.raises(ExchangeError, match="--model must hold the tokenizer and chat template"):
+        teaching_of(store, None, None, group_advantages, model=other)
+    with pytest.raises(ExchangeError, match="--model must be the folder of the run's tokenizer"):
+        teaching_of(store, None, None, group_advantages)

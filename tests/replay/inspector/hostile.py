@@ -1,0 +1,100 @@
+"""A buffer whose every text would like to be something else: HTML, a script, a template, a terminal command, an arrow
+that turns the line around.
+
+`MARK` is the name of an element and of an address: a page in which there is such an element, or that asks for such an
+address, has shown text as HTML.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from context.messages import Message, ToolCall
+from context.tokens.token_sequence import Segment
+from replay import ReplayStore
+from replay.records import FRESH, DrawRecord, IterationRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay.storage.databases import Location
+from tests.fakes.records import SHORT, group, policy, run_record, trajectory
+
+MARK = "hostile-mark"
+SUM = "4900280003"
+"""What {{70001*70003}} becomes where it is run as a template."""
+MARKUP = (
+    f"<{MARK}>bold</{MARK}>",
+    f"</script></template></textarea></title><script>window.hostile=1;alert('{MARK}')</script>",
+    f"\"'><img src=/{MARK}.png onerror=\"window.hostile=1;alert('{MARK}')\">",
+    f"--><svg onload=alert('{MARK}')><!--",
+    "{{70001*70003}}{% raw %}${70001*70003}<%= 70001*70003 %>",
+    f"javascript:alert('{MARK}')",
+    f"<a href=\"javascript:alert('{MARK}')\">here</a><form action=//{MARK}.example><button>go</button></form>",
+    "&lt;b&gt;&#60;i&#62;&amp;",
+)
+CONTROLS = "\x01\x08\x1b[31mred\x1b]8;;http://x\x07\x7f\x9b"
+BIDI = "\u202egnp.exe\u202c\u2066\u2067\u2068\u2069\u200e\u200f\u061c"
+INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff\u00ad\u180e\u2028\u2029"
+MARKED = " ".join(MARKUP)
+TEXT = f"{MARKED} {CONTROLS} {BIDI} {INVISIBLE}"
+SPOKEN = f"{TEXT} NUL \x00, half \ud83d, mark \ue000json:x"
+"""Messages can hold what columns can't."""
+
+RUN = "../run-<hostile-mark>\u202e?a=1&b=2#c"
+TASK = "task/%2e%2e/<hostile-mark>'\"\\"
+HOSTILE = "<hostile-mark>/../..\\'\"; drop table trajectories; --\u202e"
+PLAIN = "plain"
+EMPTY = "empty"
+
+
+def messages() -> tuple[Message, ...]:
+    call = ToolCall("lookup", {"key": SPOKEN, TEXT: [SPOKEN, {"x": None}]}, "call-0")
+    return (
+        Message("system", SPOKEN, author="initialization"),
+        Message("user", SPOKEN),
+        Message("assistant", SPOKEN, author="llm", tool_calls=(call,), reasoning=SPOKEN),
+        Message("tool", SPOKEN, author="env", name="lookup", tool_call_id="call-0"),
+        Message("assistant", MARKED, author="llm"),
+    )
+
+
+def hostile(id: str, **changes: Any) -> Trajectory:
+    segments = (Segment(SHORT), Segment(SHORT, reason=TEXT))
+    record: TrajectoryRecord = replace(
+        trajectory(id).record, run=RUN, task=TASK, stop_reason=TEXT, error_kind=TEXT, environment=TEXT,
+        environment_version=TEXT, logprobs_mode=TEXT, source="import", group=f"group-{HOSTILE}",
+    )  # fmt: skip
+    return Trajectory(replace(record, **changes), segments, messages())
+
+
+def hostile_buffer(location: Location) -> ReplayStore:
+    """Two trajectories, drawn in two iterations of a run, and one more run that holds nothing."""
+    store = ReplayStore.create(location)
+    config = {"run": {"name": TEXT}, "replay": {"fraction": 0.5, "sampler": TEXT}, TEXT: TEXT}
+    store.add_run(replace(run_record(RUN), name=TEXT, config=config, code_version=TEXT))
+    store.add_run(run_record(EMPTY))
+    for version in range(3):
+        store.add_policy(policy(version, run=RUN))
+    born = group(f"group-{HOSTILE}", run=RUN, task=TASK)
+    rows = [hostile(HOSTILE), hostile(PLAIN, member=1, slot=1, success=False, reward=0.0)]
+    store.append([TaskRecord(TASK, TEXT, {TEXT: SPOKEN, "store": [MARKED]})], [born], rows)
+    for iteration in (1, 2):
+        drawn = [
+            DrawRecord(RUN, iteration, slot, row.id, FRESH, probability=None, staleness=0)
+            for slot, row in enumerate(rows)
+        ]
+        store.reserve_fresh(drawn)
+        measured = [
+            replace(
+                draw, advantage=0.5, drift_mean=1.1, drift_max=1.5, ess_share=0.5, approx_kl=0.01, clip_fraction=0.1
+            )
+            for draw in drawn
+        ]
+        store.commit(_iteration(iteration), measured, sampler_state={})
+    return store
+
+
+def _iteration(iteration: int) -> IterationRecord:
+    return IterationRecord(
+        run=RUN, iteration=iteration, policy_version=iteration - 1, planned_fresh=2, planned_replay=0, fresh=2,
+        replay=0, fraction=0.0, optimizer_steps=1,
+        metrics={"actor/grad_norm": 0.5, "rollout/success": 0.5, f"rollout/stop/{MARKED}": 0.5},
+    )  # fmt: skip

@@ -1,0 +1,495 @@
+"""Filters against Python itself: what SQL finds is what `eval` of the same expression finds."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from context import default_authors
+from context.messages import Message, ToolCall
+from context.tokens.token_sequence import Segment
+from replay import ReplayStore
+from replay.queries.filters import FIELDS, WrongFilter, condition, conditions
+from replay.queries.filters.fields import Field, FieldKind
+from replay.queries.filters.sql_spelling import in_python
+from replay.storage.format.column_types import is_storable
+from replay.storage.format.schema import trajectories
+from replay.storage.format.token_summary import summarised
+from tests.fakes.databases import Databases
+from tests.fakes.records import LLM, RUN, group, new_store, policy, run_record, task, tokens, trajectory
+from tests.fakes.replay_command import listed
+
+ODD = (
+    "plain",
+    "'; drop table trajectories; --",
+    '"quoted" and ""doubled""',
+    "100%_done\\",
+    "[a-z]*?",
+    "NUL \x00 within",
+    'NUL \x00, a\nbreak, a "quote", 鍵',
+    "half \ud83d of a pair",
+    "whole 😀 of it",
+    "\ue000json:",
+    ":name %(name)s ? $1 {x}",
+    "line\nbreak\ttab",
+    "PLAIN",
+    "",
+    "x" * 10_000,
+    "%_" * 5_000,
+)
+RUN_2 = "run-2"
+NEWEST = 5
+"""Policy of the first run; the second has published nothing."""
+
+
+def row(index: int) -> Any:
+    odd = ODD[index % len(ODD)]
+    other = ODD[(index * 7 + 3) % len(ODD)]
+    record = trajectory(
+        f"{index:02d}-{odd[:20]}",
+        segments=(Segment(tokens([5] * (1 + index % 4), [LLM] * (1 + index % 4), version=index % 6)),),
+        run=RUN if index % 5 else RUN_2,
+        group=f"g{index}",
+        task=odd,
+        slot=index,
+        iteration=1 + index % 3,
+        reward=index / 8 - 1,
+        success=index % 3 == 0,
+        advantage=-0.5 + index % 4,
+        num_turns=index % 7,
+        num_tool_calls=index % 3,
+        error_kind=other if index % 2 else None,
+        mean_entropy=index / 10 if index % 4 else None,
+        source=("self", "teacher", "import")[index % 3],
+    )
+    calls = (ToolCall(other, {"name": odd, "list": [{"name": "nested"}, 1]}), ToolCall("lookup", {}))
+    said = (
+        Message("user", odd),
+        Message("assistant", "", reasoning=other, tool_calls=calls[: index % 3]),
+    )
+    return replace(record, messages=said)
+
+
+ROWS = summarised([row(index) for index in range(2 * len(ODD))], default_authors())
+
+
+@pytest.fixture(scope="module")
+def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+    store = new_store(databases.new(tmp_path_factory.mktemp("where") / "replay.sqlite"))
+    store.add_run(run_record(RUN_2))
+    store.add_policy(policy(NEWEST))
+    groups = [
+        group(r.record.group, run=r.record.run, task=r.record.task, iteration=r.record.iteration, size=1 + i % 4)
+        for i, r in enumerate(ROWS)
+    ]
+    store.append([task(odd) for odd in ODD], groups, ROWS)
+    yield store
+    store.close()
+
+
+def found(store: ReplayStore, text: str) -> list[str]:
+    with store.reading() as connection:
+        query = sa.select(trajectories.c.id).where(condition(text)).order_by(trajectories.c.slot)
+        return list(connection.scalars(query))
+
+
+class Unknown:
+    """None in a filter: it equals nothing, is neither greater nor smaller than anything, and holds no text."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    __le__ = __gt__ = __ge__ = __contains__ = startswith = __lt__
+
+
+class Escaped(str):
+    """A text that a database can't hold as it is: it is stored, and searched, as JSON."""
+
+    def __contains__(self, part: str) -> bool:  # type: ignore[override]
+        return json.dumps(part)[1:-1] in json.dumps(self)[1:-1]
+
+    def startswith(self, part: str) -> bool:  # type: ignore[override]
+        return json.dumps(self)[1:-1].startswith(json.dumps(part)[1:-1])
+
+
+class AnyOf(list[str]):
+    """What was said in a row, or the tools it called: a comparison holds where it does of one of them."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return any(each == other for each in self)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __contains__(self, part: object) -> bool:
+        return any(str(part) in each for each in self)
+
+    def startswith(self, part: str) -> bool:
+        return any(each.startswith(part) for each in self)
+
+
+UNKNOWN = Unknown()
+ATTRIBUTES = {
+    "turns": "num_turns",
+    "tools": "num_tool_calls",
+    "tokens": "num_tokens",
+    "action_tokens": "num_action_tokens",
+    "entropy": "mean_entropy",
+    "log_prob": "mean_behavior_log_prob",
+    "policy_version": "policy_version_min",
+    "error": "error_kind",
+}
+COMPUTED: dict[str, Callable[[Any], Any]] = {
+    "uses": lambda row: 0,
+    "staleness": lambda row: None if row.record.run == RUN_2 else NEWEST - row.record.policy_version_min,
+    "group_size": lambda row: 1 + ROWS.index(row) % 4,
+    "group_success": lambda row: 0.5,
+    "group_reward": lambda row: 0.5,
+    "state_reason": lambda row: None,
+    "text": lambda row: AnyOf(as_stored(text) for said in row.messages for text in (said.content, said.reasoning)),
+    "tool": lambda row: AnyOf(call.name for said in row.messages for call in said.tool_calls),
+}
+
+
+def as_stored(value: Any) -> Any:
+    if value is None:
+        return UNKNOWN
+    return Escaped(value) if isinstance(value, str) and not is_storable(value) else value
+
+
+def value_of(row: Any, name: str) -> Any:
+    return as_stored(COMPUTED[name](row) if name in COMPUTED else getattr(row.record, ATTRIBUTES.get(name, name)))
+
+
+NAMES = sorted(set(FIELDS) - {"bytes"})
+"""`bytes` is the database's own count."""
+VALUES = [(row.id, {name: value_of(row, name) for name in NAMES} | {"unknown": UNKNOWN}) for row in ROWS]
+
+
+class NoneIsUnknown(ast.NodeTransformer):
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        return ast.copy_location(ast.Name("unknown", ast.Load()), node) if node.value is None else node
+
+
+def found_by_python(text: str) -> list[str]:
+    expression = compile(NoneIsUnknown().visit(ast.parse(text, mode="eval")), "<test>", "eval")
+    return [id for id, values in VALUES if eval(expression, {}, values)]  # noqa: S307  the test's own
+
+
+texts = st.one_of(
+    st.sampled_from(ODD),
+    st.sampled_from(ODD).map(lambda text: text[1:9]),
+    st.sampled_from(ODD).map(lambda text: text[:3]),
+    st.sampled_from(["lookup", "nested", "self", RUN, RUN_2, "g7", "01-"]),
+    st.text(st.sampled_from("ab'\"%_\\[]*?;-\x00\ud83d😀\n:$"), max_size=6),
+    st.text(max_size=8),
+)
+numbers = st.one_of(
+    st.sampled_from([0.0, -0.5, 0.5, 1.0, 1.5, 2.0]),
+    st.integers(-3, 3),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+wholes = st.one_of(st.integers(-1, 8), st.sampled_from([0.0, 2.0, -1.0]), st.integers(-(2**63), 2**63 - 1))
+LITERALS: dict[FieldKind, st.SearchStrategy[Any]] = {
+    FieldKind.number: numbers,
+    FieldKind.whole: wholes,
+    FieldKind.truth: st.booleans(),
+    FieldKind.text: texts,
+    FieldKind.messages: texts,
+    FieldKind.calls: texts,
+}
+
+
+@st.composite
+def comparisons(draw: st.DrawFn, names: Sequence[str] = NAMES) -> str:
+    field = FIELDS[draw(st.sampled_from(names))]
+    return draw(st.sampled_from(FORMS[field.kind]))(draw, field)
+
+
+def equality(draw: st.DrawFn, field: Field) -> str:
+    sides = draw(st.permutations([field.name, literal(draw, field)]))
+    return f"{sides[0]} {draw(st.sampled_from(['==', '!=']))} {sides[1]}"
+
+
+def membership(draw: st.DrawFn, field: Field) -> str:
+    values = ", ".join(literal(draw, field) for _ in range(draw(st.integers(1, 3))))
+    collection = draw(st.sampled_from(["[{}]", "({},)"])).format(values)
+    return f"{field.name} {draw(st.sampled_from(['in', 'not in']))} {collection}"
+
+
+def order(draw: st.DrawFn, field: Field) -> str:
+    sign = st.sampled_from(["<", "<=", ">", ">="])
+    chain = [literal(draw, field), draw(sign), field.name, draw(sign), literal(draw, field)]
+    return " ".join(draw(st.sampled_from([chain, chain[:3], chain[2:]])))
+
+
+def is_none(draw: st.DrawFn, field: Field) -> str:
+    return f"{field.name} {draw(st.sampled_from(['is', 'is not']))} None"
+
+
+def search(draw: st.DrawFn, field: Field) -> str:
+    text = repr(draw(texts))
+    forms = [f"{text} in {field.name}", f"{text} not in {field.name}", f"{field.name}.startswith({text})"]
+    return draw(st.sampled_from(forms))
+
+
+def bare(draw: st.DrawFn, field: Field) -> str:
+    return field.name
+
+
+def literal(draw: st.DrawFn, field: Field) -> str:
+    return repr(draw(st.sampled_from(field.choices) if field.choices else LITERALS[field.kind]))
+
+
+FORMS: dict[FieldKind, list[Callable[[st.DrawFn, Field], str]]] = {
+    FieldKind.number: [equality, membership, order, is_none],
+    FieldKind.whole: [equality, membership, order, is_none],
+    FieldKind.truth: [equality, membership, is_none, bare],
+    FieldKind.text: [equality, membership, search, is_none],
+    FieldKind.messages: [equality, membership, search],
+    FieldKind.calls: [equality, membership],
+}
+
+
+def joined(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    several = st.lists(parts.map("({})".format), min_size=2, max_size=3)
+    return several.map(" and ".join) | several.map(" or ".join) | parts.map("not ({})".format)
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=st.recursive(comparisons(), joined, max_leaves=5))
+def test_filter_finds_what_python_finds(store: ReplayStore, text: str) -> None:
+    assert found(store, text) == found_by_python(text)
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=comparisons(["text", "tool"]))
+def test_conversations_are_found_by_what_is_said_in_them(store: ReplayStore, text: str) -> None:
+    """They are searched as a whole before they are taken apart: nothing may be passed over."""
+    assert found(store, text) == found_by_python(text)
+
+
+@pytest.mark.parametrize("odd", ODD, ids=ascii)
+def test_every_piece_of_an_odd_text_is_found(store: ReplayStore, odd: str) -> None:
+    """Also where the text is stored as JSON and the piece alone would not be."""
+    for piece in {odd[at : at + 3] for at in range(len(odd))}:
+        assert found(store, f"{piece!r} in text") == found_by_python(f"{piece!r} in text")
+    assert found(store, f"task.startswith({odd[:3]!r})") == found_by_python(f"task.startswith({odd[:3]!r})")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-1 < turns <= 3 > turns",
+        "success and not error is None or 5. <= reward",
+        "-.5e0 < advantage",
+        r"task == u'plain' or task == '\x50LAIN' or task == r'nothing\d'",
+        "  success  # of any run",
+        "(success and\tturns > 1)",
+        "error != 'plain' and 'x' not in error",
+    ],
+)
+def test_forms_of_python_are_read(store: ReplayStore, text: str) -> None:
+    assert found(store, text) == found_by_python(text.strip()) != []
+
+
+def test_a_text_with_a_backslash_before_any_letter_is_no_warning() -> None:
+    code = "from replay.queries.filters import condition; condition(r\"'\\d' in text\")"
+    done = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+@settings(deadline=None)
+@given(
+    text=st.text(max_size=30)
+    | st.lists(
+        st.sampled_from(
+            re.split(" ", "reward task success text ( ) [ ] and or not == = 'a' 1 in , is None null ; -- lambda : .")
+            + re.split(" ", "startswith if else for * f'{reward}' like contains")
+        )
+    ).map(" ".join)
+)
+def test_any_text_is_a_filter_or_refused_in_one_line(text: str) -> None:
+    try:
+        condition(text)
+    except WrongFilter as error:
+        assert str(error).startswith("where must ")
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rewrd > 0.5", "name a field here, got 'rewrd' at character 1. Did you mean reward?"),
+        ("reward>0 and zzz==1", "name a field here, got 'zzz' at character 14. Fields: reward, success"),
+        ("task == 'ü' and rewrd > 0.5", "name a field here, got 'rewrd' at character 17. Did you mean reward?"),
+        ("reward > 'high'", "compare reward with a number, got \"'high'\" at character 10. For example: reward > 0.5"),
+        ("turns > 2.5", "compare turns with a whole number, got '2.5' at character 9. For example: turns < 8"),
+        ("turns < 9223372036854775808", "compare turns with a whole number"),
+        ("reward < 1e999", "compare reward with a number, got '1e999'"),
+        ("turns < tools", "compare turns with a whole number, got 'tools' at character 9."),
+        ("success == 1", "compare success with True or False, got '1' at character 12"),
+        ("turns == True", "compare turns with a whole number, got 'True' at character 10."),
+        ("success > True", "compare success by ==, !=, in [...], is None, got 'success > True' at character 1."),
+        (
+            "task < 'a'",
+            "compare task by ==, !=, in [...], '...' in task, task.startswith('...'), is None, got \"task < ",
+        ),
+        ("reward.startswith('a')", 'compare reward by ==, !=, in [...], <, <=, >, >=, is None, got "reward.starts'),
+        ("'l' in tool", "compare tool by ==, !=, in [...], got \"'l' in tool\" at character 1."),
+        ("task == None", "compare task with a text in quotes, got 'None' at character 9. Use `task is None`."),
+        ("tool is None", "compare tool by ==, !=, in [...], got 'tool is None' at character 1."),
+        (
+            "error is 'timeout'",
+            "have None behind `is`, got \"'timeout'\" at character 10. For example: error == 'name'",
+        ),
+        ("state == 'elligible'", "compare state with one of eligible, untrainable, orphaned, quarantined, evicted"),
+        ("task == plain", "compare task with a text in quotes, got 'plain' at character 9."),
+        ("task == b'plain'", "compare task with a text in quotes, got \"b'plain'\" at character 9."),
+        ("task == f'{run}'", "compare task with a text in quotes, got \"f'{run}'\" at character 9."),
+        ("task == 'a' 'b'", "have one text between two quotes, got \"'a' 'b'\" at character 9."),
+        ("task == 'plain", 'be a Python expression, got "\'plain" at character 9. Python says: unterminated string'),
+        (
+            "reward > 1 tokens < 2",
+            "be a Python expression, got 'tokens < 2' at character 12. Python says: invalid syntax",
+        ),
+        ("(reward > 1", "be a Python expression, got '(reward > 1' at character 1. Python says: '(' was never closed."),
+        ("reward >", "be a Python expression, got its end at character 9."),
+        ("", "be a Python expression, got its end at character 1."),
+        ("reward", "compare reward, got 'reward' at character 1. For example: reward > 0.5"),
+        (
+            "success and 5",
+            "compare a field here, got '5' at character 13. For example: reward > 0.5 and 'words' in text",
+        ),
+        (
+            "__import__('os').system('ls')",
+            "compare a field here, got \"__import__('os').system('ls')\" at character 1.",
+        ),
+        ("task.upper() == 'A'", "name a field here, got \"'A'\" at character 17."),
+        ("[success for success in [1]]", "compare a field here"),
+        ("1 < 2", "name a field here, got '2' at character 5."),
+        ("uses in []", "look for uses in a list, got '[]' at character 9. For example: uses in [1]"),
+        ("uses in {1}", "look for uses in a list, got '{1}' at character 9."),
+        (
+            "task == 'a\nb'",
+            r"hold such a character as an escape, got '\n' at character 11. Leave it out, or write \n bet",
+        ),
+        ("task == 'a\x00b'", r"hold such a character as an escape, got '\x00' at character 11."),
+        ("'\ud83d' in text", r"hold such a character as an escape, got '\ud83d' at character 2."),
+        ("(" * 60 + "reward", "be a Python expression"),
+        ("not " * 60 + "success", "nest at most 50 deep"),
+        ("not " * 12_000 + "success", "nest at most 50 deep"),
+        ("1" + "+1" * 20_000, "nest at most 50 deep"),
+        ("1_" * 25_000, "be a Python expression"),
+        (" or ".join(["success"] * 201), "hold at most 200 fields in all, got 201. Leave some of them out."),
+        (f"uses in [{','.join(['1'] * 501)}]", "hold at most 500 values in all, got 501. Leave some of them out."),
+        ("'" + "x" * 50_000 + "' in text", "have at most 50,000 characters, got 50,010. Shorten it."),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(WrongFilter, match=re.escape(f"where must {message}")):
+        condition(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "python"),
+    [
+        ("reward>0.5 and tool='lookup'", "reward>0.5 and tool=='lookup'"),
+        ("NOT success AND reward >= 1 OR uses <> 2", "not success and reward >= 1 or uses != 2"),
+        ("success = false", "success == False"),
+        ("error is not null", "error is not None"),
+        ("text contains 'a and b = null'", "'a and b = null' in text"),
+        ('success and text not contains "it\'s"', 'success and "it\'s" not in text'),
+        ("task = 'it''s'", 'task == "it\'s"'),
+        ("task == 'it''s'", 'task == "it\'s"'),
+        ("task like '3f9%'", "task.startswith('3f9')"),
+        ("not (task not like '%f9%')", "not ('f9' not in task)"),
+        ("task not like 'abc'", "not task == 'abc'"),
+        ("source in ('self')", "source in ['self']"),
+        ("source IN ('self', 'import')", "source in ('self', 'import')"),
+    ],
+)
+def test_a_filter_in_the_spelling_of_sql_is_answered_with_pythons(text: str, python: str) -> None:
+    with pytest.raises(WrongFilter, match=re.escape(f". Write: {python}") + "$"):
+        condition(text)
+    condition(python)
+
+
+@pytest.mark.parametrize(
+    "text", ["task like 'a_b'", "task like '%b'", "task like 'a%b%'", "task like 'a\\%'", "a = = 1"]
+)
+def test_what_python_has_no_spelling_for_is_not_answered_with_another(text: str) -> None:
+    assert in_python(text) is None
+    with pytest.raises(WrongFilter, match="Python says"):
+        condition(text)
+
+
+@settings(deadline=None)
+@given(text=st.recursive(comparisons(), joined, max_leaves=5))
+def test_a_filter_in_pythons_spelling_is_not_taken_for_another(text: str) -> None:
+    if not re.search("\"\"|''|\\\\", text):  # quotes are escaped otherwise: what is within them can't be known
+        assert in_python(text) is None
+
+
+def test_filters_together_are_as_large_as_one() -> None:
+    conditions(["success and uses > 1"] * 100)
+    with pytest.raises(WrongFilter, match=r"where must hold at most 200 fields in all, got 202\."):
+        conditions(["success and not (uses > 1 or turns > 2)"] * 67 + ["success"])
+
+
+def test_largest_filters_are_answered(store: ReplayStore) -> None:
+    assert found(store, " or ".join(["not (not success)"] * 100 + ["uses > 1"] * 100)) == found(store, "success")
+    assert found(store, f"slot in [{','.join(map(str, range(500)))}]") == [row.id for row in ROWS]
+    assert found(store, "(" * 50 + "success" + ")" * 50) == found(store, "success")
+    assert len(found(store, f"task == '{'x' * 10_000}'")) == 2
+    # Each of these texts is looked for in two forms.
+    accented = ", ".join(f"'é{at}'" for at in range(500))
+    assert found(store, " or ".join(["success"] * 199 + [f"text in [{accented}]"])) == found(store, "success")
+
+
+def test_uses_and_staleness_are_those_of_the_listing(store: ReplayStore) -> None:
+    for row in listed(store):
+        assert row["id"] in found(store, f"uses == {row['uses']}")
+        known = "is None" if row["staleness"] is None else f"== {row['staleness']}"
+        assert row["id"] in found(store, f"staleness {known}")
+
+
+def test_bytes_are_those_of_the_stored_row(store: ReplayStore) -> None:
+    with store.reading() as connection:
+        sizes = connection.execute(sa.select(trajectories.c.id, trajectories.c.num_bytes)).all()
+    least = min(size for _, size in sizes)
+    assert set(found(store, f"bytes <= {least}")) == {id for id, size in sizes if size == least}
+
+
+def test_every_field_is_documented() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "replay-commands.md").read_text(encoding="utf-8")
+    documented = re.findall(
+        r"^\| `(\w+)` \| ([^|;]+?)(; may be unknown)? \| ([^|:]+?)(?:: [a-z, .]+)? \|$", text, re.MULTILINE
+    )
+    assert documented == [
+        (field.name, field.kind.value, "; may be unknown" * may_be_unknown(field), field.meaning.partition(":")[0])
+        for field in FIELDS.values()
+    ]
+
+
+def may_be_unknown(field: Field) -> bool:
+    return field.expression is not None and field.may_be_unknown

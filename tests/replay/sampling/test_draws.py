@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replay import BatchRow, InvalidRecord, Limits, Pick, ReplayStore
+from replay.records import FRESH, DrawRecord
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from tests.fakes.records import (
+    RUN,
+    Born,
+    group,
+    iterate,
+    iteration_record,
+    new_store,
+    policy,
+    request,
+    run_record,
+    set_state,
+    sql,
+    task,
+    trajectory,
+)
+
+
+@pytest.fixture
+def store(location: Location) -> Iterator[ReplayStore]:
+    with closing(new_store(location)) as store:
+        yield store
+
+
+def place(store: ReplayStore, ids: list[str]) -> list[tuple[int, int]]:
+    """(iteration, slot): what stays the same when a run is resumed and ids change."""
+    return [(row.record.iteration, row.record.slot) for row in store.read(ids)]
+
+
+def test_draw_reserves_slots_with_probability_and_staleness(store: ReplayStore) -> None:
+    Born(1, rates=(0.5, 0.75)).append_to(store)
+    drawn = store.draw(request(3, 4), make_sampler("success", 0))
+    assert [row.draw.slot for row in drawn] == [8, 9, 10, 11]
+    for row in drawn:
+        # Four rows of weight 0.5 and four of weight 0.25.
+        rare = row.trajectory.record.group == "run-1-1-0-0"
+        assert row.draw.probability == pytest.approx(0.5 / 3 if rare else 0.25 / 3)
+        # Sampled by policy 0, drawn by policy 2.
+        assert (row.draw.staleness, row.draw.state, row.draw.stream) == (2, "reserved", "replay")
+        assert row.draw.trajectory == row.trajectory.id
+    stored = sql(store, "select slot, trajectory, state from draws order by slot")
+    assert stored == [(row.draw.slot, row.draw.trajectory, "reserved") for row in drawn]
+
+
+def test_rows_of_the_drawing_iteration_and_later_ones_are_never_drawn(store: ReplayStore) -> None:
+    for iteration in (1, 2, 3):
+        Born(iteration).append_to(store)
+    sampler = make_sampler("uniform", 0)
+    assert store.available(request(1, 1), sampler).rows == 0
+    assert store.draw(request(1, 5), sampler) == []
+    assert {row.trajectory.record.iteration for row in store.draw(request(2, 99), sampler)} == {1}
+
+
+def test_draw_gives_every_row_once_and_fewer_than_asked_when_there_are_no_more(store: ReplayStore) -> None:
+    born = Born(1, rates=(0.25, 1.0)).append_to(store)
+    drawn = store.draw(request(2, 99), make_sampler("success", 0))
+    assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in born.trajectories[:4])
+    assert store.available(request(2, 99), make_sampler("success", 0)).rows == 4
+
+
+def test_any_text_is_an_id_that_is_drawn(store: ReplayStore) -> None:
+    ids = ["NUL \x00", "half \ud83d", "\ue000json:x", "naïve", "plain"]
+    store.append([task()], [group()], [trajectory(id, slot=slot) for slot, id in enumerate(ids)])
+    drawn = store.draw(request(2, 99), make_sampler("uniform", 0))
+    assert sorted(row.trajectory.id for row in drawn) == sorted(ids)
+
+
+def test_draw_of_successes_only(store: ReplayStore) -> None:
+    Born(1, rates=(0.5, 0.25)).append_to(store)
+    wanted = request(2, 99, successful_only=True)
+    assert store.available(wanted, make_sampler("uniform", 0)).rows == 3
+    assert all(row.trajectory.record.success for row in store.draw(wanted, make_sampler("uniform", 0)))
+
+
+def test_draws_do_not_depend_on_row_order_or_on_the_resume_count(new_location: Callable[[str], Location]) -> None:
+    drawn = []
+    for name, attempt, backwards in (("a", 0, False), ("b", 0, True), ("c", 3, False)):
+        store = new_store(new_location(name))
+        for iteration in (2, 1) if backwards else (1, 2):
+            born = Born(iteration, rates=(0.5, 0.25, 0.0), attempt=attempt)
+            rows = born.trajectories[::-1] if backwards else born.trajectories
+            store.append([task()], born.groups, rows)
+        found = store.draw(request(3, 6), make_sampler("success", 4))
+        drawn.append(place(store, [row.trajectory.id for row in found]))
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
+def test_draws_do_not_depend_on_the_hash_seed(store: ReplayStore, location: Location) -> None:
+    Born(1, rates=(0.5, 0.25)).append_to(store)
+    program = (
+        "import sys; from replay import *; s = ReplayStore.open(sys.argv[1]);"
+        "d = s.draw(DrawRequest('run-1', 2, 1, (Pick(4),), 8), make_sampler('success', 3));"
+        "print([x.trajectory.id for x in d]); s.resume('run-1', 1)"
+    )
+    outputs = {
+        subprocess.check_output(
+            [sys.executable, "-c", program, str(location)], env={**os.environ, "PYTHONHASHSEED": seed}
+        )
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_commit_writes_statistics_iteration_metrics_and_sampler_together(store: ReplayStore) -> None:
+    sampler = make_sampler("success", 0)
+    iterate(store, 1, sampler)
+    drawn = iterate(store, 2, sampler)
+    rows = sql(store, "select trajectory, state, drift_max, staleness from draws where iteration=2 and slot>=8")
+    assert rows == [(id, "committed", 1.5, 1) for id in drawn]
+    assert sql(store, "select fresh, replay, optimizer_steps from iterations") == [(8, 0, 2), (8, 2, 2)]
+    assert sql(store, "select iteration, name, value from metrics order by 1") == [
+        (1, "actor/grad_norm", 0.5),
+        (2, "actor/grad_norm", 1.0),
+    ]
+    states = sql(store, "select state from sampler_state order by iteration")
+    assert json.loads(states[1][0]) == sampler.state()
+
+
+def test_commit_of_other_draws_than_the_reserved_ones_changes_nothing(store: ReplayStore) -> None:
+    born = Born(1).append_to(store)
+    fresh = [DrawRecord(RUN, 1, slot, row.id, FRESH, None, 0) for slot, row in enumerate(born.trajectories)]
+    store.reserve_fresh(fresh)
+    swapped = [replace(fresh[0], trajectory=fresh[1].trajectory), *fresh[1:]]
+    for wrong in (fresh[:-1], swapped, [*fresh, replace(fresh[0], slot=7)]):
+        with pytest.raises(InvalidRecord, match=r"^draws\[\d\].trajectory must be the reserved"):
+            store.commit(iteration_record(1, replay=0), wrong, sampler_state={})
+    assert sql(store, "select distinct state from draws") == [("reserved",)]
+    assert sql(store, "select count(*) from iterations") == [(0,)]
+    store.commit(iteration_record(1, replay=0), fresh[::-1], sampler_state={})
+
+
+def test_commit_done_again_counts_as_done_and_another_of_the_same_iteration_is_refused(store: ReplayStore) -> None:
+    born = Born(1).append_to(store)
+    fresh = [DrawRecord(RUN, 1, slot, row.id, FRESH, None, 0) for slot, row in enumerate(born.trajectories)]
+    record = replace(iteration_record(1, replay=0), fraction=0.1)
+    for _ in range(2):
+        store.reserve_fresh(fresh)
+    for _ in range(2):
+        store.commit(record, fresh, sampler_state={})
+    with pytest.raises(InvalidRecord, match=r"^draws\[3\].trajectory must be the committed"):
+        store.commit(record, fresh[:-1], sampler_state={})
+    with pytest.raises(InvalidRecord, match="^iteration must be the committed .*'optimizer_steps': 2.* got .* 3"):
+        store.commit(replace(record, optimizer_steps=3), fresh, sampler_state={})
+    assert sql(store, "select state, count(*) from draws group by 1") == [("committed", 4)]
+    assert sql(store, "select name, value from metrics") == [("actor/grad_norm", 0.5)]
+
+
+def test_commit_that_fails_in_the_middle_leaves_the_reservations(store: ReplayStore) -> None:
+    born = Born(1).append_to(store)
+    fresh = [DrawRecord(RUN, 1, slot, row.id, FRESH, None, 0) for slot, row in enumerate(born.trajectories)]
+    store.reserve_fresh(fresh)
+    with pytest.raises(TypeError):
+        store.commit(iteration_record(1, replay=0), fresh, sampler_state={"not": {"json"}})
+    assert sql(store, "select state, count(*) from draws group by state") == [("reserved", 4)]
+    assert sql(store, "select (select count(*) from iterations), (select count(*) from metrics)") == [(0, 0)]
+
+
+def test_slot_is_reserved_once(store: ReplayStore) -> None:
+    born = Born(1).append_to(store)
+    draw = DrawRecord(RUN, 1, 0, born.trajectories[0].id, FRESH, None, 0)
+    with pytest.raises(InvalidRecord, match="^slot must be reserved once"):
+        store.reserve_fresh([draw, draw])
+    store.reserve_fresh([draw])
+    store.commit(iteration_record(1, replay=0), [draw], sampler_state={})
+    with pytest.raises(InvalidRecord, match="^slot must be reserved once"):
+        store.reserve_fresh([draw])
+
+
+def test_draw_done_again_takes_the_place_of_the_one_before(store: ReplayStore) -> None:
+    Born(1, size=8).append_to(store)
+    asked = replace(request(2, 6), limits=Limits(max_uses=1))
+    store.draw(asked, make_sampler("uniform", 1))
+    second = store.draw(asked, make_sampler("uniform", 2))
+    # The eight rows are all there to choose from.
+    assert len(second) == 6
+    assert sql(store, "select slot, trajectory from draws order by 1") == [
+        (row.draw.slot, row.trajectory.id) for row in second
+    ]
+
+
+def test_unknown_statistics_are_stored_as_null(store: ReplayStore) -> None:
+    born = Born(1, size=1, rates=(1.0,)).append_to(store)
+    draw = DrawRecord(RUN, 1, 0, born.trajectories[0].id, FRESH, None, 0)
+    store.reserve_fresh([draw])
+    measured = replace(draw, drift_mean=None, approx_kl=0.0)
+    store.commit(iteration_record(1, replay=0), [measured], sampler_state={})
+    assert sql(store, "select drift_mean, approx_kl, clip_fraction from draws") == [(None, 0.0, None)]
+
+
+def test_resume_goes_back_to_the_checkpoint(store: ReplayStore) -> None:
+    sampler = make_sampler("success", 0)
+    iterate(store, 1, sampler)
+    iterate(store, 2, sampler)
+    kept = sampler.state()
+    iterate(store, 3, sampler)
+    # A crash between the draw and the update of iteration 4.
+    born = Born(4, rates=(0.5, 0.25)).append_to(store)
+    store.draw(request(4, 2), sampler)
+    store.add_metrics(RUN, 3, {"eval/success": 0.5})
+
+    report = store.resume(RUN, 2)
+    # Iteration 3 had 8 fresh and 2 drawn rows; 8 rows each were born in 3 and 4.
+    assert (report.released, report.rolled_back, report.orphaned) == (2, 10, 16)
+    assert report.sampler_state == kept
+    for table in ("draws", "iterations", "metrics", "sampler_state"):
+        assert sql(store, f"select max(iteration) from {table}") == [(2,)]
+    assert sql(store, "select max(version) from policies") == [(2,)]
+    states = sql(store, "select iteration, state, count(*) from trajectories group by 1, 2 order by 1")
+    assert states == [(1, "eligible", 8), (2, "eligible", 8), (3, "orphaned", 8), (4, "orphaned", 8)]
+    # Kept for people.
+    assert store.read([born.trajectories[0].id])[0].record.state == "orphaned"
+
+
+def test_resume_twice_changes_nothing_more(store: ReplayStore) -> None:
+    iterate(store, 1, make_sampler("success", 0))
+    store.resume(RUN, 0)
+    report = store.resume(RUN, 0)
+    assert (report.released, report.rolled_back, report.orphaned, report.sampler_state) == (0, 0, 0, None)
+
+
+def test_resumed_run_draws_what_the_unbroken_one_draws(new_location: Callable[[str], Location]) -> None:
+    unbroken, broken = new_store(new_location("a")), new_store(new_location("b"))
+    sampler = make_sampler("success", 9)
+    expected = [place(unbroken, iterate(unbroken, i, sampler, count=3)) for i in range(1, 7)]
+
+    sampler = make_sampler("success", 9)
+    for iteration in range(1, 5):
+        iterate(broken, iteration, sampler, count=3)
+    Born(5, rates=(0.5, 0.25)).append_to(broken)
+    broken.draw(request(5, 3), sampler)
+    state = broken.resume(RUN, 3).sampler_state
+    assert state is not None
+    sampler = make_sampler("success", 1234)
+    sampler.load_state(state)
+    found = [place(broken, iterate(broken, i, sampler, count=3, attempt=1)) for i in range(4, 7)]
+    assert found == expected[3:]
+
+
+def test_orphans_are_never_drawn(store: ReplayStore) -> None:
+    sampler = make_sampler("uniform", 0)
+    iterate(store, 1, sampler)
+    iterate(store, 2, sampler)
+    store.resume(RUN, 1)
+    iterate(store, 2, sampler, attempt=1)
+    drawn = store.draw(request(3, 99), sampler)
+    assert len(drawn) == 16
+    assert {(row.trajectory.record.iteration, row.trajectory.record.attempt) for row in drawn} == {
+        (1, 0),
+        (2, 1),
+    }
+
+
+def other_run(store: ReplayStore, *, tokenizer: str, source: str = "self") -> Born:
+    store.add_run(run_record("run-0"))
+    store.add_policy(policy(0, run="run-0", tokenizer=tokenizer))
+    return Born(7, run="run-0", source=source, version=6).append_to(store)
+
+
+def test_rows_of_another_run_with_the_same_tokens_have_no_staleness(store: ReplayStore) -> None:
+    born = other_run(store, tokenizer="tok", source="earlier")
+    drawn = store.draw(request(1, 99), make_sampler("uniform", 0))
+    assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in born.trajectories)
+    assert {row.draw.staleness for row in drawn} == {None}
+
+
+def test_rows_of_another_tokenizer_are_never_drawn(store: ReplayStore) -> None:
+    other_run(store, tokenizer="another", source="earlier")
+    assert store.available(request(1, 99), make_sampler("uniform", 0)).rows == 0
+
+
+def test_resume_leaves_other_runs_alone(store: ReplayStore) -> None:
+    other_run(store, tokenizer="tok")
+    store.resume(RUN, 0)
+    assert sql(store, "select distinct state from trajectories") == [("eligible",)]
+
+
+def test_rows_of_equal_weight_are_drawn_alike_and_others_in_proportion(store: ReplayStore) -> None:
+    store.append([task()], [group()], [])
+    Born(1, rates=(0.0, 0.5, 0.75), size=4).append_to(store)
+    sampler = make_sampler("success", 11)
+    counts = {0: 0, 1: 0, 2: 0}
+    for _ in range(140):
+        (row,) = store.draw(request(2, 1), sampler)
+        counts[int(row.trajectory.record.group[-1])] += 1
+        store.resume(RUN, 1)
+    # Weights 4 : 2 : 1 by group; 13.82 is the 99.9 % quantile of chi-square with two degrees of freedom.
+    expected = [140 * share / 7 for share in (4, 2, 1)]
+    assert sum((counts[i] - e) ** 2 / e for i, e in enumerate(expected)) < 13.82
+
+
+def picked(store: ReplayStore, *picks: Pick) -> list[BatchRow]:
+    return store.draw(replace(request(9, 0), picks=picks), make_sampler("uniform", 5))
+
+
+def test_picks_are_served_in_order_and_no_row_twice(store: ReplayStore) -> None:
+    store.append([task("task-2")], [], [])
+    Born(1, rates=(0.5,)).append_to(store)
+    taught = [trajectory(f"b{slot}", group="g2", task="task-2", slot=slot, source="teacher") for slot in (10, 11)]
+    store.append([], [group("g2", task="task-2", size=2)], taught)
+    drawn = picked(store, Pick(1, source="teacher"), Pick(2, task="task-1"), Pick(9, source="teacher"), Pick(9))
+    # One of the two teacher's rows, two of the other task, the teacher's last one, then the two that are left.
+    places = [(row.trajectory.record.source, row.trajectory.record.task) for row in drawn]
+    teacher, own = ("teacher", "task-2"), ("self", "task-1")
+    assert places == [teacher, own, own, teacher, own, own]
+    assert len({row.trajectory.id for row in drawn}) == 6
+    assert [row.draw.slot for row in drawn] == [8, 9, 10, 11, 12, 13]
+
+
+def test_group_picks_give_whole_groups_and_never_a_part(store: ReplayStore) -> None:
+    Born(1, rates=(0.5, 0.25, 1.0), size=4).append_to(store)
+    gone = store.read([row.trajectory.id for row in picked(store, Pick(99))])
+    gone_id = next(row.id for row in gone if row.record.group == "run-1-1-0-2")
+    store.resume(RUN, 1)
+    set_state(store, gone_id, "evicted")
+    drawn = picked(store, Pick(7, unit="group"), Pick(99, unit="group"))
+    # Seven rows hold one group of four; the second pick takes the other; the third group has lost a member.
+    groups = [row.trajectory.record.group for row in drawn]
+    assert sorted(groups) == ["run-1-1-0-0"] * 4 + ["run-1-1-0-1"] * 4
+    assert len(set(groups[:4])) == 1
+    assert {row.draw.probability for row in drawn} == {0.5, 1.0}
+
+
+def test_availability_counts_rows_and_complete_groups_by_source_and_task(store: ReplayStore) -> None:
+    Born(1, rates=(0.5, 0.25), size=4).append_to(store)
+    sql(store, "update trajectories set source = 'teacher' where group_id = 'run-1-1-0-1'")
+    found = store.available(request(9, 0), make_sampler("uniform", 0))
+    assert (found.rows, found.by_task, found.groups) == (8, {"task-1": 8}, {4: 2})
+    assert found.by_source == {"self": 4, "teacher": 4}
+    assert found.by_source_task == {("self", "task-1"): 4, ("teacher", "task-1"): 4}
+    assert found.by_source_groups == {("self", 4): 1, ("teacher", 4): 1}
+    # Half of the first group and a quarter of the second.
+    found = store.available(request(9, 0, successful_only=True), make_sampler("uniform", 0))
+    assert (found.rows, found.by_source, found.groups) == (3, {"self": 2, "teacher": 1}, {})
+
+
+def test_a_changed_bit_is_found_by_the_draw_or_does_no_harm(tmp_path: Path) -> None:
+    store, random = new_store(tmp_path / "replay.sqlite"), np.random.default_rng(0)
+    written = {row.id: row for row in Born(1, rates=(0.5,) * 6, size=50).append_to(store).trajectories}
+    with sqlite3.connect(tmp_path / "replay.sqlite") as database:
+        for id, blob in database.execute("select trajectory, tokens from segments").fetchall():
+            bit = int(random.integers(8 * len(blob)))
+            changed = bytearray(blob)
+            changed[bit // 8] ^= 1 << bit % 8
+            database.execute("update segments set tokens = ? where trajectory = ?", (bytes(changed), id))
+    drawn = store.draw(request(2, 300), make_sampler("uniform", 0))
+    # Bits that a frame leaves unused change nothing; every other one is told.
+    assert len(drawn) < 15
+    for row in drawn:
+        for part, original in zip(row.trajectory.segments, written[row.trajectory.id].segments, strict=True):
+            assert part.tokens == original.tokens
+    assert sql(store, "select count(*) from trajectories where state = 'quarantined'") == [(300 - len(drawn),)]
+
+
+@pytest.mark.parametrize("numbers", [{"policy_version": np.int64(3)}, {"policy_version": -5}, {"first_slot": -7}])
+def test_draw_checks_the_numbers_it_stores(store: ReplayStore, numbers: dict[str, int]) -> None:
+    Born(1).append_to(store)
+    with pytest.raises(InvalidRecord, match=f"^{next(iter(numbers))} must be "):
+        store.draw(replace(request(2, 1), **numbers), make_sampler("uniform", 0))

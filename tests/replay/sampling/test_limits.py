@@ -1,0 +1,372 @@
+"""What limits leave out of a draw, and what they leave alone. On both databases."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from context.authors import Author, AuthorTable
+from replay import BatchRow, DrawRequest, InvalidRecord, Limits, Pick, ReplayError, ReplayStore, make_sampler
+from replay.storage.counters import LEASE_DRAWS
+from replay.storage.databases import Location
+from tests.fakes.records import (
+    AUTHORS,
+    RUN,
+    Born,
+    group,
+    iteration_record,
+    new_store,
+    policy,
+    run_record,
+    set_state,
+    sql,
+    task,
+    trajectory,
+)
+
+
+@pytest.fixture
+def store(location: Location) -> ReplayStore:
+    return new_store(location)
+
+
+def asked(iteration: int, *picks: Pick, **limits: Any) -> DrawRequest:
+    return DrawRequest(RUN, iteration, iteration - 1, picks, limits=Limits(**limits))
+
+
+def draw(store: ReplayStore, iteration: int, count: int = 99, **limits: Any) -> list[BatchRow]:
+    return store.draw(asked(iteration, Pick(count), **limits), make_sampler("uniform", iteration))
+
+
+def available(store: ReplayStore, iteration: int, **limits: Any) -> int:
+    return store.available(asked(iteration, **limits), make_sampler("uniform", 0)).rows
+
+
+def use(store: ReplayStore, iteration: int, count: int = 99, **limits: Any) -> list[str]:
+    """Drawn and committed."""
+    drawn = draw(store, iteration, count, **limits)
+    store.commit(iteration_record(iteration, replay=len(drawn)), [row.draw for row in drawn], sampler_state={})
+    return [row.trajectory.id for row in drawn]
+
+
+def iterations(drawn: list[BatchRow]) -> Counter[int]:
+    return Counter(row.trajectory.record.iteration for row in drawn)
+
+
+def test_max_staleness_leaves_older_rows_out(store: ReplayStore) -> None:
+    for iteration in range(1, 7):
+        Born(iteration).append_to(store)
+    # Iteration i was collected by policy i - 1; iteration 7 is about to train policy 6.
+    assert iterations(draw(store, 7, max_staleness=3)) == {4: 4, 5: 4, 6: 4}
+    assert available(store, 8, max_staleness=3) == 8
+
+
+def test_rows_of_other_runs_have_unknown_staleness_which_can_be_refused(store: ReplayStore) -> None:
+    store.add_run(run_record("run-0"))
+    store.add_policy(policy(0, run="run-0"))
+    Born(1, run="run-0", source="earlier").append_to(store)
+    Born(1).append_to(store)
+    assert available(store, 20, max_staleness=1) == 4
+    assert available(store, 20, unknown_staleness="refuse") == 4
+    assert available(store, 20, max_staleness=1, unknown_staleness="refuse") == 0
+
+
+def test_max_uses_counts_committed_draws_and_reservations(store: ReplayStore) -> None:
+    Born(1, size=8).append_to(store)
+    first, second = use(store, 2, 5, max_uses=1), use(store, 3, max_uses=1)
+    assert (len(first), len(second), len({*first, *second})) == (5, 3, 8)
+    assert draw(store, 4, max_uses=1) == []
+    # A reservation that is still held counts like a committed draw.
+    assert len(draw(store, 5, max_uses=2)) == 8
+    assert draw(store, 6, max_uses=2) == []
+    assert len(draw(store, 7, max_uses=3)) == 8
+
+
+def test_released_reservations_and_rolled_back_draws_count_no_more(store: ReplayStore) -> None:
+    Born(1, size=8).append_to(store)
+    use(store, 2, 3, max_uses=1)
+    use(store, 3, 3, max_uses=1)
+    draw(store, 4, 2, max_uses=1)
+    assert available(store, 5, max_uses=1) == 0
+    # As another process would.
+    other = ReplayStore.open(store.path or store.url)
+    other.resume(RUN, 2)
+    other.close()
+    assert available(store, 5, max_uses=1) == 5
+
+
+def test_reservation_of_a_trainer_that_died_expires(store: ReplayStore) -> None:
+    Born(1, size=8).append_to(store)
+    draw(store, 2, 5, max_uses=1)
+    assert available(store, 3, max_uses=1) == 3
+    sql(store, "update buffer_state set value = value + ? where name = 'draws'", LEASE_DRAWS)
+    assert available(store, 3, max_uses=1) == 3
+    sql(store, "update buffer_state set value = value + 1 where name = 'draws'")
+    assert available(store, 3, max_uses=1) == 8
+
+
+def test_reservation_that_expired_is_committed_no_more(store: ReplayStore) -> None:
+    """Its rows may be another trainer's by now: used twice, they would be used more often than allowed."""
+    Born(1, size=8).append_to(store)
+    late, record = draw(store, 2, 8, max_uses=1), iteration_record(2, replay=8)
+    sql(store, "update buffer_state set value = value + ? where name = 'draws'", LEASE_DRAWS + 1)
+    with pytest.raises(InvalidRecord, match=r"^draws\[0\] must be committed before 10,000 others .*--resume"):
+        store.commit(record, [row.draw for row in late], sampler_state={})
+    assert len(use(store, 3, 8, max_uses=1)) == 8
+    assert sql(store, "select iteration, count(*) from draws where state = 'committed' group by 1") == [(3, 8)]
+    # The last one that counts is committed.
+    held = draw(store, 4, 8, max_uses=2)
+    sql(store, "update buffer_state set value = value + ? where name = 'draws'", LEASE_DRAWS)
+    store.commit(iteration_record(4, replay=8), [row.draw for row in held], sampler_state={})
+
+
+def test_cooldown_rests_a_row_for_so_many_iterations(store: ReplayStore) -> None:
+    Born(1).append_to(store)
+    assert len(use(store, 5, cooldown=2)) == 4
+    # Drawn in 5: rests in 6 and 7.
+    assert [available(store, iteration, cooldown=2) for iteration in (6, 7, 8)] == [0, 0, 4]
+
+
+def test_caps_hold_within_one_draw(store: ReplayStore) -> None:
+    store.append([task("task-2")], [], [])
+    Born(1, rates=(0.5, 0.5, 0.5)).append_to(store)
+    store.append([], [group("g", task="task-2", size=1)], [trajectory("z", group="g", task="task-2", slot=50)])
+    drawn = draw(store, 2, per_group=2)
+    assert Counter(row.trajectory.record.group for row in drawn) == {
+        "run-1-1-0-0": 2,
+        "run-1-1-0-1": 2,
+        "run-1-1-0-2": 2,
+        "g": 1,
+    }
+    drawn = draw(store, 3, per_task=4)
+    assert Counter(row.trajectory.record.task for row in drawn) == {"task-1": 4, "task-2": 1}
+    # Also over several picks.
+    picks = (Pick(2, task="task-1"), Pick(9))
+    found = store.draw(asked(4, *picks, per_task=3), make_sampler("uniform", 0))
+    assert Counter(row.trajectory.record.task for row in found) == {"task-1": 3, "task-2": 1}
+    assert available(store, 4, per_task=4) == 5
+    assert available(store, 4, per_group=2) == 7
+    assert available(store, 4, per_group=1, per_task=2) == 3
+
+
+def test_rows_left_by_a_cap_are_drawn_in_proportion(store: ReplayStore) -> None:
+    Born(1, rates=(0.5, 0.5, 0.5)).append_to(store)
+    firsts = Counter[str]()
+    for iteration in range(2, 62):
+        found = draw(store, iteration, 2, per_group=1)
+        assert len({row.trajectory.record.group for row in found}) == 2
+        firsts.update(row.trajectory.record.group for row in found)
+    # Two of three groups, 60 times: 40 each; 13.82 is the 99.9 % quantile of chi-square with two degrees of freedom.
+    assert sum((count - 40) ** 2 / 40 for count in firsts.values()) < 13.82
+
+
+def test_solved_tasks_rest_until_they_are_forgotten(store: ReplayStore) -> None:
+    Born(1, rates=(0.5,)).append_to(store)
+    assert available(store, 2, retire_solved=1.0) == 4
+    Born(2, rates=(1.0,)).append_to(store)
+    assert available(store, 3, retire_solved=1.0) == 0
+    Born(3, rates=(0.75,)).append_to(store)
+    # All twelve rows are back: a task that is solved no longer needs them.
+    assert available(store, 4, retire_solved=1.0) == 12
+    assert available(store, 4, retire_solved=0.75) == 0
+    # What was undone says nothing about the policy there is.
+    store.resume(RUN, 2)
+    assert available(store, 4, retire_solved=0.75) == 0
+    assert available(store, 4) == 8
+    store.resume(RUN, 1)
+    assert available(store, 4, retire_solved=0.75) == 4
+
+
+def test_sources_can_be_chosen(store: ReplayStore) -> None:
+    Born(1, rates=(0.5, 0.5)).append_to(store)
+    taught = trajectory("z", group="run-1-1-0-0", slot=50, source="teacher")
+    store.append([], [], [taught])
+    assert available(store, 2, sources=("teacher",)) == 1
+    assert available(store, 2, sources=("teacher", "self")) == 9
+
+
+def fingerprinted(store: ReplayStore, run: str, **changes: Any) -> None:
+    print = {"tokenizer": "t", "template": "p", "model_family": "m", "vocab_size": 9, **changes}
+    sql(store, "update runs set fingerprint = ? where id = ?", json.dumps(print), run)
+
+
+@pytest.mark.parametrize("field", ["tokenizer", "template", "model_family", "vocab_size"])
+def test_rows_of_another_fingerprint_are_left_out_and_refused_by_name(store: ReplayStore, field: str) -> None:
+    store.add_run(run_record("run-0"))
+    Born(1, run="run-0", source="earlier").append_to(store)
+    Born(1).append_to(store)
+    fingerprinted(store, RUN)
+    fingerprinted(store, "run-0")
+    assert available(store, 2) == 8
+    fingerprinted(store, "run-0", **{field: 10})
+    # Rows of a run come after its fingerprint; here it changes under them.
+    store = ReplayStore.open(store.path or store.url)
+    found = store.available(asked(2), make_sampler("uniform", 0))
+    assert (found.rows, found.incomparable) == (4, {field: 4})
+    assert {row.trajectory.record.run for row in draw(store, 2)} == {RUN}
+    with pytest.raises(ReplayError, match=rf"source 'run-0' must .* another {field}.*allow_mismatch: \[{field}\]"):
+        store.draw(asked(3, Pick(1, source="run-0")), make_sampler("uniform", 0))
+    with pytest.raises(ReplayError, match="source 'run-0' must"):
+        draw(store, 3, sources=("run-0",))
+    assert available(store, 2, allow_mismatch=(field,)) == 8
+
+
+@pytest.mark.parametrize("field, value", [("logprobs_mode", "processed"), ("top_p", 0.9), ("top_k", 50)])
+def test_log_probs_of_another_kind_are_left_out(store: ReplayStore, field: str, value: object) -> None:
+    Born(1, size=3).append_to(store)
+    store.append([], [], [trajectory("z", group="run-1-1-0-0", slot=50, source="import", **{field: value})])
+    found = store.available(asked(2), make_sampler("uniform", 0))
+    assert (found.rows, found.incomparable) == (3, {field: 1})
+    with pytest.raises(ReplayError, match=rf"source 'import' must .* another {field}"):
+        store.draw(asked(3, Pick(1, source="import")), make_sampler("uniform", 0))
+    assert available(store, 2, allow_mismatch=(field,)) == 4
+
+
+def test_other_author_codes_are_never_allowed(store: ReplayStore) -> None:
+    others = AuthorTable([*AUTHORS.authors, Author("judge", action=False, trained=False)])
+    store.add_run(replace(run_record("run-0"), authors=others.to_json(), authors_hash=others.hash))
+    store.add_policy(policy(0, run="run-0"))
+    Born(1, run="run-0", source="earlier").append_to(store)
+    everything = ("tokenizer", "template", "model_family", "vocab_size", "logprobs_mode", "top_p", "top_k")
+    found = store.available(asked(2, allow_mismatch=everything), make_sampler("uniform", 0))
+    assert (found.rows, found.incomparable) == (0, {"authors": 4})
+
+
+def test_rows_that_change_elsewhere_are_seen_by_the_next_draw(store: ReplayStore) -> None:
+    born = Born(1, rates=(0.5, 0.5)).append_to(store)
+    assert available(store, 3) == 8
+    other = ReplayStore.open(store.path or store.url)
+    Born(2).append_to(other)
+    other.add_run(run_record("run-0"))
+    other.add_policy(policy(0, run="run-0"))
+    Born(1, run="run-0", source="earlier").append_to(other)
+    set_state(store, born.trajectories[2].id, "quarantined")
+    set_state(store, born.trajectories[5].id, "evicted")
+    drawn = {row.trajectory.id for row in draw(store, 3)}
+    # Eight, less two, and four of each of the others.
+    assert len(drawn) == 14
+    assert not drawn & {born.trajectories[2].id, born.trajectories[5].id}
+    set_state(store, born.trajectories[2].id, "eligible")
+    assert available(store, 3) == 15
+
+
+def places(drawn: list[BatchRow]) -> list[tuple[str, int, int, float | None]]:
+    return [(row.draw.trajectory, row.draw.slot, row.draw.iteration, row.draw.probability) for row in drawn]
+
+
+SAMPLERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("uniform", {}, {"max_staleness": 5, "max_uses": 2}),
+    ("recency", {"half_life": 1.5}, {"per_group": 1}),
+    ("success", {}, {"cooldown": 1}),
+    ("difficulty", {"mode": "uniform_buckets"}, {"retire_solved": 1.0}),
+    ("advantage", {}, {"per_task": 3}),
+    ("entropy", {"pool": 2}, {}),
+    ("freshness", {"sampler": "reward", "tau": 2.0}, {"max_uses": 3}),
+]
+
+
+@pytest.mark.parametrize("name, options, limits", SAMPLERS, ids=[name for name, *_ in SAMPLERS])
+def test_draws_are_the_same_after_a_restart_and_after_refreshes(
+    tmp_path: Path, name: str, options: dict[str, Any], limits: dict[str, Any]
+) -> None:
+    check_restarts(lambda place: tmp_path / place, name, options, limits)
+
+
+def test_draws_are_the_same_after_a_restart_on_every_database(new_location: Callable[[str], Location]) -> None:
+    check_restarts(new_location, *SAMPLERS[0])
+
+
+def check_restarts(
+    new_location: Callable[[str], Location], name: str, options: dict[str, Any], limits: dict[str, Any]
+) -> None:
+    outcomes = []
+    for restarted in (False, True):
+        store = new_store(new_location(f"restarted-{restarted}"))
+        store.add_run(run_record("run-0"))
+        store.add_policy(policy(0, run="run-0"))
+        sampler, found = make_sampler(name, 3, options), []
+        for iteration in range(1, 8):
+            rates = ((0.5, 0.25), (1.0, 0.75), (0.0, 0.5))[iteration % 3]
+            Born(iteration, rates=rates).append_to(store)
+            if iteration % 3 == 0:
+                # Lands before everything this run has collected.
+                other = Born(iteration // 3, run="run-0", source="earlier", rates=(0.5,)).append_to(store)
+                set_state(store, other.trajectories[1].id, "evicted")
+            if restarted:
+                store.close()
+                store = ReplayStore.open(store.path or store.url)
+                state, sampler = sampler.state(), make_sampler(name, 99, options)
+                sampler.load_state(json.loads(json.dumps(state)))
+            picks = (Pick(2), Pick(2, source="self"), Pick(1, task="task-1"))
+            drawn = store.draw(asked(iteration, *picks, **limits), sampler)
+            store.commit(iteration_record(iteration, replay=0), [row.draw for row in drawn], sampler_state={})
+            found.append(places(drawn))
+        outcomes.append(found)
+        store.close()
+    assert outcomes[0] == outcomes[1]
+    assert sum(map(len, outcomes[0])) > 15
+
+
+def test_draws_are_the_same_on_every_database(
+    databases: Any, new_location: Callable[[str], Location], tmp_path: Any
+) -> None:
+    outcomes = []
+    for location in (new_location("one"), tmp_path / "file.sqlite"):
+        store = new_store(location)
+        Born(1, rates=(0.5, 0.25, 0.75), size=5).append_to(store)
+        outcomes.append(places(store.draw(asked(2, Pick(6)), make_sampler("success", 4))))
+        store.close()
+    assert outcomes[0] == outcomes[1]
+
+
+def test_draws_ignore_the_clock(new_location: Callable[[str], Location]) -> None:
+    outcomes = []
+    for name, clock in (("a", "created_at"), ("b", "'1970-01-01T00:00:' || (70 - iteration)")):
+        store = new_store(new_location(name))
+        for iteration in range(1, 7):
+            Born(iteration, rates=(0.5, 0.25)).append_to(store)
+        sql(store, f"update trajectories set created_at = {clock}")
+        outcomes.append(places(draw(store, 7, 20)))
+    assert outcomes[0] == outcomes[1]
+
+
+def drain(location: Location, run: str) -> None:
+    """A trainer: draws four rows at a time until there are none, and commits what it drew."""
+    store = ReplayStore.open(location)
+    sampler = make_sampler("uniform", len(run))
+    for iteration in range(2, 99):
+        limits = Limits(max_uses=3, sources=(RUN,))
+        request = DrawRequest(run, iteration, iteration - 1, (Pick(4),), limits=limits)
+        drawn = store.draw(request, sampler)
+        record = replace(iteration_record(iteration, replay=len(drawn)), run=run)
+        store.commit(record, [row.draw for row in drawn], sampler_state={})
+        if not drawn:
+            break
+    store.close()
+
+
+def test_four_trainers_never_use_a_row_more_often_than_allowed(location: Location) -> None:
+    store = new_store(location)
+    Born(1, rates=(0.5,) * 5, size=8).append_to(store)
+    trainers = [f"trainer-{'i' * number}" for number in range(4)]
+    for run in trainers:
+        store.add_run(run_record(run))
+        store.add_policy(policy(0, run=run))
+    store.close()
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=drain, args=(location, run)) for run in trainers]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    counts = Counter(dict(sql(location, "select trajectory, count(*) from draws where state = 'committed' group by 1")))
+    # 40 rows, three uses each, none lost and none too many.
+    assert Counter(counts.values()) == {3: 40}

@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replay import Rows, Sampler, Trajectory
+from replay.mixing.request import DrawRequest, Limits, Pick
+from replay.sampling.samplers import SAMPLERS, Moment, RankedSampler, make_sampler
+from replay.sampling.sum_tree import SumTree, draw_some
+from tests.fakes.records import RUN, Born, new_store, policy, run_record
+
+# Rows of a buffer made by hand: four of each of these groups of eight, by successes of the group.
+SUCCESSES = (0, 2, 4, 6, 8)
+NOW = Moment(iteration=12, policy_version=11)
+
+
+def columns(**changes: Any) -> dict[str, np.ndarray]:
+    """Ten rows, two per group; one of the last group is another run's."""
+    rates = np.repeat(np.array(SUCCESSES) / 8, 2)
+    made: dict[str, np.ndarray] = {
+        "own": np.array([True] * 9 + [False]),
+        "iteration": np.array([2, 2, 4, 4, 6, 6, 8, 8, 10, 10]),
+        "policy_version": np.array([1, 1, 3, 3, 5, 5, 7, 7, 9, 9]),
+        "success": np.array([False, False, True, False, True, False, True, True, True, True]),
+        "reward": np.array([0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]),
+        "advantage": np.array([0.0, 0.0, 1.5, -0.5, 1.0, -1.0, 0.5, -2.0, 0.0, 0.0]),
+        "num_action_tokens": np.arange(10) + 5,
+        "mean_entropy": np.array([0.1, np.nan, 0.3, 0.2, 0.5, 0.9, np.nan, 0.7, 0.6, 0.6]),
+        "group": np.repeat(np.arange(5), 2),
+        "task": np.zeros(10, np.int64),
+        "group_size": np.full(10, 8),
+        "group_success_rate": rates,
+        "group_reward_std": np.sqrt(rates * (1 - rates)),
+    }
+    return {**made, **changes}
+
+
+def weighed(name: str, options: dict[str, Any] | None = None, now: Moment = NOW, **changes: Any) -> list[float]:
+    return make_sampler(name, 0, options).weigh(Rows(columns(**changes), slice(None), now))[0].tolist()
+
+
+def shares(weights: list[float]) -> list[float]:
+    return [weight / sum(weights) for weight in weights]
+
+
+def test_uniform_weighs_all_rows_alike() -> None:
+    assert weighed("uniform") == [1.0] * 10
+
+
+def test_recency_halves_every_half_life_and_leaves_out_what_has_no_staleness() -> None:
+    # Staleness 10 10 8 8 6 6 4 4 2 and unknown: 2^-5, 2^-5, 2^-4, ..., over 2 (1/32 + 1/16 + 1/8 + 1/4) + 1/2 = 23/16.
+    expected = [1 / 46, 1 / 46, 1 / 23, 1 / 23, 2 / 23, 2 / 23, 4 / 23, 4 / 23, 8 / 23, 0.0]
+    assert shares(weighed("recency", {"half_life": 2.0})) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "name, options", [("recency", {"half_life": 1.0}), ("freshness", {"sampler": "uniform", "tau": 1.0})]
+)
+def test_ages_stay_in_range_however_long_a_run_is(name: str, options: dict[str, Any]) -> None:
+    for version in (11, 256, 257, 5000, 10**6):
+        far = columns()["policy_version"] + version - 11
+        later = weighed(name, options, Moment(version, version), policy_version=far)
+        assert shares(later) == pytest.approx(shares(weighed(name, options)))
+
+
+def test_fifo_window_weighs_the_newest_iterations_alike() -> None:
+    # Iterations 6 to 11.
+    assert weighed("fifo_window", {"window": 6}) == [0.0] * 4 + [1.0] * 5 + [0.0]
+
+
+def test_success_weighs_what_is_hard_and_gives_constant_groups_nothing() -> None:
+    # Success rates 0, 1/4, 1/2, 3/4 and 1.
+    assert weighed("success") == [0.0, 0.0, 0.75, 0.75, 0.5, 0.5, 0.25, 0.25, 0.0, 0.0]
+    # A hopeless group of graded rewards has advantages to learn from.
+    assert weighed("success", group_reward_std=np.full(10, 0.1))[:2] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        # exp(-(k - 4)^2 / 2) for k = 0, 2, 4, 6, 8.
+        ({}, [math.exp(-8), math.exp(-2), 1.0, math.exp(-2), math.exp(-8)]),
+        # exp(-(k - 4)^2 / 8).
+        ({"sigma": 2.0}, [math.exp(-2), math.exp(-0.5), 1.0, math.exp(-0.5), math.exp(-2)]),
+        ({"mode": "hard"}, [1.0, 0.75, 0.5, 0.25, 0.0]),
+        ({"mode": "easy"}, [0.0, 0.25, 0.5, 0.75, 1.0]),
+        ({"mode": "uniform_buckets"}, [0.5] * 5),
+    ],
+)
+def test_difficulty_weighs_by_the_successes_of_the_group(options: dict[str, Any], expected: list[float]) -> None:
+    assert weighed("difficulty", options) == pytest.approx([weight for weight in expected for _ in range(2)])
+
+
+def test_buckets_of_different_sizes_weigh_alike() -> None:
+    # One row of four successes and nine of none.
+    rates = np.array([0.5] + [0.0] * 9)
+    weights = weighed("difficulty", {"mode": "uniform_buckets"}, group_success_rate=rates)
+    assert weights == pytest.approx([1.0] + [1 / 9] * 9)
+
+
+def test_reward_weighs_exponentially() -> None:
+    weights = weighed("reward", {"temperature": 0.5})
+    assert weights[2] / weights[0] == pytest.approx(math.exp(2))
+    assert np.isfinite(weighed("reward", reward=np.full(10, -1e300))).all()
+
+
+def test_max_variance_group_weighs_the_variance_of_rewards() -> None:
+    # p (1 - p) for p = 0, 1/4, 1/2, 3/4, 1.
+    expected = [0.0, 0.0, 0.1875, 0.1875, 0.25, 0.25, 0.1875, 0.1875, 0.0, 0.0]
+    assert weighed("max_variance_group") == pytest.approx(expected)
+
+
+def test_advantage_weighs_its_size_and_never_what_has_none() -> None:
+    weights = weighed("advantage", {"exponent": 2.0})
+    assert weights == pytest.approx([0, 0, 2.25, 0.25, 1.0, 1.0, 0.25, 4.0, 0, 0])
+    assert weighed("advantage", {"exponent": 0.0}) == [0, 0, 1, 1, 1, 1, 1, 1, 0, 0]
+
+
+def test_advantage_corrects_with_importance_weights() -> None:
+    # (10 x 0.4)^-0.5.
+    assert make_sampler("advantage", 0, {"beta": 0.5}).correction(0.4, 10) == pytest.approx(0.5)
+    assert make_sampler("advantage", 0, {"beta": 0.0}).correction(0.4, 10) == 1.0
+
+
+def test_freshness_ages_another_samplers_weights() -> None:
+    options = {"sampler": "advantage", "options": {"exponent": 1.0}, "tau": 2.0}
+    # |A| exp(-staleness / 2), relative to the row of advantage 1 and staleness 6.
+    weights = weighed("freshness", options)
+    assert weights[2] / weights[4] == pytest.approx(1.5 * math.exp(-1))
+    assert weights[7] / weights[4] == pytest.approx(2.0 * math.exp(1))
+    assert weights[8:] == [0.0, 0.0]
+    assert make_sampler("freshness", 0, options).correction(0.4, 10) == pytest.approx(4.0**-0.4)
+
+
+def test_unknown_priorities_weigh_nothing_and_are_told() -> None:
+    _, unknown = make_sampler("entropy", 0).weigh(Rows(columns(), slice(None), NOW))
+    assert np.flatnonzero(unknown).tolist() == [1, 6]
+    _, unknown = make_sampler("recency", 0).weigh(Rows(columns(), slice(None), NOW))
+    assert np.flatnonzero(unknown).tolist() == [9]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_equal_rows_weigh_alike(name: str) -> None:
+    same = {key: np.repeat(column[4:5], 10) for key, column in columns().items()}
+    weights = weighed(name, **same)
+    assert weights == [weights[0]] * 10
+    assert weights[0] > 0
+
+
+@pytest.mark.parametrize("name", [name for name, kind in SAMPLERS.items() if make_sampler(name, 0).row_wise])
+def test_row_wise_weights_are_the_same_a_row_at_a_time(name: str) -> None:
+    sampler = make_sampler(name, 0)
+    whole = sampler.weigh(Rows(columns(), slice(None), NOW))[0]
+    parts = [sampler.weigh(Rows(columns(), slice(start, start + 1), NOW))[0][0] for start in range(10)]
+    assert whole.tolist() == parts
+
+
+# 99.9 % quantiles of the chi-square distribution, by degrees of freedom.
+CHI_SQUARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 6: 22.46, 7: 24.32, 8: 26.12, 9: 27.88}
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("uniform", {}),
+        ("recency", {"half_life": 2.0}),
+        ("fifo_window", {"window": 6}),
+        ("success", {}),
+        ("difficulty", {}),
+        ("difficulty", {"mode": "uniform_buckets"}),
+        ("difficulty", {"mode": "hard"}),
+        ("difficulty", {"mode": "easy"}),
+        ("entropy", {"mode": "random"}),
+        ("advantage", {}),
+        ("reward", {"temperature": 0.5}),
+        ("max_variance_group", {}),
+        ("freshness", {"tau": 3.0}),
+    ],
+)
+def test_rows_are_drawn_in_proportion_to_their_stated_weights(name: str, options: dict[str, Any]) -> None:
+    sampler = make_sampler(name, 7, options)
+    tree, rounds = SumTree(sampler.weigh(Rows(columns(), slice(None), NOW))[0]), 4000
+    probabilities = tree.weights / tree.total
+    found = np.zeros(10)
+    for _ in range(rounds):
+        with tree.restored():
+            found[draw_some(tree, 1, sampler.random)[0]] += 1
+    likely = probabilities * rounds >= 5
+    assert found[probabilities == 0].sum() == 0
+    expected = probabilities[likely] * rounds
+    assert ((found[likely] - expected) ** 2 / expected).sum() < CHI_SQUARE[int(likely.sum()) - 1]
+
+
+def drawn_entropies(path: Path, options: dict[str, Any], measured: dict[float, float] | None = None) -> list[float]:
+    """Entropies of three rows drawn from ten of 0 to 0.8 and one that is unknown; in order of the draw."""
+    store = new_store(path)
+    born = Born(1, rates=(0.5,), size=10)
+    values = {row.id: None if at == 9 else at / 10 for at, row in enumerate(born.trajectories)}
+    born.trajectories = [
+        replace(row, record=replace(row.record, mean_entropy=values[row.id])) for row in born.trajectories
+    ]
+    born.append_to(store)
+
+    def measure(rows: Sequence[Trajectory]) -> list[float]:
+        return [(measured or {}).get(values[row.id] or 0.0, math.nan) for row in rows]
+
+    drawn = store.draw(DrawRequest(RUN, 2, 1, (Pick(3),)), make_sampler("entropy", 1, options), measure=measure)
+    assert {row.draw.probability for row in drawn} <= {None}
+    return [values[row.trajectory.id] or 0.0 for row in drawn]
+
+
+def test_entropy_takes_the_surest_or_the_least_sure_and_never_the_unknown(tmp_path: Path) -> None:
+    assert drawn_entropies(tmp_path / "a", {"pool": None}) == [0.0, 0.1, 0.2]
+    assert drawn_entropies(tmp_path / "b", {"pool": None, "mode": "argmax"}) == [0.8, 0.7, 0.6]
+    # Two candidates for each of three rows: the surest three of six.
+    found = drawn_entropies(tmp_path / "c", {"pool": 2})
+    assert found == sorted(found)
+    assert found[-1] <= 0.5
+
+
+def test_entropy_of_the_current_policy_is_measured_and_what_it_cannot_tell_is_left_out(tmp_path: Path) -> None:
+    # Stored entropies say nothing; two rows have no measured one.
+    measured = {0.0: 5.0, 0.1: 4.0, 0.2: 3.0, 0.3: 2.0, 0.4: 1.0, 0.5: 0.0}
+    assert drawn_entropies(tmp_path / "a", {"policy": "current", "pool": 9}, measured) == [0.5, 0.4, 0.3]
+    found = drawn_entropies(tmp_path / "b", {"policy": "current", "pool": 9, "mode": "argmax"}, {0.1: 4.0, 0.2: 3.0})
+    assert found == [0.1, 0.2]
+
+
+def test_current_entropy_needs_a_policy_to_measure_it(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    with pytest.raises(ValueError, match="measure must be given for sampler entropy"):
+        store.draw(DrawRequest(RUN, 2, 1, (Pick(3),)), make_sampler("entropy", 1, {"policy": "current"}))
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(
+        ValueError, match=r"sampler_options must hold options of recency, got 'halflife'. Did you mean half_life"
+    ):
+        make_sampler("recency", 0, {"halflife": 2})
+    with pytest.raises(ValueError, match=r"replay.sampler_options.half_life must be greater than 0, got -1"):
+        make_sampler("recency", 0, {"half_life": -1})
+    with pytest.raises(ValueError, match=r"replay.sampler_options.mode must be 'gaussian', .*, got 'hardest'"):
+        make_sampler("difficulty", 0, {"mode": "hardest"})
+    with pytest.raises(ValueError, match=r"replay.sampler_options.window must be a valid integer, got 2.5"):
+        make_sampler("fifo_window", 0, {"window": 2.5})
+    with pytest.raises(ValueError, match=r"must hold options of uniform, got 'x'. There is none"):
+        make_sampler("uniform", 0, {"x": 1})
+    with pytest.raises(ValueError, match=r"pool must be a number when policy is current, got None"):
+        make_sampler("entropy", 0, {"policy": "current", "pool": None})
+    with pytest.raises(ValueError, match=r"replay.sampler_options.sampler must be one of uniform, .*, got 'entropy'"):
+        make_sampler("freshness", 0, {"sampler": "entropy"})
+
+
+class Longest(Sampler):
+    """Of one's own."""
+
+    @dataclass(frozen=True)
+    class Options:
+        power: float = 1.0
+
+    def weights(self, rows: Rows) -> np.ndarray:
+        return rows.num_action_tokens**self.options.power
+
+
+def test_class_of_ones_own_is_a_sampler() -> None:
+    weights, _ = make_sampler(Longest, 0, {"power": 2.0}).weigh(Rows(columns(), slice(None), NOW))
+    assert weights.tolist() == [float((at + 5) ** 2) for at in range(10)]
+    assert make_sampler(Longest, 0).state()["name"] == "Longest"
+
+
+@pytest.mark.parametrize("wrong", [np.full(10, -1.0), np.full(10, np.nan), np.full(10, np.inf), np.ones(3), 1.0])
+def test_weights_that_are_none_are_refused(wrong: Any) -> None:
+    class Wrong(Longest):
+        def weights(self, rows: Rows) -> Any:
+            return wrong
+
+    with pytest.raises(ValueError, match="weights of sampler Wrong must be"):
+        make_sampler(Wrong, 0).weigh(Rows(columns(), slice(None), NOW))
+
+
+def test_state_survives_json_and_continues_the_same_sequence() -> None:
+    first = make_sampler("uniform", 5)
+    first.random.random(3)
+    state = json.loads(json.dumps(first.state()))
+    second = make_sampler("uniform", 99)
+    second.load_state(state)
+    assert first.random.random(9).tolist() == second.random.random(9).tolist()
+
+
+def test_selection_of_a_seed_is_the_same_on_every_machine(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    Born(1, rates=(0.5,), size=10).append_to(store)
+    drawn = store.draw(DrawRequest(RUN, 2, 1, (Pick(5),)), make_sampler("uniform", 0))
+    # PCG64(0) gives .637 .270 .041 .017 .813: of ten rows alike the 7th, 3rd, 1st, 1st again and 9th; then .913 gives
+    # the last of the six that are left.
+    assert [row.trajectory.record.slot for row in drawn] == [6, 2, 0, 8, 9]
+
+
+def test_state_of_another_sampler_is_refused() -> None:
+    with pytest.raises(ValueError, match="replay.sampler must be the one the state was saved by"):
+        make_sampler("uniform", 0).load_state(make_sampler("success", 0).state())
+
+
+def test_unknown_sampler_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="must be one of uniform, recency, .*, got 'sucess'"):
+        make_sampler("sucess", 0)
+
+
+def test_ranked_samplers_are_told_from_weighing_ones() -> None:
+    assert [name for name, kind in SAMPLERS.items() if issubclass(kind, RankedSampler)] == ["entropy"]
+
+
+def test_limits_leave_everything_in_by_default(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    store.add_run(run_record("run-0"))
+    store.add_policy(policy(0, run="run-0"))
+    Born(3, run="run-0", source="earlier").append_to(store)
+    Born(1).append_to(store)
+    assert store.available(DrawRequest(RUN, 2, 1, limits=Limits()), make_sampler("uniform", 0)).rows == 8

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from context.tokens.token_sequence import Segment, TokenSequence
+from replay.storage.format import encoding
+from tests.fakes.records import SHORT, tokens
+
+FIELDS = ("token_ids", "authors", "behavior_log_probs", "policy_versions")
+ENCODED = encoding.encode_tokens(SHORT)
+
+
+def rows(element: st.SearchStrategy[float]) -> st.SearchStrategy[list[float]]:
+    return st.lists(element, min_size=9, max_size=9)
+
+
+@given(
+    rows(st.integers(0, 2**31 - 1)),
+    rows(st.integers(0, 255)),
+    rows(st.one_of(st.just(float("nan")), st.floats(-90, 0, width=32))),
+    rows(st.integers(-1, 2**31 - 1)),
+)
+def test_tokens_come_back_bit_equal(
+    ids: list[float], authors: list[float], log_probs: list[float], versions: list[float]
+) -> None:
+    given_tokens = TokenSequence(
+        np.array(ids, np.int32),
+        np.array(authors, np.uint8),
+        np.array(log_probs, np.float32),
+        np.array(versions, np.int32),
+    )
+    found = encoding.decode_tokens(encoding.encode_tokens(given_tokens), 9)
+    assert found.equals(given_tokens)
+
+
+def test_log_probs_take_room_for_sampled_tokens_only() -> None:
+    random = np.random.default_rng(0)
+    sequence = tokens([1] * 2000, (["llm"] * 20 + ["env"] * 20) * 50)
+    sampled = np.isfinite(sequence.behavior_log_probs)
+    noise = np.where(sampled, -random.random(2000, dtype=np.float32), np.float32(np.nan))
+    blob = encoding.encode_tokens(replace(sequence, behavior_log_probs=noise))
+    # 1,000 values of 4 bytes that hardly compress, in 50 stretches; ids and versions are all alike, authors in turns.
+    assert len(blob) < 4 * 1000 + 50 * 4 + 3 * 60
+
+
+def test_blob_begins_with_magic_kind_format_and_count_little_endian() -> None:
+    sequence = TokenSequence.constant(range(258), 0)
+    blob = encoding.encode_tokens(sequence)
+    assert blob[:8] == b"AL\x05\x01\x02\x01\x00\x00"
+    payload = zstandard.decompress(blob[8:])
+    # Of each token 4 bytes of id, 4 of log-prob, 4 of version and 1 of author, field by field.
+    assert len(payload) == 258 * 13
+    assert payload[:8] == b"\x00\x00\x00\x00\x01\x00\x00\x00"
+
+
+def test_every_bit_flip_is_detected_or_harmless() -> None:
+    blob = bytearray(ENCODED)
+    harmless = 0
+    for bit in range(8 * len(blob)):
+        blob[bit // 8] ^= 1 << bit % 8
+        try:
+            found = encoding.decode_tokens(bytes(blob), len(SHORT))
+        except encoding.BlobError:
+            pass
+        else:
+            assert found.equals(SHORT)
+            harmless += 1
+        blob[bit // 8] ^= 1 << bit % 8
+    # zstd's frame header has bits nobody reads.
+    assert harmless <= 2
+
+
+def test_every_truncation_is_detected() -> None:
+    for damaged in [*(ENCODED[:size] for size in range(len(ENCODED))), ENCODED + b"x"]:
+        with pytest.raises(encoding.BlobError, match="^tokens "):
+            encoding.decode_tokens(damaged, len(SHORT))
+
+
+def test_bomb_is_refused_before_it_inflates() -> None:
+    bomb = ENCODED[:8] + zstandard.compress(bytes(2**28))
+    # 6 tokens of 13 bytes.
+    with pytest.raises(encoding.BlobError, match="declares 268435456 bytes where 78 belong"):
+        encoding.decode_tokens(bomb, len(SHORT))
+
+
+def test_frame_without_a_declared_size_is_refused() -> None:
+    undeclared = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(78))
+    with pytest.raises(encoding.BlobError):
+        encoding.decode_tokens(ENCODED[:8] + undeclared, len(SHORT))
+
+
+def test_blob_of_another_kind_is_refused() -> None:
+    with pytest.raises(encoding.BlobError, match="tokens with a wrong header"):
+        encoding.decode_tokens(encoding.encode_log_probs(SHORT.behavior_log_probs), len(SHORT))
+
+
+def test_text_comes_back_and_a_damaged_or_boundless_one_does_not() -> None:
+    frame = encoding.compress_text("in der Küche 鍵")
+    assert encoding.decompress_text(frame) == "in der Küche 鍵"
+    huge = b"\x28\xb5\x2f\xfd\xe0" + (2**40).to_bytes(8, "little") + frame[6:]
+    for damaged in (frame[:-1], frame + b"x", b"", b"plain", huge):
+        with pytest.raises(encoding.BlobError, match="^text in a "):
+            encoding.decompress_text(damaged)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("position", range(6))
+def test_content_hash_depends_on_every_field_of_every_token(field: str, position: int) -> None:
+    values = getattr(SHORT, field).copy()
+    values[position] = 77
+    other = Segment(replace(SHORT, **{field: values}))
+    assert encoding.content_hash([other]) != encoding.content_hash([Segment(SHORT)])
+
+
+def test_content_hash_depends_on_where_segments_end_and_why() -> None:
+    first, second = tokens([1, 2], ["user", "llm"]), tokens([3], ["env"])
+    joined = TokenSequence.concatenate([first, second])
+    hashes = {
+        encoding.content_hash([Segment(joined)]),
+        encoding.content_hash([Segment(first), Segment(second)]),
+        encoding.content_hash([Segment(first), Segment(second, "clipped")]),
+        encoding.content_hash([Segment(second), Segment(first)]),
+    }
+    assert len(hashes) == 4

@@ -1,0 +1,178 @@
+"""Killed at every statement and every commit: what was begun is done or not begun, and can be done again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay import ReplayStore
+from replay.records import FRESH, DrawRecord
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format.schema import REVISION, metadata
+from tests.fakes.databases import SQLITE, Databases
+from tests.fakes.records import RUN, Born, iterate, iteration_record, new_store, request, sql, task
+from tests.replay.storage.kill_points import Copies, copies, killed_at
+from tests.replay.storage.old_databases import REVISIONS, fill_old
+
+CLOCKS = {"created_at", "started_at"}
+
+Contents = dict[str, list[tuple[Any, ...]]]
+
+
+def contents(location: Location) -> Contents:
+    """Every row of every table, without the time of day."""
+    found = {}
+    for name, table in metadata.tables.items():
+        names = ", ".join(f'"{column.name}"' for column in table.columns if column.name not in CLOCKS)
+        found[name] = sorted(sql(location, f'select {names} from "{name}"'), key=repr)
+    return found
+
+
+def learn(location: Location, told: Callable[[], None]) -> None:
+    """An iteration: append, reserve, draw, commit. Then back to the one before it."""
+    with closing(ReplayStore.open(location)) as store:
+        sampler = make_sampler("uniform", 1)
+        born = Born(2).append_to(store)
+        told()
+        fresh = [
+            DrawRecord(RUN, 2, slot, row.id, FRESH, probability=None, staleness=0)
+            for slot, row in enumerate(born.trajectories)
+        ]
+        store.reserve_fresh(fresh)
+        told()
+        drawn = store.draw(request(2, 2), sampler)
+        told()
+        measured = [
+            replace(draw, advantage=0.5, drift_mean=1.0, drift_max=1.0, ess_share=0.1, approx_kl=0.0, clip_fraction=0.0)
+            for draw in [*fresh, *(row.draw for row in drawn)]
+        ]
+        store.commit(iteration_record(2, replay=len(drawn)), measured, sampler_state=sampler.state())
+        told()
+        store.resume(RUN, 1)
+        told()
+
+
+def prepare(made: Copies) -> None:
+    with closing(new_store(made.prepared)) as store:
+        iterate(store, 1, make_sampler("uniform", 0))
+
+
+def check_steps(databases: Databases, *, every: int) -> None:
+    """What stands there is what stood there after the last thing told, or after the one that was going on.
+
+    `every`: killed at each so-many-th step, and at the last one.
+    """
+    with copies(databases) as made:
+        prepare(made)
+        states = [contents(made.prepared)]
+        whole = made.new()
+        learn(whole, lambda: states.append(contents(whole)))
+        steps = killed_at(None, learn, made.new()).steps
+        # Statements and commits of six transactions.
+        assert steps is not None and steps > 40
+        ends = []
+        for step in sorted({*range(0, steps, every), steps - 1}):
+            location = made.new()
+            told = killed_at(step, learn, location).told
+            found = states.index(contents(location))
+            assert found in (told, told + 1), f"killed at step {step}"
+            if found not in ends:
+                send_again(location, stored=found > 0)
+            ends.append(found)
+            made.drop(location)
+        # Reservations, draws and commits are lost at some of the steps and there at others.
+        assert sorted(set(ends)) == [0, 1, 2, 3, 4, 5]
+        assert ends == sorted(ends)
+
+
+def send_again(location: Location, *, stored: bool) -> None:
+    """Every row of what was killed is there exactly once."""
+    with closing(ReplayStore.open(location)) as store:
+        born = Born(2)
+        report = store.append([task()], born.groups, born.trajectories)
+        assert (report.inserted, report.duplicates) == ((0, 4) if stored else (4, 0))
+        # 8 of iteration 1 and 4 of iteration 2, each of one segment and one conversation.
+        for table, count in (("trajectories", 12), ("segments", 12), ("messages", 12)):
+            assert sql(location, f"select count(*) from {table}") == [(count,)]
+        assert len(store.read([row.id for row in born.trajectories])) == 4
+
+
+def test_kill_leaves_all_or_nothing_in_a_file() -> None:
+    check_steps(Databases(SQLITE), every=4)
+
+
+@pytest.mark.soak
+@pytest.mark.every_server
+def test_kill_at_every_step_leaves_all_or_nothing(databases: Databases) -> None:
+    check_steps(databases, every=1)
+
+
+def migrate(location: Location, told: Callable[[], None]) -> None:
+    ReplayStore.create(location).close()
+    told()
+
+
+def columns_and_rows(location: Location) -> Contents:
+    """Of every table, whatever the schema; an empty database has none."""
+    if isinstance(location, Path):
+        listed = "select m.name, c.name from sqlite_master m, pragma_table_info(m.name) c where m.type = 'table'"
+    else:
+        listed = "select table_name, column_name from information_schema.columns where table_schema = 'public'"
+    tables: dict[str, list[str]] = {}
+    for name, column in sql(location, listed):
+        tables.setdefault(name, []).append(column)
+    found = {}
+    for name, columns in tables.items():
+        rows = sql(location, f'select * from "{name}"')
+        found[name] = [tuple(columns), *sorted(rows, key=repr)]
+    return found
+
+
+def check_every_migration_step(databases: Databases, revision: str | None) -> None:
+    """F15: the old schema with its rows or the new one with them, and done again it is done."""
+    with copies(databases, empty=True) as made:
+        if revision is not None:
+            fill_old(made.prepared, revision)
+        elif isinstance(made.prepared, Path):
+            made.prepared.touch()
+        before = columns_and_rows(made.prepared)
+        whole = made.new()
+        migrate(whole, lambda: None)
+        after = columns_and_rows(whole)
+        assert after["replay_schema_version"][1:] == [(REVISION,)]
+        assert before != after
+        steps = killed_at(None, migrate, made.new()).steps
+        assert steps is not None and steps > 10
+        ends = []
+        for step in range(steps):
+            location = made.new()
+            killed_at(step, migrate, location)
+            found = columns_and_rows(location)
+            assert found in (before, after), f"killed at step {step}"
+            if not ends or ends[-1] != found:
+                ReplayStore.create(location).close()
+                assert columns_and_rows(location) == after
+            ends.append(found)
+            made.drop(location)
+        assert ends[0] == before and ends[-1] == after
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("revision", [None, *REVISIONS])
+def test_kill_at_every_step_of_a_migration_leaves_the_old_schema_or_the_new_in_a_file(revision: str | None) -> None:
+    check_every_migration_step(Databases(SQLITE), revision)
+
+
+@pytest.mark.soak
+@pytest.mark.every_server
+@pytest.mark.parametrize("revision", [None, *REVISIONS])
+def test_kill_at_every_step_of_a_migration_leaves_the_old_schema_or_the_new(
+    databases: Databases, revision: str | None
+) -> None:
+    check_every_migration_step(databases, revision)

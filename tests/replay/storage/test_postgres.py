@@ -1,0 +1,302 @@
+"""What is PostgreSQL's own: refusals, migration, byte order, passwords, privileges."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from replay import DatabaseRefused, InvalidRecord, ReplayError, ReplayStore, queries
+from replay.storage.databases import open_database
+from replay.storage.format.schema import REVISION, metadata
+from tests.fakes.postgres_servers import QUICK, Binaries, LocalServer, Postgres, found_binaries
+from tests.fakes.records import Born, group, new_store, sql, task, trajectory
+from tests.fakes.replay_command import listed
+from tests.replay.storage.old_databases import REVISIONS, fill_old
+
+NewDatabase = Callable[..., str]
+
+
+def everything(url: str) -> dict[str, list[tuple[Any, ...]]]:
+    names = sql(url, "select tablename from pg_tables where schemaname = 'public' order by 1")
+    return {name: sorted(sql(url, f"select * from {name}"), key=repr) for (name,) in names}
+
+
+def foreign(url: str) -> None:
+    sql(url, "create table notes (id integer)")
+
+
+def newer(url: str) -> None:
+    new_store(url).close()
+    sql(url, "update replay_schema_version set version_num = '9999'")
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (foreign, "must be one of agentloop's, got tables of something else"),
+        (newer, f"must have schema {REVISION} or older, got 9999 .* Upgrade agentloop"),
+    ],
+)
+def test_database_of_something_else_is_refused_and_left_as_it_is(
+    new_database: NewDatabase, make: Callable[[str], None], message: str
+) -> None:
+    url = new_database(empty=True)
+    make(url)
+    before = everything(url)
+    for attempt in (ReplayStore.create, ReplayStore.open, lambda url: ReplayStore.open(url, read_only=True)):
+        with pytest.raises(DatabaseRefused, match=message):
+            attempt(url)
+    assert everything(url) == before
+
+
+def test_empty_database_is_none_to_open_and_one_to_create(new_database: NewDatabase) -> None:
+    url = new_database(empty=True)
+    with pytest.raises(DatabaseRefused, match="got tables of something else or none"):
+        ReplayStore.open(url)
+    ReplayStore.create(url).close()
+    ReplayStore.open(url).close()
+
+
+def test_database_that_is_not_there_is_told_in_one_line(postgres: Postgres) -> None:
+    for attempt in (ReplayStore.create, ReplayStore.open):
+        with pytest.raises(DatabaseRefused, match='got .*"nowhere" does not exist.* with createdb') as error:
+            attempt(postgres.url("nowhere"))
+        assert "\n" not in str(error.value)
+
+
+def test_database_of_another_encoding_is_refused(new_database: NewDatabase) -> None:
+    url = new_database(empty=True, options="template template0 encoding 'SQL_ASCII'")
+    with pytest.raises(DatabaseRefused, match="must have encoding UTF8, got SQL_ASCII"):
+        ReplayStore.create(url)
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_every_earlier_schema_is_migrated_with_equal_rows(new_database: NewDatabase, revision: str) -> None:
+    url = new_database(empty=True)
+    ids = fill_old(url, revision)
+    with pytest.raises(DatabaseRefused, match=f"must have schema {REVISION}, got {revision} "):
+        ReplayStore.open(url)
+    with closing(ReplayStore.create(url)) as store:
+        assert [row.id for row in store.read(ids)] == ids
+    assert columns_of(url) == columns_of(new_database())
+
+
+def columns_of(url: str) -> list[tuple[Any, ...]]:
+    return sql(
+        url,
+        "select relname, attname, atttypid::regtype::text, attnotnull, attcollation::regcollation::text, attstorage "
+        "from pg_attribute join pg_class c on c.oid = attrelid where relnamespace = 'public'::regnamespace "
+        "and relkind = 'r' and attnum > 0 order by 1, 2",
+    )
+
+
+def test_text_is_in_byte_order_and_blobs_are_stored_as_they_are(new_database: NewDatabase) -> None:
+    kinds = {(kind, order, storage) for table, _, kind, _, order, storage in columns_of(new_database())
+             if table != "replay_schema_version"}  # fmt: skip
+    assert {kind: order for kind, order, _ in kinds if kind == "text"} == {"text": '"C"'}
+    assert {storage for kind, _, storage in kinds if kind == "bytea"} in ({"e"}, {b"e"})
+
+
+@pytest.mark.every_server
+def test_order_does_not_depend_on_the_collation_of_the_server(postgres: Postgres, new_database: NewDatabase) -> None:
+    has_icu = postgres.ask("select 1 from pg_collation where collname = 'en-US-x-icu'")
+    options = "template template0 locale_provider icu icu_locale 'en-US'" if has_icu else "template template0"
+    url = new_database(empty=True, options=options)
+    ids = ["B", "a", "b", "A", "ä", "Z", "_", "a b", "ab"]
+    with closing(new_store(url)) as store:
+        store.append([task()], [group()], [trajectory(id) for id in ids])
+        assert [row["id"] for row in listed(store)] == sorted(ids, reverse=True)
+
+
+@pytest.mark.every_server
+def test_migrations_give_exactly_the_declared_tables(new_database: NewDatabase) -> None:
+    migrated = new_database(empty=True)
+    fill_old(migrated, REVISIONS[0])
+    ReplayStore.create(migrated).close()
+    engine = sa.create_engine(migrated)
+    inspector = sa.inspect(engine)
+    plain = sa.create_engine(new_database(empty=True))
+    metadata.create_all(plain)
+    assert set(inspector.get_table_names()) == {*metadata.tables, "replay_schema_version"}
+    for name, table in metadata.tables.items():
+        columns = inspector.get_columns(name)
+        found = [(c["name"], c["nullable"], c["type"].compile(engine.dialect).split(" COLLATE")[0]) for c in columns]
+        assert found == [(c.name, c.nullable, c.type.compile(engine.dialect)) for c in table.columns]
+        assert inspector.get_pk_constraint(name)["constrained_columns"] == [c.name for c in table.primary_key]
+        keys = {(*k["constrained_columns"], k["referred_table"]) for k in inspector.get_foreign_keys(name)}
+        assert keys == {(k.parent.name, k.column.table.name) for k in table.foreign_keys}
+        assert inspector.get_indexes(name) == sa.inspect(plain).get_indexes(name)
+    plain.dispose()
+    engine.dispose()
+
+
+@pytest.mark.every_server
+def test_eight_that_create_at_once_migrate_once(new_database: NewDatabase) -> None:
+    url = new_database(empty=True)
+    with ThreadPoolExecutor(8) as pool:
+        for store in pool.map(ReplayStore.create, [url] * 8):
+            store.close()
+    assert sql(url, "select name, value from buffer_state order by 1") == [("changed", 1), ("draws", 0)]
+
+
+def test_creation_that_fails_leaves_an_empty_database(
+    new_database: NewDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = new_database(empty=True)
+    monkeypatch.setattr("replay.storage.databases.migrate.REVISION", None)
+    with pytest.raises(sa.exc.IntegrityError, match="not-null"):
+        ReplayStore.create(url)
+    assert everything(url) == {}
+    monkeypatch.undo()
+    ReplayStore.create(url).close()
+
+
+def test_password_is_in_no_text(new_database: NewDatabase) -> None:
+    url = sa.make_url(new_database())
+    secret = [url.set(password="hunter2"), url.update_query_dict({"password": "hunter2"})]
+    for given in (one.render_as_string(hide_password=False) for one in secret):
+        with closing(new_store(given)) as store:
+            assert "hunter2" not in store.url + repr(queries.summary(store))
+            with pytest.raises(ReplayError) as unknown:
+                store.run("another")
+            assert "hunter2" not in str(unknown.value)
+        for wrong in (given.replace(str(url.database), "nowhere"), given.replace("+psycopg", "+asyncpg")):
+            with pytest.raises(DatabaseRefused) as refused:
+                ReplayStore.open(wrong)
+            assert "hunter2" not in str(refused.value)
+
+
+def test_reader_without_the_right_to_write_may_look(postgres: Postgres, new_database: NewDatabase) -> None:
+    url = new_database()
+    with closing(new_store(url)) as store:
+        Born(1).append_to(store)
+    sql(url, "create role looks login")
+    try:
+        sql(url, "grant select on all tables in schema public to looks")
+        looks = sa.make_url(url).set(username="looks").render_as_string()
+        with closing(ReplayStore.open(looks, read_only=True)) as reader:
+            assert queries.summary(reader)["trajectories"] == 4
+        with closing(ReplayStore.open(looks)) as writer, pytest.raises(ReplayError, match="got 'permission denied for"):
+            writer.append([task()], [], [])
+    finally:
+        sql(url, "drop owned by looks")
+        sql(url, "drop role looks")
+
+
+def test_id_that_fits_no_index_is_refused_and_nothing_is_stored(new_database: NewDatabase) -> None:
+    chance = random.Random(0)
+    long = "".join(chance.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=10_000))
+    with closing(new_store(new_database())) as store:
+        with pytest.raises(InvalidRecord, match="^ids must fit PostgreSQL's indexes, got one that does not"):
+            store.append([task(), task(long)], [group()], [trajectory("a")])
+        assert queries.summary(store)["tasks"] == 0
+        # One that compresses well does fit.
+        store.append([task("x" * 10_000)], [], [])
+
+
+def test_read_only_store_can_not_write(new_database: NewDatabase) -> None:
+    with (
+        closing(ReplayStore.open(new_database(), read_only=True)) as reader,
+        pytest.raises(ReplayError, match="got 'cannot execute [A-Z]+ in a read-only transaction'"),
+    ):
+        reader.append([task()], [], [])
+
+
+def test_buffer_may_stand_in_a_schema_of_its_own(new_database: NewDatabase) -> None:
+    url = new_database(empty=True)
+    foreign(url)
+    own = f"{url}&options=-csearch_path%3Dmine"
+    with pytest.raises(DatabaseRefused, match="must have a schema to stand in, got none of search_path mine"):
+        ReplayStore.create(own)
+    sql(url, "create schema mine")
+    with closing(new_store(own)) as store:
+        store.append([task()], [group()], [trajectory("a")])
+    assert sql(url, "select id from mine.trajectories") == [("a",)]
+    assert list(everything(url)) == ["notes"]
+
+
+def test_buffers_in_two_schemas_of_a_database_do_not_wait_for_each_other(new_database: NewDatabase) -> None:
+    url = new_database(empty=True)
+    one, two = (f"{url}&options=-csearch_path%3D{name}" for name in ("one", "two"))
+    for name in ("one", "two"):
+        sql(url, f"create schema {name}")
+    ReplayStore.create(two).close()
+    with closing(open_database(two, read_only=False)) as database, ThreadPoolExecutor(1) as pool:
+        with database.writing():
+            # A migration first, and then two rows of a run.
+            store = pool.submit(new_store, one).result(timeout=10)
+        store.close()
+
+
+def test_more_threads_than_a_pool_holds_read_at_once(new_database: NewDatabase) -> None:
+    with closing(new_store(new_database())) as store, ExitStack() as open_ones:
+        for _ in range(20):
+            connection = open_ones.enter_context(store.reading())
+            assert connection.exec_driver_sql("select count(*) from runs").scalar() == 1
+
+
+def test_close_gives_every_connection_back(postgres: Postgres, new_database: NewDatabase) -> None:
+    url = new_database()
+    store = new_store(url)
+    store.append([task()], [group()], [trajectory("a")])
+    database = str(sa.make_url(url).database)
+    connected = f"select count(*) from pg_stat_activity where datname = '{database}'"
+    assert postgres.ask(connected)[0][0] == 1
+    store.close()
+    assert eventually(lambda: postgres.ask(connected)[0][0] == 0)
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    """A server notices a closed connection a moment later."""
+    return any(holds() for _ in range(500))
+
+
+def test_missing_driver_is_told_with_the_remedy() -> None:
+    program = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "from replay import ReplayStore\n"
+        "try: ReplayStore.create('postgresql+psycopg://me:hunter2@host/db')\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    told = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert told == (
+        "DatabaseRefused database must have its driver installed, got no psycopg for "
+        "postgresql+psycopg://me:***@host/db. pip install 'agentloop-replay[postgres]'\n"
+    )
+
+
+def test_sqlite_needs_no_driver_of_a_server(tmp_path: Path) -> None:
+    program = (
+        "import sys; from replay import ReplayStore; ReplayStore.create(sys.argv[1]).close()\n"
+        "print('psycopg' in sys.modules)"
+    )
+    told = subprocess.check_output([sys.executable, "-c", program, str(tmp_path / "replay.sqlite")], text=True)
+    assert told == "False\n"
+
+
+@pytest.mark.soak
+def test_server_in_a_folder_its_user_may_not_enter_is_copied_out_of_it(tmp_path: Path) -> None:
+    for binaries in found_binaries():
+        closed = tmp_path / "closed" / binaries.version
+        package = binaries.folder.parents[1]
+        shutil.copytree(package, closed / package.name, symlinks=True)
+        if (libraries := package.with_name(f"{package.name}.libs")).is_dir():
+            shutil.copytree(libraries, closed / libraries.name)
+        (tmp_path / "closed").chmod(0o700)
+        moved = closed / binaries.folder.relative_to(package.parent)
+        server = LocalServer(Binaries(binaries.version, moved), *QUICK)
+        assert server.ask("show server_version")[0][0].startswith(binaries.version)
+        server.stop()
+        assert not server.folder.exists()

@@ -1,0 +1,284 @@
+"""A server that dies, and a way to it that breaks, under writers that go on."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from replay import InvalidRecord, Limits, ReplayError, ReplayStore, make_sampler
+from replay.errors import ConnectionLost
+from replay.storage.format import schema
+from tests.fakes.postgres_servers import LocalServer, Postgres
+from tests.fakes.records import RUN, Born, group, iterate, new_store, policy, sql, task, trajectory
+from tests.fakes.server_faults import LosesReplies, end_connections, hurt_at, kill_backend
+from tests.replay.storage.writers import Writer, begin, check_acknowledged, stored_ids, wait_for
+
+NewDatabase = Callable[..., str]
+
+
+def survive(server: LocalServer, hurt: Callable[[str], None], *, writers: int, times: int, pause: float) -> None:
+    """F5: nothing acknowledged is lost, nothing is there twice, and every writer goes on."""
+    database = server.new_database()
+    url = server.url(database)
+    begin(url)
+    running = [Writer.start(url, number, 1_000_000) for number in range(writers)]
+    everyone = {f"{number:03d}" for number in range(writers)}
+    wait_for(lambda: {id[:3] for id in stored_ids(url)} == everyone)
+    for _ in range(times):
+        time.sleep(pause)
+        hurt(database)
+    before = set(stored_ids(url))
+    wait_for(lambda: {id[:3] for id in set(stored_ids(url)) - before} == everyone, seconds=10)
+    for writer in running:
+        writer.stop()
+    assert check_acknowledged(url, running, sent_again=True) > len(before)
+    assert [writer.process.exitcode for writer in running] == [0] * writers
+
+
+def survive_crashes(server: LocalServer, *, writers: int, times: int, pause: float) -> None:
+    def crash(database: str) -> None:
+        server.crash()
+        server.start()
+
+    survive(server, crash, writers=writers, times=times, pause=pause)
+
+
+def survive_kills(server: LocalServer, *, writers: int, times: int, pause: float) -> None:
+    chance = random.Random(1)
+
+    def kill(database: str) -> None:
+        wait_for(lambda: kill_backend(server, database, chance))
+        wait_for(lambda: server_answers(server))
+
+    survive(server, kill, writers=writers, times=times, pause=pause)
+
+
+def server_answers(server: LocalServer) -> bool:
+    try:
+        return server.ask("select 1") == [(1,)]
+    except psycopg.OperationalError:
+        return False
+
+
+def test_writers_outlive_crashes_of_their_server(own_server: LocalServer) -> None:
+    survive_crashes(own_server, writers=8, times=2, pause=0.4)
+
+
+def test_writers_outlive_kills_of_backends(own_server: LocalServer) -> None:
+    survive_kills(own_server, writers=4, times=2, pause=0.4)
+
+
+@pytest.mark.soak
+@pytest.mark.every_server
+def test_writers_outlive_twenty_crashes_in_a_minute(own_server: LocalServer) -> None:
+    survive_crashes(own_server, writers=8, times=20, pause=2.5)
+
+
+@pytest.mark.soak
+@pytest.mark.every_server
+def test_writers_outlive_twenty_kills_of_backends(own_server: LocalServer) -> None:
+    survive_kills(own_server, writers=8, times=20, pause=1.0)
+
+
+def learn(url: str, stops: Sequence[int | None], stop: Callable[[], None]) -> list[str]:
+    """An iteration in peace, and one for each stop at a step of it; the names of the last one's steps."""
+    sampler, limits = make_sampler("uniform", 3), Limits(max_uses=2, cooldown=1)
+    with closing(new_store(url)) as store:
+        store.resume(RUN, 0)
+        for iteration, step in enumerate([None, *stops], start=1):
+            with hurt_at(step, stop) as passed:
+                iterate(store, iteration, sampler, count=6, limits=limits)
+    return passed
+
+
+def learned(url: str) -> list[list[tuple[Any, ...]]]:
+    """All that a run has written, but for the time of day and how often it had to ask."""
+    return [
+        sql(url, f"select {columns} from {table} order by {columns}")
+        for table, columns in (
+            ("draws", "iteration, slot, trajectory, stream, state, probability, staleness, drift_mean"),
+            ("iterations", "iteration, policy_version, fresh, replay, fraction, optimizer_steps"),
+            ("metrics", "iteration, name, value"),
+            ("sampler_state", "iteration, state"),
+            ("policies", "version"),
+            ("trajectories", "id, state, uses"),
+            ("runs", "id, epoch"),
+        )
+    ]
+
+
+Places = Callable[[list[str]], list[int]]
+"""Steps at which an iteration is hurt, of all its steps by name; one for each iteration."""
+
+
+def go_on(left: str, hurt: str, number: int, places: Places, fault: Callable[[], None]) -> None:
+    """A run that is hurt in so many iterations goes on by itself, and is the run that was left in peace."""
+    hurts = []
+
+    def hurting() -> None:
+        fault()
+        hurts.append(True)
+
+    learn(hurt, places(learn(left, [None] * number, hurting)), hurting)
+    assert len(hurts) == number
+    assert learned(hurt) == learned(left)
+
+
+def go_on_through_stops(server: LocalServer, number: int, places: Places) -> None:
+    def stop() -> None:
+        server.crash()
+        server.start()
+
+    go_on(server.url(server.new_database()), server.url(server.new_database()), number, places, stop)
+
+
+def ends(steps: list[str]) -> list[int]:
+    """Of its five write transactions: append, reserve, draw, commit, publish."""
+    found = [steps.index("checkin", at) for at, step in enumerate(steps) if step == "commit"]
+    assert len(found) == 5
+    return found
+
+
+def test_run_goes_on_by_itself_when_its_server_is_stopped_between_draw_and_commit(own_server: LocalServer) -> None:
+    def places(steps: list[str]) -> list[int]:
+        reserved, drawn, committed = ends(steps)[1:4]
+        # After the reservation, after the draw, and before the commit is there to stay.
+        return [reserved, drawn, committed - 1]
+
+    go_on_through_stops(own_server, 3, places)
+
+
+@pytest.mark.soak
+@pytest.mark.every_server
+def test_run_goes_on_by_itself_when_its_server_is_stopped_at_any_step(own_server: LocalServer) -> None:
+    def places(steps: list[str]) -> list[int]:
+        print(f"stopped at 20 of {len(steps)} steps")
+        return [at * len(steps) // 20 for at in range(20)]
+
+    go_on_through_stops(own_server, 20, places)
+
+
+@pytest.mark.soak
+@pytest.mark.every_server
+def test_run_goes_on_by_itself_when_its_server_is_stopped_twenty_times_before_a_commit(own_server: LocalServer) -> None:
+    def places(steps: list[str]) -> list[int]:
+        return [ends(steps)[2]] * 20
+
+    go_on_through_stops(own_server, 20, places)
+
+
+def test_reserve_draw_and_commit_that_were_not_answered_count_once(
+    new_database: NewDatabase, unreliable: tuple[str, LosesReplies]
+) -> None:
+    hurt, way = unreliable
+    lost = []
+
+    def lose_two_replies() -> None:
+        lost.append(way.lost)
+        way.losses, way.lost = 2, 0
+
+    # From the end of the transaction before it.
+    go_on(new_database(), hurt, 3, lambda steps: ends(steps)[:3], lose_two_replies)
+    assert [*lost, way.lost] == [0, 2, 2, 2]
+
+
+def test_reader_has_its_answer_when_its_server_goes_after_it(postgres: Postgres, new_database: NewDatabase) -> None:
+    url = new_database()
+    with closing(new_store(url)) as store:
+        with store.reading() as connection:
+            assert connection.exec_driver_sql("select id from runs").scalars().all() == [RUN]
+            end_connections(postgres, url)
+        with pytest.raises(ConnectionLost, match="What was stored is safe"), store.reading() as connection:
+            end_connections(postgres, url)
+            connection.exec_driver_sql("select id from runs")
+        # What is wrong with a row is told, whether or not the server is still there to take it back.
+        with hurt_at(5, lambda: end_connections(postgres, url)), pytest.raises(InvalidRecord, match="^group must be"):
+            store.append([task()], [], [trajectory("a")])
+        assert store.append([task()], [group()], [trajectory("a")]).inserted == 1
+
+
+def test_server_that_stays_away_is_an_error_within_bounds(
+    own_server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replay.storage.databases.postgres._WAITS", (0.01, 0.02, 0.03))
+    url = own_server.url(own_server.new_database())
+    with closing(new_store(url)) as store:
+        own_server.crash()
+        for attempt in (lambda: store.append([task()], [], []), lambda: store.read(["a"]), store.run):
+            with pytest.raises(ReplayError, match="must be intact and accessible, got .* Nothing was begun") as error:
+                attempt()
+            assert not isinstance(error.value, ConnectionLost)
+            assert "\n" not in str(error.value)
+        own_server.start()
+        assert store.append([task()], [group()], [trajectory("a")]).inserted == 1
+
+
+@pytest.fixture
+def unreliable(postgres: Postgres, new_database: NewDatabase) -> Iterator[tuple[str, LosesReplies]]:
+    """A database behind a way that loses replies; its URL through it."""
+    url = sa.make_url(new_database())
+    (socket,) = Path(str(url.query["host"])).glob(".s.PGSQL.*[0-9]")
+    with tempfile.TemporaryDirectory(prefix="way-", dir="/tmp") as folder:
+        way = LosesReplies(socket, Path(folder))
+        yield url.update_query_dict({"host": folder}).render_as_string(), way
+        way.close()
+
+
+@pytest.mark.every_server
+def test_append_whose_commit_was_not_answered_is_stored_once(unreliable: tuple[str, LosesReplies]) -> None:
+    url, way = unreliable
+    with closing(new_store(url)) as store:
+        for losses in (1, 3):
+            way.losses, way.lost = losses, 0
+            store.append([task()], [group()], [trajectory(f"a{losses}"), trajectory(f"b{losses}")])
+            # The first one counted; those after it found its rows and changed nothing but the counter.
+            assert way.lost == losses
+        assert stored_ids(url) == ["a1", "a3", "b1", "b3"]
+        assert [row.id for row in store.read(["a1", "b3"])] == ["a1", "b3"]
+    assert sql(url, "select count(*), count(distinct trajectory) from segments") == [(4, 4)]
+
+
+def test_idempotent_writes_are_done_again(unreliable: tuple[str, LosesReplies]) -> None:
+    url, way = unreliable
+    with closing(new_store(url)) as store:
+        way.losses, way.lost = 1, 0
+        store.add_policy(policy(1))
+        way.losses, way.lost = 1, 0
+        store.add_metrics(RUN, 1, {"loss": 0.5})
+        assert way.lost == 1
+    assert sql(url, "select version from policies order by 1") == [(0,), (1,)]
+    assert sql(url, "select value from metrics") == [(0.5,)]
+
+
+def test_deletion_that_was_not_answered_says_that_nobody_knows(
+    unreliable: tuple[str, LosesReplies],
+) -> None:
+    url, way = unreliable
+    with closing(new_store(url)) as store:
+        Born(1).append_to(store)
+        way.losses = 1
+        with pytest.raises(ConnectionLost, match="Whether the transaction was stored is not known") as error:
+            store.prune(rows=schema.trajectories.c.slot < 3, dry_run=False)
+        assert "\n" not in str(error.value)
+        # It was; what is counted when it is done again is what was left.
+        assert store.prune(rows=schema.trajectories.c.slot < 4, dry_run=False).rows == 1
+
+
+def test_work_is_tried_a_bounded_number_of_times(unreliable: tuple[str, LosesReplies]) -> None:
+    url, way = unreliable
+    with closing(new_store(url)):
+        pass
+    with closing(ReplayStore.open(url)) as store:
+        way.losses = 100
+        with pytest.raises(ConnectionLost):
+            store.add_policy(policy(1))
+        assert way.lost == 8

@@ -1,0 +1,120 @@
+"""Whoever resumes a run takes it over: the process that wrote it before can write nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replay import ReplayStore
+from replay.errors import ReplayError, RunReplaced
+from replay.records import FRESH, DrawRecord
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format.schema import metadata
+from replay.store import Capacity
+from tests.fakes.records import RUN, Born, iterate, iteration_record, new_store, policy, request, run_record, sql
+
+OTHER = "run-2"
+
+
+def fresh(born: Born) -> list[DrawRecord]:
+    return [
+        DrawRecord(born.run, born.iteration, slot, row.id, FRESH, None, 0) for slot, row in enumerate(born.trajectories)
+    ]
+
+
+def commit(store: ReplayStore) -> None:
+    store.commit(iteration_record(3, replay=0), fresh(Born(3)), sampler_state={})
+
+
+WRITES: dict[str, Callable[[ReplayStore], Any]] = {
+    "add_policy": lambda store: store.add_policy(policy(7)),
+    "append": lambda store: Born(4).append_to(store),
+    "groups": lambda store: store.append([], Born(4).groups, []),
+    "reserve_fresh": lambda store: store.reserve_fresh(fresh(Born(4))),
+    "draw": lambda store: store.draw(request(3, 2), make_sampler("uniform", 0)),
+    "commit": commit,
+    "add_metrics": lambda store: store.add_metrics(RUN, 2, {"eval/success": 0.5}),
+    "add_scores": lambda store: store.add_scores(RUN, 1, {(Born(3).trajectories[0].id, 0): np.zeros(6, np.float32)}),
+    "evict": lambda store: store.evict(RUN, 3, policy_version=2, capacity=Capacity(rows=1)),
+    "purge": lambda store: store.purge(RUN, 3),
+    "refuse_replaced": lambda store: store.refuse_replaced(RUN),
+}
+
+
+def contents(store: ReplayStore) -> dict[str, list[tuple[Any, ...]]]:
+    return {name: sorted(sql(store, f'select * from "{name}"'), key=repr) for name in metadata.tables}
+
+
+def test_store_whose_run_was_resumed_by_another_writes_nothing_of_it(location: Location) -> None:
+    store = new_store(location)
+    sampler = make_sampler("uniform", 1)
+    iterate(store, 1, sampler)
+    store.resume(RUN, 1)
+    iterate(store, 2, sampler)
+    store.evict(RUN, 2, policy_version=1, capacity=Capacity(rows=1))
+    other = ReplayStore.open(location)
+    other.resume(RUN, 2)
+    Born(3).append_to(other)
+    other.reserve_fresh(fresh(Born(3)))
+    before = contents(other)
+    for name, write in WRITES.items():
+        with pytest.raises(RunReplaced) as error:
+            write(store)
+        assert str(error.value) == (
+            "run must be written by one process at a time, got epoch 2 where this process began epoch 1: "
+            "run-1 was resumed by another one. Nothing of this call was stored; let the other one go on."
+        ), name
+    assert contents(other) == before
+    # It may look, and the one that took over goes on.
+    assert store.available(request(3, 2), make_sampler("uniform", 0)).rows > 0
+    assert store.read([Born(3).trajectories[0].id])[0].record.iteration == 3
+    commit(other)
+    for write in [WRITES[name] for name in WRITES if name != "commit"]:
+        write(other)
+
+
+def test_run_goes_to_and_fro_between_those_who_resume_it(location: Location) -> None:
+    one, two = new_store(location), ReplayStore.open(location)
+    for epoch, (winner, loser) in enumerate([(two, one), (one, two), (two, one)], start=1):
+        winner.resume(RUN, 0)
+        assert sql(winner, "select epoch from runs") == [(epoch,)]
+        winner.add_policy(policy(epoch))
+        with pytest.raises(RunReplaced):
+            loser.add_policy(policy(9))
+    assert sql(one, "select max(version) from policies") == [(3,)]
+
+
+def test_only_the_run_that_was_resumed_changes_hands(location: Location) -> None:
+    store = new_store(location)
+    store.add_run(run_record(OTHER))
+    other = ReplayStore.open(location)
+    other.resume(OTHER, 0)
+    Born(1).append_to(store)
+    with pytest.raises(RunReplaced, match="run-2 was resumed"):
+        Born(1, run=OTHER).append_to(store)
+    with pytest.raises(RunReplaced, match="run-2 was resumed"):
+        mixed = Born(2)
+        store.append([], [*mixed.groups, *Born(2, run=OTHER).groups], mixed.trajectories)
+    assert sql(store, "select run, count(*) from trajectories group by 1") == [(RUN, 4)]
+
+
+def test_store_that_only_adds_to_a_run_outlives_its_resumes(location: Location) -> None:
+    """An import, or a tool that scores rows: the run is somebody else's all the time."""
+    trainer = new_store(location)
+    trainer.resume(RUN, 0)
+    tool = ReplayStore.open(location)
+    tool.add_run(run_record())
+    trainer.resume(RUN, 0)
+    born = Born(1).append_to(tool)
+    tool.add_scores(RUN, 1, {(born.trajectories[0].id, 0): np.zeros(6, np.float32)})
+    trainer.add_policy(replace(policy(1), checkpoint="policies/000001"))
+
+
+def test_run_that_is_not_there_is_not_resumed(location: Location) -> None:
+    with pytest.raises(ReplayError, match=r"^run must be one that the database knows, got 'run-9'\."):
+        new_store(location).resume("run-9", 0)

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from context.tokens.token_sequence import Segment, TokenSequence
+from replay import InvalidRecord, ReplayStore
+from replay.storage.format.token_summary import SUMMARY, summarised
+from replay.storage.validate import validate
+from tests.fakes.databases import Databases
+from tests.fakes.records import AUTHORS, SHORT, group, new_store, sql, task, trajectory
+
+NAN, INF = float("nan"), float("inf")
+BIG = 2**31
+
+
+@pytest.fixture(scope="module")
+def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+    with closing(new_store(databases.new(tmp_path_factory.mktemp("buffer") / "replay.sqlite"))) as store:
+        yield store
+
+
+def refuses(store: ReplayStore, bad: Any, message: str) -> None:
+    """The whole append fails, also its good rows."""
+    with pytest.raises(InvalidRecord, match=message) as raised:
+        store.append([task()], [group()], [trajectory("good"), bad, trajectory("also good")])
+    assert f" in trajectory {bad.id}. " in str(raised.value)
+    with store.reading() as connection:
+        assert connection.exec_driver_sql("select count(*) from trajectories").scalar() == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward": NAN}, "^reward must be a finite number, got nan in trajectory a"),
+        ({"reward": INF}, "^reward must be a finite number, got inf"),
+        ({"reward": "1"}, "^reward must be a valid number, got '1'"),
+        ({"reward": np.float32(NAN)}, "^reward must be a finite number"),
+        ({"advantage": -INF}, "^advantage must be a finite number, got -inf"),
+        ({"mean_entropy": NAN}, "^mean_entropy must be a finite number"),
+        ({"temperature": NAN}, "^temperature must be a finite number"),
+        ({"temperature": -1.0}, "^temperature must be greater than or equal to 0, got -1.0"),
+        ({"top_p": 1.5}, "^top_p must be less than or equal to 1, got 1.5"),
+        ({"source": "a/b"}, "^source must match pattern .*, got 'a/b'"),
+        ({"source": ".."}, "^source must match"),
+        ({"success": 1}, "^success must be a valid boolean, got 1"),
+        ({"iteration": -1}, "^iteration must be greater than or equal to 0"),
+        ({"iteration": True}, "^iteration must be a valid integer, got True"),
+        ({"slot": BIG}, "^slot must be less than 2147483648"),
+        ({"member": np.int64(0)}, "^member must be a valid integer"),
+        ({"num_turns": -1}, "^num_turns must be greater than or equal to 0"),
+        ({"content_hash": "0" * 64}, "^content_hash must be that of the tokens"),
+        ({"state": "orphaned"}, "^state must be 'eligible' for a new row"),
+        ({"state": "untrainable"}, "^state must be 'eligible' for a new row"),
+        ({"stop_reason": None}, "^stop_reason must be a valid string, got None"),
+    ],
+)
+def test_record_field_is_refused_by_name(store: ReplayStore, changes: dict[str, Any], message: str) -> None:
+    refuses(store, trajectory("a", **changes), message)
+
+
+def test_numbers_that_follow_from_the_tokens_are_filled_in(tmp_path: Path) -> None:
+    hinted = Segment(replace(SHORT, behavior_log_probs=np.full(len(SHORT), np.nan, np.float32)), "clean", "hinted")
+    demonstrated = Segment(TokenSequence.constant([1, 2, 3], AUTHORS.code("demonstration")))
+    given = [
+        trajectory("none given"),
+        trajectory("others given", num_tokens=99, policy_version_max=9, mean_behavior_log_prob=-9.0),
+        trajectory("two segments", segments=(Segment(SHORT), hinted)),
+        trajectory("nobody sampled it", segments=(demonstrated,), policy_version_min=3, policy_version_max=4),
+    ]
+    store = new_store(tmp_path / "replay.sqlite")
+    store.append([task()], [group()], given)
+    found = [row.record for row in store.read([row.id for row in given])]
+    # SHORT has 6 tokens, 3 of them sampled by version 0 with log-probs -0.5, -1 and -1.5.
+    numbers = [[getattr(record, name) for name in SUMMARY] for record in found]
+    assert numbers[0] == numbers[1] == [6, 3, 0, 0, -1.0, -1.5]
+    assert numbers[2] == [12, 6, 0, 0, -1.0, -1.5]
+    assert numbers[3][:4] == [3, 3, 3, 4] and np.isnan(numbers[3][4:]).all()
+    assert repr([row.record for row in summarised(given, AUTHORS)]) == repr(
+        [replace(r, content_hash="") for r in found]
+    )
+    report = store.append([], [], given)
+    assert (report.inserted, report.duplicates) == (0, 4)
+
+
+def test_numbers_of_numpy_are_stored_as_the_numbers_they_are(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    store.append([task()], [group()], [trajectory("a", reward=np.float32(0.5), advantage=np.float64(-2))])
+    assert sql(store, "select reward, advantage from trajectories") == [(0.5, -2.0)]
+    assert store.verify().corrupt == {}
+
+
+def test_id_must_not_be_empty(store: ReplayStore) -> None:
+    refuses(store, trajectory(""), "^id must be a text of at least one character")
+
+
+def changed(field: str, position: int, value: float) -> tuple[Segment, ...]:
+    values = getattr(SHORT, field).copy()
+    values[position] = value
+    return (Segment(SHORT), Segment(replace(SHORT, **{field: values})))
+
+
+# SHORT is template, user, llm, llm, env, llm.
+@pytest.mark.parametrize(
+    ("field", "position", "value", "message"),
+    [
+        ("token_ids", 1, -1, r"^segments\[1\].token_ids\[1\] must be >= 0, got -1"),
+        ("authors", 0, 99, r"^segments\[1\].authors\[0\] must be a code of the run's author table, got 99"),
+        (
+            "behavior_log_probs",
+            3,
+            NAN,
+            r"^segments\[1\].behavior_log_probs\[3\] must be finite and at most 0.*got nan",
+        ),
+        ("behavior_log_probs", 3, -INF, "must be finite and at most 0 for a sampled token, got -inf"),
+        ("behavior_log_probs", 3, 0.01, "must be finite and at most 0 for a sampled token, got 0.0"),
+        (
+            "behavior_log_probs",
+            4,
+            0.0,
+            r"behavior_log_probs\[4\] must be NaN for a token that was not sampled, got 0.0",
+        ),
+        (
+            "policy_versions",
+            4,
+            3,
+            r"policy_versions\[4\] must be >= 0 for a sampled token and -1 for others, got 3",
+        ),
+        ("policy_versions", 5, -1, r"policy_versions\[5\] must be >= 0 for a sampled token"),
+    ],
+)
+def test_token_is_refused_by_field_and_position(
+    store: ReplayStore, field: str, position: int, value: float, message: str
+) -> None:
+    refuses(store, trajectory("a", segments=changed(field, position, value)), message)
+
+
+def spoken(**changes: Any) -> tuple[Segment, ...]:
+    """SHORT and three tokens of a demonstrator."""
+    said = TokenSequence.constant([1, 2, 3], AUTHORS.code("demonstration"))
+    return (Segment(TokenSequence.concatenate([SHORT, replace(said, **changes)])),)
+
+
+def test_demonstrated_tokens_are_action_tokens_that_nobody_sampled(store: ReplayStore, tmp_path: Path) -> None:
+    given = trajectory("a", segments=spoken())
+    other = new_store(tmp_path / "replay.sqlite")
+    other.append([task()], [group()], [given])
+    (stored,) = other.read(["a"])
+    assert stored.segments[0].tokens.equals(given.segments[0].tokens)
+    assert (stored.record.num_action_tokens, stored.record.policy_version_min) == (3 + 3, 0)
+    zeros, versions = np.zeros(3, np.float32), np.zeros(3, np.int32)
+    message = r"behavior_log_probs\[6\] must be NaN where no behavior policy is known, got 0.0"
+    refuses(store, trajectory("b", segments=spoken(behavior_log_probs=zeros)), message)
+    message = r"policy_versions\[6\] must be >= 0 for a sampled token and -1 for others, got 0"
+    refuses(store, trajectory("b", segments=spoken(policy_versions=versions)), message)
+
+
+def test_trajectory_without_tokens_is_refused(store: ReplayStore) -> None:
+    refuses(store, trajectory("a", segments=()), "^segments must hold at least one token, got 0")
+    empty = Segment(TokenSequence.constant([], 0))
+    refuses(store, trajectory("a", segments=(empty,)), "^segments must hold at least one token, got 0")
+
+
+def test_trajectories_checked_together_are_found_to_be_what_they_are_alone() -> None:
+    clipped = replace(SHORT, behavior_log_probs=np.where(AUTHORS.is_action(SHORT.authors), np.float32(1e-7), NAN))
+    unknown = replace(SHORT, behavior_log_probs=np.full(len(SHORT), np.nan, np.float32))
+    rows = [
+        trajectory("short"),
+        trajectory("observed", segments=(Segment(TokenSequence.constant([1, 2, 3], 0)),)),
+        trajectory("clipped", segments=(Segment(SHORT), Segment(clipped, "strategy_rewrite"))),
+        trajectory("hinted", segments=(Segment(SHORT), Segment(unknown, "clean", "hinted"), Segment(SHORT))),
+        trajectory("with an empty segment", segments=(Segment(TokenSequence.constant([], 0)), Segment(SHORT, "fork"))),
+    ]
+    together = validate(rows, AUTHORS)
+    assert [found.clipped for found in together] == [0, 0, 3, 0, 0]
+    assert [found.row["state"] for found in together] == ["eligible", "untrainable", "eligible", "eligible", "eligible"]
+    for row, found in zip(rows, together, strict=True):
+        (alone,) = validate([row], AUTHORS)
+        assert repr(found.row) == repr(alone.row)
+        for original, mine, its in zip(row.segments, found.segments, alone.segments, strict=True):
+            assert (mine.reason, mine.behavior_context) == (original.reason, original.behavior_context)
+            assert mine.tokens.equals(its.tokens)
+            assert mine.tokens.token_ids is original.tokens.token_ids
+
+
+def test_unequal_lengths_can_not_be_made() -> None:
+    with pytest.raises(ValueError, match="behavior_log_probs must have one entry per token"):
+        replace(SHORT, behavior_log_probs=SHORT.behavior_log_probs[:-1])
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (group(success_rate=1.5), "^success_rate must be less than or equal to 1, got 1.5 in group group-1"),
+        (group(reward_std=NAN), "^reward_std must be a finite number"),
+        (group(size=0), "^size must be greater than or equal to 1"),
+    ],
+)
+def test_group_field_is_refused_by_name(store: ReplayStore, bad: Any, message: str) -> None:
+    with pytest.raises(InvalidRecord, match=message):
+        store.append([task()], [bad], [])
+
+
+@pytest.mark.parametrize("payload", [{"x": NAN}, {"x": {1, 2}}, {"x": object()}])
+def test_task_payload_must_be_json(store: ReplayStore, payload: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRecord, match="^payload must be JSON"):
+        store.append([replace(task(), payload=payload)], [], [])
+
+
+numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
+sequences = st.integers(1, 12).flatmap(
+    lambda n: st.tuples(
+        st.lists(st.integers(-2, 100), min_size=n, max_size=n),
+        st.lists(st.sampled_from([0, 1, 2, 4, 5, 6, 7, 9, 0x84, 0x86]), min_size=n, max_size=n),
+        st.lists(st.one_of(numbers, st.just(NAN), st.just(-1.0)), min_size=n, max_size=n),
+        st.lists(st.integers(-1, 2), min_size=n, max_size=n),
+    )
+)
+
+
+@settings(max_examples=250, deadline=None)
+@given(sequences, st.booleans())
+def test_what_passes_keeps_every_rule_and_what_breaks_one_does_not_pass(
+    arrays: tuple[list[int], list[int], list[float], list[int]], repair: bool
+) -> None:
+    ids, codes = np.array(arrays[0], np.int32), np.array(arrays[1], np.uint8)
+    log_probs, versions = np.array(arrays[2], np.float32), np.array(arrays[3], np.int32)
+    known = codes & 0x7F < 9
+    action = known & np.isin(codes & 0x7F, [4, 5])
+    if repair:
+        ids, codes = abs(ids), np.where(known, codes, 0).astype(np.uint8)
+        log_probs = np.where(action, np.float32(-1.0), np.float32(NAN))
+        versions = np.where(action, abs(versions), -1).astype(np.int32)
+    # The rules once more, written down token by token.
+    legal = all(
+        id >= 0
+        and code & 0x7F < 9
+        and (np.isfinite(value) and value <= 1e-6 and version >= 0 if sampled else np.isnan(value) and version == -1)
+        for id, code, value, version, sampled in zip(ids, codes, log_probs, versions, action, strict=True)
+    )
+    segments = (Segment(TokenSequence(ids, codes, log_probs, versions)),)
+    try:
+        stored = validate([trajectory("a", segments=segments)], AUTHORS)[0]
+    except InvalidRecord:
+        assert not legal
+    else:
+        assert legal
+        assert stored.row["state"] == ("eligible" if np.isin(codes, [4, 7]).any() else "untrainable")
+        assert not (stored.segments[0].tokens.behavior_log_probs > 0).any()

@@ -1,0 +1,238 @@
+"""Every row is read, and what is wrong is named: faults F12 and dangling names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from replay import CorruptTrajectory, ReplayStore
+from replay.errors import ContentGone, DamagedCell
+from replay.queries import chosen
+from replay.records import FRESH, Histogram
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format.ratio_histograms import count
+from replay.storage.format.schema import segments
+from replay.storage.write import Admission
+from tests.fakes.records import RUN, Born, group, iterate, new_store, policy, request, sql, task, trajectory
+
+
+def filled(location: Location, iterations: int = 3) -> ReplayStore:
+    store = new_store(location)
+    for iteration in range(1, iterations + 1):
+        iterate(store, iteration, make_sampler("uniform", 0), count=2)
+    return store
+
+
+def lose_tokens(store: ReplayStore) -> None:
+    one = "select id from trajectories where iteration = 2 and slot = 0"
+    sql(store, f"delete from segments where trajectory in ({one})")
+
+
+def test_whole_buffer_is_found_whole(location: Location) -> None:
+    found = filled(location).verify()
+    assert (found.states, found.checked, found.corrupt, found.dangling, found.damage) == (
+        {"eligible": 24},
+        24,
+        {},
+        {},
+        [],
+    )
+
+
+def test_rows_that_a_resume_orphaned_are_whole(location: Location) -> None:
+    store = filled(location)
+    store.resume(RUN, 1)
+    found = store.verify()
+    assert (found.states, found.checked, found.corrupt) == ({"eligible": 8, "orphaned": 16}, 24, {})
+    sql(store, "update trajectories set record_checksum = null, num_tokens = 99 where iteration = 3 and slot = 0")
+    assert len(store.verify().corrupt) == 1
+
+
+def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+    """One bit of each of 1,000 rows, in any of its blobs; a flip that leaves the content what it was does no harm."""
+    store = new_store(tmp_path / "replay.sqlite")
+    for iteration in range(1, 11):
+        Born(iteration, rates=(0.5,) * 10, size=10).append_to(store)
+    random = np.random.default_rng(0)
+    with store._database.writing() as connection:
+        for trajectory, tokens in connection.execute(sa.select(segments.c.trajectory, segments.c.tokens)).all():
+            blob = bytearray(tokens)
+            bit = int(random.integers(len(blob) * 8))
+            blob[bit // 8] ^= 1 << bit % 8
+            connection.execute(segments.update().where(segments.c.trajectory == trajectory).values(tokens=bytes(blob)))
+    found = store.verify()
+    assert found.checked == 1000
+    assert found.corrupt_share > 0.99
+    harmless = [id for (id,) in sql(store, "select id from trajectories") if id not in found.corrupt]
+    for row in store.read(harmless):
+        assert row.segments[0].tokens.token_ids.tolist() == [5, 6, 7, 8, 9, 10]
+
+
+def test_numbers_that_are_not_those_of_the_tokens_are_named(location: Location) -> None:
+    store = filled(location)
+    # Rows from before there were checksums.
+    changed = "update trajectories set record_checksum = null"
+    sql(store, f"{changed}, num_action_tokens = 99 where iteration = 2 and slot = 3")
+    sql(store, f"{changed}, mean_behavior_log_prob = -9 where iteration = 1 and slot = 0")
+    found = store.verify()
+    places = {sql(store, "select iteration, slot from trajectories where id = ?", id)[0] for id in found.corrupt}
+    assert places == {(1, 0), (2, 3)}
+    assert any("num_action_tokens must" in reason for reason in found.corrupt.values())
+
+
+def test_rows_without_content_are_counted_and_not_read(location: Location) -> None:
+    store = filled(location)
+    sql(store, "update trajectories set state = 'quarantined' where iteration = 1 and slot < 2")
+    evicted = "(select id from trajectories where iteration = 2 and slot = 0)"
+    for table in ("messages", "segments"):
+        sql(store, f"delete from {table} where trajectory in {evicted}")
+    sql(store, "update trajectories set state = 'evicted' where iteration = 2 and slot = 0")
+    found = store.verify()
+    assert (found.states, found.checked, found.corrupt) == ({"eligible": 21, "quarantined": 2, "evicted": 1}, 21, {})
+
+
+def test_row_whose_tokens_are_gone_without_eviction_is_corrupt(location: Location) -> None:
+    store = filled(location)
+    sql(
+        store, "delete from segments where trajectory in (select id from trajectories where iteration = 2 and slot = 0)"
+    )
+    assert list(store.verify().corrupt.values()) == ["other segments than were written"]
+
+
+def test_row_whose_messages_are_gone_without_eviction_is_corrupt(location: Location) -> None:
+    store = filled(location)
+    one = "select id from trajectories where iteration = 2 and slot = 0"
+    sql(store, f"delete from messages where trajectory in ({one})")
+    assert store.verify().corrupt == {sql(store, one)[0][0]: "0 messages where 5 were written"}
+
+
+def test_redacted_row_whose_messages_are_gone_is_corrupt(location: Location) -> None:
+    store = new_store(location)
+    redacted = Admission(redact=lambda said: said[:2])
+    store.append([task()], [group()], [trajectory("a")], admission=redacted)
+    with pytest.raises(ContentGone):
+        store.read(["a"])
+    sql(store, "delete from messages")
+    with pytest.raises(CorruptTrajectory, match="got 0 messages where 2 were written"):
+        store.read(["a"])
+
+
+def test_table_of_authors_that_is_not_the_one_its_hash_is_of_is_told(location: Location) -> None:
+    """Whoever reads it is told: a bit more or less in it would train on other tokens."""
+    store = filled(location)
+    sql(store, "update runs set authors = replace(authors, '\"trained\":true', '\"trained\":false')")
+    told = r"^runs.authors of run 'run-1' must be the table that runs.authors_hash is of, got another one: "
+    asks: list[Callable[[ReplayStore], object]] = [
+        lambda opened: opened.run(RUN),
+        lambda opened: opened.draw(request(4, 2), make_sampler("uniform", 0)),
+        lambda opened: Born(4).append_to(opened),
+    ]
+    for ask in asks:
+        with closing(ReplayStore.open(location)) as opened, pytest.raises(DamagedCell, match=told):
+            ask(opened)
+    found = store.verify()
+    assert found.checked == 24 and found.corrupt == {}
+    assert [line.partition(" must")[0] for line in found.damage] == ["runs.authors of run 'run-1'"]
+
+
+def test_cells_that_hold_what_nobody_wrote_there_are_told_by_column(tmp_path: Path) -> None:
+    store = filled(tmp_path / "replay.sqlite")
+    sql(store, "update metrics set value = 'abc' where iteration > 1")
+    sql(store, "update groups set size = x'00' where iteration = 1")
+    assert store.verify().damage == [
+        "groups.size: 2 hold what nobody can have written there",
+        "metrics.value: 2 hold what nobody can have written there",
+    ]
+
+
+def test_verify_holds_no_snapshot_while_others_write(tmp_path: Path) -> None:
+    """The log can be emptied between any two batches of 64 rows."""
+    path = tmp_path / "replay.sqlite"
+    store = new_store(path)
+    Born(1, rates=(0.5,) * 40).append_to(store)
+    emptied = []
+
+    def empty(*_: object) -> None:
+        ((busy, _, _),) = sql(path, "pragma wal_checkpoint(truncate)")
+        emptied.append(not busy)
+
+    sa.event.listen(sa.Engine, "checkin", empty)
+    try:
+        assert store.verify().checked == 160
+    finally:
+        sa.event.remove(sa.Engine, "checkin", empty)
+    # Three batches of rows, the end of them, and what else is looked at.
+    assert len(emptied) > 20 and all(emptied)
+
+
+def test_filter_narrows_what_is_read(location: Location) -> None:
+    store = filled(location)
+    sql(store, "update trajectories set num_tokens = 99 where iteration = 2")
+    assert store.verify(chosen(None, "iteration == 1")).corrupt == {}
+    assert len(store.verify(chosen(None, "iteration == 2 and success")).corrupt) == 3
+
+
+def test_names_of_missing_rows_are_counted(tmp_path: Path) -> None:
+    store = filled(tmp_path / "replay.sqlite")
+    sql(store, "delete from trajectories where iteration = 1 and slot = 0")
+    ((drawn,),) = sql(store, "select count(*) from draws where trajectory not in (select id from trajectories)")
+    # Its messages and one segment; plain sqlite3 looks after no names.
+    assert store.verify().dangling == {"draws.trajectory": drawn, "messages.trajectory": 1, "segments.trajectory": 1}
+
+
+def test_damaged_file_says_so(tmp_path: Path) -> None:
+    store = filled(tmp_path / "replay.sqlite")
+    store.close()
+    ((root,),) = sql(store, "select rootpage from sqlite_master where name = 'trajectories_by_task'")
+    ((size,),) = sql(store, "pragma page_size")
+    with (tmp_path / "replay.sqlite").open("r+b") as file:
+        file.seek((root - 1) * size + 3)
+        file.write(b"\x00\x00")
+    with_damage = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
+    assert with_damage.verify().damage
+    with_damage.close()
+
+
+def test_uses_that_are_not_those_of_the_draws_are_told(location: Location) -> None:
+    store = filled(location)
+    sql(store, "update trajectories set uses = uses + 1 where iteration = 2 and slot < 3")
+    assert store.verify().damage == ["trajectories.uses: 3 rows were used another number of times, by their draws"]
+
+
+def test_scores_that_are_not_what_was_written_are_told(location: Location) -> None:
+    store = new_store(location)
+    born = Born(1, rates=(0.5,), size=2).append_to(store)
+    store.add_policy(policy(1))
+    store.add_scores(RUN, 1, {(row.id, 0): np.zeros(6, np.float32) for row in born.trajectories})
+    assert store.verify().damage == []
+    second = born.trajectories[1].id
+    sql(store, "update token_scores set log_probs = ? where trajectory = ?", bytes(12), second)
+    told = f"token_scores: 1 are not what was written, the first of segment 0 of trajectory {second}"
+    assert store.verify().damage == [told]
+
+
+def test_histogram_that_is_not_what_was_written_is_told(location: Location) -> None:
+    store = new_store(location)
+    spread = [Histogram(quantity, FRESH, "", count([0.0, 0.5])) for quantity in ("ratio", "drift")]
+    for iteration in (1, 2, 3):
+        iterate(store, iteration, make_sampler("uniform", 0), histograms=spread)
+    assert store.verify().damage == []
+    sql(store, "update histograms set counts = ? where iteration > 1 and quantity = 'ratio'", bytes(12))
+    told = f"histograms: 2 are not what was written, the first of iteration 2 of run {RUN}"
+    assert store.verify().damage == [told]
+
+
+@pytest.mark.parametrize("text", ["{", "1", '"plain"'])
+def test_mark_of_an_escape_before_what_is_none_is_told_by_column(location: Location, text: str) -> None:
+    """Read as another text it would not be found again: pages ended nowhere."""
+    store = new_store(location)
+    iterate(store, 1, make_sampler("uniform", 0), histograms=[Histogram("ratio", FRESH, "", count([0.5]))])
+    sql(store, "update histograms set quantity = ?", f"\ue000json:{text}")
+    (told,) = store.verify().damage
+    assert told.startswith("histograms.quantity must hold text, got ")
