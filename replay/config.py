@@ -58,7 +58,7 @@ class ReplayConfig(LimitSection, MixSection):
     sampler: str = Field(
         "success",
         description="Which rows are drawn: uniform, recency, fifo_window, success, difficulty, entropy, advantage, "
-        "reward, max_variance_group, freshness, or `path/to/file.py:ClassName` of your own; see docs/replay.md.",
+        "reward, max_variance_group, freshness, or `path/to/file.py:ClassName` of your own; see docs/mixing.md.",
     )
     sampler_options: dict[str, Any] = Field(
         default_factory=dict, description="Options of the sampler, for example {half_life: 4}."
@@ -92,7 +92,7 @@ class ReplayConfig(LimitSection, MixSection):
     )
     capacity: Capacity = Field(
         default_factory=Capacity,
-        description="What the buffer has room for; null everywhere: it keeps everything. See docs/replay-commands.md.",
+        description="What the buffer has room for; null everywhere: it keeps everything. See docs/replay.md.",
     )
     max_quarantined: Fraction = Field(
         0.01,

@@ -54,7 +54,7 @@ class RunConfig(Section):
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
     batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
     compute: ComputeSection = Field(
-        default_factory=ComputeSection, description="How numbers are made; see docs/speed.md."
+        default_factory=ComputeSection, description="How numbers are made; see docs/scaling.md."
     )
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The mixing ratio and how rows are drawn.")
     reward: RewardSection = Field(default_factory=RewardSection, description="What an episode is worth.")

@@ -187,7 +187,7 @@ class LossSection(Section):
     fresh: StreamLossSection = Field(default_factory=StreamLossSection, description="Loss of the fresh stream.")
     replay: ReplayLossSection = Field(default_factory=ReplayLossSection, description="Loss of the replay stream.")
     aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field(
-        "token-mean", description="How token losses become one number; formulas in docs/concepts.md."
+        "token-mean", description="How token losses become one number; formulas in docs/algorithms.md."
     )
     norm_length: PositiveFloat | None = Field(None, description="Constant of seq-mean-token-sum-norm, in tokens.")
     normalise: Literal["joint", "per_stream"] = Field(

@@ -481,7 +481,7 @@ def test_bytes_are_those_of_the_stored_row(store: ReplayStore) -> None:
 
 
 def test_every_field_is_documented() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "replay-commands.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "replay.md").read_text(encoding="utf-8")
     documented = re.findall(
         r"^\| `(\w+)` \| ([^|;]+?)(; may be unknown)? \| ([^|:]+?)(?:: [a-z, .]+)? \|$", text, re.MULTILINE
     )

@@ -1,4 +1,4 @@
-"""The numbers of docs/on-and-off-policy.md are what the project's own functions give."""
+"""The numbers of docs/reading-a-run.md are what the project's own functions give."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentloop.learning.stream_losses import stream_losses
 from tests.docs.blocks import ROOT
 from tests.docs.tables import table
 
-PAGE = ROOT / "docs" / "on-and-off-policy.md"
+PAGE = ROOT / "docs" / "reading-a-run.md"
 TOKEN = torch.tensor([[True]])
 
 

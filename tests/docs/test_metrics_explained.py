@@ -1,4 +1,4 @@
-"""docs/reading-curves.md explains every metric that a run logs, and no other."""
+"""docs/reading-a-run.md explains every metric that a run logs, and no other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.docs.tables import tables
 from tests.fakes.batch_rows import row, run_config, segment, tiny_actor, trainer
 from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
 
-PAGE = ROOT / "docs" / "reading-curves.md"
+PAGE = ROOT / "docs" / "reading-a-run.md"
 _TENSORS = ("optimizer/", "weights/")
 """Begin the names of tensors in a checkpoint."""
 _NAME = re.compile(r"[a-z_]+(?:/[^/\s]+)+")

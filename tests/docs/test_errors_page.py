@@ -1,0 +1,157 @@
+"""docs/errors.md lists what the code can answer with, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentloop.runs.signals import StopRequest
+from context.strategies import protocol
+from replay.records import STATES, StopReason
+from tests.docs.blocks import ROOT
+from tests.docs.tables import table, tables
+
+PAGE = ROOT / "docs" / "errors.md"
+PACKAGES = ("agentloop", "replay", "context")
+LISTED = frozenset(
+    {"TrainingStopped", "RankLost", "GenerationFailed", "RunReplaced", "DatabaseRefused", "DatabaseFailed"}
+    | {"ConnectionLost", "BlobError", "BadRow", "ExchangeError", "PrefixError", "UnknownAnchor", "TruncatedSampling"}
+)
+"""Each message of these has a row; of others, those that speak of `--resume`."""
+LIBRARY = ("Exception", "BaseException", "ValueError", "RuntimeError")
+
+
+def sources() -> Iterator[tuple[Path, ast.Module]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+SOURCES = list(sources())
+
+
+def text(node: ast.AST) -> str | None:
+    """A string with `<>` for each value in it; None for anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "<>" for part in node.values)
+    return None
+
+
+def all_texts() -> set[str]:
+    return {found for _, tree in SOURCES for node in ast.walk(tree) if (found := text(node)) is not None}
+
+
+def raised() -> set[str]:
+    """The texts that the listed errors are made with, and those of any error that say how to resume."""
+    found = set()
+    for path, tree in SOURCES:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and node.args and (message := text(node.args[0])):
+                name = node.func.id if isinstance(node.func, ast.Name) else ""
+                if name in LISTED or (name.endswith("Error") and "--resume" in message):
+                    found.add(message)
+            elif isinstance(node, ast.Return) and path.name == "checks.py" and "generation" in path.parts:
+                found |= {message} if node.value is not None and (message := text(node.value)) else set()
+    return {message for message in found if re.search("[a-z]{3}", message)}
+
+
+def cells() -> list[str]:
+    """Messages and reasons of the page, with `<>` for what differs."""
+    rows = [row for found in tables(PAGE) for row in found if {"message", "reason"} & row.keys()]
+    codes = [re.findall("`([^`]+)`", row.get("message", row.get("reason", ""))) for row in rows]
+    assert all(codes)
+    return [re.sub(r"\.\.\.|\bNAME\b", "<>", code) for row in codes for code in row]
+
+
+def fits(cell: str, message: str) -> bool:
+    """Whether a message begins so; of one that begins with a value the rest may stand anywhere."""
+    rest = cell.removeprefix("<>").strip()
+    return message.startswith(cell) or (cell.startswith("<>") and message.startswith("<>") and rest in message)
+
+
+def names(column: str) -> list[str]:
+    return [name for row in table(PAGE, column) for name in re.findall("`([^`]+)`", row[column])]
+
+
+def constants(*paths: str) -> set[str]:
+    """Values of the public constants of modules that hold words."""
+    found = set()
+    for path in paths:
+        for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                value = text(node.value)
+                if re.fullmatch("[A-Z][A-Z_]+", node.targets[0].id) and value and re.fullmatch("[a-z_]+", value):
+                    found.add(value)
+    return found
+
+
+def error_classes() -> set[str]:
+    """Public exceptions of the packages; those of the inspector are answers of a server."""
+    classes = [
+        (node.name, {base.id for base in node.bases if isinstance(base, ast.Name)})
+        for path, tree in SOURCES
+        if "inspector" not in path.parts
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    found: set[str] = set()
+    while True:
+        more = {name for name, bases in classes if bases & ({*LIBRARY} | found)}
+        if more == found:
+            return {name for name in found if not name.startswith("_")}
+        found = more
+
+
+def exit_codes() -> set[int]:
+    """Numbers that commands end with, and those of the signals that a run answers."""
+    ends = {"exit", "Exit", "SystemExit"}
+    found = {0}
+    for _, tree in SOURCES:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                inner = [each for argument in node.args for each in ast.walk(argument)] if name in ends else []
+                whole = {each.value for each in inner if isinstance(each, ast.Constant) and type(each.value) is int}
+                found |= whole - {128}  # what signals are added to
+    return found | {StopRequest(number).exit_code for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+def test_every_stop_reason_has_a_row() -> None:
+    own = {value for name, value in vars(protocol).items() if name.isupper() and isinstance(value, str)}
+    assert sorted(names("stop reason")) == sorted({*map(str, StopReason), *own})
+
+
+def test_every_error_kind_has_a_row() -> None:
+    tools = [str(path.relative_to(ROOT)) for path in (ROOT / "agentloop/environments/tools").glob("*.py")]
+    assert sorted(names("error kind")) == sorted(constants("agentloop/rollouts/episode.py", *tools))
+
+
+def test_every_state_has_a_row() -> None:
+    assert [row["state"].strip("`") for row in table(PAGE, "state")] == list(STATES)
+
+
+def test_every_exit_code_has_a_row() -> None:
+    assert {int(row["exit code"]) for row in table(PAGE, "exit code")} == exit_codes()
+
+
+def test_every_error_class_has_a_row() -> None:
+    assert sorted(re.findall(r"`(\w+)`", " ".join(row["class"] for row in table(PAGE, "class")))) == sorted(
+        error_classes()
+    )
+
+
+@pytest.mark.parametrize("message", sorted(raised()))
+def test_every_message_that_ends_something_has_a_row(message: str) -> None:
+    assert any(fits(cell, message) for cell in cells()), message
+
+
+def test_no_row_names_a_message_that_does_not_exist() -> None:
+    messages = all_texts()
+    assert [cell for cell in cells() if not any(fits(cell, message) for message in messages)] == []
