@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import shutil
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +23,7 @@ SMALL = [
     "rollout.max_turns=2",
     "rollout.max_tokens_per_turn=16",
     "evaluation.tasks=4",
+    "sft.epochs=1",
 ]
 """Seconds instead of minutes; nothing else of a documented run is changed."""
 DATABASE = "runs/quickstart-001/replay.sqlite"
@@ -34,7 +34,7 @@ def made_small(command: str, *, model: Path, trajectory: str = "", task: str = "
     words = shlex.split(command, comments=True)
     words = [word.replace("path/or/hub-id", str(model)).replace("=PATH", f"={model}") for word in words]
     words = [{"ID": trajectory, "HASH": task}.get(word, word) for word in words]
-    if words[:2] == ["agentloop", "train"]:
+    if words[:2] in (["agentloop", "train"], ["agentloop", "sft"]):
         given = " ".join(words)
         extra = [*SMALL, f"run.iterations={iterations}", *([] if "model.path=" in given else [f"model.path={model}"])]
         words += [part for setting in extra for part in ("--set", setting)]
@@ -72,12 +72,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
-    """Where somebody stands who has trained one run, from a shell."""
+    """Where somebody stands who has trained one run."""
     folder = checkout(tmp_path_factory.mktemp("trained") / "checkout")
     words = made_small("agentloop train configs/quickstart.yaml", model=model)
-    program = Path(sys.executable).with_name("agentloop")
-    done = subprocess.run([program, *words[1:]], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        assert typed(words, folder, patch) == 0
     return folder
 
 
