@@ -210,7 +210,7 @@ def whatif(
         from agentloop.analysis.whatif.compared_rows import RowChoice, policy_of_iteration
         from agentloop.analysis.whatif.losses import asked_losses
         from agentloop.analysis.whatif.measure import what_if
-        from agentloop.analysis.whatif.present import as_text
+        from agentloop.analysis.whatif.result import as_text
         from agentloop.runs.display import open_display
 
         folder = _run_folder(buffer)

@@ -97,7 +97,7 @@ class UpdateTotals:
         for name, total in zip(_OF_PASSES, sums, strict=True):
             setattr(self, name, total)
         ranks.sum(self.spread)
-        gathered = [(ranks.gather(self._ratios_of(replayed)), replayed) for _, replayed in _STREAMS]
+        gathered = [(ranks.gather(self.ratios_of(replayed=replayed)), replayed) for _, replayed in _STREAMS]
         self.ratios = [(values[:, None], values.new_full(values.shape, flag).bool()) for values, flag in gathered]
 
     def merge(self, step: UpdateTotals) -> None:
@@ -127,11 +127,14 @@ class UpdateTotals:
                 metrics[f"actor/{stream}/approx_kl"] = float(self.approx_kl[rows].sum()) / scored
             if trained and scored:
                 metrics[f"actor/{stream}/ratio_mean"] = float(self.ratio[rows].sum()) / scored
-                metrics |= _spread(f"actor/{stream}/ratio", self._ratios_of(replayed))
+                ratios = self.ratios_of(replayed=replayed)
+                metrics[f"actor/{stream}/ratio_min"] = float(ratios.min())
+                metrics[f"actor/{stream}/ratio_max"] = float(ratios.max())
+                metrics |= {f"actor/{stream}/ratio_{name}": value for name, value in quantiles(ratios).items()}
         return metrics
 
-    def _ratios_of(self, replayed: bool) -> Tensor:
-        """[n], of all trained tokens of one stream in all passes."""
+    def ratios_of(self, *, replayed: bool) -> Tensor:
+        """[n]: those of all trained tokens of one stream in all passes."""
         none = torch.empty(0, device=self.replayed.device)
         together = torch.cat([none, *(ratios[rows == replayed].flatten() for ratios, rows in self.ratios)])
         return together[~together.isnan()]
@@ -231,23 +234,21 @@ def drift_metrics(
 
 
 def drift_quantiles(drift: Tensor, replay_mask: Tensor) -> dict[str, float]:
-    """Of each stream's action tokens; `drift` [B, T] is NaN where there is none or it is not known."""
+    """Quantiles over each stream's action tokens; `drift` [B, T] is NaN where there is none or it is not known."""
     metrics: dict[str, float] = {}
     for stream, flag in _STREAMS:
         values = drift[replay_mask == flag].flatten()
         known = values[~values.isnan()]
         if len(known):
-            spread = _spread(f"actor/{stream}/drift", known)
-            metrics |= {name: value for name, value in spread.items() if not name.endswith(("_min", "_max"))}
+            metrics |= {f"actor/{stream}/drift_{name}": value for name, value in quantiles(known).items()}
     return metrics
 
 
-def _spread(name: str, values: Tensor) -> dict[str, float]:
-    """Smallest, largest and quantiles of [n] values. Quantile q is the value of rank ceil(q n): one that occurred."""
+def quantiles(values: Tensor) -> dict[str, float]:
+    """`p01`, `p50` and `p99` of [n] values. Quantile q is the value of rank ceil(q n): one that occurred."""
     ordered = values.sort().values
     ranks = {percent: -(-percent * len(values) // 100) - 1 for percent in _QUANTILES}
-    found = {f"p{percent:02d}": ordered[rank] for percent, rank in ranks.items()}
-    return {f"{name}_{key}": float(value) for key, value in {"min": ordered[0], "max": ordered[-1], **found}.items()}
+    return {f"p{percent:02d}": float(ordered[rank]) for percent, rank in ranks.items()}
 
 
 def row_stats(drift: Drift, totals: UpdateTotals, trajectory_ids: Sequence[str]) -> dict[str, RowStats]:
