@@ -182,7 +182,7 @@ def build_components(
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, policy_version=version, compute=config.compute)
     actor = Actor(loaded.model, packs=config.batch.layout == "packed", compute=config.compute)
     agree = check_scoring(generator, actor)
-    display.note(f"chat template: {check_template(loaded.files).summary()}")
+    display.note(f"chat template: {check_template(loaded).summary()}")
     reference = reference_policy(config, first, actor)
     trainer, gather = _make_trainer(TrainerSpec(config, first, saved, authors), ranks, actor, reference)
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)

@@ -11,7 +11,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from context.authors import AuthorTable
 from context.templates.chat_template import ChatTemplate, RenderError
+from context.templates.render import Renderer
 from context.templates.template_probe import conversation, mark
 from context.tokens.codec import TokenCodec
 
@@ -30,7 +32,10 @@ class ModelFiles:
     codec: TokenCodec
     template: ChatTemplate
     stop_ids: frozenset[int]
-    """eos and the template's end of turn: what ends a reply."""
+    """eos, and what the template ends an answer or a turn of tool calls with: what ends a reply."""
+
+    def renderer(self, authors: AuthorTable) -> Renderer:
+        return Renderer(self.codec, self.template, authors=authors, stop_ids=self.stop_ids)
 
 
 def load_model_files(path: Path) -> ModelFiles:
