@@ -16,7 +16,7 @@ from agentloop.algorithms.value_loss import explained_variance, value_loss
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
 from agentloop.learning.batch import Batch, cut_micro_batches
-from agentloop.learning.optimizer import WeightOptimizer, learning_rate
+from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate
 from agentloop.learning.scoring import CriticOutputs, ScoredBatch
 from agentloop.models.critic import Critic
 from context.strategies import CONTEXT_FULL, SUMMARY_TOO_LONG
@@ -30,28 +30,19 @@ Whatever is not named here is an end of the task itself, imported reasons too.""
 
 
 @dataclass
-class CriticLog:
+class CriticLog(StepLog):
     """What happened in the critic's optimizer steps of one update."""
 
-    steps: int = 0
-    skipped_no_signal: int = 0
-    skipped_bad_gradient: int = 0
     losses: list[float] = field(default_factory=list)
-    gradient_norms: list[float] = field(default_factory=list)
     clipped: int = 0
     trained: int = 0
 
     def metrics(self) -> dict[str, float]:
-        metrics = {
-            "critic/skipped_no_signal": float(self.skipped_no_signal),
-            "critic/skipped_bad_gradient": float(self.skipped_bad_gradient),
-        }
+        metrics = self.step_metrics("critic")
         if self.losses:
             metrics["critic/vf_loss"] = sum(self.losses) / len(self.losses)
         if self.trained:
             metrics["critic/vf_clipfrac"] = self.clipped / self.trained
-        if self.gradient_norms:
-            metrics["critic/grad_norm"] = sum(self.gradient_norms) / len(self.gradient_norms)
         return metrics
 
 
@@ -64,7 +55,7 @@ class CriticLearner:
         self._optimizer = WeightOptimizer(critic.weights, config.critic.optimizer)
 
     def begin(self, *, iteration: int) -> float:
-        """Of an update. The learning rate it goes by."""
+        """Begin an update; the learning rate it goes by."""
         rate = learning_rate(self._config.critic.optimizer, iteration=iteration, iterations=self._config.run.iterations)
         self._optimizer.set_learning_rate(rate)
         self._optimizer.clear_gradients()
@@ -144,12 +135,7 @@ class CriticLearner:
             log.skipped_bad_gradient += 1
             return
         log.losses.append(loss)
-        if norm == 0.0:
-            self._optimizer.clear_gradients()
-            log.skipped_no_signal += 1
-            return
-        log.gradient_norms.append(norm)
-        self._optimizer.step(norm)
+        log.apply(self._optimizer, norm)
 
     def state(self) -> dict[str, Tensor]:
         """Weights and optimizer, live tensors: `weights/<name>` and `optimizer/<name>/<field>`."""

@@ -15,7 +15,8 @@ from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import Ranks, rank_failures
 from agentloop.errors import RankLost, TrainingStopped, UserError
-from agentloop.learning.trainer import ShowBatch, Trainer, UpdateResult
+from agentloop.learning.trainer import ShowBatch, Trainer
+from agentloop.learning.update_stats import UpdateResult
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.reference import WithoutAdapters, reference_policy
@@ -75,7 +76,7 @@ def check_ranks(config: RunConfig, ranks: Ranks) -> None:
 
 
 class LeadTrainer:
-    """Rank 0's: tells the others what it does before it does it, so that all do the same.
+    """The trainer of rank 0: says what it does to the others before it does it, so that all do the same.
 
     The policy that samples is a whole copy on this rank alone; `publish` brings the sharded weights into it.
     """

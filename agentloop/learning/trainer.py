@@ -19,28 +19,14 @@ from agentloop.errors import TrainingStopped
 from agentloop.learning.batch import Batch, build_batch, plan_mini_batches
 from agentloop.learning.critic_update import CriticLearner, CriticLog, mean_reward_kl
 from agentloop.learning.gradients import accumulate_gradients
-from agentloop.learning.optimizer import WeightOptimizer, learning_rate
+from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate
 from agentloop.learning.scoring import ScoredBatch, fresh_entropy, reusable_rows, score, score_batch
 from agentloop.learning.stream_losses import check_behavior, corrected, stream_losses
-from agentloop.learning.update_stats import RowStats, UpdateTotals, update_report
+from agentloop.learning.update_stats import UpdateResult, UpdateTotals, update_result
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from context.authors import AuthorTable
-from replay.records import REPLAY, BatchRow, Histogram, Trajectory
-
-
-@dataclass(frozen=True)
-class UpdateResult:
-    metrics: dict[str, float]
-    rows: dict[str, RowStats]
-    """By trajectory id."""
-    optimizer_steps: int
-    """ppo_epochs x ceil(batch / mini_batch); steps that were skipped count too. A critic makes as many."""
-    advantages: dict[str, float] = field(default_factory=dict)
-    """By trajectory id, where the update made advantages of its own: the mean over its trained tokens."""
-    histograms: tuple[Histogram, ...] = ()
-    """Of drift, and of ratios where there was a gradient pass."""
-
+from replay.records import REPLAY, BatchRow, Trajectory
 
 SAMPLING_GAP_BOUND = 1e-3
 """Nats: beyond it, log-probs that were stored when a row was sampled do not stand for old ones."""
@@ -61,10 +47,9 @@ ShowBatch = Callable[[ScoredBatch], None]
 
 
 @dataclass
-class _Log:
-    """What happened in the optimizer steps of one update."""
+class _Log(StepLog):
+    """What happened in the policy's optimizer steps of one update."""
 
-    steps: int = 0
     held: bool = False
     """True: the policy makes no more steps in this iteration."""
     held_steps: int = 0
@@ -72,22 +57,14 @@ class _Log:
     """True: there are old log-probs that were not recomputed."""
     sampling_gap: float | None = None
     """Nats, root mean square: how far they are from those of the first step's passes, before any weight has moved."""
-    skipped_no_signal: int = 0
-    skipped_bad_gradient: int = 0
-    gradient_norms: list[float] = field(default_factory=list)
     kl_losses: list[float] = field(default_factory=list)
 
     def metrics(self) -> dict[str, float]:
-        metrics = {
-            "actor/skipped_no_signal": float(self.skipped_no_signal),
-            "actor/skipped_bad_gradient": float(self.skipped_bad_gradient),
-        }
+        metrics = self.step_metrics("actor")
         if self.sampling_gap is not None:
             metrics |= {"actor/sampling_gap": self.sampling_gap, RECOMPUTED: 0.0}
         if self.held_steps:
             metrics["actor/held_steps"] = float(self.held_steps)
-        if self.gradient_norms:
-            metrics["actor/grad_norm"] = sum(self.gradient_norms) / len(self.gradient_norms)
         if self.kl_losses:
             metrics["actor/kl_loss"] = sum(self.kl_losses) / len(self.kl_losses)
         return metrics
@@ -187,8 +164,8 @@ class Trainer:
         if self._critic is not None:
             metrics |= critic_log.metrics()
         metrics |= self._feed_kl(scored)
-        report = update_report(scored, totals, ess_weights=self._config.replay.ess.weights)
-        return UpdateResult(metrics | report.metrics, report.rows, log.steps, report.advantages, report.histograms)
+        result = update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
+        return replace(result, metrics=metrics | result.metrics, optimizer_steps=log.steps)
 
     def _begin(self, iteration: int) -> dict[str, float]:
         """Set the learning rates of the iteration, and forget gradients that others left."""
@@ -247,8 +224,7 @@ class Trainer:
         scored = score_batch(batch, self._actor, None, self._config, reuse=True, ranks=self._ranks)
         totals = UpdateTotals(scored.batch.replayed)
         totals.add_drift(scored.drift())
-        report = update_report(scored, totals, ess_weights=self._config.replay.ess.weights)
-        return UpdateResult(report.metrics, report.rows, 0, histograms=report.histograms)
+        return update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Nats per action token of the current policy; NaN where there is none."""
@@ -330,13 +306,7 @@ class Trainer:
             return
         if self._config.kl.loss_coef > 0:
             log.kl_losses.append(step.kl)
-        if norm == 0.0:
-            # Stepping would still move the weights: by momentum and by weight decay.
-            self._optimizer.clear_gradients()
-            log.skipped_no_signal += 1
-            return
-        log.gradient_norms.append(norm)
-        self._optimizer.step(norm)
+        log.apply(self._optimizer, norm)
 
 
 def _rewards_here(config: RunConfig) -> bool:

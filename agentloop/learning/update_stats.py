@@ -28,7 +28,7 @@ _QUANTILES = (1, 50, 99)
 
 @dataclass(frozen=True)
 class RowStats:
-    """Of one trajectory in one update. None: there was nothing to measure it on, which is not 0."""
+    """One trajectory in one update. None: there was nothing to measure it on, which is not 0."""
 
     drift_mean: float | None
     """Mean over action tokens of exp(old - behavior); None without behavior log-probs."""
@@ -60,7 +60,7 @@ class UpdateTotals:
         """Trained tokens of the gradient passes: the denominator of ratios and approx_kl."""
         self.ratio = zeros.clone()
         self.ratios: list[tuple[Tensor, Tensor]] = []
-        """Of each pass: ratios [B, T] float32, NaN where not trained, and whether their rows are replayed, [B]."""
+        """By pass: ratios [B, T] float32, NaN where not trained, and whether their rows are replayed, [B]."""
         self.spread = zeros.new_zeros((len(replayed), BINS))
         """[N, BINS]: the scored tokens by their ratio, see `replay.storage.format.ratio_histograms`."""
         self.approx_kl = zeros.clone()
@@ -141,26 +141,28 @@ class UpdateTotals:
 
 
 @dataclass(frozen=True)
-class UpdateReport:
+class UpdateResult:
     """What is shown and stored of one update."""
 
     metrics: dict[str, float]
     rows: dict[str, RowStats]
     """By trajectory id."""
     histograms: tuple[Histogram, ...]
-    """Of drift, and of ratios where there was a gradient pass."""
+    """Histograms of drift, and of ratios where there was a gradient pass."""
     advantages: dict[str, float]
     """By trajectory id, where a critic made them: the mean over the trained tokens."""
+    optimizer_steps: int = 0
+    """ppo_epochs x ceil(batch / mini_batch); steps that were skipped count too. A critic makes as many."""
 
 
-def update_report(scored: ScoredBatch, totals: UpdateTotals, *, ess_weights: EssWeights) -> UpdateReport:
+def update_result(scored: ScoredBatch, totals: UpdateTotals, *, ess_weights: EssWeights) -> UpdateResult:
     """Drift from the scored batch, ratios and losses from the totals of its gradient passes, if there were any."""
     batch, drift = scored.batch, scored.drift()
     ages = [age_bucket(member.staleness) if member.stream == REPLAY else None for member in batch.members]
     log_drift = scored.token_log_drift()
     spread = binned(log_drift, batch.response_mask, batch.trajectory, count=batch.num_trajectories)
     metrics = drift_metrics(drift, batch.replayed, ages, ess_weights=ess_weights)
-    return UpdateReport(
+    return UpdateResult(
         metrics | drift_quantiles(log_drift.exp(), batch.replay_mask) | totals.metrics(),
         row_stats(drift, totals, batch.trajectory_ids),
         histograms("ratio", totals.spread, ages) + histograms("drift", spread, ages),
@@ -194,7 +196,7 @@ def binned(logs: Tensor, mask: Tensor, trajectory: Tensor, *, count: int) -> Ten
 def histograms(
     quantity: Literal["ratio", "drift"], spread: Tensor, ages: Sequence[str | None]
 ) -> tuple[Histogram, ...]:
-    """Of the fresh trajectories of [N, BINS] `spread`, and of the replayed ones of each age bucket.
+    """Tokens of the fresh trajectories of [N, BINS] `spread`, and of the replayed ones of each age bucket.
 
     `ages` as in `drift_metrics`, None for fresh ones. What has no token is absent.
     """

@@ -8,17 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Coroutine
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
 from typing import Protocol
 
 from agentloop.config import RunConfig
-from agentloop.environments import Task, ToolLimits
+from agentloop.environments import Task
 from agentloop.errors import UserError
 from agentloop.generation import Completion, GenerationFailed, GenerationRequest, replies
 from agentloop.records import Penalty, kl_penalties, penalised_rewards
 from agentloop.rollouts.actors import Actors, Warnings
-from agentloop.rollouts.episode import Ask, Episode, EpisodeLimits, rollout
+from agentloop.rollouts.episode import Ask, Episode, rollout
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import (
     Collected,
@@ -37,21 +36,16 @@ _MANY_FAILED_CALLS = 0.2
 
 
 def run_episodes(
-    actors: Actors, tasks: Sequence[Task], config: RunConfig, *, progress: Progress | None = None
+    actors: Actors, tasks: Sequence[Task], config: RunConfig, *, progress: Progress = lambda *_: None
 ) -> Iterator[Episode]:
     """Run one episode per task, `rollout.parallel` at a time, turn by turn together; yields them in order."""
     for start in range(0, len(tasks), config.rollout.parallel):
         chunk = tasks[start : start + config.rollout.parallel]
-        yield from _run_together(actors, chunk, config, partial(_report, progress, start, len(tasks)))
-
-
-def _report(progress: Progress | None, before: int, total: int, ended: int) -> None:
-    if progress is not None:
-        progress(before + ended, total)
+        yield from _run_together(actors, chunk, config, progress, ended_before=start, total=len(tasks))
 
 
 def _run_together(
-    actors: Actors, tasks: Sequence[Task], config: RunConfig, ended_now: Callable[[int], None]
+    actors: Actors, tasks: Sequence[Task], config: RunConfig, progress: Progress, *, ended_before: int, total: int
 ) -> list[Episode]:
     running: dict[int, Coroutine[Ask, Completion | GenerationFailed, Episode]] = {}
     asks: dict[int, Ask] = {}
@@ -76,16 +70,11 @@ def _run_together(
         given = replies(actors.generator, requests, vocab_size=actors.vocab_size)
         for key, reply in zip(keys, given, strict=True):
             advance(key, reply)
-        ended_now(len(ended))
+        progress(ended_before + len(ended), total)
     return [ended[key] for key in range(len(tasks))]
 
 
 def _episode(actors: Actors, task: Task, config: RunConfig) -> Coroutine[Ask, Completion | GenerationFailed, Episode]:
-    limits = EpisodeLimits(
-        max_turns=config.rollout.max_turns,
-        max_tokens_per_turn=config.rollout.max_tokens_per_turn,
-        tools=ToolLimits(timeout_s=config.rollout.tool_timeout_s, max_chars=config.rollout.tool_output_chars),
-    )
     context = ContextManager(
         actors.renderer,
         actors.parser,
@@ -99,7 +88,7 @@ def _episode(actors: Actors, task: Task, config: RunConfig) -> Coroutine[Ask, Co
         task,
         context,
         tools=actors.factory.tools,
-        limits=limits,
+        limits=config.rollout,
         policy_version=actors.generator.policy_version,
     )
 
@@ -134,7 +123,7 @@ class Collector:
         collected_by: CollectedBy,
         *,
         earlier: Sequence[Collected] = (),
-        progress: Progress | None = None,
+        progress: Progress = lambda *_: None,
     ) -> Collected:
         """Run `size` episodes of each task and compare each group; `groups` holds (task, size).
 
@@ -241,7 +230,7 @@ def _failed_calls(warnings: Warnings, episodes: Sequence[Episode]) -> dict[str, 
     if failed > _MANY_FAILED_CALLS * made:
         example = next(episode.tool_problem for episode in reversed(episodes) if episode.tool_problem is not None)
         warnings.warn(
-            f"tools must seldom fail, got {failed} failed of {made} calls in one iteration (told once, above "
+            f"tools must seldom fail, got {failed} failed of {made} calls in one iteration (said once, above "
             f"{_MANY_FAILED_CALLS:.0%}), the last with {example}. The policy was shown each error; mend the tool.",
             reason="failed tool calls",
         )

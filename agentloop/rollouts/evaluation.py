@@ -51,7 +51,7 @@ class Evaluation:
         return self._mean(lambda task: task.successes / task.samples)
 
     def pass_at(self, k: int) -> list[float]:
-        """Of each task with at least k samples."""
+        """An estimate for each task with at least k samples."""
         return [pass_at_k(task.samples, task.successes, k) for task in self.attempts if task.samples >= k]
 
     def metrics(self) -> dict[str, float]:
@@ -114,7 +114,9 @@ class EvaluationReport:
         }
 
 
-def evaluate(actors: Actors, source: TaskSource, config: RunConfig, *, progress: Progress | None = None) -> Evaluation:
+def evaluate(
+    actors: Actors, source: TaskSource, config: RunConfig, *, progress: Progress = lambda *_: None
+) -> Evaluation:
     """`evaluation.samples` episodes on each held-out task. Touches neither the buffer nor the training tasks."""
     section = config.evaluation
     tasks = source.held_out(section.tasks)

@@ -21,8 +21,7 @@ from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel, muted_libraries
 from agentloop.runs.checkpoint import (
     Checkpoint,
-    complete_checkpoints,
-    load_checkpoint,
+    newest_checkpoint,
     prune,
     readable,
     restore_random,
@@ -78,8 +77,7 @@ def sft(config: RunConfig, *, resume: bool = False, display: RunDisplay | None =
         data = _Data.of(config, config.model.path, display) if not resume else None
         folder = resumed_run_folder(config) if resume else create_run_folder(config)
         with folder.lock(), graceful_stop(display.note) as stop:
-            complete = complete_checkpoints(folder.checkpoints)
-            checkpoint = load_checkpoint(complete[-1]) if complete else None
+            checkpoint = newest_checkpoint(folder.checkpoints)
             saved = checkpoint.model if checkpoint else None
             data = data or _Data.of(config, config.model.path, display, saved=saved)
             update = checkpoint.values["progress"]["update"] if checkpoint else -1
@@ -243,7 +241,7 @@ class _Training:
         return act(self._actor, sequences, self._authors, max_tokens=self.data.config.batch.micro_batch_tokens)
 
     def _measure(self, metrics: Mapping[str, float]) -> None:
-        """Held-out loss, told and logged with the update's own figures, and a checkpoint."""
+        """Held-out loss, shown and logged with the update's own figures, and a checkpoint."""
         loss = self._on(measure, self.data.held_out).loss
         update = self.progress.update
         self.progress.held_out.append((update, loss))

@@ -45,7 +45,6 @@ from context.templates.template_report import check_template
 from replay.config import ReplayConfig
 from replay.mixing.mixer import Mixer
 from replay.sampling.samplers import Sampler
-from replay.storage.retention import Capacity
 from replay.storage.write import Admission, Redactor
 from replay.store import ReplayStore
 
@@ -61,7 +60,6 @@ class Components:
     folder: RunFolder
     store: ReplayStore
     admission: Admission
-    capacity: Capacity
     sampler: Sampler
     mixer: Mixer
     source: TaskSource
@@ -193,7 +191,6 @@ def build_components(
         folder=folder,
         store=store,
         admission=admission,
-        capacity=config.replay.capacity,
         sampler=load_sampler(
             config.replay.sampler, derive_seed(config.run.seed, "sampler"), config.replay.sampler_options
         ),

@@ -10,8 +10,8 @@ from typing import Any
 from agentloop.config.seeds import derive_seed
 from agentloop.errors import TrainingStopped
 from agentloop.learning.scoring import ScoredBatch
-from agentloop.learning.trainer import RECOMPUTED, UpdateResult
-from agentloop.learning.update_stats import ESS_BY_AGE
+from agentloop.learning.trainer import RECOMPUTED
+from agentloop.learning.update_stats import ESS_BY_AGE, UpdateResult
 from agentloop.records import kl_penalties, penalised_rewards
 from agentloop.rollouts.dynamic_sampling import sample_dynamically
 from agentloop.rollouts.evaluation import evaluate
@@ -285,8 +285,9 @@ class Loop:
     def evict(self, iteration: int, appended: AppendReport) -> dict[str, float]:
         """Remove what the buffer has no room for."""
         version = self.components.generator.policy_version
+        capacity = self.config.replay.capacity
         counts = self.components.store.evict(
-            self.components.run_id, iteration, policy_version=version, capacity=self.components.capacity
+            self.components.run_id, iteration, policy_version=version, capacity=capacity
         )
         return counts | {"buffer/same_tokens": appended.same_tokens, "buffer/redacted": appended.redacted}
 

@@ -130,8 +130,8 @@ def mix_batch(
     elif baseline != "stored":
         rows = _charged_today(rows, penalty)
     rows = [replace(row, advantage=completed.get(row.trajectory.id, row.advantage)) for row in rows]
-    found = estimator.of_batch(rows, baseline)
-    return MixedBatch(planned, fresh, found.rows, len(completed), found.metrics)
+    rows, metrics = estimator.of_batch(rows, baseline)
+    return MixedBatch(planned, fresh, rows, len(completed), metrics)
 
 
 def _charged_today(rows: Sequence[BatchRow], penalty: Penalty | None) -> list[BatchRow]:
