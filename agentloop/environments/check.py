@@ -16,6 +16,7 @@ from agentloop.errors import UserError, one_line, one_line_with_place
 from context.authors import INITIALIZATION, LLM, USER, Author
 from context.messages import Message, canonical_json, messages_hash
 from context.wording import suggest
+from replay.errors import shortened
 
 _MAKE_TASK = "make_task(self, rng) -> Task"
 _TASK_FROM_ROW = "task_from_row(self, row) -> Task"
@@ -71,11 +72,9 @@ def _converted(name: str, value: Any, annotation: Any) -> Any:
         return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
     except PydanticSchemaGenerationError:
         return value
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise UserError(
-            f"environment.options.{name} must be {inspect.formatannotation(annotation)}, got {value!r}. {first['msg']}."
-        ) from None
+    except ValidationError:
+        wanted = inspect.formatannotation(annotation)
+        raise UserError(f"environment.options.{name} must be {wanted}, got {shortened(value)}.") from None
 
 
 def check_task(task: Any, where: str, registered: Sequence[Author]) -> None:
