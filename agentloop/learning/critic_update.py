@@ -61,11 +61,6 @@ class CriticLearner:
         self._optimizer.clear_gradients()
         return rate
 
-    def with_values(self, scored: ScoredBatch, *, kl_coef: float) -> tuple[ScoredBatch, dict[str, float]]:
-        """The batch with values, advantages and returns, and how well the critic knew them."""
-        scored = with_values(scored, self.critic, self._config, kl_coef=kl_coef)
-        return scored, value_metrics(scored, self._config)
-
     def accumulate(self, mini: ScoredBatch, log: CriticLog, *, backbone_share: float) -> float | None:
         """Add the gradient of the mini-batch's value loss to the critic's parameters; its loss, None without a token.
 

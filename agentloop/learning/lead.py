@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -26,27 +26,6 @@ from context.authors import AuthorTable
 from replay.records import BatchRow, Trajectory
 
 _GATHER = "gather"
-
-
-class Learner(Protocol):
-    """What the loop asks of a trainer."""
-
-    @property
-    def kl_coef(self) -> KlCoefficient: ...
-
-    def update(
-        self, rows: Sequence[BatchRow], *, iteration: int, before_steps: ShowBatch | None = None
-    ) -> UpdateResult: ...
-
-    def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult: ...
-
-    def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]: ...
-
-    def values(self) -> dict[str, Any]: ...
-
-    def save(self, folder: Path) -> None: ...
-
-    def load(self, folder: Path, values: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -125,6 +104,10 @@ class LeadTrainer:
     def _on_all_ranks(self, name: str, *arguments: Any, **named: Any) -> Iterator[None]:
         with rank_failures(), self._ranks.broadcasting((name, arguments, named)):
             yield
+
+
+Learner = Trainer | LeadTrainer
+"""What the loop asks: the trainer of a run, on one rank or on several."""
 
 
 def serve_rank(ranks: Ranks) -> None:

@@ -17,7 +17,7 @@ from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.tensor_files import read_tensors, write_tensors
 from agentloop.errors import TrainingStopped
 from agentloop.learning.batch import Batch, build_batch, plan_mini_batches
-from agentloop.learning.critic_update import CriticLearner, CriticLog, mean_reward_kl
+from agentloop.learning.critic_update import CriticLearner, CriticLog, mean_reward_kl, value_metrics, with_values
 from agentloop.learning.gradients import accumulate_gradients
 from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate
 from agentloop.learning.scoring import ScoredBatch, fresh_entropy, reusable_rows, score, score_batch
@@ -144,8 +144,8 @@ class Trainer:
         scored = score_batch(batch, self._actor, reference, self._config, reuse=reuse, ranks=self._ranks)
         metrics = fresh_entropy(scored)
         if self._critic is not None:
-            scored, values = self._critic.with_values(scored, kl_coef=self.kl_coef.value)
-            metrics |= values
+            scored = with_values(scored, self._critic.critic, self._config, kl_coef=self.kl_coef.value)
+            metrics |= value_metrics(scored, self._config)
         scored, correction = corrected(scored, self._config.loss)
         metrics |= correction
         if before_steps is not None:

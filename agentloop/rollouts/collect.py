@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Coroutine
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Protocol
 
 from agentloop.config import RunConfig
 from agentloop.environments import Task
@@ -93,17 +92,8 @@ def _episode(actors: Actors, task: Task, config: RunConfig) -> Coroutine[Ask, Co
     )
 
 
-class AdvantagesOfGroups(Protocol):
-    """What collecting asks of the run's advantage estimator."""
-
-    @property
-    def needs_greedy(self) -> bool:
-        """True: a task's members are compared with one greedy episode."""
-
-    def of_groups(
-        self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
-    ) -> list[float]:
-        """Advantages of whole groups of one iteration; `greedy` is the reward of a greedy episode, by task."""
+AdvantagesOfGroups = Callable[[Sequence[Trajectory], Sequence[float], Mapping[str, float]], list[float]]
+"""Advantages of whole groups of one iteration, by their rewards and the reward of a greedy episode of each task."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +103,7 @@ class Collector:
     actors: Actors
     config: RunConfig
     scorer: RewardScorer
-    estimator: AdvantagesOfGroups
+    advantages_of: AdvantagesOfGroups
     penalty: Penalty | None = None
     """Today's KL penalty; None: rewards are not charged for it."""
 
@@ -187,7 +177,7 @@ class Collector:
         rows = collected.trajectories
         penalties = kl_penalties(self.penalty, rows)
         rewards = penalised_rewards(rows, penalties)
-        advantages = self.estimator.of_groups(rows, rewards, greedy)
+        advantages = self.advantages_of(rows, rewards, greedy)
         collected.kl_penalties = {row.id: penalty for row, penalty in zip(rows, penalties, strict=True)}
         collected.rewards = {row.id: reward for row, reward in zip(rows, rewards, strict=True)}
         collected.trajectories = [
@@ -198,11 +188,11 @@ class Collector:
     def _greedy_rewards(
         self, tasks: Sequence[Task], collected_by: CollectedBy, collected: Collected
     ) -> dict[str, float]:
-        """The reward of one greedy episode per task, by the task's hash, less the penalty the sampled ones pay too.
+        """The reward of one greedy episode per task, by the task's hash, less the penalty that the sampled ones pay.
 
-        Nothing else is kept of it. Its log-probs are those of temperature 1.
+        For `algorithm: remax`, which compares with it. Nothing else is kept; its log-probs are those of temperature 1.
         """
-        if not (self.estimator.needs_greedy and tasks):
+        if self.config.algorithm != "remax" or not tasks:
             return {}
         by_hash = {self.actors.factory.task_hash(task): task for task in tasks}
         self.actors.generator.begin(seed=0, temperature=0.0)

@@ -49,11 +49,6 @@ class AdvantageEstimator:
         spec = config.advantage.function
         self._function = None if spec is None else _load(spec)
 
-    @property
-    def needs_greedy(self) -> bool:
-        """True: a task's members are compared with one greedy episode."""
-        return self._config.algorithm == "remax"
-
     def of_groups(
         self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
     ) -> list[float]:

@@ -200,7 +200,7 @@ def build_components(
             make_actors(config, factory, loaded, generator),
             config,
             _make_scorer(config),
-            estimator,
+            estimator.of_groups,
             reward_penalty(config, reference, authors, trainer.kl_coef),
         ),
         estimator=estimator,
