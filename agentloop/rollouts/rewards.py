@@ -33,7 +33,7 @@ class RewardModel(Protocol):
 
 @dataclass
 class Scores:
-    """Of some episodes, in their order."""
+    """Rewards of some episodes, in their order."""
 
     totals: list[float]
     """The weighted sum of all parts; NaN where a part is unknown: the engine or a reward function failed."""

@@ -164,7 +164,7 @@ def completed_advantages(
 
 
 def as_observed(trajectory: Trajectory, authors: AuthorTable) -> Trajectory:
-    """The same tokens with every trained one written by `llm(do_not_train)`: sampled, scored, without loss."""
+    """A trajectory with every trained token written by `llm(do_not_train)`: sampled, scored, without loss."""
     code = np.uint8(authors.code(LLM_DO_NOT_TRAIN))
     segments = []
     for segment in trajectory.segments:

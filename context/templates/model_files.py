@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def load_model_files(path: Path) -> ModelFiles:
 
 def from_template(source: str) -> ModelFiles:
     """A template with a byte-level tokenizer made for it: says what the template does, not what a model reads."""
-    codec = TokenCodec(train_tokenizer(source, spelled_controls(source)).to_str())
+    codec = TokenCodec(train_tokenizer(source.splitlines(), spelled_controls(source)).to_str())
     return _files(codec, ChatTemplate(source, _FALLBACK_SPECIALS), _FALLBACK_SPECIALS)
 
 
@@ -61,9 +61,16 @@ def spelled_controls(source: str) -> list[str]:
     return list(dict.fromkeys([*_FALLBACK_SPECIALS.values(), *_SPELLED.findall(source)]))
 
 
-def train_tokenizer(corpus: str, added: list[str], *, vocab_size: int = 600) -> Tokenizer:
+def train_tokenizer(
+    corpus: Iterable[str],
+    added: Sequence[str],
+    *,
+    vocab_size: int = 600,
+    pre_tokenizer: pre_tokenizers.PreTokenizer | None = None,
+) -> Tokenizer:
+    """A byte-level BPE of `vocab_size` entries, and the `added` control tokens."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizer or pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size + len(added),
@@ -71,7 +78,7 @@ def train_tokenizer(corpus: str, added: list[str], *, vocab_size: int = 600) -> 
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(corpus.splitlines(), trainer)
+    tokenizer.train_from_iterator(corpus, trainer)
     return tokenizer
 
 

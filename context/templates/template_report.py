@@ -149,7 +149,7 @@ def _turns(plan: str) -> Iterator[tuple[int, int]]:
 
 
 def _message(row: dict[str, Any]) -> Message:
-    """The same message in words."""
+    """A row of `conversation` as a message, in words."""
     role = row["role"]
     return Message(
         role,

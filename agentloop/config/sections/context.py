@@ -1,4 +1,4 @@
-"""What a run can be told about what the policy sees and whose tokens are trained, and the parts that makes."""
+"""What the configuration says about what the policy sees and whose tokens are trained, and the parts that makes."""
 
 from __future__ import annotations
 

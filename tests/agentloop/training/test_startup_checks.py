@@ -77,7 +77,7 @@ def test_what_ends_a_turn_of_tool_calls_ends_a_reply(tmp_path: Path) -> None:
     source = model("gptoss").template.source
     ends = ["<|return|>", "<|call|>", "<|end|>", "<|start|>", "<|channel|>", "<|message|>"]
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=train_tokenizer(source, ["</s>", *ends]), chat_template=source, eos_token="</s>"
+        tokenizer_object=train_tokenizer(source.splitlines(), ["</s>", *ends]), chat_template=source, eos_token="</s>"
     )
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
