@@ -97,15 +97,12 @@ def load_plain(
 ) -> RunConfig:
     """What `to_plain` gave, back again, also of an earlier version, with overrides over it; keys it does not mention
     have their defaults."""
-    renamed = {name: _renamed(name, section) for name, section in values.items()}
-    return _loaded(renamed, {}, overrides, source=source)
-
-
-def _renamed(name: str, section: Any) -> Any:
-    """A section of a stored configuration, with the keys that have another name now."""
-    if not isinstance(section, Mapping):
-        return section
-    return {_RENAMED.get((name, key), key): value for key, value in section.items()}
+    sections = {name: section for name, section in values.items() if isinstance(section, Mapping)}
+    renamed = {
+        name: {_RENAMED.get((name, key), key): value for key, value in section.items()}
+        for name, section in sections.items()
+    }
+    return _loaded({**values, **renamed}, {}, overrides, source=source)
 
 
 def _text_of(path: Path) -> str:

@@ -45,10 +45,7 @@ def check_class(environment: type, where: str, *, reads_rows: bool = False) -> t
 
 def check_options(environment: type[Environment], options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The options as the constructor's annotations ask for them (a YAML list becomes a tuple, ...)."""
-    if environment.__init__ is object.__init__:
-        parameters: Mapping[str, inspect.Parameter] = {}
-    else:
-        parameters = dict(list(inspect.signature(environment.__init__).parameters.items())[1:])
+    parameters = inspect.signature(environment).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     known = [p.name for p in parameters.values() if p.kind not in _VARIADIC]
     for name in options:

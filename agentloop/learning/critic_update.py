@@ -68,8 +68,8 @@ class CriticLearner:
         row's `loss_weights`: cutting the step into passes changes speed and memory only. `backbone_share` of the
         gradient reaches a shared backbone too, and is then the policy's optimizer's to apply.
         """
-        batch, critic = mini.batch, mini.critic
-        assert critic is not None, "a critic learns from a batch with its own values"
+        batch = mini.batch
+        assert mini.critic is not None, "a critic learns from a batch with its own values"
         mask = learned(batch, self._config)
         if not bool(mask.any()):
             return None
@@ -90,23 +90,20 @@ class CriticLearner:
         for cut in cut_micro_batches(lengths, self._config.batch.micro_batch_tokens, packs=self.critic.packs):
             positions = contributing[torch.tensor(cut, device=contributing.device)]
             part, width = mini.select(positions), int(batch.attention_mask[positions].any(dim=0).sum())
-            result = self._value_loss(part, mask[positions, :width], backbone_share)
-            passed = (result[0] * weights[positions, :width]).sum()
+            rows, before = part.batch, part.critic
+            assert before is not None
+            values, _ = self.critic.values(
+                rows.token_ids, rows.attention_mask, rows.response_mask, backbone_share=backbone_share
+            )
+            clip = self._config.critic.value_clip
+            result = value_loss(values, before.values, before.returns, mask=mask[positions, :width], value_clip=clip)
+            passed = (result.loss * weights[positions, :width]).sum()
             torch.autograd.backward(passed)
             loss += passed.detach()
-            clipped += result[1].sum()
+            clipped += result.clipped.sum()
         log.clipped += int(clipped)
         log.trained += int(mask.sum())
         return float(loss)
-
-    def _value_loss(self, part: ScoredBatch, mask: Tensor, backbone_share: float) -> tuple[Tensor, Tensor]:
-        batch, critic = part.batch, part.critic
-        assert critic is not None
-        values, _ = self.critic.values(
-            batch.token_ids, batch.attention_mask, batch.response_mask, backbone_share=backbone_share
-        )
-        result = value_loss(values, critic.values, critic.returns, mask=mask, value_clip=self._config.critic.value_clip)
-        return result.loss, result.clipped
 
     def step(self, loss: float | None, log: CriticLog, *, iteration: int) -> None:
         """One optimizer step. Without a gradient, or with one that is not finite, it leaves everything as it is.
@@ -176,7 +173,8 @@ def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig, *, kl_co
     """
     batch, section = scored.batch, config.critic
     values, behind = state_values(critic, batch, max_tokens=config.batch.micro_batch_tokens)
-    scores = at_last_action_token(_scores(batch, values), batch.response_mask, batch.trajectory)
+    earned = values.new_tensor([member.trajectory.record.reward for member in batch.members])
+    scores = at_last_action_token(earned, batch.response_mask, batch.trajectory)
     rewards = scores
     if scored.ref_log_probs is not None:
         kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, batch.response_mask, config.kl.reward_estimator)
@@ -213,11 +211,6 @@ def state_values(critic: Critic, batch: Batch, *, max_tokens: int) -> tuple[Tens
         found, ends = critic.values(part.token_ids, part.attention_mask, part.response_mask)
         values[index, : part.token_ids.shape[1]], behind[index] = found, ends
     return values, behind
-
-
-def _scores(batch: Batch, like: Tensor) -> Tensor:
-    """[N]: the reward of each trajectory."""
-    return like.new_tensor([member.trajectory.record.reward for member in batch.members])
 
 
 def _bootstrap(batch: Batch, behind: Tensor) -> Tensor:

@@ -35,11 +35,7 @@ RECOMPUTED = "actor/old_log_probs_recomputed"
 
 
 class _StoredLogProbsDiffer(Exception):
-    """In the first optimizer step of an update, before any weight has moved."""
-
-    def __init__(self, gap: float) -> None:
-        super().__init__(gap)
-        self.gap = gap
+    """By so many nats, in the first optimizer step of an update, before any weight has moved."""
 
 
 ShowBatch = Callable[[ScoredBatch], None]
@@ -136,11 +132,12 @@ class Trainer:
             return self._update(batch, reuse=True, iteration=iteration, before_steps=before_steps)
         except _StoredLogProbsDiffer as found:
             result = self._update(batch, reuse=False, iteration=iteration, before_steps=before_steps)
-            return replace(result, metrics=result.metrics | {"actor/sampling_gap": found.gap, RECOMPUTED: 1.0})
+            return replace(result, metrics=result.metrics | {"actor/sampling_gap": found.args[0], RECOMPUTED: 1.0})
 
     def _update(self, batch: Batch, *, reuse: bool, iteration: int, before_steps: ShowBatch | None) -> UpdateResult:
         """`reuse`: behavior log-probs of rows that the present weights sampled are taken for their old ones."""
-        reference = self._reference if self._needs_reference() else None
+        needed = self._config.kl.loss_coef > 0 or _rewards_here(self._config)
+        reference = self._reference if needed else None
         scored = score_batch(batch, self._actor, reference, self._config, reuse=reuse, ranks=self._ranks)
         metrics = fresh_entropy(scored)
         if self._critic is not None:
@@ -198,9 +195,6 @@ class Trainer:
         loss = self._critic.accumulate(mini, critic_log, backbone_share=share)
         self._step(mini, totals, log, iteration=iteration)
         self._critic.step(loss, critic_log, iteration=iteration)
-
-    def _needs_reference(self) -> bool:
-        return self._config.kl.loss_coef > 0 or _rewards_here(self._config)
 
     def _feed_kl(self, scored: ScoredBatch) -> dict[str, float]:
         """The KL that the rewards were charged for, as metrics and as feedback to the coefficient."""

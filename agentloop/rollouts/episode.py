@@ -191,12 +191,8 @@ def _answer(environment: Environment, reply: Reply, limits: ToolLimits, calls: _
 
 
 def _reward(environment: Environment, task: Task, messages: Sequence[Message], stop_reason: str) -> float:
-    if stop_reason == StopReason.ENGINE_FAILURE:
-        return math.nan
-    return _score(environment, task, messages) if stop_reason == StopReason.ANSWERED else 0.0
-
-
-def _score(environment: Environment, task: Task, messages: Sequence[Message]) -> float:
+    if stop_reason != StopReason.ANSWERED:
+        return math.nan if stop_reason == StopReason.ENGINE_FAILURE else 0.0
     name = type(environment).__name__
     try:
         reward = float(environment.reward(task, messages))

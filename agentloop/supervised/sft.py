@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -253,12 +254,10 @@ class _Training:
     def _save(self) -> None:
         progress: dict[str, Any] = {"update": self.progress.update, "held_out": self.progress.held_out}
         values = {"digest": self.data.digest, "progress": progress}
-        folder = self._folder.checkpoints
-        save_checkpoint(folder / f"{self.progress.update:06d}", self._save_model, self._save_state, values)
+        folder, state = self._folder.checkpoints, self._optimizer.state()
+        save_state = partial(write_tensors, tensors=state)
+        save_checkpoint(folder / f"{self.progress.update:06d}", self._save_model, save_state, values)
         prune(folder, keep=self.data.config.checkpoint.keep)
-
-    def _save_state(self, target: Path) -> None:
-        write_tensors(target, self._optimizer.state())
 
     def _save_model(self, target: Path) -> None:
         with muted_libraries():

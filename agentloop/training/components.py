@@ -42,7 +42,6 @@ from agentloop.user_code import load_function, load_sampler
 from context import AuthorTable
 from context.messages import Message
 from context.templates.template_report import check_template
-from replay.config import ReplayConfig
 from replay.mixing.mixer import Mixer
 from replay.sampling.samplers import Sampler
 from replay.storage.write import Admission, Redactor
@@ -171,7 +170,7 @@ def build_components(
     if source.summary is not None:
         display.note(f"tasks: {source.summary}")
     _check_credit(config, factory)
-    admission = make_admission(config.replay)
+    redact = None if config.replay.redact is None else load_redactor(config.replay.redact)
     saved = checkpoint.model if checkpoint else None
     loaded = load_policy(config, first, saved=saved)
     _keep_tokenizer(loaded, folder)
@@ -190,7 +189,7 @@ def build_components(
         config=config,
         folder=folder,
         store=store,
-        admission=admission,
+        admission=Admission(config.replay.dedupe, redact),
         sampler=load_sampler(
             config.replay.sampler, derive_seed(config.run.seed, "sampler"), config.replay.sampler_options
         ),
@@ -241,12 +240,8 @@ def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
 
 def _make_scorer(config: RunConfig) -> RewardScorer:
     section = config.reward
-    model = None if section.model.path is None else SequenceClassifier(section.model, config.model)
+    model = None if section.model.path is None else SequenceClassifier(section.model, config.model).score
     return RewardScorer(section, max_tokens=config.context.max_tokens, model=model)
-
-
-def make_admission(section: ReplayConfig) -> Admission:
-    return Admission(section.dedupe, None if section.redact is None else load_redactor(section.redact))
 
 
 def load_redactor(spec: str) -> Redactor:

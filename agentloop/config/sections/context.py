@@ -68,15 +68,6 @@ def author_table(registered: Iterable[Author]) -> AuthorTable:
     return AuthorTable(rows)
 
 
-def check_parser_name(name: str) -> None:
-    """Raises ValueError unless `make_parser` may know it."""
-    if ":" not in name and name != "auto" and name not in PARSERS:
-        raise ValueError(
-            f"context.parser must be a built-in parser or path/to/file.py:ClassName, got {name!r}. "
-            f"{suggest(name, ['auto', *PARSERS])}"
-        )
-
-
 class AuthorSection(Section):
     """A kind of author besides the built-in ones; what its tokens are for."""
 
@@ -127,7 +118,11 @@ class ContextSection(Section):
     @model_validator(mode="after")
     def _parts_can_be_made(self) -> Self:
         make_strategy(self.strategy, self.options)
-        check_parser_name(self.parser)
+        if ":" not in self.parser and self.parser != "auto" and self.parser not in PARSERS:
+            raise ValueError(
+                f"context.parser must be a built-in parser or path/to/file.py:ClassName, got {self.parser!r}. "
+                f"{suggest(self.parser, ['auto', *PARSERS])}"
+            )
         self.author_table()
         if not all(self.blackout):
             raise ValueError("context.blackout must hold texts of at least one character, got ''. Remove it.")
