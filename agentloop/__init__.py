@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from agentloop.environments import Environment, Task, tool
     from agentloop.training.train import TrainResult, train
 
-__version__ = "0.1.0"
-
 _HOMES = {
     "Environment": "agentloop.environments",
     "Task": "agentloop.environments",

@@ -31,7 +31,7 @@ _MOST_CHARACTERS = 300
 
 
 def shortened(text: str) -> str:
-    """The same on one line and of bounded length."""
+    """A text on one line and of bounded length."""
     text = " ".join(text.split())
     return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "..."
 

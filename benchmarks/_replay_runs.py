@@ -14,10 +14,10 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from agentloop import __version__
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config, to_plain
 from agentloop.environments import load_environment
@@ -130,7 +130,7 @@ def _begin(parts: Components) -> None:
             config=to_plain(parts.config),
             authors=parts.authors.to_json(),
             authors_hash=parts.authors.hash,
-            code_version=__version__,
+            code_version=version("agentloop-replay"),
             fingerprint=parts.fingerprint,
         )
     )

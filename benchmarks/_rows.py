@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from agentloop.models.tiny import train_tokenizer
+from agentloop.models.tiny import build_tokenizer
 from context.authors import ENV, LLM, TEMPLATE, default_authors
 from context.messages import Message
 from context.tokens.token_sequence import Segment, TokenSequence
@@ -40,7 +40,7 @@ def corpus() -> Corpus:
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     text = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)[:_CHARACTERS]
     lines = text.splitlines(keepends=True)
-    tokenizer = train_tokenizer(lines[::4], vocabulary=_VOCABULARY)
+    tokenizer = build_tokenizer(lines[::4], vocabulary=_VOCABULARY)
     found = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
     starts = np.array([start for start, _ in found.offsets], np.int64)
     return Corpus(text, np.array(found.ids, np.int32), starts)

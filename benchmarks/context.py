@@ -19,7 +19,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from agentloop.models.tiny import END_OF_TURN, train_tokenizer
+from agentloop.models.tiny import END_OF_TURN, build_tokenizer
 from context import ChatTemplate, ContextManager, HermesParser, Message, Renderer, TokenCodec, ToolCall, default_authors
 from context.messages import to_template
 
@@ -63,7 +63,7 @@ def make_conversation(turns: int, *, reply: int = REPLY, result: int = RESULT) -
         return " ".join(rng.choices(words, cum_weights=ranks, k=count))
 
     frame = [json.dumps(_TOOL["function"]), '{"name": "search", "arguments": {"query": "x"}}'] * 50
-    tokenizer = train_tokenizer([text(2000) for _ in range(20)] + frame, vocabulary=4000)
+    tokenizer = build_tokenizer([text(2000) for _ in range(20)] + frame, vocabulary=4000)
     per_word = len(tokenizer.encode(text(2000))) / 2000
     made = []
     for _ in range(turns):

@@ -30,7 +30,7 @@ from agentloop.learning.scoring import ScoredBatch, score
 from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
-from agentloop.models.tiny import train_tokenizer
+from agentloop.models.tiny import build_tokenizer
 from benchmarks._goals import show
 from benchmarks._rows import make_trajectory
 from benchmarks.rollout import VOCABULARY, tiny_model
@@ -133,7 +133,7 @@ def ways(model: PreTrainedModel, names: Sequence[str]) -> dict[str, Any]:
 def _trl_step(model: PreTrainedModel, config: RunConfig) -> Any:
     from benchmarks._peer_step import TrlStep  # here: it needs TRL
 
-    return TrlStep(model, train_tokenizer(["a text to learn from"], vocabulary=300), config, rows=TRL_ROWS)
+    return TrlStep(model, build_tokenizer(["a text to learn from"], vocabulary=300), config, rows=TRL_ROWS)
 
 
 def check_alike(found: Mapping[str, Any]) -> None:

@@ -56,7 +56,7 @@ class _Next:
     increment: TokenSequence | None
     """What follows the reply; None: the template rewrites what was before it."""
     length: int
-    """Of the whole prompt."""
+    """Tokens of the whole prompt."""
 
 
 class ContextManager:

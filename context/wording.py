@@ -6,13 +6,18 @@ import difflib
 from collections.abc import Iterable
 
 _LONGEST_NAME = 80
-"""Of a name that is compared: it may come from a model, and comparing takes time."""
+"""Characters of a name that are compared: it may come from a model, and comparing takes time."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """A closing sentence for an unknown name: the nearest known one, or all of them."""
     choices = list(known)
-    nearest = difflib.get_close_matches(name[:_LONGEST_NAME], choices, n=1, cutoff=0.6)
-    if nearest:
-        return f"Did you mean {nearest[0]}?"
+    similar = nearest(name, choices)
+    if similar is not None:
+        return f"Did you mean {similar}?"
     return f"There is {', '.join(choices)}." if choices else "There is none."
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that is spelled most alike; None: none is at least `cutoff` alike, from 0 to 1."""
+    return next(iter(difflib.get_close_matches(name[:_LONGEST_NAME], list(known), n=1, cutoff=cutoff)), None)

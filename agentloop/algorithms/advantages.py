@@ -24,11 +24,11 @@ class Member:
     """What it earned in all, less what a KL penalty takes off."""
     num_action_tokens: int = 1
     group: str = ""
-    """Fresh members of one group have one name; a replayed one's is that of the group it was born in."""
+    """Fresh members of one group have one name; a replayed one's is that of the group it was collected in."""
     task: str = ""
     replayed: bool = False
     greedy_reward: float = math.nan
-    """Of one greedy episode on its task; NaN: unknown."""
+    """Reward of one greedy episode on its task; NaN: unknown."""
     turn_rewards: tuple[float, ...] | None = None
     """What each of its replies earned by itself; None: unknown."""
 
@@ -49,7 +49,7 @@ class Rule:
     """One way to make a baseline of the members a trajectory is compared with."""
 
     baseline: Callable[[Sequence[Member]], Baseline]
-    """Of at least one member."""
+    """The baseline of at least one member."""
     compares: Literal["group", "batch", "nothing"]
     """Whom a trajectory is compared with: its group, all of the batch, or nobody (`of_itself`)."""
     leaves_itself_out: bool = False
@@ -183,7 +183,7 @@ def normalised(values: Sequence[float], *, centre: bool, zero_is_measured: bool)
 
 
 def _whitening(values: Sequence[float]) -> Baseline:
-    """Of fewer than two different values the scale is infinite, so that all come out as 0."""
+    """Mean and deviation; with fewer than two different values the scale is infinite, so that all come out as 0."""
     if len(set(values)) < 2:
         return Baseline(0.0, math.inf)
     mean = math.fsum(values) / len(values)
@@ -204,7 +204,7 @@ def compared_members(
 ) -> list[tuple[int, ...]]:
     """Positions of the members that each member is compared with; none for a replayed one under `stored`.
 
-    - stored: fresh members with their group; a replayed row keeps the advantage it was born with
+    - stored: fresh members with their group; a replayed row keeps the advantage it was collected with
     - split: besides, replayed members of a task with each other (RePO's split, Li et al. 2025, arXiv 2506.09340)
     - fresh_only: replayed members with the fresh ones of their task
     - shared: all members of a task with each other

@@ -31,7 +31,7 @@ class Correction:
     """None: no bound."""
     ratio_high: float | None
     trace_high: float | None
-    """Of v_trace alone."""
+    """For v_trace alone."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Credit per turn: what a reply is worth by what it earned itself and by what came of it."""
+"""Credit per turn: a reply is valued by what it earned itself and by what came of it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Drift:
     """Sum of exp(d) - d - 1 with d = the log drift: estimates KL(behavior || old)."""
 
     def effective_sample_size(self, trajectories: Tensor, weights: EssWeights) -> float:
-        """Of some trajectories, each with a token, chosen by [N] bool or by their indices: (sum w)^2 / (n sum w^2).
+        """(sum w)^2 / (n sum w^2) over some trajectories, each with a token, chosen by [N] bool or by their indices.
 
         n counts trajectories, and w is the geometric mean of a trajectory's ratios (`mean`) or their product
         (`sequence`); or n counts tokens, and w is each one's own ratio (`token`).

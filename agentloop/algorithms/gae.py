@@ -60,7 +60,7 @@ def at_last_action_token(scores: Tensor, response_mask: Tensor, trajectory: Tens
 
 
 def _in_order(owners: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of action tokens in batch order: their trajectories, their numbers within them; and each one's tokens [N]."""
+    """For action tokens in batch order: their trajectories, their numbers within them; and each one's tokens [N]."""
     lengths = torch.bincount(owners, minlength=count)
     order = torch.argsort(owners, stable=True)
     begins = lengths.cumsum(0) - lengths

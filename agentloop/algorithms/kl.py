@@ -95,10 +95,6 @@ class KlCoefficient:
         self._target = target
         self._horizon = horizon
 
-    @property
-    def adapts(self) -> bool:
-        return self._target is not None
-
     def feed(self, kl: float, trajectories: int) -> None:
         """Nats per token, mean over the iteration's tokens. Without a target nothing changes."""
         if self._target is not None:

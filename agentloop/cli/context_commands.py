@@ -14,7 +14,6 @@ from context.authors import default_authors
 from context.conversation_file import read_conversation
 from context.templates.chat_template import RenderError
 from context.templates.model_files import ModelFiles, load_model_files
-from context.templates.render import Renderer
 from context.templates.template_report import TemplateReport, check_template, in_words
 from context.view import token_view
 from replay.cli import newest_run_folder
@@ -73,8 +72,7 @@ def show(
 
 def _show_file(path: Path, model: ModelFiles, as_json: bool) -> None:
     authors = default_authors()
-    renderer = Renderer(model.codec, model.template, authors=authors, stop_ids=model.stop_ids)
-    tokens = renderer.initial(*read_conversation(path))
+    tokens = model.renderer(authors).initial(*read_conversation(path))
     if as_json:
         names = [authors.name(code) for code in tokens.authors.tolist()]
         print(json.dumps({"token_ids": tokens.token_ids.tolist(), "authors": names}))

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import sqlite3
 import sys
@@ -178,10 +179,5 @@ def _version_of(distribution: str) -> str | None:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """`2.13.0+cpu` -> (2, 13, 0); a part that is no number ends it."""
-    numbers: list[int] = []
-    for part in version.split("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()

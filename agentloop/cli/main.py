@@ -11,29 +11,46 @@ import traceback
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from agentloop.cli.context_commands import app as context_app
-from agentloop.cli.mix import mix
-from agentloop.cli.replay_commands import import_, rescore, verify, whatif
 from agentloop.distributed.torchrun import check_alone, own_rank
 from agentloop.errors import TrainingStopped, UserError, one_line, one_line_with_place, place_in_user_code
-from context import PrefixError, RenderError
-from context.visible import visible_lines
-from replay.cli import app as replay_app
-from replay.cli.common import Run, RunId, opened
-from replay.cli.inspect import inspect
-from replay.errors import ReplayError
-from replay.queries.open_buffer import asked_run
 
 if TYPE_CHECKING:
     from agentloop.training.train import TrainResult
 
 
+class LateCommand(TyperCommand):
+    """A command of `buffer_commands`, which is imported when one is called: the program's --help needs only `help`."""
+
+    def loaded(self) -> Any:
+        from agentloop.cli.buffer_commands import app as late
+
+        command: Any = typer.main.get_command(late)
+        return command.commands[self.name]
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return self.loaded().make_context(info_name, args, parent, **extra)
+
+
+class _Program(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands.update({name: LateCommand(name, help=help) for name, help in _LATE.items()})
+
+
+_LATE = {
+    "inspect": "Show a buffer and its runs in a browser, live: read-only, on this machine, without a model.",
+    "report": "Write a run's page as one file to send to somebody: all curves, nothing runs in it, nothing is fetched.",
+    "context": "Look at chat templates and conversations, token by token.",
+    "replay": "Look into a replay buffer.",
+}
 app = typer.Typer(
     name="agentloop",
+    cls=_Program,
     help="Experience replay for training tool-using language-model agents.",
     epilog="Example: agentloop train configs/quickstart.yaml, then: agentloop replay stats",
     no_args_is_help=True,
@@ -41,32 +58,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
 )
-
-
-app.add_typer(context_app, name="context", epilog="Example: agentloop context check template.jinja")
-
-
-replay_app.command(epilog="Example: agentloop replay mix runs/quickstart-001 --set replay.fraction=0.5")(mix)
-
-
-replay_app.command("import", epilog="Example: agentloop replay import wins.parquet runs/quickstart-002 --name wins")(
-    import_
-)
-
-
-replay_app.command(epilog="Example: agentloop replay verify runs/quickstart-001 --log-probs")(verify)
-
-
-replay_app.command(epilog="Example: agentloop replay rescore --where 'staleness > 8'")(rescore)
-
-
-replay_app.command(epilog="Example: agentloop replay whatif runs/quickstart-001 --loss own --loss gspo")(whatif)
-
-
-app.add_typer(replay_app, name="replay", epilog="Example: agentloop replay ls --failed")
-
-
-app.command(epilog="Example: agentloop inspect runs/quickstart-001")(inspect)
 
 
 @app.callback()
@@ -214,26 +205,6 @@ def sft(
     raise typer.Exit(result.exit_code)
 
 
-@app.command(epilog="Example: agentloop report runs/quickstart-001 --out quickstart.html")
-def report(
-    run: Run = None,
-    run_id: RunId = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Where to; report.html in the run folder when left out."),
-    ] = None,
-) -> None:
-    """Write a run's page as one file to send to somebody: all curves, nothing runs in it and nothing is fetched."""
-    from agentloop.runs.run_folder import explained
-    from agentloop.runs.run_report import report_run
-    from replay.report import REPORT_NAME
-
-    with opened(run) as buffer:
-        path = out or (buffer.folder or Path()) / REPORT_NAME
-        with explained(path, option="--out", advice="Choose another with --out FILE."):
-            print(report_run(buffer.store, path, run=asked_run(buffer, run_id)))
-
-
 @app.command(epilog="Example: agentloop config configs/quickstart.yaml --set replay.fraction=0.5")
 def config(file: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the effective configuration, each key with its meaning."""
@@ -270,10 +241,6 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(130)  # before a run has begun there is nothing to say
-    except (UserError, ReplayError, RenderError, PrefixError) as error:
-        place = None if error.__cause__ is None else place_in_user_code(error.__cause__)
-        _say(str(error) if place is None else f"{error} The traceback: {_written_down(error)}")
-        sys.exit(2)
     except MemoryError as error:
         _say(f"memory must suffice, got {str(error) or 'none left'}. Stop other programs or do less at once.")
         sys.exit(2)
@@ -281,6 +248,10 @@ def main() -> None:
         _say(f"training stopped: {error}")
         sys.exit(1)
     except Exception as error:
+        if isinstance(error, (UserError, *_refusals())):
+            place = None if error.__cause__ is None else place_in_user_code(error.__cause__)
+            _say(str(error) if place is None else f"{error} The traceback: {_written_down(error)}")
+            sys.exit(2)
         if place_in_user_code(error) is None:
             _say(
                 f"agentloop must not fail by itself, got {one_line(error)}. Please report it with the traceback: "
@@ -292,7 +263,17 @@ def main() -> None:
         raise SystemExit(2) from error
 
 
+def _refusals() -> tuple[type[Exception], ...]:
+    """What `replay` and `context` refuse; imported once there is an error."""
+    from context import PrefixError, RenderError
+    from replay.errors import ReplayError
+
+    return ReplayError, RenderError, PrefixError
+
+
 def _say(message: str) -> None:
+    from context.visible import visible_lines
+
     print(f"agentloop: {visible_lines(' '.join(message.split()))}", file=sys.stderr)
 
 

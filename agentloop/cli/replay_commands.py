@@ -94,7 +94,7 @@ def rescore(
     limit: Annotated[int | None, typer.Option(min=1, help="Most trajectories scored.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score stored trajectories with a policy, the newest one unless told: how far it has drifted from them.
+    """Score stored trajectories with a policy, the newest one by default: how far it has drifted from them.
 
     Its log-probs are stored beside the old ones, and shown by `replay show --json`.
     """
@@ -108,7 +108,7 @@ def rescore(
 
 
 class Format(StrEnum):
-    """Of a file to import."""
+    """What a file to import holds."""
 
     agentloop = "agentloop"
     openai_chat = "openai-chat"
@@ -169,7 +169,7 @@ def import_(
 
 
 _MOST_ROWS = 512
-"""Of a what-if: a few updates' worth."""
+"""Rows of a what-if: a few updates' batches."""
 
 
 def whatif(
@@ -210,7 +210,7 @@ def whatif(
         from agentloop.analysis.whatif.compared_rows import RowChoice, policy_of_iteration
         from agentloop.analysis.whatif.losses import asked_losses
         from agentloop.analysis.whatif.measure import what_if
-        from agentloop.analysis.whatif.present import as_text
+        from agentloop.analysis.whatif.result import as_text
         from agentloop.runs.display import open_display
 
         folder = _run_folder(buffer)

@@ -1,4 +1,4 @@
-"""What a run can be told: every section of its configuration, and reading it from files and the command line."""
+"""The configuration: every section of its configuration, and reading it from files and the command line."""
 
 from agentloop.config.run_config import RunConfig
 from agentloop.config.sections.model import ModelSection, TinyModelSection

@@ -1,4 +1,4 @@
-"""From a YAML file to a `RunConfig`, with every mistake told in one line that names its place and its key.
+"""From a YAML file to a `RunConfig`, with every mistake named in one line that names its place and its key.
 
 The form of an error: `FILE:LINE: <config.path> must <rule>, got <value>. <what to do>`.
 """
@@ -6,7 +6,6 @@ The form of an error: `FILE:LINE: <config.path> must <rule>, got <value>. <what 
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +17,11 @@ from pydantic_core import ErrorDetails
 
 from agentloop.config import RunConfig
 from agentloop.config.describe import describe_config
-from agentloop.config.keys import Key, KeySection, dotted_keys, schema_entries
+from agentloop.config.keys import Key, KeySection, dotted_keys, schema_entries, value_at
 from agentloop.config.model_defaults import defaults_of
 from agentloop.config.strict_yaml import MAX_BYTES, read_yaml, shown
 from agentloop.errors import UserError
+from context.wording import nearest
 
 __all__ = ["describe_config", "load_config", "load_over", "load_plain", "read_keys", "to_plain"]
 _TO_BE_GIVEN = "???"
@@ -97,15 +97,12 @@ def load_plain(
 ) -> RunConfig:
     """What `to_plain` gave, back again, also of an earlier version, with overrides over it; keys it does not mention
     have their defaults."""
-    renamed = {name: _renamed(name, section) for name, section in values.items()}
-    return _loaded(renamed, {}, overrides, source=source)
-
-
-def _renamed(name: str, section: Any) -> Any:
-    """A section of a stored configuration, with the keys that have another name now."""
-    if not isinstance(section, Mapping):
-        return section
-    return {_RENAMED.get((name, key), key): value for key, value in section.items()}
+    sections = {name: section for name, section in values.items() if isinstance(section, Mapping)}
+    renamed = {
+        name: {_RENAMED.get((name, key), key): value for key, value in section.items()}
+        for name, section in sections.items()
+    }
+    return _loaded({**values, **renamed}, {}, overrides, source=source)
 
 
 def _text_of(path: Path) -> str:
@@ -174,16 +171,12 @@ def _apply(override: str, values: dict[str, Any], places: dict[KeyPath, str]) ->
     except UserError as error:
         rule = re.sub(r"^:\d+", "", str(error).removeprefix(source))  # a line number says nothing here
         raise UserError(source + rule) from None
-    for length in range(1, len(path) + 1):
-        entry = schema_entries().get(path[:length])
-        if isinstance(entry, Key):
-            _set_below(values, path, value, length=length, source=source)
-            break
-    else:
-        nested: Any = value
-        for name in reversed(path):
-            nested = {name: nested}
-        _lay_over(values, nested, (), lambda _: source)
+    free = next((path[:length] for length in range(1, len(path)) if _is_key(path[:length])), None)
+    if free is not None:  # a key inside a free mapping: environment.options.hops
+        value = _with_inner(value_at(values, free), free, path[len(free) :], value, source)
+    for name in reversed(free or path):
+        value = {name: value}
+    _lay_over(values, value, (), lambda _: source)
     places[path] = source
     for key in [key for key in places if key[: len(path)] == path]:
         places[key] = source
@@ -193,21 +186,20 @@ def _without_password(text: str) -> str:
     return re.sub(r"(?<=password=)[^&\s]*", "***", re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", text))
 
 
-def _set_below(values: dict[str, Any], path: KeyPath, value: Any, *, length: int, source: str) -> None:
-    """Set a key, or one inside a free mapping (`environment.options.hops`)."""
-    entry = schema_entries()[path[:length]]
-    inner = values
-    for name in path[: length - 1]:
-        inner = inner[name]
-    for depth, name in enumerate(path[length - 1 : -1], start=length):
-        below = inner.setdefault(name, {})
-        if not isinstance(entry, Key) or not entry.free or not isinstance(below, dict):
-            dotted = ".".join(path[:depth])
-            rule = f"{dotted} must be a mapping to have keys below it, got {shown(below)}."
-            raise UserError(f"{source}: {rule}")
-        inner[name] = dict(below)
-        inner = inner[name]
-    inner[path[-1]] = value
+def _is_key(path: KeyPath) -> bool:
+    return isinstance(schema_entries().get(path), Key)
+
+
+def _with_inner(there: Any, above: KeyPath, names: KeyPath, value: Any, source: str) -> Any:
+    """The value at `above`, `there`, with `value` at `names` below it."""
+    if not names:
+        return value
+    entry = schema_entries().get(above)
+    if not isinstance(there, dict) or (isinstance(entry, Key) and not entry.free):
+        raise UserError(f"{source}: {'.'.join(above)} must be a mapping to have keys below it, got {shown(there)}.")
+    name, *below = names
+    inner = _with_inner(there.get(name, {}), (*above, name), tuple(below), value, source)
+    return {**there, name: inner}
 
 
 def _unknown(path: KeyPath) -> str:
@@ -217,11 +209,10 @@ def _unknown(path: KeyPath) -> str:
     above = "".join(f"{name}." for name in path[:-1])
     below = [key for key in known if key.startswith(above) and key.endswith(f".{path[-1]}")]
     below.sort(key=lambda key: key.count("."))
-    close = below or difflib.get_close_matches(dotted, known, n=1, cutoff=0.6)
-    # A key in the wrong section or at the top: compare the last part alone.
-    last = {key.rpartition(".")[2]: key for key in reversed(known)}
-    in_other_sections = difflib.get_close_matches(dotted.rpartition(".")[2], last, n=1, cutoff=0.8)
-    similar = close[0] if close else last[in_other_sections[0]] if in_other_sections else None
+    similar = below[0] if below else nearest(dotted, known)
+    if similar is None:  # a key in the wrong section or at the top: compare the last part alone
+        last = {key.rpartition(".")[2]: key for key in reversed(known)}
+        similar = last.get(nearest(dotted.rpartition(".")[2], last, cutoff=0.8) or "")
     advice = f"Did you mean {similar}?" if similar else _keys_of(path[:-1])
     return f"{dotted} must be a known key, got an unknown one. {advice}"
 
@@ -266,7 +257,7 @@ def _problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> 
 
 
 def _rule_of_several(details: ErrorDetails, section: KeyPath, place: Place) -> tuple[KeyPath, str]:
-    """A rule over several keys, told by the model in the agreed form; placed at the first key it names."""
+    """A rule over several keys, said by the model in the agreed form; placed at the first key it names."""
     message = str(details.get("ctx", {}).get("error", details["msg"]))
     named = [tuple(key.split(".")) for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", message)]
     # What is named may lie in a free mapping or a list: context.options.budget.
@@ -279,5 +270,5 @@ def _rule_of_several(details: ErrorDetails, section: KeyPath, place: Place) -> t
 
 
 def _quoted(value: object) -> str:
-    """Text in quotes, so that `got '128'` is told from `got 128`."""
+    """Text in quotes, so that `got '128'` is not `got 128`."""
     return repr(shown(value)) if isinstance(value, str) else shown(value)

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from agentloop.config import RunConfig
-from agentloop.config.keys import Key, schema_entries
+from agentloop.config.keys import Key, schema_entries, value_at
 from agentloop.config.strict_yaml import resolve_scalar
 
 _WIDTH = 110
@@ -24,7 +24,7 @@ _OBVIOUS = frozenset({"text", "text or null", "true or false", "a mapping"})
 _YAML_1_1 = frozenset({"y", "n", "yes", "no", "on", "off"})
 _PLAIN = re.compile(r"[A-Za-z_/.][A-Za-z0-9_./-]*")
 _REFERENCE_HEADER = """\
-# Every key a run can be told, with its meaning, its rule and its default.
+# Every key of a run, with its meaning, its rule and its default.
 # A run's own file needs only the keys it changes; `agentloop config FILE` prints the rest.
 # A value of ??? in a run's file must be given on the command line.
 # Generated from agentloop/config by `python -m agentloop.config.describe`; don't edit by hand.
@@ -45,31 +45,21 @@ def describe_config(config: RunConfig) -> str:
         if len(path) <= depth:  # back from a nested section
             lines.append("")
         depth = len(path) - 1
-        value = _value_at(values, path)
+        value = value_at(values, path)
         default = entry.default_with(config.model.path)
         differs = "" if value == default else f"  # default: {_flow(default)}"
         rule = "" if entry.rule in _OBVIOUS else f" ({entry.rule})"
         lines += _comment(entry.meaning + rule, indent)
         if entry.model_default != entry.default:
-            lines += _comment(_two_defaults(entry), indent)
+            two = f"Default: {_flow(entry.default)}; where model.path names a model: {_flow(entry.model_default)}."
+            lines += _comment(two, indent)
         lines.append(f"{indent}{path[-1]}: {_flow(value)}{differs}")
     return "\n".join(lines).strip() + "\n"
-
-
-def _two_defaults(key: Key) -> str:
-    return f"Default: {_flow(key.default)}; where model.path names a model: {_flow(key.model_default)}."
 
 
 def reference_yaml() -> str:
     """What configs/reference.yaml holds."""
     return f"{_REFERENCE_HEADER}\n{describe_config(RunConfig())}"
-
-
-def _value_at(values: dict[str, Any], path: tuple[str, ...]) -> Any:
-    value: Any = values
-    for name in path:
-        value = value[name]
-    return value
 
 
 def _comment(text: str, indent: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -55,6 +55,14 @@ def schema_entries() -> dict[tuple[str, ...], Key | KeySection]:
 @cache
 def dotted_keys() -> tuple[str, ...]:
     return tuple(entry.dotted for entry in schema_entries().values() if isinstance(entry, Key))
+
+
+def value_at(values: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    """What a plain configuration says at a path."""
+    value: Any = values
+    for name in path:
+        value = value[name]
+    return value
 
 
 def _entries(

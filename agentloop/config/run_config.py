@@ -1,4 +1,4 @@
-"""What a run can be told. Every key with its meaning, its default and its rule; unknown keys are errors.
+"""The configuration of a run: every key with its meaning, its default and its rule; unknown keys are errors.
 
 Reading a file (line numbers, nearest keys, overrides) is `config_file`'s job; this module only says what is valid.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Thread
@@ -120,7 +120,7 @@ def process_group(*, timeout_s: float, device: str = "auto") -> Iterator[Ranks]:
     try:
         yield ranks
     except BaseException:
-        # A backend may hold on to what nobody will answer any more; the error is told all the same.
+        # A backend may hold on to what nobody will answer any more; the error is shown all the same.
         leaving = Thread(target=_leave, args=(ranks,), daemon=True)
         leaving.start()
         leaving.join(_LEAVING_S)
@@ -132,9 +132,9 @@ def _leave(ranks: Ranks) -> None:
     """Rank 0 sends the others home, and the groups end with their threads: Python can't go down under one that runs.
 
     Also after an error: the others wait for an order, and would for ever. Those who are gone need none; those in the
-    middle of one would hear of it after their timeout, and notice at once that this process ends.
+    middle of one would know of it after their timeout, and notice at once that this process ends.
     """
-    with _nobody_left_is_fine():
+    with suppress(RankLost), rank_failures():  # there may be nobody left
         if ranks.index == 0 and ranks.others_listen:
             ranks.broadcast(None)
     ranks.control_group = None  # the last that holds on to that group
@@ -167,12 +167,3 @@ def rank_failures() -> Iterator[None]:
 
 def is_about_ranks(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower() or "nccl" in str(error).lower()
-
-
-@contextmanager
-def _nobody_left_is_fine() -> Iterator[None]:
-    try:
-        yield
-    except (dist.DistError, RuntimeError) as error:
-        if not is_about_ranks(error):
-            raise

@@ -13,7 +13,7 @@ def ranks_wanted() -> int:
 
 
 def own_rank() -> int:
-    """Of this process among them; 0 without torchrun, whatever else a cluster calls a rank."""
+    """The rank of this process; 0 without torchrun, whatever else a cluster calls a rank."""
     return int(os.environ.get("RANK", "0")) if ranks_wanted() > 1 else 0
 
 

@@ -16,6 +16,7 @@ from agentloop.errors import UserError, one_line, one_line_with_place
 from context.authors import INITIALIZATION, LLM, USER, Author
 from context.messages import Message, canonical_json, messages_hash
 from context.wording import suggest
+from replay.errors import shortened
 
 _MAKE_TASK = "make_task(self, rng) -> Task"
 _TASK_FROM_ROW = "task_from_row(self, row) -> Task"
@@ -44,10 +45,7 @@ def check_class(environment: type, where: str, *, reads_rows: bool = False) -> t
 
 def check_options(environment: type[Environment], options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The options as the constructor's annotations ask for them (a YAML list becomes a tuple, ...)."""
-    if environment.__init__ is object.__init__:
-        parameters: Mapping[str, inspect.Parameter] = {}
-    else:
-        parameters = dict(list(inspect.signature(environment.__init__).parameters.items())[1:])
+    parameters = inspect.signature(environment).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     known = [p.name for p in parameters.values() if p.kind not in _VARIADIC]
     for name in options:
@@ -71,11 +69,9 @@ def _converted(name: str, value: Any, annotation: Any) -> Any:
         return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
     except PydanticSchemaGenerationError:
         return value
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise UserError(
-            f"environment.options.{name} must be {inspect.formatannotation(annotation)}, got {value!r}. {first['msg']}."
-        ) from None
+    except ValidationError:
+        wanted = inspect.formatannotation(annotation)
+        raise UserError(f"environment.options.{name} must be {wanted}, got {shortened(value)}.") from None
 
 
 def check_task(task: Any, where: str, registered: Sequence[Author]) -> None:

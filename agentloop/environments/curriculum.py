@@ -5,21 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from agentloop.config.sections.dataset import TasksSection
+
 _UNIT = 10**6
 """Weights are whole numbers of this share: their sums are exact, so draws are the same on every machine."""
-
-
-@dataclass(frozen=True)
-class OrderRule:
-    shuffle: bool = True
-    curriculum: Literal["none", "easy_first", "learnability"] = "none"
-    decay: float = 0.5
-    floor: float = 0.1
 
 
 class TaskOrder:
@@ -28,21 +21,21 @@ class TaskOrder:
     Without a curriculum a pure function of seed and index: each epoch of `size` indices gives every task once.
 
     `easy_first`: an epoch too gives every task once, those first that succeeded most often when it began.
-    `learnability`: an index is drawn with weight max(floor, 4 p (1 - p)), which is greatest where half of the
-    attempts succeed and a group teaches most (sampling for learnability: Rutherford et al. 2024, arXiv 2408.15099;
-    Foster & Foerster 2025, arXiv 2502.12272). No task comes again while it is under way, and for `floor` none is left
+    `learnability`: an index is drawn with weight max(floor, 4 p (1 - p)), which is greatest where half of the attempts
+    succeed and a group teaches most (sampling for learnability: Rutherford et al. 2024, arXiv 2408.15099;
+    Foster & Foerster 2025, arXiv 2502.12272). No task comes again while it is under way, and for the floor none is left
     out for good.
 
-    p = (successes + 1) / (attempts + 2), so a task that was never tried has 1/2; `decay` is the factor of
+    p = (successes + 1) / (attempts + 2), so a task that was never tried has 1/2; its decay is the factor of
     earlier counts each time a task is tried again, for the policy that made them is gone.
 
     What an index was given is kept until it has been learned from: rates that change in between move nothing.
     """
 
-    def __init__(self, size: int, *, seed: int, rule: OrderRule) -> None:
+    def __init__(self, size: int, *, seed: int, section: TasksSection) -> None:
         self.size = size
         self._seed = seed
-        self._rule = rule
+        self._section = section
         self._epoch = -1
         self._order: list[int] = []
         self._counts: dict[int, tuple[float, float]] = {}
@@ -55,14 +48,14 @@ class TaskOrder:
 
     @property
     def adapts(self) -> bool:
-        return self._rule.curriculum != "none"
+        return self._section.curriculum != "none"
 
     def at(self, index: int) -> int:
         """The number of the task. With a curriculum, for indices without a recorded success, or new ones in turn."""
         if not self.adapts:
             return self._plain(index)
         while self._next <= index:
-            self._given[self._next] = self._easiest() if self._rule.curriculum == "easy_first" else self._drawn()
+            self._given[self._next] = self._easiest() if self._section.curriculum == "easy_first" else self._drawn()
             self._next += 1
         return self._given[index]
 
@@ -73,7 +66,7 @@ class TaskOrder:
         number = self._given.pop(index)
         if attempts:
             tried, solved = self._counts.get(number, (0.0, 0.0))
-            decay = self._rule.decay
+            decay = self._section.curriculum_decay
             self._counts[number] = (decay * tried + attempts, decay * solved + successes)
             self._weights[number] = self._weight(number)
 
@@ -115,7 +108,7 @@ class TaskOrder:
 
     def _plain(self, index: int) -> int:
         epoch, position = divmod(index, self.size)
-        if not self._rule.shuffle:
+        if not self._section.shuffle:
             return position
         if epoch != self._epoch:
             self._order, self._epoch = self._shuffled(epoch), epoch
@@ -145,4 +138,4 @@ class TaskOrder:
 
     def _weight(self, number: int) -> int:
         p = self.success(number)
-        return max(1, round(_UNIT * max(self._rule.floor, 4.0 * p * (1.0 - p))))
+        return max(1, round(_UNIT * max(self._section.curriculum_floor, 4.0 * p * (1.0 - p))))

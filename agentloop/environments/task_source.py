@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from agentloop.config import RunConfig
+from agentloop.config.sections.dataset import TasksSection
 from agentloop.config.seeds import derive_seed
-from agentloop.environments.curriculum import OrderRule, TaskOrder
+from agentloop.environments.curriculum import TaskOrder
 from agentloop.environments.datasets import TaskRows, load_rows
 from agentloop.environments.environment import Task
 from agentloop.environments.factory import EnvironmentFactory, load_environment
@@ -44,9 +45,8 @@ def open_tasks(
     for side in () if rows is None else (rows.train, rows.held_out):
         for number in range(0, len(side), -(-len(side) // _MOST_CHECKED)):
             factory.task_from_row(side[number], f"row {number + 1}")
-    rule = OrderRule(tasks.shuffle, tasks.curriculum, tasks.curriculum_decay, tasks.curriculum_floor)
     seed = derive_seed(config.run.seed, "tasks")
-    return factory, TaskSource(factory, seed=seed, pool=section.task_pool, rows=rows, rule=rule)
+    return factory, TaskSource(factory, seed=seed, pool=section.task_pool, rows=rows, section=tasks)
 
 
 class TaskSource:
@@ -64,14 +64,14 @@ class TaskSource:
         seed: int,
         pool: int | Literal["unlimited"] = "unlimited",
         rows: TaskRows | None = None,
-        rule: OrderRule | None = None,
+        section: TasksSection | None = None,
     ) -> None:
         """With `rows` their training side is the pool."""
         self._factory = factory
         self._seed = seed
         self._rows = rows
         size = pool if rows is None else len(rows.train)
-        self._order = None if size == "unlimited" else TaskOrder(size, seed=seed, rule=rule or OrderRule())
+        self._order = None if size == "unlimited" else TaskOrder(size, seed=seed, section=section or TasksSection())
 
     @property
     def summary(self) -> str | None:

@@ -21,19 +21,13 @@ def replies(
         return [failure] * len(requests)
     if len(given) != len(requests):  # which reply is whose is anyone's guess
         return [GenerationFailed(f"{len(given)} replies to {len(requests)} requests")] * len(requests)
-    return [_checked(request, reply, vocab_size) for request, reply in zip(requests, given, strict=True)]
+    problems = [_problem(request, reply, vocab_size) for request, reply in zip(requests, given, strict=True)]
+    return [reply if not problem else GenerationFailed(problem) for reply, problem in zip(given, problems, strict=True)]
 
 
-def _checked(
-    request: GenerationRequest, reply: Completion | GenerationFailed, vocab_size: int
-) -> Completion | GenerationFailed:
+def _problem(request: GenerationRequest, reply: Completion | GenerationFailed, vocab_size: int) -> str | None:
     if isinstance(reply, GenerationFailed):
-        return reply
-    problem = _problem(request, reply, vocab_size)
-    return reply if problem is None else GenerationFailed(problem)
-
-
-def _problem(request: GenerationRequest, reply: Completion, vocab_size: int) -> str | None:
+        return None  # it has said so itself
     n = len(reply.token_ids)
     if not 1 <= n <= request.max_new_tokens:
         return f"{n} tokens where 1 to {request.max_new_tokens} were asked for"

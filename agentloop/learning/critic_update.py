@@ -16,7 +16,7 @@ from agentloop.algorithms.value_loss import explained_variance, value_loss
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
 from agentloop.learning.batch import Batch, cut_micro_batches
-from agentloop.learning.optimizer import WeightOptimizer, learning_rate
+from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate
 from agentloop.learning.scoring import CriticOutputs, ScoredBatch
 from agentloop.models.critic import Critic
 from context.strategies import CONTEXT_FULL, SUMMARY_TOO_LONG
@@ -30,28 +30,19 @@ Whatever is not named here is an end of the task itself, imported reasons too.""
 
 
 @dataclass
-class CriticLog:
+class CriticLog(StepLog):
     """What happened in the critic's optimizer steps of one update."""
 
-    steps: int = 0
-    skipped_no_signal: int = 0
-    skipped_bad_gradient: int = 0
     losses: list[float] = field(default_factory=list)
-    gradient_norms: list[float] = field(default_factory=list)
     clipped: int = 0
     trained: int = 0
 
     def metrics(self) -> dict[str, float]:
-        metrics = {
-            "critic/skipped_no_signal": float(self.skipped_no_signal),
-            "critic/skipped_bad_gradient": float(self.skipped_bad_gradient),
-        }
+        metrics = self.step_metrics("critic")
         if self.losses:
             metrics["critic/vf_loss"] = sum(self.losses) / len(self.losses)
         if self.trained:
             metrics["critic/vf_clipfrac"] = self.clipped / self.trained
-        if self.gradient_norms:
-            metrics["critic/grad_norm"] = sum(self.gradient_norms) / len(self.gradient_norms)
         return metrics
 
 
@@ -64,16 +55,11 @@ class CriticLearner:
         self._optimizer = WeightOptimizer(critic.weights, config.critic.optimizer)
 
     def begin(self, *, iteration: int) -> float:
-        """Of an update. The learning rate it goes by."""
+        """Begin an update; the learning rate it goes by."""
         rate = learning_rate(self._config.critic.optimizer, iteration=iteration, iterations=self._config.run.iterations)
         self._optimizer.set_learning_rate(rate)
         self._optimizer.clear_gradients()
         return rate
-
-    def with_values(self, scored: ScoredBatch, *, kl_coef: float) -> tuple[ScoredBatch, dict[str, float]]:
-        """The batch with values, advantages and returns, and how well the critic knew them."""
-        scored = with_values(scored, self.critic, self._config, kl_coef=kl_coef)
-        return scored, value_metrics(scored, self._config)
 
     def accumulate(self, mini: ScoredBatch, log: CriticLog, *, backbone_share: float) -> float | None:
         """Add the gradient of the mini-batch's value loss to the critic's parameters; its loss, None without a token.
@@ -82,8 +68,8 @@ class CriticLearner:
         row's `loss_weights`: cutting the step into passes changes speed and memory only. `backbone_share` of the
         gradient reaches a shared backbone too, and is then the policy's optimizer's to apply.
         """
-        batch, critic = mini.batch, mini.critic
-        assert critic is not None, "a critic learns from a batch with its own values"
+        batch = mini.batch
+        assert mini.critic is not None, "a critic learns from a batch with its own values"
         mask = learned(batch, self._config)
         if not bool(mask.any()):
             return None
@@ -104,23 +90,20 @@ class CriticLearner:
         for cut in cut_micro_batches(lengths, self._config.batch.micro_batch_tokens, packs=self.critic.packs):
             positions = contributing[torch.tensor(cut, device=contributing.device)]
             part, width = mini.select(positions), int(batch.attention_mask[positions].any(dim=0).sum())
-            result = self._value_loss(part, mask[positions, :width], backbone_share)
-            passed = (result[0] * weights[positions, :width]).sum()
+            rows, before = part.batch, part.critic
+            assert before is not None
+            values, _ = self.critic.values(
+                rows.token_ids, rows.attention_mask, rows.response_mask, backbone_share=backbone_share
+            )
+            clip = self._config.critic.value_clip
+            result = value_loss(values, before.values, before.returns, mask=mask[positions, :width], value_clip=clip)
+            passed = (result.loss * weights[positions, :width]).sum()
             torch.autograd.backward(passed)
             loss += passed.detach()
-            clipped += result[1].sum()
+            clipped += result.clipped.sum()
         log.clipped += int(clipped)
         log.trained += int(mask.sum())
         return float(loss)
-
-    def _value_loss(self, part: ScoredBatch, mask: Tensor, backbone_share: float) -> tuple[Tensor, Tensor]:
-        batch, critic = part.batch, part.critic
-        assert critic is not None
-        values, _ = self.critic.values(
-            batch.token_ids, batch.attention_mask, batch.response_mask, backbone_share=backbone_share
-        )
-        result = value_loss(values, critic.values, critic.returns, mask=mask, value_clip=self._config.critic.value_clip)
-        return result.loss, result.clipped
 
     def step(self, loss: float | None, log: CriticLog, *, iteration: int) -> None:
         """One optimizer step. Without a gradient, or with one that is not finite, it leaves everything as it is.
@@ -144,12 +127,7 @@ class CriticLearner:
             log.skipped_bad_gradient += 1
             return
         log.losses.append(loss)
-        if norm == 0.0:
-            self._optimizer.clear_gradients()
-            log.skipped_no_signal += 1
-            return
-        log.gradient_norms.append(norm)
-        self._optimizer.step(norm)
+        log.apply(self._optimizer, norm)
 
     def state(self) -> dict[str, Tensor]:
         """Weights and optimizer, live tensors: `weights/<name>` and `optimizer/<name>/<field>`."""
@@ -195,7 +173,8 @@ def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig, *, kl_co
     """
     batch, section = scored.batch, config.critic
     values, behind = state_values(critic, batch, max_tokens=config.batch.micro_batch_tokens)
-    scores = at_last_action_token(_scores(batch, values), batch.response_mask, batch.trajectory)
+    earned = values.new_tensor([member.trajectory.record.reward for member in batch.members])
+    scores = at_last_action_token(earned, batch.response_mask, batch.trajectory)
     rewards = scores
     if scored.ref_log_probs is not None:
         kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, batch.response_mask, config.kl.reward_estimator)
@@ -232,11 +211,6 @@ def state_values(critic: Critic, batch: Batch, *, max_tokens: int) -> tuple[Tens
         found, ends = critic.values(part.token_ids, part.attention_mask, part.response_mask)
         values[index, : part.token_ids.shape[1]], behind[index] = found, ends
     return values, behind
-
-
-def _scores(batch: Batch, like: Tensor) -> Tensor:
-    """[N]: the reward of each trajectory."""
-    return like.new_tensor([member.trajectory.record.reward for member in batch.members])
 
 
 def _bootstrap(batch: Batch, behind: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from agentloop.models.actor import Actor
 
 @dataclass(frozen=True)
 class StepLoss:
-    """Of one optimizer step, over all its passes."""
+    """The loss of one optimizer step, over all its passes."""
 
     loss: float
     """What was differentiated."""

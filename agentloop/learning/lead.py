@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -15,7 +15,8 @@ from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import Ranks, rank_failures
 from agentloop.errors import RankLost, TrainingStopped, UserError
-from agentloop.learning.trainer import ShowBatch, Trainer, UpdateResult
+from agentloop.learning.trainer import ShowBatch, Trainer
+from agentloop.learning.update_stats import UpdateResult
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.reference import WithoutAdapters, reference_policy
@@ -25,27 +26,6 @@ from context.authors import AuthorTable
 from replay.records import BatchRow, Trajectory
 
 _GATHER = "gather"
-
-
-class Learner(Protocol):
-    """What the loop asks of a trainer."""
-
-    @property
-    def kl_coef(self) -> KlCoefficient: ...
-
-    def update(
-        self, rows: Sequence[BatchRow], *, iteration: int, before_steps: ShowBatch | None = None
-    ) -> UpdateResult: ...
-
-    def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult: ...
-
-    def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]: ...
-
-    def values(self) -> dict[str, Any]: ...
-
-    def save(self, folder: Path) -> None: ...
-
-    def load(self, folder: Path, values: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +55,7 @@ def check_ranks(config: RunConfig, ranks: Ranks) -> None:
 
 
 class LeadTrainer:
-    """Rank 0's: tells the others what it does before it does it, so that all do the same.
+    """The trainer of rank 0: says what it does to the others before it does it, so that all do the same.
 
     The policy that samples is a whole copy on this rank alone; `publish` brings the sharded weights into it.
     """
@@ -124,6 +104,10 @@ class LeadTrainer:
     def _on_all_ranks(self, name: str, *arguments: Any, **named: Any) -> Iterator[None]:
         with rank_failures(), self._ranks.broadcasting((name, arguments, named)):
             yield
+
+
+Learner = Trainer | LeadTrainer
+"""What the loop asks: the trainer of a run, on one rank or on several."""
 
 
 def serve_rank(ranks: Ranks) -> None:

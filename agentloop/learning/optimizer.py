@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +37,34 @@ def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int)
     }[section.schedule]
     factor = 1.0 if section.schedule == "constant" else section.final_factor + (1.0 - section.final_factor) * course
     return section.learning_rate * factor
+
+
+@dataclasses.dataclass
+class StepLog:
+    """What became of the optimizer steps of one update."""
+
+    steps: int = 0
+    skipped_no_signal: int = 0
+    skipped_bad_gradient: int = 0
+    gradient_norms: list[float] = dataclasses.field(default_factory=list)
+
+    def apply(self, optimizer: WeightOptimizer, gradient_norm: float) -> None:
+        """Make the step, unless its gradient is 0: it would still move the weights, by momentum and by weight decay."""
+        if gradient_norm == 0.0:
+            optimizer.clear_gradients()
+            self.skipped_no_signal += 1
+        else:
+            self.gradient_norms.append(gradient_norm)
+            optimizer.step(gradient_norm)
+
+    def step_metrics(self, role: Literal["actor", "critic"]) -> dict[str, float]:
+        metrics = {
+            f"{role}/skipped_no_signal": float(self.skipped_no_signal),
+            f"{role}/skipped_bad_gradient": float(self.skipped_bad_gradient),
+        }
+        if self.gradient_norms:
+            metrics[f"{role}/grad_norm"] = sum(self.gradient_norms) / len(self.gradient_norms)
+        return metrics
 
 
 class WeightOptimizer:
@@ -221,7 +251,7 @@ def _total_norm(gradients: list[Tensor]) -> float:
 
 
 def _shape(field: str, target: Tensor) -> list[int]:
-    """Of a field of the state of `target`, on all ranks together."""
+    """The shape of a field of the state of `target`, on all ranks together."""
     shape = list(target.shape)
     if field == "step":
         return []

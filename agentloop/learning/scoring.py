@@ -70,7 +70,7 @@ class ScoredBatch:
         return torch.where(known, logs, torch.nan)
 
     def drift(self) -> Drift:
-        """Of every trajectory of the batch."""
+        """The drift of every trajectory of the batch."""
         return trajectory_drift(
             self.old_log_probs,
             self.batch.behavior_log_probs,

@@ -17,30 +17,16 @@ from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.tensor_files import read_tensors, write_tensors
 from agentloop.errors import TrainingStopped
 from agentloop.learning.batch import Batch, build_batch, plan_mini_batches
-from agentloop.learning.critic_update import CriticLearner, CriticLog, mean_reward_kl
+from agentloop.learning.critic_update import CriticLearner, CriticLog, mean_reward_kl, value_metrics, with_values
 from agentloop.learning.gradients import accumulate_gradients
-from agentloop.learning.optimizer import WeightOptimizer, learning_rate
+from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate
 from agentloop.learning.scoring import ScoredBatch, fresh_entropy, reusable_rows, score, score_batch
 from agentloop.learning.stream_losses import check_behavior, corrected, stream_losses
-from agentloop.learning.update_stats import RowStats, UpdateTotals, update_report
+from agentloop.learning.update_stats import UpdateResult, UpdateTotals, update_result
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from context.authors import AuthorTable
-from replay.records import REPLAY, BatchRow, Histogram, Trajectory
-
-
-@dataclass(frozen=True)
-class UpdateResult:
-    metrics: dict[str, float]
-    rows: dict[str, RowStats]
-    """By trajectory id."""
-    optimizer_steps: int
-    """ppo_epochs x ceil(batch / mini_batch); steps that were skipped count too. A critic makes as many."""
-    advantages: dict[str, float] = field(default_factory=dict)
-    """By trajectory id, where the update made advantages of its own: the mean over its trained tokens."""
-    histograms: tuple[Histogram, ...] = ()
-    """Of drift, and of ratios where there was a gradient pass."""
-
+from replay.records import REPLAY, BatchRow, Trajectory
 
 SAMPLING_GAP_BOUND = 1e-3
 """Nats: beyond it, log-probs that were stored when a row was sampled do not stand for old ones."""
@@ -49,11 +35,7 @@ RECOMPUTED = "actor/old_log_probs_recomputed"
 
 
 class _StoredLogProbsDiffer(Exception):
-    """In the first optimizer step of an update, before any weight has moved."""
-
-    def __init__(self, gap: float) -> None:
-        super().__init__(gap)
-        self.gap = gap
+    """By so many nats, in the first optimizer step of an update, before any weight has moved."""
 
 
 ShowBatch = Callable[[ScoredBatch], None]
@@ -61,10 +43,9 @@ ShowBatch = Callable[[ScoredBatch], None]
 
 
 @dataclass
-class _Log:
-    """What happened in the optimizer steps of one update."""
+class _Log(StepLog):
+    """What happened in the policy's optimizer steps of one update."""
 
-    steps: int = 0
     held: bool = False
     """True: the policy makes no more steps in this iteration."""
     held_steps: int = 0
@@ -72,22 +53,14 @@ class _Log:
     """True: there are old log-probs that were not recomputed."""
     sampling_gap: float | None = None
     """Nats, root mean square: how far they are from those of the first step's passes, before any weight has moved."""
-    skipped_no_signal: int = 0
-    skipped_bad_gradient: int = 0
-    gradient_norms: list[float] = field(default_factory=list)
     kl_losses: list[float] = field(default_factory=list)
 
     def metrics(self) -> dict[str, float]:
-        metrics = {
-            "actor/skipped_no_signal": float(self.skipped_no_signal),
-            "actor/skipped_bad_gradient": float(self.skipped_bad_gradient),
-        }
+        metrics = self.step_metrics("actor")
         if self.sampling_gap is not None:
             metrics |= {"actor/sampling_gap": self.sampling_gap, RECOMPUTED: 0.0}
         if self.held_steps:
             metrics["actor/held_steps"] = float(self.held_steps)
-        if self.gradient_norms:
-            metrics["actor/grad_norm"] = sum(self.gradient_norms) / len(self.gradient_norms)
         if self.kl_losses:
             metrics["actor/kl_loss"] = sum(self.kl_losses) / len(self.kl_losses)
         return metrics
@@ -159,16 +132,17 @@ class Trainer:
             return self._update(batch, reuse=True, iteration=iteration, before_steps=before_steps)
         except _StoredLogProbsDiffer as found:
             result = self._update(batch, reuse=False, iteration=iteration, before_steps=before_steps)
-            return replace(result, metrics=result.metrics | {"actor/sampling_gap": found.gap, RECOMPUTED: 1.0})
+            return replace(result, metrics=result.metrics | {"actor/sampling_gap": found.args[0], RECOMPUTED: 1.0})
 
     def _update(self, batch: Batch, *, reuse: bool, iteration: int, before_steps: ShowBatch | None) -> UpdateResult:
         """`reuse`: behavior log-probs of rows that the present weights sampled are taken for their old ones."""
-        reference = self._reference if self._needs_reference() else None
+        needed = self._config.kl.loss_coef > 0 or _rewards_here(self._config)
+        reference = self._reference if needed else None
         scored = score_batch(batch, self._actor, reference, self._config, reuse=reuse, ranks=self._ranks)
         metrics = fresh_entropy(scored)
         if self._critic is not None:
-            scored, values = self._critic.with_values(scored, kl_coef=self.kl_coef.value)
-            metrics |= values
+            scored = with_values(scored, self._critic.critic, self._config, kl_coef=self.kl_coef.value)
+            metrics |= value_metrics(scored, self._config)
         scored, correction = corrected(scored, self._config.loss)
         metrics |= correction
         if before_steps is not None:
@@ -187,8 +161,8 @@ class Trainer:
         if self._critic is not None:
             metrics |= critic_log.metrics()
         metrics |= self._feed_kl(scored)
-        report = update_report(scored, totals, ess_weights=self._config.replay.ess.weights)
-        return UpdateResult(metrics | report.metrics, report.rows, log.steps, report.advantages, report.histograms)
+        result = update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
+        return replace(result, metrics=metrics | result.metrics, optimizer_steps=log.steps)
 
     def _begin(self, iteration: int) -> dict[str, float]:
         """Set the learning rates of the iteration, and forget gradients that others left."""
@@ -222,9 +196,6 @@ class Trainer:
         self._step(mini, totals, log, iteration=iteration)
         self._critic.step(loss, critic_log, iteration=iteration)
 
-    def _needs_reference(self) -> bool:
-        return self._config.kl.loss_coef > 0 or _rewards_here(self._config)
-
     def _feed_kl(self, scored: ScoredBatch) -> dict[str, float]:
         """The KL that the rewards were charged for, as metrics and as feedback to the coefficient."""
         if not _rewards_here(self._config):
@@ -247,8 +218,7 @@ class Trainer:
         scored = score_batch(batch, self._actor, None, self._config, reuse=True, ranks=self._ranks)
         totals = UpdateTotals(scored.batch.replayed)
         totals.add_drift(scored.drift())
-        report = update_report(scored, totals, ess_weights=self._config.replay.ess.weights)
-        return UpdateResult(report.metrics, report.rows, 0, histograms=report.histograms)
+        return update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Nats per action token of the current policy; NaN where there is none."""
@@ -330,13 +300,7 @@ class Trainer:
             return
         if self._config.kl.loss_coef > 0:
             log.kl_losses.append(step.kl)
-        if norm == 0.0:
-            # Stepping would still move the weights: by momentum and by weight decay.
-            self._optimizer.clear_gradients()
-            log.skipped_no_signal += 1
-            return
-        log.gradient_norms.append(norm)
-        self._optimizer.step(norm)
+        log.apply(self._optimizer, norm)
 
 
 def _rewards_here(config: RunConfig) -> bool:

@@ -28,7 +28,7 @@ _QUANTILES = (1, 50, 99)
 
 @dataclass(frozen=True)
 class RowStats:
-    """Of one trajectory in one update. None: there was nothing to measure it on, which is not 0."""
+    """One trajectory in one update. None: there was nothing to measure it on, which is not 0."""
 
     drift_mean: float | None
     """Mean over action tokens of exp(old - behavior); None without behavior log-probs."""
@@ -60,7 +60,7 @@ class UpdateTotals:
         """Trained tokens of the gradient passes: the denominator of ratios and approx_kl."""
         self.ratio = zeros.clone()
         self.ratios: list[tuple[Tensor, Tensor]] = []
-        """Of each pass: ratios [B, T] float32, NaN where not trained, and whether their rows are replayed, [B]."""
+        """By pass: ratios [B, T] float32, NaN where not trained, and whether their rows are replayed, [B]."""
         self.spread = zeros.new_zeros((len(replayed), BINS))
         """[N, BINS]: the scored tokens by their ratio, see `replay.storage.format.ratio_histograms`."""
         self.approx_kl = zeros.clone()
@@ -97,7 +97,7 @@ class UpdateTotals:
         for name, total in zip(_OF_PASSES, sums, strict=True):
             setattr(self, name, total)
         ranks.sum(self.spread)
-        gathered = [(ranks.gather(self._ratios_of(replayed)), replayed) for _, replayed in _STREAMS]
+        gathered = [(ranks.gather(self.ratios_of(replayed=replayed)), replayed) for _, replayed in _STREAMS]
         self.ratios = [(values[:, None], values.new_full(values.shape, flag).bool()) for values, flag in gathered]
 
     def merge(self, step: UpdateTotals) -> None:
@@ -127,37 +127,42 @@ class UpdateTotals:
                 metrics[f"actor/{stream}/approx_kl"] = float(self.approx_kl[rows].sum()) / scored
             if trained and scored:
                 metrics[f"actor/{stream}/ratio_mean"] = float(self.ratio[rows].sum()) / scored
-                metrics |= _spread(f"actor/{stream}/ratio", self._ratios_of(replayed))
+                ratios = self.ratios_of(replayed=replayed)
+                metrics[f"actor/{stream}/ratio_min"] = float(ratios.min())
+                metrics[f"actor/{stream}/ratio_max"] = float(ratios.max())
+                metrics |= {f"actor/{stream}/ratio_{name}": value for name, value in quantiles(ratios).items()}
         return metrics
 
-    def _ratios_of(self, replayed: bool) -> Tensor:
-        """[n], of all trained tokens of one stream in all passes."""
+    def ratios_of(self, *, replayed: bool) -> Tensor:
+        """[n]: those of all trained tokens of one stream in all passes."""
         none = torch.empty(0, device=self.replayed.device)
         together = torch.cat([none, *(ratios[rows == replayed].flatten() for ratios, rows in self.ratios)])
         return together[~together.isnan()]
 
 
 @dataclass(frozen=True)
-class UpdateReport:
+class UpdateResult:
     """What is shown and stored of one update."""
 
     metrics: dict[str, float]
     rows: dict[str, RowStats]
     """By trajectory id."""
     histograms: tuple[Histogram, ...]
-    """Of drift, and of ratios where there was a gradient pass."""
+    """Histograms of drift, and of ratios where there was a gradient pass."""
     advantages: dict[str, float]
     """By trajectory id, where a critic made them: the mean over the trained tokens."""
+    optimizer_steps: int = 0
+    """ppo_epochs x ceil(batch / mini_batch); steps that were skipped count too. A critic makes as many."""
 
 
-def update_report(scored: ScoredBatch, totals: UpdateTotals, *, ess_weights: EssWeights) -> UpdateReport:
+def update_result(scored: ScoredBatch, totals: UpdateTotals, *, ess_weights: EssWeights) -> UpdateResult:
     """Drift from the scored batch, ratios and losses from the totals of its gradient passes, if there were any."""
     batch, drift = scored.batch, scored.drift()
     ages = [age_bucket(member.staleness) if member.stream == REPLAY else None for member in batch.members]
     log_drift = scored.token_log_drift()
     spread = binned(log_drift, batch.response_mask, batch.trajectory, count=batch.num_trajectories)
     metrics = drift_metrics(drift, batch.replayed, ages, ess_weights=ess_weights)
-    return UpdateReport(
+    return UpdateResult(
         metrics | drift_quantiles(log_drift.exp(), batch.replay_mask) | totals.metrics(),
         row_stats(drift, totals, batch.trajectory_ids),
         histograms("ratio", totals.spread, ages) + histograms("drift", spread, ages),
@@ -191,7 +196,7 @@ def binned(logs: Tensor, mask: Tensor, trajectory: Tensor, *, count: int) -> Ten
 def histograms(
     quantity: Literal["ratio", "drift"], spread: Tensor, ages: Sequence[str | None]
 ) -> tuple[Histogram, ...]:
-    """Of the fresh trajectories of [N, BINS] `spread`, and of the replayed ones of each age bucket.
+    """Tokens of the fresh trajectories of [N, BINS] `spread`, and of the replayed ones of each age bucket.
 
     `ages` as in `drift_metrics`, None for fresh ones. What has no token is absent.
     """
@@ -231,23 +236,21 @@ def drift_metrics(
 
 
 def drift_quantiles(drift: Tensor, replay_mask: Tensor) -> dict[str, float]:
-    """Of each stream's action tokens; `drift` [B, T] is NaN where there is none or it is not known."""
+    """Quantiles over each stream's action tokens; `drift` [B, T] is NaN where there is none or it is not known."""
     metrics: dict[str, float] = {}
     for stream, flag in _STREAMS:
         values = drift[replay_mask == flag].flatten()
         known = values[~values.isnan()]
         if len(known):
-            spread = _spread(f"actor/{stream}/drift", known)
-            metrics |= {name: value for name, value in spread.items() if not name.endswith(("_min", "_max"))}
+            metrics |= {f"actor/{stream}/drift_{name}": value for name, value in quantiles(known).items()}
     return metrics
 
 
-def _spread(name: str, values: Tensor) -> dict[str, float]:
-    """Smallest, largest and quantiles of [n] values. Quantile q is the value of rank ceil(q n): one that occurred."""
+def quantiles(values: Tensor) -> dict[str, float]:
+    """`p01`, `p50` and `p99` of [n] values. Quantile q is the value of rank ceil(q n): one that occurred."""
     ordered = values.sort().values
     ranks = {percent: -(-percent * len(values) // 100) - 1 for percent in _QUANTILES}
-    found = {f"p{percent:02d}": ordered[rank] for percent, rank in ranks.items()}
-    return {f"{name}_{key}": float(value) for key, value in {"min": ordered[0], "max": ordered[-1], **found}.items()}
+    return {f"p{percent:02d}": float(ordered[rank]) for percent, rank in ranks.items()}
 
 
 def row_stats(drift: Drift, totals: UpdateTotals, trajectory_ids: Sequence[str]) -> dict[str, RowStats]:

@@ -38,7 +38,7 @@ class Actor:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of log-probs: float32, or float64 for a float64 model."""
+        """The type of log-probs: float32, or float64 for a float64 model."""
         return torch.float64 if self.model.dtype == torch.float64 else torch.float32
 
     @property

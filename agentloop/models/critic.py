@@ -1,4 +1,4 @@
-"""What a state is worth: a value head on a copy of the policy, or on the policy itself."""
+"""Values of states: a value head on a copy of the policy, or on the policy itself."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Critic:
     def values(
         self, token_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, *, backbone_share: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """Of the states before each action token, [B, T], and behind each row's last token, [B]; reward units.
+        """Values of the states before each action token, [B, T], and behind each row's last token, [B]; reward units.
 
         0 where `response_mask` is False. `backbone_share` is how much of a gradient passes the head; the head's own
         is always whole. Rows must be padded on the right.

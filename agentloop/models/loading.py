@@ -16,20 +16,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from agentloop.config import ModelSection
 from agentloop.errors import UserError
-from context import AuthorTable, ChatTemplate, Renderer, TokenCodec
+from context import ChatTemplate, TokenCodec
 from context.templates.model_files import ModelFiles, template_stops
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class LoadedModel(ModelFiles):
     """Weights and everything needed to talk to them in tokens."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    codec: TokenCodec
-    template: ChatTemplate
-    stop_ids: frozenset[int]
-    """Tokens that end a reply: eos, and what the template ends an answer or a turn of tool calls with."""
 
     @property
     def fingerprint(self) -> dict[str, str | int]:
@@ -40,13 +36,6 @@ class LoadedModel:
             "model_family": str(self.model.config.model_type),
             "vocab_size": int(self.model.config.get_text_config().vocab_size),
         }
-
-    @property
-    def files(self) -> ModelFiles:
-        return ModelFiles(self.codec, self.template, self.stop_ids)
-
-    def renderer(self, authors: AuthorTable) -> Renderer:
-        return Renderer(self.codec, self.template, authors=authors, stop_ids=self.stop_ids)
 
 
 def load_model(section: ModelSection, path: str | Path) -> LoadedModel:
@@ -73,7 +62,7 @@ def load_model(section: ModelSection, path: str | Path) -> LoadedModel:
         model.enable_adapters()  # they are loaded frozen
     model.eval()  # dropout would make the ratio of unchanged weights differ from 1
     codec, template = _codec(tokenizer, path), _template(tokenizer, path)
-    return LoadedModel(model, tokenizer, codec, template, _stop_ids(model, tokenizer, codec, template))
+    return LoadedModel(codec, template, _stop_ids(model, tokenizer, codec, template), model, tokenizer)
 
 
 def _check_weights(found: Mapping[str, Any], path: str | Path) -> None:

@@ -39,7 +39,7 @@ def autocast(device: torch.device, compute: ComputeSection) -> AbstractContextMa
 
 
 class Passes:
-    """Of one backbone, as the configuration's `compute` says."""
+    """How one backbone is run, as the configuration's `compute` says."""
 
     def __init__(self, backbone: nn.Module, device: torch.device, compute: ComputeSection) -> None:
         self._backbone, self._device, self._compute = backbone, device, compute

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,20 +29,12 @@ class WithoutAdapters(Actor):
         super().__init__(actor.model, packs=actor.packs, compute=actor.compute)
         self._head = actor._head  # asked once for both: ranks that ask a sharded model must do it together
 
-    def log_probs(
-        self,
-        token_ids: Tensor,
-        attention_mask: Tensor,
-        response_mask: Tensor,
-        temperature: Tensor,
-        *,
-        entropy: bool = True,
-    ) -> tuple[Tensor, Tensor]:
+    def log_probs(self, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
         """As the actor's, without gradient."""
         self.model.disable_adapters()
         try:
             with torch.no_grad():
-                return super().log_probs(token_ids, attention_mask, response_mask, temperature, entropy=entropy)
+                return super().log_probs(*arguments, **named)
         finally:
             self.model.enable_adapters()
 

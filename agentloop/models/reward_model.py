@@ -84,7 +84,7 @@ class SequenceClassifier:
         return text
 
     def _pad(self) -> None:
-        """The end of a conversation is what tells: it is never cut."""
+        """The end of a conversation decides: it is never cut."""
         self._tokenizer.truncation_side = "left"
         if self._tokenizer.pad_token_id is None:
             if self._tokenizer.eos_token_id is None:

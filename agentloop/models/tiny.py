@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agentloop.config import TinyModelSection
+from context.templates.model_files import train_tokenizer
 
 END_OF_TURN = "<|im_end|>"
 _ADDED = (
@@ -70,7 +71,7 @@ CHAT_TEMPLATE = """\
 
 def build_tiny_model(folder: Path, section: TinyModelSection, *, corpus: Iterable[str], seed: int) -> None:
     """Make tokenizer and model from `seed` and write them to `folder` as Hugging Face files."""
-    tokenizer = train_tokenizer(corpus, vocabulary=section.vocabulary)
+    tokenizer = build_tokenizer(corpus, vocabulary=section.vocabulary)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(_architecture(section, tokenizer))
@@ -81,23 +82,15 @@ def build_tiny_model(folder: Path, section: TinyModelSection, *, corpus: Iterabl
     tokenizer.save_pretrained(folder)
 
 
-def train_tokenizer(corpus: Iterable[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
+def build_tokenizer(corpus: Iterable[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE over `corpus` with the template's control tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+    pieces = [
+        pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    tokenizer = train_tokenizer(
+        corpus, _ADDED, vocab_size=vocabulary - len(_ADDED), pre_tokenizer=pre_tokenizers.Sequence(pieces)
     )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in _ADDED],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END_OF_TURN,

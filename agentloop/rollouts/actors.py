@@ -51,7 +51,7 @@ class Actors:
     parser: ReplyParser
     authors: AuthorTable
     vocab_size: int
-    """Of the policy: no token it samples has this number or a higher one."""
+    """Size of the policy's vocabulary: no token it samples has this number or a higher one."""
     strategy: Strategy = field(default_factory=Linear)
     control: TrainingControl = field(default_factory=TrainingControl)
     warnings: Warnings = field(default_factory=Warnings)

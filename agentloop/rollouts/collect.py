@@ -8,17 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Coroutine
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
-from typing import Protocol
 
 from agentloop.config import RunConfig
-from agentloop.environments import Task, ToolLimits
+from agentloop.environments import Task
 from agentloop.errors import UserError
 from agentloop.generation import Completion, GenerationFailed, GenerationRequest, replies
 from agentloop.records import Penalty, kl_penalties, penalised_rewards
 from agentloop.rollouts.actors import Actors, Warnings
-from agentloop.rollouts.episode import Ask, Episode, EpisodeLimits, rollout
+from agentloop.rollouts.episode import Ask, Episode, rollout
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import (
     Collected,
@@ -37,21 +35,16 @@ _MANY_FAILED_CALLS = 0.2
 
 
 def run_episodes(
-    actors: Actors, tasks: Sequence[Task], config: RunConfig, *, progress: Progress | None = None
+    actors: Actors, tasks: Sequence[Task], config: RunConfig, *, progress: Progress = lambda *_: None
 ) -> Iterator[Episode]:
     """Run one episode per task, `rollout.parallel` at a time, turn by turn together; yields them in order."""
     for start in range(0, len(tasks), config.rollout.parallel):
         chunk = tasks[start : start + config.rollout.parallel]
-        yield from _run_together(actors, chunk, config, partial(_report, progress, start, len(tasks)))
-
-
-def _report(progress: Progress | None, before: int, total: int, ended: int) -> None:
-    if progress is not None:
-        progress(before + ended, total)
+        yield from _run_together(actors, chunk, config, progress, ended_before=start, total=len(tasks))
 
 
 def _run_together(
-    actors: Actors, tasks: Sequence[Task], config: RunConfig, ended_now: Callable[[int], None]
+    actors: Actors, tasks: Sequence[Task], config: RunConfig, progress: Progress, *, ended_before: int, total: int
 ) -> list[Episode]:
     running: dict[int, Coroutine[Ask, Completion | GenerationFailed, Episode]] = {}
     asks: dict[int, Ask] = {}
@@ -76,16 +69,11 @@ def _run_together(
         given = replies(actors.generator, requests, vocab_size=actors.vocab_size)
         for key, reply in zip(keys, given, strict=True):
             advance(key, reply)
-        ended_now(len(ended))
+        progress(ended_before + len(ended), total)
     return [ended[key] for key in range(len(tasks))]
 
 
 def _episode(actors: Actors, task: Task, config: RunConfig) -> Coroutine[Ask, Completion | GenerationFailed, Episode]:
-    limits = EpisodeLimits(
-        max_turns=config.rollout.max_turns,
-        max_tokens_per_turn=config.rollout.max_tokens_per_turn,
-        tools=ToolLimits(timeout_s=config.rollout.tool_timeout_s, max_chars=config.rollout.tool_output_chars),
-    )
     context = ContextManager(
         actors.renderer,
         actors.parser,
@@ -99,22 +87,13 @@ def _episode(actors: Actors, task: Task, config: RunConfig) -> Coroutine[Ask, Co
         task,
         context,
         tools=actors.factory.tools,
-        limits=limits,
+        limits=config.rollout,
         policy_version=actors.generator.policy_version,
     )
 
 
-class AdvantagesOfGroups(Protocol):
-    """What collecting asks of the run's advantage estimator."""
-
-    @property
-    def needs_greedy(self) -> bool:
-        """True: a task's members are compared with one greedy episode."""
-
-    def of_groups(
-        self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
-    ) -> list[float]:
-        """Advantages of whole groups of one iteration; `greedy` is the reward of a greedy episode, by task."""
+AdvantagesOfGroups = Callable[[Sequence[Trajectory], Sequence[float], Mapping[str, float]], list[float]]
+"""Advantages of whole groups of one iteration, by their rewards and the reward of a greedy episode of each task."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +103,7 @@ class Collector:
     actors: Actors
     config: RunConfig
     scorer: RewardScorer
-    estimator: AdvantagesOfGroups
+    advantages_of: AdvantagesOfGroups
     penalty: Penalty | None = None
     """Today's KL penalty; None: rewards are not charged for it."""
 
@@ -134,7 +113,7 @@ class Collector:
         collected_by: CollectedBy,
         *,
         earlier: Sequence[Collected] = (),
-        progress: Progress | None = None,
+        progress: Progress = lambda *_: None,
     ) -> Collected:
         """Run `size` episodes of each task and compare each group; `groups` holds (task, size).
 
@@ -198,7 +177,7 @@ class Collector:
         rows = collected.trajectories
         penalties = kl_penalties(self.penalty, rows)
         rewards = penalised_rewards(rows, penalties)
-        advantages = self.estimator.of_groups(rows, rewards, greedy)
+        advantages = self.advantages_of(rows, rewards, greedy)
         collected.kl_penalties = {row.id: penalty for row, penalty in zip(rows, penalties, strict=True)}
         collected.rewards = {row.id: reward for row, reward in zip(rows, rewards, strict=True)}
         collected.trajectories = [
@@ -209,11 +188,11 @@ class Collector:
     def _greedy_rewards(
         self, tasks: Sequence[Task], collected_by: CollectedBy, collected: Collected
     ) -> dict[str, float]:
-        """The reward of one greedy episode per task, by the task's hash, less the penalty the sampled ones pay too.
+        """The reward of one greedy episode per task, by the task's hash, less the penalty that the sampled ones pay.
 
-        Nothing else is kept of it. Its log-probs are those of temperature 1.
+        For `algorithm: remax`, which compares with it. Nothing else is kept; its log-probs are those of temperature 1.
         """
-        if not (self.estimator.needs_greedy and tasks):
+        if self.config.algorithm != "remax" or not tasks:
             return {}
         by_hash = {self.actors.factory.task_hash(task): task for task in tasks}
         self.actors.generator.begin(seed=0, temperature=0.0)
@@ -241,7 +220,7 @@ def _failed_calls(warnings: Warnings, episodes: Sequence[Episode]) -> dict[str, 
     if failed > _MANY_FAILED_CALLS * made:
         example = next(episode.tool_problem for episode in reversed(episodes) if episode.tool_problem is not None)
         warnings.warn(
-            f"tools must seldom fail, got {failed} failed of {made} calls in one iteration (told once, above "
+            f"tools must seldom fail, got {failed} failed of {made} calls in one iteration (said once, above "
             f"{_MANY_FAILED_CALLS:.0%}), the last with {example}. The policy was shown each error; mend the tool.",
             reason="failed tool calls",
         )

@@ -8,6 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments import POLICY_ERRORS, Environment, Task, ToolLimits, call_tool
 from agentloop.environments.environment import quoted_task
 from agentloop.errors import UserError, one_line_with_place, shortened
@@ -18,13 +19,6 @@ from replay.records import StopReason
 
 MALFORMED = "malformed"
 UNKNOWN_TOOL = "unknown_tool"
-
-
-@dataclass(frozen=True)
-class EpisodeLimits:
-    max_turns: int
-    max_tokens_per_turn: int
-    tools: ToolLimits
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,7 @@ def rollout(
     context: ContextManager,
     *,
     tools: Sequence[Mapping[str, Any]],
-    limits: EpisodeLimits,
+    limits: RolloutSection,
     policy_version: int,
 ) -> Generator[Ask, Completion | GenerationFailed, Episode]:
     """Yields an `Ask` per turn, is sent the `Completion`, returns the `Episode`.
@@ -90,6 +84,7 @@ def rollout(
     entropies: list[float] = []
     num_turns = 0
     calls = _Calls()
+    tool_limits = ToolLimits(timeout_s=limits.tool_timeout_s, max_chars=limits.tool_output_chars)
     stop_reason: str | None = None
     problem: str | None = None
     while stop_reason is None:
@@ -110,7 +105,7 @@ def rollout(
         num_turns += 1
         stop_reason = _ended(reply)
         if stop_reason is None:
-            results = _answer(environment, reply, limits.tools, calls)
+            results = _answer(environment, reply, tool_limits, calls)
             stop_reason = context.observe(results) or (StopReason.MAX_TURNS if num_turns == limits.max_turns else None)
     if context.problem is not None:
         problem = shortened(context.problem)
@@ -196,12 +191,8 @@ def _answer(environment: Environment, reply: Reply, limits: ToolLimits, calls: _
 
 
 def _reward(environment: Environment, task: Task, messages: Sequence[Message], stop_reason: str) -> float:
-    if stop_reason == StopReason.ENGINE_FAILURE:
-        return math.nan
-    return _score(environment, task, messages) if stop_reason == StopReason.ANSWERED else 0.0
-
-
-def _score(environment: Environment, task: Task, messages: Sequence[Message]) -> float:
+    if stop_reason != StopReason.ANSWERED:
+        return math.nan if stop_reason == StopReason.ENGINE_FAILURE else 0.0
     name = type(environment).__name__
     try:
         reward = float(environment.reward(task, messages))

@@ -51,7 +51,7 @@ class Evaluation:
         return self._mean(lambda task: task.successes / task.samples)
 
     def pass_at(self, k: int) -> list[float]:
-        """Of each task with at least k samples."""
+        """An estimate for each task with at least k samples."""
         return [pass_at_k(task.samples, task.successes, k) for task in self.attempts if task.samples >= k]
 
     def metrics(self) -> dict[str, float]:
@@ -114,7 +114,9 @@ class EvaluationReport:
         }
 
 
-def evaluate(actors: Actors, source: TaskSource, config: RunConfig, *, progress: Progress | None = None) -> Evaluation:
+def evaluate(
+    actors: Actors, source: TaskSource, config: RunConfig, *, progress: Progress = lambda *_: None
+) -> Evaluation:
     """`evaluation.samples` episodes on each held-out task. Touches neither the buffer nor the training tasks."""
     section = config.evaluation
     tasks = source.held_out(section.tasks)
@@ -169,12 +171,17 @@ _KINDS = {"wilson": "Wilson", "bootstrap": "bootstrap over tasks"}
 
 def as_table(report: EvaluationReport) -> str:
     """A line per figure: its value, its 95 % confidence interval, and of which kind that is."""
-    rows = [(f"pass@{k}", _shares(found), found) for k, found in report.pass_at_k.items()]
-    rows += [("mean turns", _numbers(report.mean_turns), report.mean_turns)]
-    rows += [("mean reward", _numbers(report.mean_reward), report.mean_reward)]
-    rows += [(f"ended: {reason}", _shares(found), found) for reason, found in report.stop_reasons.items()]
     lines = [("", "value", "from", "to", "95 % interval")]
-    lines += [(name, *texts, _KINDS[found.interval]) for name, texts, found in rows]
+
+    def add(name: str, found: Estimate, form: Callable[[float], str]) -> None:
+        lines.append((name, form(found.value), form(found.low), form(found.high), _KINDS[found.interval]))
+
+    for k, share in report.pass_at_k.items():
+        add(f"pass@{k}", share, percent)
+    add("mean turns", report.mean_turns, "{:.2f}".format)
+    add("mean reward", report.mean_reward, "{:.2f}".format)
+    for reason, share in report.stop_reasons.items():
+        add(f"ended: {reason}", share, percent)
     widths = [max(len(line[column]) for line in lines) for column in range(4)]
     table = [
         "  ".join((line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in (1, 2, 3)), line[4])) for line in lines
@@ -187,11 +194,3 @@ def _head(report: EvaluationReport) -> str:
     each = "" if evaluation.samples == 1 else f", {evaluation.samples} samples each"
     lost = f", {evaluation.engine_failures} more lost to the engine" if evaluation.engine_failures else ""
     return f"held-out success: {percent(evaluation.success)} ({evaluation.tasks} tasks{each}{lost})"
-
-
-def _shares(found: Estimate) -> tuple[str, str, str]:
-    return percent(found.value), percent(found.low), percent(found.high)
-
-
-def _numbers(found: Estimate) -> tuple[str, str, str]:
-    return f"{found.value:.2f}", f"{found.low:.2f}", f"{found.high:.2f}"

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from agentloop.config.sections.reward import OverlongSection, RewardFunctionSection, RewardSection
 from agentloop.environments.environment import quoted_task
@@ -25,15 +25,13 @@ from replay.records import StopReason
 _CUT_SHORT = (StopReason.TRUNCATED, CONTEXT_FULL)
 
 
-class RewardModel(Protocol):
-    """Scores whole conversations."""
-
-    def score(self, conversations: Sequence[Sequence[Message]]) -> list[float]: ...
+RewardModel = Callable[[Sequence[Sequence[Message]]], list[float]]
+"""Scores whole conversations."""
 
 
 @dataclass
 class Scores:
-    """Of some episodes, in their order."""
+    """Rewards of some episodes, in their order."""
 
     totals: list[float]
     """The weighted sum of all parts; NaN where a part is unknown: the engine or a reward function failed."""
@@ -72,7 +70,7 @@ class RewardScorer:
         for row, function in self._functions:
             columns.append((row.name, row.weight, self._asked(row, function, ended)))
         if self._model is not None:
-            given = self._model.score([episode.messages for episode in ended])
+            given = self._model([episode.messages for episode in ended])
             columns.append(("model", section.model.weight, given))
         if section.overlong.buffer is not None:
             costs = [overlong_cost(episode, section.overlong, max_tokens=self._max_tokens) for episode in ended]

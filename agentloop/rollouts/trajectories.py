@@ -28,7 +28,7 @@ class CollectedBy:
     """Makes ids differ from those a killed run had given."""
 
     def id_of(self, *place: str | int) -> str:
-        """The same for the same place, whichever process asks."""
+        """An id for a place, equal whichever process asks."""
         text = "/".join(map(str, (self.run, self.iteration, self.attempt, *place)))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -49,7 +49,7 @@ class Collected:
     kl_penalties: dict[str, KlPenalty] = field(default_factory=dict)
     """By id."""
     extra_metrics: dict[str, float] = field(default_factory=dict)
-    """Of what came before the groups: parts of rewards, greedy episodes, rounds."""
+    """Metrics of what came before the groups: parts of rewards, greedy episodes, rounds."""
     unused_groups: list[GroupRecord] = field(default_factory=list)
     unused: list[Trajectory] = field(default_factory=list)
     """Rows of groups that dynamic sampling replaced, or did not need: stored, and in no batch."""

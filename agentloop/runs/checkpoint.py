@@ -129,6 +129,11 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     return sorted((path for path in _numbered(folder) if (path / COMPLETE).exists()), key=lambda path: int(path.name))
 
 
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    complete = complete_checkpoints(folder)
+    return load_checkpoint(complete[-1]) if complete else None
+
+
 def prune(folder: Path, *, keep: int) -> None:
     """Remove all but the newest `keep` complete directories, and what kills have left half done before them."""
     kept = complete_checkpoints(folder)[-keep:]

@@ -166,7 +166,7 @@ def explained(
 
 
 def _disk_failure(error: Exception) -> OSError | None:
-    """None for what is no failure of the disk. Libraries written in Rust tell it in their text only."""
+    """None for what is no failure of the disk. Libraries written in Rust say it in their text only."""
     if isinstance(error, OSError):
         return error
     number = re.search(r"\(os error (\d+)\)", str(error))

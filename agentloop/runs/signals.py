@@ -20,7 +20,7 @@ class StopRequest:
 
     signal_number: int | None = None
     has_work: bool = False
-    """Whether something is under way that is worth finishing; if not, the first signal ends the run."""
+    """Whether something is under way that should be finished; if not, the first signal ends the run."""
 
     @property
     def requested(self) -> bool:
@@ -62,7 +62,7 @@ def graceful_stop(show: Callable[[str], None]) -> Iterator[StopRequest]:
             words.put("stopped: nothing was under way that had to be finished (--resume continues)")
             raise SystemExit(128 + number)
 
-    # Not told by `receive` itself: it may have interrupted the very print that `show` would do.
+    # Not shown by `receive` itself: it may have interrupted the very print that `show` would do.
     teller = threading.Thread(target=_show_all, args=(words, show), name="signals", daemon=True)
     teller.start()
     previous = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -27,7 +27,7 @@ class Demonstration:
     """One conversation; several sequences where its template or the strategy rewrites what was shown."""
 
     digest: str
-    """Of the line it was read from."""
+    """Digest of the line it was read from."""
     sequences: tuple[TokenSequence, ...]
 
 

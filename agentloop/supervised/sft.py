@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,7 @@ from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel, muted_libraries
 from agentloop.runs.checkpoint import (
     Checkpoint,
-    complete_checkpoints,
-    load_checkpoint,
+    newest_checkpoint,
     prune,
     readable,
     restore_random,
@@ -78,8 +78,7 @@ def sft(config: RunConfig, *, resume: bool = False, display: RunDisplay | None =
         data = _Data.of(config, config.model.path, display) if not resume else None
         folder = resumed_run_folder(config) if resume else create_run_folder(config)
         with folder.lock(), graceful_stop(display.note) as stop:
-            complete = complete_checkpoints(folder.checkpoints)
-            checkpoint = load_checkpoint(complete[-1]) if complete else None
+            checkpoint = newest_checkpoint(folder.checkpoints)
             saved = checkpoint.model if checkpoint else None
             data = data or _Data.of(config, config.model.path, display, saved=saved)
             update = checkpoint.values["progress"]["update"] if checkpoint else -1
@@ -243,7 +242,7 @@ class _Training:
         return act(self._actor, sequences, self._authors, max_tokens=self.data.config.batch.micro_batch_tokens)
 
     def _measure(self, metrics: Mapping[str, float]) -> None:
-        """Held-out loss, told and logged with the update's own figures, and a checkpoint."""
+        """Held-out loss, shown and logged with the update's own figures, and a checkpoint."""
         loss = self._on(measure, self.data.held_out).loss
         update = self.progress.update
         self.progress.held_out.append((update, loss))
@@ -255,12 +254,10 @@ class _Training:
     def _save(self) -> None:
         progress: dict[str, Any] = {"update": self.progress.update, "held_out": self.progress.held_out}
         values = {"digest": self.data.digest, "progress": progress}
-        folder = self._folder.checkpoints
-        save_checkpoint(folder / f"{self.progress.update:06d}", self._save_model, self._save_state, values)
+        folder, state = self._folder.checkpoints, self._optimizer.state()
+        save_state = partial(write_tensors, tensors=state)
+        save_checkpoint(folder / f"{self.progress.update:06d}", self._save_model, save_state, values)
         prune(folder, keep=self.data.config.checkpoint.keep)
-
-    def _save_state(self, target: Path) -> None:
-        write_tensors(target, self._optimizer.state())
 
     def _save_model(self, target: Path) -> None:
         with muted_libraries():

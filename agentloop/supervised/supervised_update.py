@@ -24,24 +24,18 @@ class Learned:
     """-log-prob by row and token, nats; 0 where it is not trained."""
 
 
+def measure(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, max_tokens: int) -> Learned:
+    """What `learn` says of the rows as they are, without a gradient."""
+    with torch.no_grad():
+        return learn(actor, rows, authors, max_tokens=max_tokens)
+
+
 def learn(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, max_tokens: int) -> Learned:
     """Add the gradient of the mean loss of the rows' trained tokens to the model's.
 
     Cross-entropy at temperature 1 of the tokens whose author is trained, each counting alike over all rows; how they
     are cut into passes of `max_tokens` padded tokens does not matter.
     """
-    return _passes(actor, rows, authors, max_tokens, backward=True)
-
-
-def measure(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, max_tokens: int) -> Learned:
-    """The same loss without its gradient."""
-    with torch.no_grad():
-        return _passes(actor, rows, authors, max_tokens, backward=False)
-
-
-def _passes(
-    actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, max_tokens: int, *, backward: bool
-) -> Learned:
     masks = [torch.from_numpy(loss_mask(row, authors)) for row in rows]
     tokens = sum(int(mask.sum()) for mask in masks)
     if tokens == 0:
@@ -51,7 +45,7 @@ def _passes(
     for cut in cut_micro_batches([len(row) for row in rows], max_tokens):
         losses = _losses(actor, [rows[i] for i in cut], [masks[i] for i in cut])
         whole = losses.sum()
-        if backward:
+        if torch.is_grad_enabled():
             (whole / tokens).backward()  # type: ignore[no-untyped-call]
         total += float(whole.detach())
         for place, i in enumerate(cut):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from agentloop.algorithms.advantages import (
@@ -30,12 +30,6 @@ from replay.records import REPLAY, BatchRow, Trajectory
 _QUESTION = "fork"
 
 
-@dataclass(frozen=True)
-class BatchAdvantages:
-    rows: list[BatchRow]
-    metrics: dict[str, float]
-
-
 class AdvantageEstimator:
     """Gives advantages. Has no state."""
 
@@ -55,11 +49,6 @@ class AdvantageEstimator:
         spec = config.advantage.function
         self._function = None if spec is None else _load(spec)
 
-    @property
-    def needs_greedy(self) -> bool:
-        """True: a task's members are compared with one greedy episode."""
-        return self._config.algorithm == "remax"
-
     def of_groups(
         self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
     ) -> list[float]:
@@ -78,7 +67,7 @@ class AdvantageEstimator:
         """Advantages of members of one task that are all compared with each other, fresh or not."""
         return self._advantages(members, "shared")
 
-    def of_batch(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> BatchAdvantages:
+    def of_batch(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> tuple[list[BatchRow], dict[str, float]]:
         """The rows with the advantages they are trained with; `baseline` says what replayed ones are measured by.
 
         Under `stored` every row keeps the advantage it comes with. Then batch normalisation, each stream by itself;
@@ -100,7 +89,7 @@ class AdvantageEstimator:
         if self._config.advantage.credit == "turn":
             rows, metrics["advantage/unknown_turns"] = self._with_turns(rows, members, baseline)
         share = self._config.replay.negative_weight
-        return BatchAdvantages([bound_negative(row, share) for row in rows], {k: float(v) for k, v in metrics.items()})
+        return [bound_negative(row, share) for row in rows], {name: float(value) for name, value in metrics.items()}
 
     def _compared(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[tuple[int, ...]]:
         return compared_members(members, baseline, whole_batch=self._rule.compares == "batch")

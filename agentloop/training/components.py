@@ -42,10 +42,8 @@ from agentloop.user_code import load_function, load_sampler
 from context import AuthorTable
 from context.messages import Message
 from context.templates.template_report import check_template
-from replay.config import ReplayConfig
 from replay.mixing.mixer import Mixer
 from replay.sampling.samplers import Sampler
-from replay.storage.retention import Capacity
 from replay.storage.write import Admission, Redactor
 from replay.store import ReplayStore
 
@@ -61,7 +59,6 @@ class Components:
     folder: RunFolder
     store: ReplayStore
     admission: Admission
-    capacity: Capacity
     sampler: Sampler
     mixer: Mixer
     source: TaskSource
@@ -173,7 +170,7 @@ def build_components(
     if source.summary is not None:
         display.note(f"tasks: {source.summary}")
     _check_credit(config, factory)
-    admission = make_admission(config.replay)
+    redact = None if config.replay.redact is None else load_redactor(config.replay.redact)
     saved = checkpoint.model if checkpoint else None
     loaded = load_policy(config, first, saved=saved)
     _keep_tokenizer(loaded, folder)
@@ -182,7 +179,7 @@ def build_components(
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, policy_version=version, compute=config.compute)
     actor = Actor(loaded.model, packs=config.batch.layout == "packed", compute=config.compute)
     agree = check_scoring(generator, actor)
-    display.note(f"chat template: {check_template(loaded.files).summary()}")
+    display.note(f"chat template: {check_template(loaded).summary()}")
     reference = reference_policy(config, first, actor)
     trainer, gather = _make_trainer(TrainerSpec(config, first, saved, authors), ranks, actor, reference)
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
@@ -192,8 +189,7 @@ def build_components(
         config=config,
         folder=folder,
         store=store,
-        admission=admission,
-        capacity=config.replay.capacity,
+        admission=Admission(config.replay.dedupe, redact),
         sampler=load_sampler(
             config.replay.sampler, derive_seed(config.run.seed, "sampler"), config.replay.sampler_options
         ),
@@ -203,7 +199,7 @@ def build_components(
             make_actors(config, factory, loaded, generator),
             config,
             _make_scorer(config),
-            estimator,
+            estimator.of_groups,
             reward_penalty(config, reference, authors, trainer.kl_coef),
         ),
         estimator=estimator,
@@ -244,12 +240,8 @@ def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
 
 def _make_scorer(config: RunConfig) -> RewardScorer:
     section = config.reward
-    model = None if section.model.path is None else SequenceClassifier(section.model, config.model)
+    model = None if section.model.path is None else SequenceClassifier(section.model, config.model).score
     return RewardScorer(section, max_tokens=config.context.max_tokens, model=model)
-
-
-def make_admission(section: ReplayConfig) -> Admission:
-    return Admission(section.dedupe, None if section.redact is None else load_redactor(section.redact))
 
 
 def load_redactor(spec: str) -> Redactor:

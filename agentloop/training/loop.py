@@ -10,8 +10,8 @@ from typing import Any
 from agentloop.config.seeds import derive_seed
 from agentloop.errors import TrainingStopped
 from agentloop.learning.scoring import ScoredBatch
-from agentloop.learning.trainer import RECOMPUTED, UpdateResult
-from agentloop.learning.update_stats import ESS_BY_AGE
+from agentloop.learning.trainer import RECOMPUTED
+from agentloop.learning.update_stats import ESS_BY_AGE, UpdateResult
 from agentloop.records import kl_penalties, penalised_rewards
 from agentloop.rollouts.dynamic_sampling import sample_dynamically
 from agentloop.rollouts.evaluation import evaluate
@@ -33,7 +33,7 @@ _FEW_CORRUPT = 3
 
 @dataclass
 class LoopState:
-    """What the loop itself remembers; the rest of a checkpoint belongs to its parts."""
+    """What the loop itself remembers, as a checkpoint has it; the rest of a checkpoint belongs to its parts."""
 
     iteration: int = 0
     """Iterations committed."""
@@ -43,9 +43,6 @@ class LoopState:
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     """(iteration, held-out success), oldest first."""
     training_seconds: float = 0.0
-
-    def to_values(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> LoopState:
@@ -60,6 +57,7 @@ class Loop:
         """`trace`: the display shows the data flow of the first iteration."""
         self.components = components
         self.config = components.config
+        self._store, self._run_id, self._display = components.store, components.run_id, components.display
         self.state = state
         self._saved = state.iteration
         self._trace = trace
@@ -70,9 +68,7 @@ class Loop:
             try:
                 self.iterate(self.state.iteration + 1)
             except TrainingStopped:
-                self.components.store.add_metrics(
-                    self.components.run_id, self.state.iteration + 1, {"run/stopped": 1.0}
-                )
+                self._store.add_metrics(self._run_id, self.state.iteration + 1, {"run/stopped": 1.0})
                 raise
             if self.state.iteration % self.config.checkpoint.every == 0:
                 self.save()
@@ -102,7 +98,7 @@ class Loop:
         later = evicted | self.update_curriculum(batch) | clock.metrics(tokens=batch.num_tokens)
         if self._evaluation_due(iteration):
             later |= self.evaluate()
-        self.components.store.add_metrics(self.components.run_id, iteration, later)
+        self._store.add_metrics(self._run_id, iteration, later)
         self.log(iteration, metrics | later)
         self._stop_at_corruption(iteration, rows=evicted["buffer/rows"], corrupt=evicted["buffer/quarantined"])
 
@@ -158,11 +154,11 @@ class Loop:
         """Remember: visible whole or not at all."""
         admission = self.components.admission
         groups, rows = [*fresh.groups, *fresh.unused_groups], [*fresh.trajectories, *fresh.unused]
-        return self.components.store.append(fresh.tasks, groups, rows, admission=admission)
+        return self._store.append(fresh.tasks, groups, rows, admission=admission)
 
     def draw(self, planned: IterationPlan, fresh: Collected) -> MixedBatch:
         """Reserve this iteration's slots, fresh ones first."""
-        store, request = self.components.store, replace(planned.request, picks=planned.picks(fresh, self.config))
+        store, request = self._store, replace(planned.request, picks=planned.picks(fresh, self.config))
         own = [replace(row, reward=fresh.rewards[row.trajectory.id]) for row in request.fresh_rows(fresh.trajectories)]
         store.reserve_fresh([row.draw for row in own if row.draw is not None])
         measure = self.components.trainer.mean_entropies
@@ -188,7 +184,7 @@ class Loop:
 
     def update(self, iteration: int, batch: MixedBatch) -> tuple[UpdateResult, UpdateResult | None]:
         """Learn from both streams. Observed rows are scored apart, before the update and without a trace in it."""
-        self.components.display.phase("update", 0, 1)
+        self._display.phase("update", 0, 1)
         fresh = [replace(row, scored=self._is_scored(row.trajectory)) for row in batch.fresh_rows]
         replayed = batch.replayed_rows
         observed = None
@@ -197,10 +193,10 @@ class Loop:
             observed = self.components.trainer.score_only(rows) if rows else None
             replayed = []
         result = self._learn(fresh + replayed, iteration)
-        self.components.display.phase("update", 1, 1)
+        self._display.phase("update", 1, 1)
         if result.metrics.get(RECOMPUTED):
             gap = result.metrics["actor/sampling_gap"]
-            self.components.display.note(
+            self._display.note(
                 f"iteration {iteration}: log-probs from sampling were {gap:.2g} nats off those of the same weights, so "
                 "old log-probs were recomputed. If it comes back: compute.old_log_probs: recompute."
             )
@@ -217,7 +213,7 @@ class Loop:
         )
 
     def _learn(self, rows: list[BatchRow], iteration: int) -> UpdateResult:
-        trainer, display = self.components.trainer, self.components.display
+        trainer, display = self.components.trainer, self._display
         if not self._trace:
             return trainer.update(rows, iteration=iteration)
         self._trace = False
@@ -253,7 +249,7 @@ class Loop:
             if row.draw is not None
         ]
         record = IterationRecord(
-            run=self.components.run_id,
+            run=self._run_id,
             iteration=iteration,
             policy_version=self.components.generator.policy_version,
             planned_fresh=batch.planned.plan.planned_fresh,
@@ -265,7 +261,7 @@ class Loop:
             metrics=metrics,
             histograms=result.histograms + (observed.histograms if observed else ()),
         )
-        self.components.store.commit(record, committed, sampler_state=self.components.sampler.state())
+        self._store.commit(record, committed, sampler_state=self.components.sampler.state())
         ess = {name: value for name, value in metrics.items() if name.startswith(ESS_BY_AGE)}
         self.components.mixer.feed(success_rate=metrics.get("rollout/success"), ess_by_age=ess)
         self.state.iteration = iteration
@@ -285,9 +281,8 @@ class Loop:
     def evict(self, iteration: int, appended: AppendReport) -> dict[str, float]:
         """Remove what the buffer has no room for."""
         version = self.components.generator.policy_version
-        counts = self.components.store.evict(
-            self.components.run_id, iteration, policy_version=version, capacity=self.components.capacity
-        )
+        capacity = self.config.replay.capacity
+        counts = self._store.evict(self._run_id, iteration, policy_version=version, capacity=capacity)
         return counts | {"buffer/same_tokens": appended.same_tokens, "buffer/redacted": appended.redacted}
 
     def evaluate(self) -> dict[str, float]:
@@ -296,7 +291,7 @@ class Loop:
             self.components.actors,
             self.components.source,
             self.config,
-            progress=lambda done, total: self.components.display.phase("evaluate", done, total),
+            progress=lambda done, total: self._display.phase("evaluate", done, total),
         )
         self.state.evaluations.append((self.state.iteration, result.success))
         return result.metrics()
@@ -304,15 +299,15 @@ class Loop:
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """To people and to the sinks; the database has it already."""
         self.components.sinks.log(iteration, metrics)
-        self.components.display.iteration(iteration, self.config.run.iterations, metrics)
+        self._display.iteration(iteration, self.config.run.iterations, metrics)
 
     def save(self) -> None:
         """A full checkpoint of this moment."""
-        self.components.store.refuse_replaced(self.components.run_id)
+        self._store.refuse_replaced(self._run_id)
         trainer = self.components.trainer
         state = {
-            "run": self.components.run_id,
-            "loop": self.state.to_values(),
+            "run": self._run_id,
+            "loop": asdict(self.state),
             "trainer": trainer.values(),
             "sampler": self.components.sampler.state(),
             "mixer": self.components.mixer.state(),
@@ -325,7 +320,7 @@ class Loop:
         oldest = complete_checkpoints(folder)[-self.config.checkpoint.keep :][0]
         # No resume goes back before the oldest checkpoint: what was evicted up to it is not needed again. It is refused
         # where another process has taken the run over, which may have begun from one that would be removed.
-        self.components.store.purge(self.components.run_id, int(oldest.name))
+        self._store.purge(self._run_id, int(oldest.name))
         prune(folder, keep=self.config.checkpoint.keep)
         self._saved = self.state.iteration
 
@@ -335,7 +330,7 @@ class Loop:
         if corrupt > max(_FEW_CORRUPT, limit * rows):
             raise TrainingStopped(
                 f"rows quarantined as corrupt must be at most replay.max_quarantined={limit:g} of the buffer, got "
-                f"{corrupt:g} of {rows:g} after iteration {iteration} at {self.components.store.url}. "
+                f"{corrupt:g} of {rows:g} after iteration {iteration} at {self._store.url}. "
                 "Look for a failing disk, and remove them before --resume: "
                 "agentloop replay prune --where \"state == 'quarantined'\" --yes"
             )

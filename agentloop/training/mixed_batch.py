@@ -130,8 +130,8 @@ def mix_batch(
     elif baseline != "stored":
         rows = _charged_today(rows, penalty)
     rows = [replace(row, advantage=completed.get(row.trajectory.id, row.advantage)) for row in rows]
-    found = estimator.of_batch(rows, baseline)
-    return MixedBatch(planned, fresh, found.rows, len(completed), found.metrics)
+    rows, metrics = estimator.of_batch(rows, baseline)
+    return MixedBatch(planned, fresh, rows, len(completed), metrics)
 
 
 def _charged_today(rows: Sequence[BatchRow], penalty: Penalty | None) -> list[BatchRow]:
@@ -164,7 +164,7 @@ def completed_advantages(
 
 
 def as_observed(trajectory: Trajectory, authors: AuthorTable) -> Trajectory:
-    """The same tokens with every trained one written by `llm(do_not_train)`: sampled, scored, without loss."""
+    """A trajectory with every trained token written by `llm(do_not_train)`: sampled, scored, without loss."""
     code = np.uint8(authors.code(LLM_DO_NOT_TRAIN))
     segments = []
     for segment in trajectory.segments:

@@ -18,7 +18,7 @@ class TaskQueue:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> TaskQueue:
-        """Of a checkpoint, also of an earlier version, which called `pending` owed."""
+        """The queue of a checkpoint, also of an earlier version, which called `pending` owed."""
         return cls(values["next"], list(values.get("pending", values.get("owed", ()))))
 
     def upcoming(self, count: int) -> list[int]:

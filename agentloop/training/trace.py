@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agentloop.algorithms.gae import at_last_action_token
 from agentloop.learning.scoring import ScoredBatch
-from agentloop.learning.trainer import UpdateResult
+from agentloop.learning.update_stats import UpdateResult
 from replay.records import FRESH
 
 _SHOWN = 3

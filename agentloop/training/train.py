@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
-from agentloop import __version__
 from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
 from agentloop.distributed.ranks import Ranks, process_group
@@ -20,8 +19,7 @@ from agentloop.rollouts.rewards import RewardScorer
 from agentloop.runs.checkpoint import (
     COMPLETE,
     Checkpoint,
-    complete_checkpoints,
-    load_checkpoint,
+    newest_checkpoint,
     readable,
     restore_random,
 )
@@ -74,31 +72,28 @@ def train(
             raise ValueError(f"train must be called on rank 0, got rank {ranks.index}. Call train_worker there.")
         check_ranks(config, ranks)
         folder = resumed_run_folder(config) if resume else create_run_folder(config)
-        parts = partial(_components, folder, ranks=ranks, new=not resume, environment_changed=environment_changed)
-        return _train(folder, parts, trace=trace, display=display or open_display())
+        display = display or open_display()
+        try:
+            with folder.lock(), graceful_stop(display.note) as stop:
+                checkpoint = newest_checkpoint(folder.checkpoints)
+                parts = _components(
+                    folder, display, checkpoint, ranks=ranks, new=not resume, environment_changed=environment_changed
+                )
+                with closing(parts):
+                    loop = Loop(parts, _begin(parts, checkpoint), trace=trace)
+                    if not loop.state.evaluations:
+                        _first_evaluation(loop)
+                    report = _run(loop, stop)
+        finally:
+            display.close()
+    evaluations = loop.state.evaluations
+    return TrainResult(folder.path, loop.state.iteration, evaluations[0][1], evaluations[-1][1], report, stop.exit_code)
 
 
 def train_worker(config: RunConfig) -> None:
     """Any rank but 0: hold and update a part of the weights until the run of rank 0 ends."""
     with process_group(timeout_s=config.compute.rank_timeout_s, device=config.model.device) as ranks:
         serve_rank(ranks)
-
-
-def _train(
-    folder: RunFolder, make_components: Callable[..., Components], *, trace: bool, display: RunDisplay
-) -> TrainResult:
-    try:
-        with folder.lock(), graceful_stop(display.note) as stop:
-            checkpoint = _newest_checkpoint(folder)
-            with closing(make_components(display, checkpoint)) as parts:
-                loop = Loop(parts, _begin(parts, checkpoint), trace=trace)
-                if not loop.state.evaluations:
-                    _first_evaluation(loop)
-                report = _run(loop, stop)
-    finally:
-        display.close()
-    evaluations = loop.state.evaluations
-    return TrainResult(folder.path, loop.state.iteration, evaluations[0][1], evaluations[-1][1], report, stop.exit_code)
 
 
 def _components(
@@ -138,11 +133,6 @@ def _components(
         raise
 
 
-def _newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
-    complete = complete_checkpoints(folder.checkpoints)
-    return load_checkpoint(complete[-1]) if complete else None
-
-
 def _begin(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     """Everything in place for the next iteration; a start is a resume that found no checkpoint."""
     folder = parts.folder
@@ -170,11 +160,11 @@ def _note_other_versions(parts: Components) -> None:
     factory = parts.actors.factory
     if {*parts.folder.environments, factory.source} == {factory.source}:
         return
-    version, filter = factory.version, f"environment_version != {factory.version!r} and source == 'self'"
+    now, filter = factory.version, f"environment_version != {factory.version!r} and source == 'self'"
     older = condition(f"{filter} and state == 'eligible'")
     found = parts.store.prune(parts.run_id, rows=older, capacity=Capacity(), dry_run=True)
     parts.display.note(
-        f"environment changed: rows collected from now on are of its version {version}; {found.rows} of other versions "
+        f"environment changed: rows collected from now on are of its version {now}; {found.rows} of other versions "
         f'go on being replayed. To drop them: agentloop replay prune {parts.folder.path} --where "{filter}" --yes'
     )
 
@@ -226,7 +216,7 @@ def _run_record(parts: Components) -> RunRecord:
         config=to_plain(folder.config),
         authors=parts.authors.to_json(),
         authors_hash=parts.authors.hash,
-        code_version=__version__,
+        code_version=version("agentloop-replay"),
         fingerprint=parts.fingerprint,
     )
 

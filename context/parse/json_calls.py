@@ -12,24 +12,20 @@ from context.parse.reply import (
     MAX_DEPTH,
     NOT_CLOSED,
     TOO_DEEP,
+    CallParser,
     Malformed,
     ReadCalls,
-    Reply,
     check_length,
     check_tool_name,
     is_unicode,
-    read,
 )
 
 
-class HermesParser:
+class HermesParser(CallParser):
     """`<tool_call>` {"name": ..., "arguments": {...}} `</tool_call>`, one or more, after optional text."""
 
     _OPEN = "<tool_call>"
     _CLOSE = "</tool_call>"
-
-    def parse(self, text: str, *, stopped: bool) -> Reply:
-        return read(text, stopped, self._read_calls)
 
     def _read_calls(self, text: str) -> ReadCalls:
         if self._OPEN not in text and self._CLOSE not in text:
@@ -49,13 +45,10 @@ class HermesParser:
         return ReadCalls(content.removesuffix("\n"), tuple(calls))
 
 
-class Llama3JsonParser:
+class Llama3JsonParser(CallParser):
     """The whole reply is {"name": ..., "parameters": {...}}, optionally after `<|python_tag|>`."""
 
     _TAG = "<|python_tag|>"
-
-    def parse(self, text: str, *, stopped: bool) -> Reply:
-        return read(text, stopped, self._read_calls)
 
     def _read_calls(self, text: str) -> ReadCalls:
         content, body = "", text.lstrip()

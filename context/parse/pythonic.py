@@ -13,13 +13,12 @@ from context.parse.reply import (
     MAX_DEPTH,
     NOT_CLOSED,
     TOO_DEEP,
+    CallParser,
     Malformed,
     ReadCalls,
-    Reply,
     check_length,
     check_tool_name,
     is_unicode,
-    read,
 )
 
 _FILE = "<tool calls>"
@@ -29,7 +28,7 @@ warnings.filterwarnings("ignore", category=SyntaxWarning, module=re.escape(_FILE
 _JSON_NAMES = {"true": True, "false": False, "null": None}  # what templates write that dump arguments as JSON
 
 
-class PythonicParser:
+class PythonicParser(CallParser):
     """The whole reply is a list of calls with named arguments; or what follows a tag is.
 
     The tags are Llama's `<|python_tag|>` and LFM2's `<|tool_call_start|>` ... `<|tool_call_end|>`.
@@ -38,9 +37,6 @@ class PythonicParser:
     _CALLS = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
     _OPEN = re.compile(r"<\|(?:python_tag|tool_call_start)\|>")
     _CLOSE = "<|tool_call_end|>"
-
-    def parse(self, text: str, *, stopped: bool) -> Reply:
-        return read(text, stopped, self._read_calls)
 
     def _read_calls(self, text: str) -> ReadCalls:
         if self._CALLS.match(text.lstrip()):

@@ -6,19 +6,16 @@ import re
 
 from context.messages import ToolCall
 from context.parse.json_calls import strict_json
-from context.parse.reply import Malformed, ReadCalls, Reply, check_length, check_tool_name, read
+from context.parse.reply import CallParser, Malformed, ReadCalls, check_length, check_tool_name
 
 
-class ReactParser:
+class ReactParser(CallParser):
     """Lines that begin with `Action:` and `Action Input:` (a JSON object), or with `Final Answer:`.
 
     What comes before the final answer is thinking. A reply without any of these lines is an answer as a whole.
     """
 
     _LABEL = re.compile(r"^[ \t]*(Action Input|Action|Final Answer|Observation)[ \t]*:[ \t]*", re.MULTILINE)
-
-    def parse(self, text: str, *, stopped: bool) -> Reply:
-        return read(text, stopped, self._read_calls)
 
     def _read_calls(self, text: str) -> ReadCalls:
         found = self._LABEL.search(text)

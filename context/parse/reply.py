@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -64,34 +63,41 @@ class ReadCalls:
     """Thinking that is written in the format's own way; None where it has none."""
 
 
-def read(text: str, stopped: bool, read_calls: Callable[[str], ReadCalls]) -> Reply:
-    """One reply, with `read_calls` for what follows the thinking. It may raise `Malformed`; nothing else does."""
-    if not is_unicode(text):  # neither a database nor a tokenizer can hold it
-        whole = _message(_LONE_SURROGATE.sub("\ufffd", text))
-        return Reply("malformed", whole, "the reply is not valid text") if stopped else Reply("truncated", whole, None)
-    thinking, rest, closed = (None, text, True) if _only_mentions(text, read_calls) else split_thinking(text)
-    if not stopped:
-        return Reply("truncated", _message(rest, thinking), None)
-    if not closed:
-        return Reply("malformed", _message(rest, thinking), f"the thinking is not closed with {_END_THINK}")
-    try:
-        found = read_calls(rest)
-    except Malformed as problem:
-        return Reply("malformed", _message(rest, thinking), str(problem))
-    thoughts = thinking if found.thoughts is None else "\n".join(filter(None, (thinking, found.thoughts)))
-    return Reply("tool_calls" if found.calls else "final", _message(found.content, thoughts, found.calls), None)
+class CallParser:
+    """A parser of one format of tool calls: thinking, limits and outcomes are those of all formats."""
 
+    def _read_calls(self, text: str) -> ReadCalls:
+        """What follows the thinking. May raise `Malformed`; nothing else does."""
+        raise NotImplementedError
 
-def _only_mentions(text: str, read_calls: Callable[[str], ReadCalls]) -> bool:
-    """Whether the tag that ends thinking stands within a call's arguments only, where it ends nothing."""
-    if _END_THINK not in text or text.lstrip().startswith(_THINK):
-        return False
-    try:
-        found = read_calls(text)
-    except Malformed:
-        return False
-    inside = any(_END_THINK in repr(dict(call.arguments)) for call in found.calls)
-    return inside and _END_THINK not in found.content + (found.thoughts or "")
+    def parse(self, text: str, *, stopped: bool) -> Reply:
+        if not is_unicode(text):  # neither a database nor a tokenizer can hold it
+            whole = _message(_LONE_SURROGATE.sub("\ufffd", text))
+            return (
+                Reply("malformed", whole, "the reply is not valid text") if stopped else Reply("truncated", whole, None)
+            )
+        thinking, rest, closed = (None, text, True) if self._only_mentions(text) else split_thinking(text)
+        if not stopped:
+            return Reply("truncated", _message(rest, thinking), None)
+        if not closed:
+            return Reply("malformed", _message(rest, thinking), f"the thinking is not closed with {_END_THINK}")
+        try:
+            found = self._read_calls(rest)
+        except Malformed as problem:
+            return Reply("malformed", _message(rest, thinking), str(problem))
+        thoughts = thinking if found.thoughts is None else "\n".join(filter(None, (thinking, found.thoughts)))
+        return Reply("tool_calls" if found.calls else "final", _message(found.content, thoughts, found.calls), None)
+
+    def _only_mentions(self, text: str) -> bool:
+        """Whether the tag that ends thinking stands within a call's arguments only, where it ends nothing."""
+        if _END_THINK not in text or text.lstrip().startswith(_THINK):
+            return False
+        try:
+            found = self._read_calls(text)
+        except Malformed:
+            return False
+        inside = any(_END_THINK in repr(dict(call.arguments)) for call in found.calls)
+        return inside and _END_THINK not in found.content + (found.thoughts or "")
 
 
 def split_thinking(text: str) -> tuple[str | None, str, bool]:

@@ -7,10 +7,10 @@ calls among it, up to and with the stop token. Texts here are neutral renderings
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import takewhile
 
 from context.templates.chat_template import RenderError
 from context.templates.placeholders import Piece, last_marker, next_marker, outline
+from context.templates.template_probe import shared_length
 from context.tokens.codec import TokenCodec
 
 
@@ -68,8 +68,7 @@ def _behind(neutral: str, around: Around, codec: TokenCodec) -> int:
         return len(around.prompt)
     at = neutral.find(content)  # what is before that content, a template may write in another way
     written = neutral[at : next_marker(neutral, at + len(content))]
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(asked, written, strict=False)))
-    cut = len(content) + codec.boundary(written[len(content) :], shared - len(content))
+    cut = len(content) + codec.boundary(written[len(content) :], shared_length(asked, written) - len(content))
     if at < 0 or cut <= len(without):
         raise _unlike_a_reply(written[-40:])
     return at + cut

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from context.authors import AuthorTable
 from context.templates.chat_template import ChatTemplate, RenderError
+from context.templates.render import Renderer
 from context.templates.template_probe import conversation, mark
 from context.tokens.codec import TokenCodec
 
@@ -30,7 +32,10 @@ class ModelFiles:
     codec: TokenCodec
     template: ChatTemplate
     stop_ids: frozenset[int]
-    """eos and the template's end of turn: what ends a reply."""
+    """eos, and what the template ends an answer or a turn of tool calls with: what ends a reply."""
+
+    def renderer(self, authors: AuthorTable) -> Renderer:
+        return Renderer(self.codec, self.template, authors=authors, stop_ids=self.stop_ids)
 
 
 def load_model_files(path: Path) -> ModelFiles:
@@ -47,7 +52,7 @@ def load_model_files(path: Path) -> ModelFiles:
 
 def from_template(source: str) -> ModelFiles:
     """A template with a byte-level tokenizer made for it: says what the template does, not what a model reads."""
-    codec = TokenCodec(train_tokenizer(source, spelled_controls(source)).to_str())
+    codec = TokenCodec(train_tokenizer(source.splitlines(), spelled_controls(source)).to_str())
     return _files(codec, ChatTemplate(source, _FALLBACK_SPECIALS), _FALLBACK_SPECIALS)
 
 
@@ -56,9 +61,16 @@ def spelled_controls(source: str) -> list[str]:
     return list(dict.fromkeys([*_FALLBACK_SPECIALS.values(), *_SPELLED.findall(source)]))
 
 
-def train_tokenizer(corpus: str, added: list[str], *, vocab_size: int = 600) -> Tokenizer:
+def train_tokenizer(
+    corpus: Iterable[str],
+    added: Sequence[str],
+    *,
+    vocab_size: int = 600,
+    pre_tokenizer: pre_tokenizers.PreTokenizer | None = None,
+) -> Tokenizer:
+    """A byte-level BPE of `vocab_size` entries, and the `added` control tokens."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizer or pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size + len(added),
@@ -66,7 +78,7 @@ def train_tokenizer(corpus: str, added: list[str], *, vocab_size: int = 600) -> 
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(corpus.splitlines(), trainer)
+    tokenizer.train_from_iterator(corpus, trainer)
     return tokenizer
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from context.authors import HISTORY, MEMORY, TEMPLATE
@@ -50,7 +50,7 @@ class Slots:
     def tools(self, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
         for tool in tools:
             _check_name("tool name", tool.get("function", tool).get("name"))
-        return [self._schema(tool) for tool in tools]
+        return [self._value(tool, TEMPLATE, leaf=self._word) for tool in tools]
 
     def _message(self, index: int, message: Message) -> Row:
         _check_name(f"messages[{index}].role", message.role)
@@ -73,14 +73,7 @@ class Slots:
         return row
 
     def _call(self, index: int, call: ToolCall, author: str) -> Row:
-        name = _check_name(f"messages[{index}].tool_calls.name", call.name)
-        row: Row = {
-            "type": "function",
-            "function": {"name": name, "arguments": self._value(call.arguments, author)},
-        }
-        if call.id is not None:
-            row["id"] = _check_name(f"messages[{index}].tool_calls.id", call.id)
-        return row
+        return _call_row(f"messages[{index}].", call, self._value(call.arguments, author, leaf=self._mark))
 
     def _mark(self, text: str, author: str) -> str:
         if not text or text.isspace():
@@ -89,22 +82,14 @@ class Slots:
         self.authors.append(author)
         return f"{_BEGIN}{len(self.texts) - 1}{_END}"
 
-    def _value(self, value: Any, author: str) -> Any:
+    def _value(self, value: Any, author: str, *, leaf: Callable[[str, str], str]) -> Any:
+        """JSON with its texts taken out: keys but for plain words, all others as `leaf` does it."""
         if isinstance(value, str):
-            return self._mark(value, author)
+            return leaf(value, author)
         if isinstance(value, Mapping):
-            return {self._word(key, author): self._value(child, author) for key, child in value.items()}
+            return {self._word(key, author): self._value(child, author, leaf=leaf) for key, child in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._value(child, author) for child in value]
-        return value
-
-    def _schema(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._word(value, TEMPLATE)
-        if isinstance(value, Mapping):
-            return {self._word(key, TEMPLATE): self._schema(child) for key, child in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self._schema(child) for child in value]
+            return [self._value(child, author, leaf=leaf) for child in value]
         return value
 
     def _word(self, text: str, author: str) -> str:
@@ -128,14 +113,15 @@ def openings(reply: Message, messages: Sequence[Message]) -> Iterator[list[Row]]
 
 
 def _marked_calls(calls: Sequence[ToolCall]) -> list[Row]:
-    rows: list[Row] = []
-    for call in calls:
-        function = {"name": _check_name("tool_calls.name", call.name), "arguments": {"reply": REPLY}}
-        row: Row = {"type": "function", "function": function}
-        if call.id is not None:
-            row["id"] = _check_name("tool_calls.id", call.id)
-        rows.append(row)
-    return rows
+    return [_call_row("", call, {"reply": REPLY}) for call in calls]
+
+
+def _call_row(where: str, call: ToolCall, arguments: Any) -> Row:
+    name = _check_name(f"{where}tool_calls.name", call.name)
+    row: Row = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    if call.id is not None:
+        row["id"] = _check_name(f"{where}tool_calls.id", call.id)
+    return row
 
 
 def outline(neutral: str, required: Mapping[int, str]) -> tuple[Piece, ...]:
@@ -194,15 +180,8 @@ def read_along(real: str, pieces: Sequence[Piece], texts: Sequence[str], start: 
 
 def _forms(text: str) -> Iterator[str]:
     """What templates do to contents."""
-    stripped = (
-        text,
-        text.strip(),
-        text.lstrip(),
-        text.rstrip(),
-        text.strip("\n"),
-        text.lstrip("\n"),
-        text.rstrip("\n"),
-    )
+    ways = [(strip, chars) for chars in (None, "\n") for strip in (str.strip, str.lstrip, str.rstrip)]
+    stripped = [text, *(strip(text, chars) for strip, chars in ways)]
     yield from stripped
     for form in stripped:
         yield json.dumps(form, ensure_ascii=False)[1:-1]

@@ -21,7 +21,7 @@ from context.tokens.token_sequence import NOT_SAMPLED, TokenSequence
 __all__ = ["ChatTemplate", "RenderError", "Renderer", "TokenCodec"]
 _MAX_CACHED = 1024
 _MAX_CACHED_CHARS = 8_000_000
-"""Of contents: a conversation that is shown anew is not tokenised anew."""
+"""Characters of contents: a conversation that is shown anew is not tokenised anew."""
 _Value = TypeVar("_Value")
 
 

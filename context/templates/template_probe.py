@@ -76,7 +76,8 @@ def changes(
     elif thinking in last and not _thought_again(last, now, thinking, text_key):
         found[f"message {reply} (assistant): its thinking is left out"] = None
     else:
-        closing = stopped[_shared(seen, stopped) :]  # what a text ends in that no reply follows: Phi-3's eos
+        # What a text ends in that no reply follows: Phi-3's eos.
+        closing = stopped[shared_length(seen, stopped) :]
         if not now[text_key][1].startswith(last[text_key][1].removesuffix(closing).rstrip()):
             found[f"message {reply} (assistant): ends in another way"] = None
     return tuple(found)
@@ -96,7 +97,7 @@ def _thought_again(last: _Marks, now: _Marks, thinking: _Key, text_key: _Key) ->
     return thinking in now or "".join(now[text_key][0].split()) == around
 
 
-def _shared(first: str, second: str) -> int:
+def shared_length(first: str, second: str) -> int:
     """How many characters two texts begin with in common."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 

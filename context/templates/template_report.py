@@ -89,7 +89,7 @@ _WORDS = {
 
 def check_template(model: ModelFiles) -> TemplateReport:
     """Run every case."""
-    renderer = Renderer(model.codec, model.template, authors=default_authors(), stop_ids=model.stop_ids)
+    renderer = model.renderer(default_authors())
     cases = tuple(_case(renderer, model, *case) for case in _CASES)
     try:
         thinking = model.template.render_rows(conversation("ua", thinking="some"), generation_prompt=False)
@@ -149,7 +149,7 @@ def _turns(plan: str) -> Iterator[tuple[int, int]]:
 
 
 def _message(row: dict[str, Any]) -> Message:
-    """The same message in words."""
+    """A row of `conversation` as a message, in words."""
     role = row["role"]
     return Message(
         role,

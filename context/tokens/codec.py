@@ -154,7 +154,7 @@ def _is_plain_text(added: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
 
 
 def _without_control_tokens(description: dict[str, Any], control: frozenset[int]) -> Tokenizer:
-    """The same tokenizer, ignorant of control tokens: as added tokens, vocabulary entries and merge results.
+    """The tokenizer, ignorant of control tokens: as added tokens, vocabulary entries and merge results.
 
     Leaving them in the vocabulary would be a way in: merges can spell them, and `ignore_merges` looks words
     up whole.

@@ -51,7 +51,7 @@ class TrainingControl:
 
 
 def withhold(tokens: TokenSequence, at: npt.NDArray[np.bool_], authors: AuthorTable) -> TokenSequence:
-    """The same tokens, those `at` under an author that is sampled and not trained."""
+    """The tokens, those `at` under an author that is sampled and not trained."""
     codes = tokens.authors.copy()
     for code in np.unique(codes[at & authors.is_trained(codes)]):
         known = authors.has_behavior(np.array([code], np.uint8))[0]

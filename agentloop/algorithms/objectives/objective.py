@@ -45,7 +45,7 @@ class ObjectiveInput:
     trajectory: Tensor
     """[B] int64: the trajectory each row is a segment of, in 0 .. num_trajectories - 1."""
     num_trajectories: int
-    """Of the whole batch; not all of them need to have a row here."""
+    """Trajectories of the whole batch; not all of them need to have a row here."""
     signal_share: Tensor
     """[B]: of the row's stream, the share of the optimizer step's trajectories that have an advantage other than 0."""
 
@@ -86,6 +86,6 @@ Objective = Callable[[ObjectiveInput], PolicyLoss]
 
 
 def unclipped(loss: Tensor) -> PolicyLoss:
-    """Of an objective that has no bounds."""
+    """The loss of an objective that has no bounds."""
     never = torch.zeros_like(loss, dtype=torch.bool)
     return PolicyLoss(loss, never, never)

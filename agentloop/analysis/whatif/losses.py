@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,37 +53,40 @@ def asked_losses(config: RunConfig, asked: Sequence[str]) -> list[WhatIfLoss]:
     """
     if not asked:
         return [WhatIfLoss(OWN, config), *_beside(config)]
-    if (twice := next((text for text, count in Counter(asked).items() if count > 1), None)) is not None:
+    twice = next((text for text, count in Counter(asked).items() if count > 1), None)
+    if twice is not None:
         raise UserError(f"--loss must name each objective once, got {twice} twice.")
     stems = Counter(Path(text).stem for text in asked)
-    return [
-        _named(config, text)
-        if text == OWN or text in OBJECTIVE_NAMES
-        else WhatIfLoss(text if stems[Path(text).stem] > 1 else Path(text).stem, _from_file(config, Path(text)))
-        for text in asked
-    ]
+    losses = []
+    for text in asked:
+        if text == OWN:
+            losses.append(WhatIfLoss(OWN, config))
+        elif text in OBJECTIVE_NAMES:
+            losses.append(WhatIfLoss(text, _with_objective(config, text)))
+        else:
+            path = Path(text)
+            losses.append(WhatIfLoss(text if stems[path.stem] > 1 else path.stem, _from_file(config, path)))
+    return losses
 
 
 def _beside(config: RunConfig) -> Iterator[WhatIfLoss]:
     for name in _BESIDE:
         try:
-            other = _named(config, name)
+            other = _with_objective(config, name)
         except UserError:
             continue  # the run's configuration has no room for it, and nobody asked
-        if other.config != config:
-            yield replace(other, asked=False)
+        if other != config:
+            yield WhatIfLoss(name, other, asked=False)
 
 
-def _named(config: RunConfig, name: str) -> WhatIfLoss:
+def _with_objective(config: RunConfig, name: str) -> RunConfig:
     """The run's own loss with this objective, its options at their defaults, for both streams."""
-    if name == OWN:
-        return WhatIfLoss(name, config)
     stream: dict[str, Any] = {"objective": name}
     if name == "exgrpo":  # whose ratio is current over behavior
         stream |= {"anchor": "behavior", "correction": {"kind": "none"}}
-    given = {"loss": dict.fromkeys(_STREAMS, stream)}
-    base = _without_options(to_plain(config), given, afresh={name})
-    return WhatIfLoss(name, load_over(base, given, {}, source=f"--loss {name}"))
+    options = {key: {name: values[name]} if name in values else {} for key, values in _defaults().items()}
+    given = {"loss": {key: stream | options[key] for key in _STREAMS}}
+    return load_over(_without_options(to_plain(config), given), given, {}, source=f"--loss {name}")
 
 
 def _from_file(config: RunConfig, path: Path) -> RunConfig:
@@ -104,32 +107,31 @@ def _from_file(config: RunConfig, path: Path) -> RunConfig:
     return found
 
 
-def _without_options(
-    whole: Mapping[str, Any], given: Mapping[str, Any], *, afresh: frozenset[str] | set[str] = frozenset()
-) -> dict[str, Any]:
+def _without_options(whole: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The run's configuration without what was set for what `given` replaces.
 
-    Bounds of `ppo_clip` mean nothing to `gspo`, and are refused beside it. Options of the objectives in `afresh` have
-    their defaults too.
+    Bounds of `ppo_clip` mean nothing to `gspo`, and are refused beside it.
     """
-    loss, defaults = dict(whole["loss"]), LossSection().model_dump(mode="json")
-    asked = given.get("loss")
+    loss, asked = dict(whole["loss"]), given.get("loss")
     for stream in _STREAMS:
         new = asked.get(stream) if isinstance(asked, Mapping) else None
         if not isinstance(new, Mapping):
             continue
-        kept = dict(loss[stream])
+        kept, defaults = dict(loss[stream]), _defaults()[stream]
         used = [new.get(key, kept[key]) for key in ("objective", "missing_log_probs")]
-        for name in OBJECTIVE_NAMES:
-            if name in kept and (name not in used or name in afresh):
-                kept[name] = defaults[stream][name]
+        kept |= {name: defaults[name] for name in OBJECTIVE_NAMES if name in kept and name not in used}
         if new.get("objective", kept["objective"]) != kept["objective"]:
             kept["options"] = {}
         correction, kind = new.get("correction"), kept["correction"]["kind"]
         if isinstance(correction, Mapping) and correction.get("kind", kind) != kind:
-            kept["correction"] = defaults[stream]["correction"]
+            kept["correction"] = defaults["correction"]
         loss[stream] = kept
     return {**whole, "loss": loss}
+
+
+def _defaults() -> dict[str, dict[str, Any]]:
+    """The default keys of either stream's loss."""
+    return LossSection().model_dump(mode="json", include=set(_STREAMS))
 
 
 def _in_short(stream: StreamLossSection) -> str:

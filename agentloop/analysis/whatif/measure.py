@@ -3,39 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
-from agentloop.algorithms.diagnostics import EssWeights, sum_by_trajectory
+from agentloop.algorithms.diagnostics import Drift, EssWeights, sum_by_trajectory
+from agentloop.algorithms.heterogeneous import HeterogeneousLoss
 from agentloop.analysis.stored_log_probs import compute_asked, load_weights, weights_of_run
-from agentloop.analysis.whatif.compared_rows import (
-    Row,
-    RowChoice,
-    advantages_in_words,
-    buckets_of,
-    choose_rows,
-    rows_in_words,
-)
+from agentloop.analysis.whatif.compared_rows import RowChoice, advantages_in_words, bucket_of, buckets_of, choose_rows
 from agentloop.analysis.whatif.losses import WhatIfLoss
 from agentloop.analysis.whatif.result import ALL, Effect, PartData, WhatIf
-from agentloop.analysis.whatif.step import Ready, effects_of, part_data
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.learning.batch import bound_negative, build_batch
+from agentloop.learning.gradients import accumulate_gradients
+from agentloop.learning.optimizer import sum_gradients_in_float32
 from agentloop.learning.scoring import ScoredBatch, score
-from agentloop.learning.stream_losses import check_behavior, corrected, stream_losses
+from agentloop.learning.stream_losses import StreamLosses, check_behavior, corrected, stream_losses
+from agentloop.learning.update_stats import UpdateTotals, quantiles
 from agentloop.models.actor import Actor
 from agentloop.models.reference import reference_policy
 from agentloop.runs.run_folder import RunFolder
 from agentloop.user_code import load_sampler
-from replay.records import FRESH, REPLAY
+from replay.records import FRESH, REPLAY, BatchRow
 from replay.sampling.samplers import Sampler
 from replay.store import ReplayStore
 
 Progress = Callable[[str, int, int], None]
 """What is being done, how much of it is done, and of how much."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """An objective with the batch as it is given it."""
+
+    loss: WhatIfLoss
+    losses: StreamLosses
+    scored: ScoredBatch
+    """After its correction."""
 
 
 def what_if(
@@ -54,45 +61,43 @@ def what_if(
     log-probs are those of `policy`, scored once for all objectives.
     Raises UserError where nothing is left to look at, and for rows that an objective can't be trained on.
     """
-    version, weights = policy
-    taken = choose_rows(store, folder, version, asked)
-    rows = taken.rows
-    if not rows:
-        left = "".join(f"; {part.count} left out, {part.why}" for part in taken.reasons())
+    config, (version, weights) = folder.config, policy
+    compared = choose_rows(store, folder, version, asked)
+    if not compared.rows:
+        left = "".join(f"; {part.count} left out, {part.why}" for part in compared.left_out)
         raise UserError(
             f"rows to look at must be at least one, got none of {folder.path}{left}. Change what is asked for; see: "
             "agentloop replay ls"
         )
-    config = folder.config
     torch.set_num_threads(config.run.threads)
     actor = Actor(
         load_weights(folder, weights).model, packs=config.batch.layout == "packed", compute=compute_asked(config)
     )
     progress("score", 0, 1)
-    scored = _scored(actor, folder, rows, [loss.config for loss in losses])
+    scored = _scored(actor, folder, compared.rows, [loss.config for loss in losses])
     progress("score", 1, 1)
-    ready, unfit = all_ready(losses, scored, rows)
+    ready, unfit = all_ready(losses, scored)
     losses = [one.loss for one in ready]
-    data, effects = _measured(actor, ready, scored, rows, ess_weights=config.replay.ess.weights, progress=progress)
+    data, effects = _measured(actor, ready, scored, ess_weights=config.replay.ess.weights, progress=progress)
     return WhatIf(
         run=folder.path.name,
         version=version,
         weights=str(weights),
-        rows=rows_in_words(asked),
+        rows=asked.in_words(),
         advantages=advantages_in_words(config, asked),
-        found=taken.found,
+        found=compared.found,
         objectives=tuple(loss.objective for loss in losses),
         data=data,
         effects=effects,
-        left_out=taken.reasons(),
-        notes=(*_notes(config, rows, losses), *unfit),
+        left_out=compared.left_out,
+        notes=(*_notes(config, {row.stream for row in compared.rows}, losses), *unfit),
     )
 
 
-def _scored(actor: Actor, folder: RunFolder, rows: Sequence[Row], configs: Sequence[RunConfig]) -> ScoredBatch:
+def _scored(actor: Actor, folder: RunFolder, rows: Sequence[BatchRow], configs: Sequence[RunConfig]) -> ScoredBatch:
     """The rows with what all objectives share: log-probs of the policy, and of the reference if one needs it."""
     run = folder.config
-    batch = build_batch([row.item for row in rows], run.context.author_table()).to(actor.device)
+    batch = build_batch(rows, run.context.author_table()).to(actor.device)
     old, _ = score(actor, batch, max_tokens=run.batch.micro_batch_tokens)
     with_kl = next((config for config in configs if config.kl.loss_coef > 0), None)
     if with_kl is None:
@@ -102,12 +107,12 @@ def _scored(actor: Actor, folder: RunFolder, rows: Sequence[Row], configs: Seque
     return ScoredBatch(batch, old, score(reference, batch, max_tokens=run.batch.micro_batch_tokens)[0])
 
 
-def all_ready(losses: Sequence[WhatIfLoss], scored: ScoredBatch, rows: Sequence[Row]) -> tuple[list[Ready], list[str]]:
+def all_ready(losses: Sequence[WhatIfLoss], scored: ScoredBatch) -> tuple[list[Ready], list[str]]:
     """The objectives with their batches, and why some that nobody asked for can't be trained on these rows."""
     ready, unfit = [], []
     for loss in losses:
         try:
-            ready.append(_ready(loss, scored, rows))
+            ready.append(_ready(loss, scored))
         except UserError as error:
             if loss.asked:
                 raise
@@ -115,53 +120,114 @@ def all_ready(losses: Sequence[WhatIfLoss], scored: ScoredBatch, rows: Sequence[
     return ready, unfit
 
 
-def _ready(loss: WhatIfLoss, scored: ScoredBatch, rows: Sequence[Row]) -> Ready:
-    items = [bound_negative(row.item, loss.config.replay.negative_weight) for row in rows]
+def _ready(loss: WhatIfLoss, scored: ScoredBatch) -> Ready:
+    batch = scored.batch
     try:
-        check_behavior(scored.batch, loss.config)
+        check_behavior(batch, loss.config)
         losses = stream_losses(loss.config.loss)
     except UserError as error:
         raise UserError(f"{loss.name}: {error}") from error
-    weights = torch.tensor([item.weight for item in items]).to(scored.batch.loss_weights)
-    batch = replace(scored.batch, loss_weights=weights[scored.batch.trajectory])
-    return Ready(loss, losses, corrected(replace(scored, batch=batch), loss.config.loss)[0])
+    rows = [bound_negative(row, loss.config.replay.negative_weight) for row in batch.members]
+    weights = torch.tensor([row.weight for row in rows]).to(batch.loss_weights)
+    weighted = replace(scored, batch=replace(batch, loss_weights=weights[batch.trajectory]))
+    return Ready(loss, losses, corrected(weighted, loss.config.loss)[0])
 
 
 def _measured(
-    actor: Actor,
-    ready: Sequence[Ready],
-    scored: ScoredBatch,
-    rows: Sequence[Row],
-    *,
-    ess_weights: EssWeights,
-    progress: Progress,
+    actor: Actor, ready: Sequence[Ready], scored: ScoredBatch, *, ess_weights: EssWeights, progress: Progress
 ) -> tuple[tuple[PartData, ...], tuple[Effect, ...]]:
     """Bucket by bucket, then all rows together."""
     batch, drift = scored.batch, scored.drift()
-    action_tokens = sum_by_trajectory(batch.response_mask, batch.trajectory, len(rows))
-    buckets = buckets_of(rows)
+    action_tokens = sum_by_trajectory(batch.response_mask, batch.trajectory, batch.num_trajectories)
+    buckets = buckets_of(batch.members)
     data: list[PartData] = []
     effects: list[Effect] = []
     total = len(ready) * (len(buckets) + 1)
-
-    def so_far(before: int) -> Callable[[int], None]:
-        return lambda done: progress("gradients", before + done, total)
-
     progress("gradients", 0, total)
     for bucket in [*buckets, ALL]:
-        chosen = [place for place, row in enumerate(rows) if bucket in (ALL, row.bucket)]
-        members = torch.tensor(chosen, device=batch.trajectory.device)
+        places = [place for place, row in enumerate(batch.members) if bucket in (ALL, bucket_of(row))]
+        members = torch.tensor(places, device=batch.trajectory.device)
         data.append(part_data(bucket, drift, members, action_tokens, ess_weights=ess_weights))
-        if bucket == ALL and len(buckets) == 1:
+        if bucket == ALL and len(buckets) == 1:  # its numbers are there already
             effects += [replace(effect, bucket=ALL) for effect in effects]
-        else:
-            effects += effects_of(actor, ready, bucket, members, progress=so_far(len(effects)))
+            continue
+        for one in ready:
+            effects.append(effect_of(actor, one, bucket, members))
+            progress("gradients", len(effects), total)
     progress("gradients", total, total)
     return tuple(data), tuple(effects)
 
 
-def _notes(run: RunConfig, rows: Sequence[Row], losses: Sequence[WhatIfLoss]) -> Iterator[str]:
-    streams = {row.item.stream for row in rows}
+def part_data(
+    bucket: str, drift: Drift, members: Tensor, action_tokens: Tensor, *, ess_weights: EssWeights
+) -> PartData:
+    """What the trajectories `members` [n] of a batch are, with the action tokens [N] of all its trajectories."""
+    tokens, known = action_tokens[members], drift.tokens[members]
+    measured = members[known > 0]
+    there = len(measured) > 0
+    return PartData(
+        bucket=bucket,
+        trajectories=len(members),
+        tokens=int(tokens.sum()),
+        unknown=int((tokens - known).sum()),
+        drift_mean=float(drift.sum[measured].sum() / known.sum()) if there else None,
+        drift_max=float(drift.max[measured].max()) if there else None,
+        ess=drift.effective_sample_size(measured, ess_weights) if there else None,
+    )
+
+
+class _ClipTotals(UpdateTotals):
+    """Also counts the clipped tokens whose ratio is above 1."""
+
+    def __init__(self, replayed: Tensor) -> None:
+        super().__init__(replayed)
+        self.clipped_above = torch.zeros_like(self.clipped)
+
+    def add(self, result: HeterogeneousLoss, loss_mask: Tensor, *, weights: Tensor, trajectory: Tensor) -> None:
+        super().add(result, loss_mask, weights=weights, trajectory=trajectory)
+        above = result.policy.clipped & (result.log_ratios > 0)
+        self.clipped_above += sum_by_trajectory(above, trajectory, len(self.trained))
+
+
+def effect_of(actor: Actor, ready: Ready, bucket: str, members: Tensor) -> Effect:
+    """One step of an objective on the rows of these trajectories alone. Leaves no gradient behind."""
+    batch = ready.scored.batch
+    mini = ready.scored.select(torch.isin(batch.trajectory, members).nonzero()[:, 0])
+    totals = _ClipTotals(batch.replayed)
+    parameters = [p for p in actor.model.parameters() if p.requires_grad]
+    sum_gradients_in_float32(parameters)
+    try:
+        step = accumulate_gradients(actor, mini, ready.loss.config, losses=ready.losses, totals=totals)
+        gradient = [p.grad for p in parameters if p.grad is not None]
+        gradient_norm = float(nn.utils.get_total_norm(gradient)) if gradient else 0.0
+    finally:
+        for parameter in parameters:
+            parameter.grad = None
+    trained, scored = float(totals.trained.sum()), float(totals.scored.sum())
+    ratios = torch.cat([totals.ratios_of(replayed=False), totals.ratios_of(replayed=True)])
+    low, middle, high = quantiles(ratios).values() if len(ratios) else (None, None, None)
+
+    def share(counted: Tensor) -> float | None:
+        return float(counted.sum()) / trained if trained else None
+
+    return Effect(
+        objective=ready.loss.name,
+        bucket=bucket,
+        trained_tokens=int(trained),
+        clipped=share(totals.clipped),
+        clipped_above=share(totals.clipped_above),
+        clipped_below=share(totals.clipped - totals.clipped_above),
+        clipped_dual=share(totals.clipped_lower),
+        ratio_p01=low,
+        ratio_p50=middle,
+        ratio_p99=high,
+        approx_kl=float(totals.approx_kl.sum()) / scored if scored else None,
+        loss=step.loss,
+        gradient_norm=gradient_norm,
+    )
+
+
+def _notes(run: RunConfig, streams: set[str], losses: Sequence[WhatIfLoss]) -> Iterator[str]:
     for stream in (name for name in (FRESH, REPLAY) if name in streams):
         names = [loss.name for loss in losses if getattr(loss.config.loss, stream).anchor == "old"]
         if names:
@@ -175,8 +241,7 @@ def _notes(run: RunConfig, rows: Sequence[Row], losses: Sequence[WhatIfLoss]) ->
         yield "critic.backbone shared: what the critic adds to the policy's gradient is left out"
     if run.advantage.credit == "turn":
         yield "advantage.credit turn: a row's advantage stands on all of its tokens; those of its turns are not stored"
-    if (
-        REPLAY in streams
-        and type(load_sampler(run.replay.sampler, 0, run.replay.sampler_options)).correction is not Sampler.correction
-    ):
-        yield f"replay.sampler {run.replay.sampler}: its importance weights of a draw are not stored, and taken as 1"
+    if REPLAY in streams:
+        sampler = load_sampler(run.replay.sampler, 0, run.replay.sampler_options)
+        if type(sampler).correction is not Sampler.correction:
+            yield f"replay.sampler {run.replay.sampler}: importance weights of its draws are not stored, and taken as 1"

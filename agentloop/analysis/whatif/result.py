@@ -1,13 +1,18 @@
-"""What `replay whatif` finds out: numbers alone, for the terminal and for programs."""
+"""What `replay whatif` finds out: numbers for programs, and the same in tables for a terminal."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from replay.cli.tables import number, table
+
 ALL = "all"
 """The part that holds every row."""
+_ROWS = "bucket rows tokens unknown drift most ESS"
+_EFFECTS = "bucket objective trained clipped above below dual p01 p50 p99 loss gradient"
 
 
 @dataclass(frozen=True)
@@ -22,14 +27,14 @@ class AskedObjective:
 
 @dataclass(frozen=True)
 class PartData:
-    """The rows of one staleness bucket, or all of them. The same for every objective."""
+    """The rows of one staleness bucket, or all of them; alike for every objective."""
 
     bucket: str
     trajectories: int
     tokens: int
     """Action tokens."""
     unknown: int
-    """Of them, those without a behavior log-prob: they are in neither drift nor ESS."""
+    """Those of them without a behavior log-prob: they are in neither drift nor ESS."""
     drift_mean: float | None
     drift_max: float | None
     ess: float | None
@@ -46,7 +51,7 @@ class Effect:
     clipped: float | None
     """Share of the trained tokens whose loss a bound of the objective decided."""
     clipped_above: float | None
-    """Of the trained tokens: clipped with a ratio above 1."""
+    """Share of the trained tokens that are clipped with a ratio above 1."""
     clipped_below: float | None
     clipped_dual: float | None
     """Share whose loss the dual clip decided; not among `clipped`."""
@@ -75,7 +80,7 @@ class WhatIf:
     run: str
     """Its name."""
     version: int
-    """Of the policy that was asked."""
+    """The policy that was asked."""
     weights: str
     rows: str
     """What the rows are, in words."""
@@ -91,10 +96,6 @@ class WhatIf:
     left_out: tuple[LeftOut, ...]
     notes: tuple[str, ...]
 
-    def effect(self, objective: str, bucket: str = ALL) -> Effect:
-        (found,) = [e for e in self.effects if (e.objective, e.bucket) == (objective, bucket)]
-        return found
-
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is no finite number is None."""
         answer: dict[str, Any] = _finite(asdict(self))
@@ -107,3 +108,48 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_text(found: WhatIf) -> str:
+    return "\n".join(
+        [
+            *_heading(found),
+            "\nthe rows, the same for every objective:",
+            table(_ROWS.split(), [_row(part) for part in found.data]),
+            "\none optimizer step of each objective, alone on the rows of a bucket and on all:",
+            table(_EFFECTS.split(), [_effect(effect) for effect in found.effects]),
+            *(f"note: {note}" for note in found.notes),
+        ]
+    )
+
+
+def _heading(found: WhatIf) -> Iterator[str]:
+    """Whose rows, which policy, which objectives, and what is in no number."""
+    looked_at = found.data[-1].trajectories
+    thinned = "" if looked_at == found.found else f" of {found.found:,}, evenly over their age"
+    yield f"policy      {found.version} of {found.run} ({found.weights})"
+    yield f"rows        {looked_at:,}{thinned}: {found.rows}; advantages are {found.advantages}"
+    for part in found.left_out:
+        more = "" if part.count == len(part.ids) else ", ..."
+        yield f"left out    {part.count:,}, {part.why}: {', '.join(id[:12] for id in part.ids)}{more}"
+    width = max(len(objective.name) for objective in found.objectives)
+    for objective in found.objectives:
+        yield f"objective   {objective.name:<{width}}  fresh {objective.fresh}; replay {objective.replay}"
+
+
+def _row(part: PartData) -> list[str]:
+    counts = [str(part.trajectories), str(part.tokens), str(part.unknown)]
+    return [part.bucket, *counts, number(part.drift_mean, 3), number(part.drift_max, 2), number(part.ess, 3)]
+
+
+def _effect(effect: Effect) -> list[str]:
+    shares = (effect.clipped, effect.clipped_above, effect.clipped_below, effect.clipped_dual)
+    return [
+        effect.bucket,
+        effect.objective,
+        str(effect.trained_tokens),
+        *("-" if share is None else f"{share:.2%}" for share in shares),
+        *(number(ratio, 3) for ratio in (effect.ratio_p01, effect.ratio_p50, effect.ratio_p99)),
+        f"{effect.loss:.5f}",
+        f"{effect.gradient_norm:.4g}",
+    ]

@@ -1,4 +1,4 @@
-"""What a run can be told about advantages: the algorithm that gives them, and whose credit they are."""
+"""What the configuration says about advantages: the algorithm that gives them, and whose credit they are."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def check_advantages(config: RunConfig) -> None:
 
 
 def _check_critic(config: RunConfig) -> None:
-    """Its advantages are of tokens, and made in the update: what is said of trajectories would not be heard."""
+    """Its advantages are of tokens, and made in the update: what is set for trajectories would change nothing."""
     section, replay = config.advantage, config.replay
     without_signal = {
         "advantage.function": (section.function, None),

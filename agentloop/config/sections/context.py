@@ -1,11 +1,10 @@
-"""What a run can be told about what the policy sees and whose tokens are trained, and the parts that makes."""
+"""What the configuration says about what the policy sees and whose tokens are trained, and the parts that makes."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
@@ -15,6 +14,7 @@ from context.parse import PARSERS
 from context.strategies import STRATEGIES, Strategy
 from context.tokens.control import TrainingControl
 from context.wording import suggest
+from replay.errors import first_problem
 from replay.section import Positive, Section
 
 
@@ -28,9 +28,9 @@ def make_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
             raise ValueError(
                 f"context.options must be options of strategy {name}, got {option!r}. {suggest(option, known)}"
             )
-    missing = next((field.name for field in known.values() if field.name not in options and _is_required(field)), None)
-    if missing is not None:
-        raise ValueError(f"context.options must give {missing!r}, which strategy {name} needs, got none.")
+    for field in known.values():
+        if field.name not in options and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"context.options must give {field.name!r}, which strategy {name} needs, got none.")
     hints = get_type_hints(kind)
     values = {option: _converted(option, value, hints[option]) for option, value in options.items()}
     try:
@@ -39,23 +39,12 @@ def make_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
         raise ValueError(f"context.options.{error}") from None
 
 
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
 def _converted(option: str, value: Any, wanted: Any) -> Any:
     try:
         return TypeAdapter(wanted).validate_python(value, strict=True)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
-        raise ValueError(f"context.options.{option} must be {_shown(wanted)}, got {value!r}. {problem}.") from None
-
-
-def _shown(wanted: Any) -> str:
-    """A type as people write it."""
-    if get_origin(wanted) is Literal:
-        return " or ".join(map(str, get_args(wanted)))
-    return {int: "a whole number", str: "text", bool: "true or false"}.get(wanted, str(wanted))
+        _, rule, found = first_problem(error)
+        raise ValueError(f"context.options.{option} must {rule}, got {found}.") from None
 
 
 def author_table(registered: Iterable[Author]) -> AuthorTable:
@@ -77,15 +66,6 @@ def author_table(registered: Iterable[Author]) -> AuthorTable:
             raise ValueError(f"context.authors must have names of their own, got {author.name!r} twice. Rename it.")
         rows.append(author)
     return AuthorTable(rows)
-
-
-def check_parser_name(name: str) -> None:
-    """Raises ValueError unless `make_parser` may know it."""
-    if ":" not in name and name != "auto" and name not in PARSERS:
-        raise ValueError(
-            f"context.parser must be a built-in parser or path/to/file.py:ClassName, got {name!r}. "
-            f"{suggest(name, ['auto', *PARSERS])}"
-        )
 
 
 class AuthorSection(Section):
@@ -138,7 +118,11 @@ class ContextSection(Section):
     @model_validator(mode="after")
     def _parts_can_be_made(self) -> Self:
         make_strategy(self.strategy, self.options)
-        check_parser_name(self.parser)
+        if ":" not in self.parser and self.parser != "auto" and self.parser not in PARSERS:
+            raise ValueError(
+                f"context.parser must be a built-in parser or path/to/file.py:ClassName, got {self.parser!r}. "
+                f"{suggest(self.parser, ['auto', *PARSERS])}"
+            )
         self.author_table()
         if not all(self.blackout):
             raise ValueError("context.blackout must hold texts of at least one character, got ''. Remove it.")

@@ -1,4 +1,4 @@
-"""What a run can be told about its loss: objectives, ratios and corrections of both streams, advantages."""
+"""What the configuration says about the loss: objectives, ratios and corrections of both streams, advantages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run can be told about how its numbers are made; none of it changes what they are, beyond rounding."""
+"""What the configuration says about how numbers are made; none of it changes what they are, beyond rounding."""
 
 from __future__ import annotations
 

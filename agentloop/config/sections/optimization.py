@@ -1,4 +1,4 @@
-"""What a run can be told about how weights are moved: optimizers, the critic, the distance kept to a reference."""
+"""Settings of how weights are moved: optimizers, the critic, the distance kept to a reference."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _ACTS = {"betas": ("adamw", "muon"), "momentum": ("sgd", "muon")}
 
 
 class CriticSection(Section):
-    """Of `algorithm: ppo`; no other algorithm has a critic."""
+    """The critic of `algorithm: ppo`; no other algorithm has one."""
 
     backbone: Literal["own", "shared"] = Field(
         "own",

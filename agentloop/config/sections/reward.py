@@ -1,4 +1,4 @@
-"""What a run can be told about rewards: who gives them, and how much each counts."""
+"""What the configuration says about rewards: who gives them, and how much each counts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RewardModelSection(Section):
 
     @model_validator(mode="after")
     def _there_is_a_model(self) -> Self:
-        _refuse_unheard(self, "path", "reward.model")
+        _refuse_unused(self, "path", "reward.model")
         return self
 
 
@@ -56,12 +56,12 @@ class OverlongSection(Section):
 
     @model_validator(mode="after")
     def _there_is_a_buffer(self) -> Self:
-        _refuse_unheard(self, "buffer", "reward.overlong")
+        _refuse_unused(self, "buffer", "reward.overlong")
         return self
 
 
-def _refuse_unheard(section: Section, switch: str, where: str) -> None:
-    """What is set of a part that is off would not be heard."""
+def _refuse_unused(section: Section, switch: str, where: str) -> None:
+    """What is set of a part that is off would change nothing."""
     if getattr(section, switch) is not None:
         return
     for name, field in type(section).model_fields.items():

@@ -1,4 +1,4 @@
-"""What a run can be told about acting: its environment, its episodes and its evaluations."""
+"""What the configuration says about acting: its environment, its episodes and its evaluations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run can be told about itself: its folder, its checkpoints and its metrics."""
+"""What the configuration says about the run itself: its folder, its checkpoints and its metrics."""
 
 from __future__ import annotations
 

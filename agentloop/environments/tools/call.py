@@ -43,10 +43,11 @@ def call_tool(environment: Environment, call: ToolCall, limits: ToolLimits) -> T
     spec = tools.get(call.name)
     if spec is None:
         return failure(UNKNOWN_TOOL, f"there is no tool {_short(call.name)}. {suggest(call.name, tools)}")
+    given = dict(call.arguments) if isinstance(call.arguments, Mapping) else call.arguments
     try:
-        arguments = _checked(spec, call.arguments)
-    except _BadArgument as error:
-        return failure(BAD_ARGUMENTS, str(error))
+        arguments = spec.arguments.validate_python(given)
+    except ValidationError as error:
+        return failure(BAD_ARGUMENTS, _problem(spec, given, error))
     run = partial(getattr(environment, spec.name), **arguments)
     shown = partial(observe, run, max_chars=limits.max_chars)
     try:
@@ -57,23 +58,17 @@ def call_tool(environment: Environment, call: ToolCall, limits: ToolLimits) -> T
         return failure(TIMEOUT, f"{spec.name} took longer than {limits.timeout_s:g} s")
 
 
-class _BadArgument(Exception):
+def _problem(spec: ToolSpec, given: Any, error: ValidationError) -> str:
     """Names the argument and says what it must be."""
-
-
-def _checked(spec: ToolSpec, given: Any) -> dict[str, Any]:
-    try:
-        return spec.arguments.validate_python(dict(given) if isinstance(given, Mapping) else given)
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
+    found = error.errors(include_url=False, include_context=False, include_input=False)
     # A name that is mistyped is also missing where it belongs; the mistyped one says more.
     first = min(found, key=lambda problem: problem["type"] != "extra_forbidden")
     name, kind = next(iter(first["loc"]), None), first["type"]
     if name is None:
-        raise _BadArgument(f"arguments must be an object, got {type(given).__name__}")
+        return f"arguments must be an object, got {type(given).__name__}"
     if kind == "extra_forbidden":
-        raise _BadArgument(f"{spec.name} has no argument {_short(name)}. {suggest(str(name), spec.argument_names)}")
-    raise _BadArgument(f"argument {name!r} is missing" if kind == "missing" else f"argument {name!r}: {first['msg']}")
+        return f"{spec.name} has no argument {_short(name)}. {suggest(str(name), spec.argument_names)}"
+    return f"argument {name!r} is missing" if kind == "missing" else f"argument {name!r}: {first['msg']}"
 
 
 def _short(name: object) -> str:

@@ -8,7 +8,7 @@ path has three, and none of its [N, V] arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class RowSums:
 
 @dataclass(frozen=True, eq=False)
 class Cotangents:
-    """Of log-probs and, where they were asked for, of entropies; all [N]."""
+    """Gradients of log-probs and, where they were asked for, of entropies; all [N]."""
 
     log_probs: Tensor
     entropies: Tensor | None
@@ -79,32 +79,14 @@ class Cotangents:
         return Cotangents(self.log_probs[tokens], None if self.entropies is None else self.entropies[tokens])
 
 
-class RowKernels(Protocol):
-    """The passes over a chunk of logits [n, v]. `columns` [n]: where the target is; from 0 to v - 1 in this chunk."""
+class TorchRows:
+    """The passes over a chunk of logits [n, v], by in-place operations on it; subclasses have kernels of their own.
+
+    `columns` [n] says where the target is; from 0 to v - 1 in this chunk.
+    """
 
     def absorb(self, logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
         """Add the chunk to the rows' sums, in place; `logits` and `spare` [n, v] may be overwritten."""
-
-    def differentiate(
-        self,
-        logits: Tensor,
-        sums: RowSums,
-        columns: Tensor,
-        *,
-        cotangents: Cotangents,
-        operand: torch.dtype,
-        spare: Tensor,
-    ) -> Tensor:
-        """[n, v] of type `operand`: the gradient of the chunk as `Cotangents.of_rows` says.
-
-        Overwrites `logits` and `spare`, and may return either.
-        """
-
-
-class TorchRows:
-    """In-place operations on the chunk."""
-
-    def absorb(self, logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
         if sums.factor is not None:
             logits.mul_(sums.factor[:, None])
         inside, places = _inside(columns, logits.shape[1])
@@ -134,6 +116,10 @@ class TorchRows:
         operand: torch.dtype,
         spare: Tensor,
     ) -> Tensor:
+        """[n, v] of type `operand`: the gradient of the chunk as `Cotangents.of_rows` says.
+
+        Overwrites `logits` and `spare`, and may return either.
+        """
         if sums.factor is not None:
             logits.mul_(sums.factor[:, None])
         inside, places = _inside(columns, logits.shape[1])
@@ -181,10 +167,10 @@ class How:
 
     tokens: int
     vocabulary: int
-    rows: RowKernels
+    rows: TorchRows
 
     @classmethod
-    def on(cls, device: torch.device, rows: RowKernels | None = None) -> How:
+    def on(cls, device: torch.device, rows: TorchRows | None = None) -> How:
         return cls(*(CPU_CHUNKS if device.type == "cpu" else GPU_CHUNKS), rows or TorchRows())
 
 
@@ -281,7 +267,7 @@ class _Chunks:
     def gradients(
         self, sums: RowSums, cotangents: Cotangents, *, wanted: tuple[bool, bool, bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Of hidden states, weight and bias, where wanted."""
+        """Gradients of hidden states, weight and bias, where wanted."""
         # What kernels leave out; `per_row` with what the temperature adds.
         rest = -sums.total.reciprocal()
         if cotangents.entropies is None:

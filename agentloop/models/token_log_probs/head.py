@@ -19,12 +19,12 @@ from agentloop.algorithms.log_probs import entropies, log_softmax
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError, one_line
 from agentloop.models.passes import forward_replaced
-from agentloop.models.token_log_probs.chunked import How, RowKernels, head_log_probs
+from agentloop.models.token_log_probs.chunked import How, TorchRows, head_log_probs
 
 _KERNELS_WITHIN = 0.05
-"""Of a few tokens' log-probs, entropies and gradients, all near 1; CUDA may multiply float32 in 10 bits."""
+"""Largest error of a few tokens' log-probs, entropies and gradients, all near 1; CUDA may multiply in 10 bits."""
 _PLAIN_BYTES = 64 * 1024**2
-"""Of the logits of a pass, in float32: fewer are cheaper to make once than twice."""
+"""Logits of a pass, in float32: fewer are cheaper to make once than twice."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +115,7 @@ def _has_triton(device: torch.device) -> bool:
 
 
 @cache
-def _triton_rows(device: torch.device) -> RowKernels:
+def _triton_rows(device: torch.device) -> TorchRows:
     from agentloop.models.token_log_probs.triton_kernels import TritonRows  # here: only where there is triton
 
     rows = TritonRows()
@@ -124,7 +124,7 @@ def _triton_rows(device: torch.device) -> RowKernels:
 
 
 @torch.enable_grad()  # they are first asked for by a pass without gradient
-def check_kernels(rows: RowKernels, device: torch.device) -> None:
+def check_kernels(rows: TorchRows, device: torch.device) -> None:
     """On a few tokens, beside whole logits: kernels may not compile on a device, or not be right on it.
 
     Raises UserError for those.

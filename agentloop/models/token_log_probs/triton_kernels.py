@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from agentloop.models.token_log_probs.chunked import Cotangents, RowSums
+from agentloop.models.token_log_probs.chunked import Cotangents, RowSums, TorchRows
 
 _BLOCK, _WARPS = 4096, 8
 
@@ -91,8 +91,8 @@ def _differentiate(  # type: ignore[no-untyped-def]
     tl.store(gradient + row * width + places, found.to(gradient.dtype.element_ty), mask=there)
 
 
-class TritonRows:
-    """`RowKernels` whose every pass reads the chunk once."""
+class TritonRows(TorchRows):
+    """Every pass reads the chunk once."""
 
     def absorb(self, logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
         count, width = logits.shape

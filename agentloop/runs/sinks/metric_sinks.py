@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
-from agentloop.errors import one_line
+from agentloop.errors import UserError, one_line
 
 
 class MetricSink(Protocol):
@@ -52,3 +52,11 @@ class MetricSinks:
                 f"metrics sink {name} failed: {one_line(error)}. It gets nothing more; the database still gets "
                 "everything."
             )
+
+
+def without_package(sink: str) -> UserError:
+    """Why a sink that an extra brings can't be opened here."""
+    return UserError(
+        f"metrics.sinks must name what is installed, got {sink} without its package. Install the extra: pip install "
+        f"'agentloop-replay[{sink}]', or remove it."
+    )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentloop.errors import UserError
+from agentloop.runs.sinks.metric_sinks import without_package
 
 FOLDER_NAME = "tensorboard"
 
@@ -20,10 +20,7 @@ class TensorBoardSink:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise UserError(
-                "metrics.sinks must name what is installed, got tensorboard without its package. Install the extra: "
-                "pip install 'agentloop-replay[tensorboard]', or remove it."
-            ) from error
+            raise without_package("tensorboard") from error
         writer: Any = SummaryWriter
         purged = None if keep_through is None else keep_through + 1
         self._writer = writer(str(folder / FOLDER_NAME), purge_step=purged)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.errors import UserError, one_line
+from agentloop.runs.sinks.metric_sinks import without_package
 
 _PROJECT = "agentloop"
 _OFFLINE = "offline"
@@ -29,10 +30,7 @@ class WandbSink:
         try:
             import wandb
         except ImportError as error:
-            raise UserError(
-                "metrics.sinks must name what is installed, got wandb without its package. Install the extra: "
-                "pip install 'agentloop-replay[wandb]', or remove it."
-            ) from error
+            raise without_package("wandb") from error
         made: dict[str, Any] = json.loads((folder / "run.json").read_text())
         mode: Any = os.environ.get("WANDB_MODE", _OFFLINE)
         # Where it would keep logs of its own; nothing is written outside the run folder.

@@ -18,7 +18,7 @@ from agentloop.analysis.stored_log_probs import named_weights
 from agentloop.analysis.whatif.compared_rows import RowChoice
 from agentloop.analysis.whatif.losses import asked_losses
 from agentloop.analysis.whatif.measure import what_if
-from agentloop.analysis.whatif.result import WhatIf
+from agentloop.analysis.whatif.result import Effect, WhatIf
 from agentloop.cli.main import app
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import open_run_folder
@@ -79,6 +79,11 @@ def asked(run: Path, *losses: str, policy: int | None = None, **rows_asked: Any)
         store.close()
 
 
+def effect_of(found: WhatIf, objective: str, bucket: str = "all") -> Effect:
+    (only,) = [e for e in found.effects if (e.objective, e.bucket) == (objective, bucket)]
+    return only
+
+
 def command(*words: object) -> Result:
     return command_of("whatif", *words)
 
@@ -96,7 +101,7 @@ def files_of(folder: Path) -> dict[str, str]:
 def of_stream(found: WhatIf, replayed: bool) -> list[tuple[Any, Any]]:
     """Data and effect of the buckets of one stream, in an iteration's batch."""
     return [
-        (part, found.effect("own", part.bucket))
+        (part, effect_of(found, "own", part.bucket))
         for part in found.data
         if part.bucket != "all" and (part.bucket != "fresh") == replayed
     ]
@@ -112,7 +117,7 @@ def test_batch_of_an_iteration_has_the_metrics_of_its_update(
     trained = trained_tokens(found)
     # One denominator for both streams, and the KL beside them.
     policy_loss = sum(metrics[f"actor/{s}/pg_loss"] * trained[s] for s in FRESH_REPLAY) / sum(trained.values())
-    assert found.effect("own").loss == pytest.approx(policy_loss + KL * metrics["actor/kl_loss"], rel=1e-4)
+    assert effect_of(found, "own").loss == pytest.approx(policy_loss + KL * metrics["actor/kl_loss"], rel=1e-4)
     assert iteration != 3 or metrics["actor/replay/pg_clipfrac"] > 0.1
 
 
@@ -122,7 +127,7 @@ def trained_tokens(found: WhatIf) -> dict[str, int]:
 
 def check_equal(found: WhatIf, metrics: Mapping[str, float]) -> None:
     """What the update of a whole batch logged is what one step on that batch is found to do."""
-    whole = found.effect("own")
+    whole = effect_of(found, "own")
     assert whole.gradient_norm == pytest.approx(metrics["actor/grad_norm"], rel=1e-4)
     trained = trained_tokens(found)
     assert sum(trained.values()) == whole.trained_tokens
@@ -168,7 +173,7 @@ def test_batch_of_fresh_rows_alone_has_the_metrics_of_its_update(
 ) -> None:
     run, metrics = finished[0], finished[1][0]
     found = asked(run, "own", policy=0, iteration=1)
-    effect = found.effect("own")
+    effect = effect_of(found, "own")
     assert metrics["batch/replay"] == 0
     assert (found.data[-1].trajectories, found.data[0].bucket) == (16, "fresh")
     assert effect.gradient_norm == pytest.approx(metrics["actor/grad_norm"], rel=1e-4)
@@ -217,7 +222,7 @@ def test_objective_that_must_clip_everything_clips_everything(
     names = [str(tmp_path / "tight.yaml"), str(tmp_path / "free.yaml")]
     found = asked(finished[0], *names, filter="advantage != 0", limit=12)
     for bucket in (part.bucket for part in found.data):
-        tight, free = found.effect("tight", bucket), found.effect("free", bucket)
+        tight, free = effect_of(found, "tight", bucket), effect_of(found, "free", bucket)
         assert (tight.clipped, free.clipped) == (1.0, 0.0)
         assert tight.clipped_above is not None and tight.clipped_below is not None
         assert tight.clipped_above + tight.clipped_below == pytest.approx(1.0)
@@ -245,7 +250,7 @@ def test_rows_without_a_known_advantage_are_named_and_not_taken_as_zero(copied: 
     (copied / "bc.yaml").write_text("loss: {replay: {objective: bc}}\nkl: {loss_coef: 0}\n")
     alone = asked(copied, str(copied / "good.yaml"), str(copied / "bc.yaml"), filter=f"id == '{other}'")
     # One row's policy gradient is its cloning gradient, as many times as its advantage is.
-    assert alone.effect("good").gradient_norm == pytest.approx(7.0 * alone.effect("bc").gradient_norm, rel=1e-4)
+    assert effect_of(alone, "good").gradient_norm == pytest.approx(7.0 * effect_of(alone, "bc").gradient_norm, rel=1e-4)
     with pytest.raises(UserError, match="rows to look at must be at least one, got none of .*1 left out"):
         asked(copied, "own", filter=f"id == '{id}'")
 

@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from agentloop.analysis.whatif.compared_rows import Row
 from agentloop.analysis.whatif.losses import WhatIfLoss
-from agentloop.analysis.whatif.measure import all_ready
-from agentloop.analysis.whatif.present import as_text
-from agentloop.analysis.whatif.result import AskedObjective, WhatIf
-from agentloop.analysis.whatif.step import Ready, effects_of, part_data
+from agentloop.analysis.whatif.measure import Ready, all_ready, effect_of, part_data
+from agentloop.analysis.whatif.result import AskedObjective, Effect, WhatIf, as_text
 from agentloop.errors import UserError
 from agentloop.learning.stream_losses import corrected, stream_losses
 from replay.records import BatchRow
@@ -56,6 +53,10 @@ def ready(actor: Any, rows: list[BatchRow], objective: str, **options: Any) -> R
     config = run_config(loss={"replay": stream})
     scored = scored_rows(actor, rows, old=actor)
     return Ready(WhatIfLoss(objective, config), stream_losses(config.loss), corrected(scored, config.loss)[0])
+
+
+def effects_of(actor: Any, objectives: list[Ready], bucket: str, members: torch.Tensor) -> list[Effect]:
+    return [effect_of(actor, one, bucket, members) for one in objectives]
 
 
 def test_clipping_loss_and_gradient_are_those_of_the_tokens() -> None:
@@ -110,18 +111,17 @@ def test_objective_that_nobody_asked_for_is_left_out_where_rows_do_not_fit_it() 
     scored = scored_rows(actor, demonstrated, old=actor)
     cloning = WhatIfLoss("own", run_config(loss={"replay": {"objective": "bc"}}))
     clip = WhatIfLoss("ppo_clip", run_config())
-    rows = [Row(item, "0") for item in demonstrated]
-    fitting, why = all_ready([cloning, replace(clip, asked=False)], scored, rows)
+    fitting, why = all_ready([cloning, replace(clip, asked=False)], scored)
     assert [one.loss.name for one in fitting] == ["own"]
     assert why[0].startswith("left out: ppo_clip: behavior_log_probs of trajectory t must be known")
     with pytest.raises(UserError, match="ppo_clip: behavior_log_probs of trajectory t must be known"):
-        all_ready([cloning, clip], scored, rows)
+        all_ready([cloning, clip], scored)
 
 
 def test_number_that_is_not_finite_is_null_in_json_and_seen_in_text() -> None:
     actor = tiny_actor()
     rows = three_tokens(actor)
-    (effect,) = effects_of(actor, [ready(actor, rows, "surrogate")], "all", torch.arange(3))
+    effect = effect_of(actor, ready(actor, rows, "surrogate"), "all", torch.arange(3))
     drift = scored_rows(actor, rows, old=actor).drift()
     part = part_data("all", drift, torch.arange(3), torch.ones(3), ess_weights="mean")
     broken = type(effect)(**{**vars(effect), "gradient_norm": math.nan, "ratio_p01": None})

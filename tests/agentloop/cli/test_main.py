@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import typer
 
-from agentloop.cli.main import app, main
+from agentloop.cli.main import LateCommand, app, main
 from agentloop.config.config_file import to_plain
 from tests.fakes.runs import rows, save_qwen2, small_config
 from tests.fakes.shell import Shell
@@ -30,6 +30,7 @@ def commands() -> Iterator[list[str]]:
     while waiting:
         words, command = waiting.pop()
         yield words
+        command = command.loaded() if isinstance(command, LateCommand) else command
         waiting += [([*words, name], below) for name, below in getattr(command, "commands", {}).items()]
 
 
@@ -109,6 +110,12 @@ def test_help_answers_at_once_and_without_torch(words: list[str]) -> None:
     assert "Usage: agentloop" in done.stdout
     assert torch == "False"
     assert float(seconds) < HELP_CPU_SECONDS
+
+
+def test_commands_that_are_imported_late_are_listed_with_their_own_help() -> None:
+    late = [command for command in typer.main.get_command(app).commands.values() if isinstance(command, LateCommand)]
+    assert [command.name for command in late] == ["inspect", "report", "context", "replay"]
+    assert [command.help for command in late] == [command.loaded().help for command in late]
 
 
 # A run, as people and programs see it

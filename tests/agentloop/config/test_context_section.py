@@ -66,7 +66,7 @@ def test_strategy_is_made_with_its_options() -> None:
         (
             "strategy: sliding_window\n  options: {budget: 1.5}",
             3,
-            "context.options.budget must be a whole number, got 1.5.",
+            "context.options.budget must be a valid integer, got 1.5.",
         ),
         (
             "strategy: sliding_window\n  options: {budget: 0}",
@@ -76,7 +76,7 @@ def test_strategy_is_made_with_its_options() -> None:
         (
             "strategy: clip_tool_results\n  options: {budget: 9, order: newest}",
             3,
-            "context.options.order must be oldest or largest, got 'newest'.",
+            "context.options.order must be 'oldest' or 'largest', got 'newest'.",
         ),
         ("strategy: slidingwindow", 2, "context.strategy must be linear, linear_think, sliding_window, "),
         (

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from agentloop.environments.curriculum import OrderRule, TaskOrder
+from agentloop.config.sections.dataset import TasksSection
+from agentloop.environments.curriculum import TaskOrder
 
 
 def order(size: int = 4, *, seed: int = 7, **rule: Any) -> TaskOrder:
-    return TaskOrder(size, seed=seed, rule=OrderRule(**rule))
+    return TaskOrder(size, seed=seed, section=TasksSection.model_construct(**rule))
 
 
 def gone_through(tasks: TaskOrder, first: int, last: int, rates: dict[int, float]) -> list[int]:
@@ -63,7 +64,7 @@ def test_easy_first_keeps_the_order_that_an_epoch_began_with() -> None:
 
 def test_learnability_draws_with_the_weights_of_its_formula() -> None:
     """p = 1/2, 1/10, 9/10 and 1/2 (never tried): 4 p (1 - p) = 1, 0.36, 0.36, 1 of 2.72."""
-    tasks = order(curriculum="learnability", decay=0.0)
+    tasks = order(curriculum="learnability", curriculum_decay=0.0)
     for number, successes in ((0, 4), (1, 0), (2, 8)):
         tasks._given[0] = number
         tasks._next = 1
@@ -80,7 +81,7 @@ def test_learnability_draws_with_the_weights_of_its_formula() -> None:
 
 def test_learnability_never_weighs_a_task_below_the_floor() -> None:
     """p -> 1/102 after 100 failures: 4 p (1 - p) = 0.0388, below the floor of a half."""
-    tasks = order(2, curriculum="learnability", floor=0.5)
+    tasks = order(2, curriculum="learnability", curriculum_floor=0.5)
     number = tasks.at(0)
     tasks.record_success(0, attempts=100, successes=0)
     assert tasks._weights[number] == 500_000

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from agentloop.learning.batch import build_batch
-from agentloop.learning.trainer import UpdateResult
-from agentloop.learning.update_stats import binned, histograms
+from agentloop.learning.update_stats import UpdateResult, binned, histograms
 from replay.records import BatchRow
 from replay.storage.format.ratio_histograms import BINS, Counts, bounds, count, merged, quantile_bounds
 from tests.fakes.batch_rows import (

@@ -127,7 +127,7 @@ def test_failed_tool_calls_are_counted_and_many_are_told_once(caplog: pytest.Log
     collect(again, [(task, 3)], config, iteration=2)
     (told,) = [message for message in caplog.messages if message.startswith("tools must seldom fail")]
     place = r"fail: ValueError: bad value at faulty_tools\.py:\d+\. The policy was shown each error; mend the tool\."
-    assert re.search(rf"got 2 failed of 5 calls in one iteration \(told once, above 20%\), the last with {place}", told)
+    assert re.search(rf"got 2 failed of 5 calls in one iteration \(said once, above 20%\), the last with {place}", told)
 
 
 def test_episodes_without_a_call_have_no_share_of_failed_ones() -> None:

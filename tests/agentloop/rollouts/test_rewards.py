@@ -152,10 +152,10 @@ class CountingModel:
 
 
 def test_model_scores_what_was_played() -> None:
-    weighed = scorer(environment=0.0, model=CountingModel())
+    weighed = scorer(environment=0.0, model=CountingModel().score)
     assert weighed.score([FAILED, episode()]).totals[1] == 2.0
     section = RewardSection.model_validate({"environment": 0.0, "model": {"path": "somewhere", "weight": 0.5}})
-    scores = RewardScorer(section, max_tokens=10, model=CountingModel()).score([FAILED, episode()])
+    scores = RewardScorer(section, max_tokens=10, model=CountingModel().score).score([FAILED, episode()])
     assert scores.totals[1] == 1.0
     assert scores.metrics() == {"reward/environment": 1.0, "reward/model": 2.0}
 

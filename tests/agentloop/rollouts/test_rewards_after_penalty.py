@@ -64,7 +64,7 @@ def test_batch_with_rows_of_unknown_behavior_is_measured_anew() -> None:
     rewards = penalised_rewards(trajectories, made_penalty(config, tiny_actor())(trajectories))
     assert rewards[2:] == [1.0, 1.0]
     rows = [replace(item, reward=reward) for item, reward in zip(ROWS, rewards, strict=True)]
-    found = AdvantageEstimator(config, AUTHORS).of_batch(rows, "shared").rows
+    found = AdvantageEstimator(config, AUTHORS).of_batch(rows, "shared")[0]
     assert all(math.isfinite(item.advantage) for item in found)
 
 

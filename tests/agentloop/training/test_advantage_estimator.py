@@ -37,7 +37,7 @@ def rewarded(name: str, reward: float, *, stream: Any = "fresh", group: str = "g
 
 
 def used(made: AdvantageEstimator, rows: list[BatchRow], baseline: ReplayBaseline) -> list[float]:
-    return [item.advantage for item in made.of_batch(rows, baseline).rows]
+    return [item.advantage for item in made.of_batch(rows, baseline)[0]]
 
 
 MIXED = [
@@ -148,7 +148,7 @@ def test_a_group_without_a_signal_stays_silent_under_whitening() -> None:
 def test_what_is_replayed_and_went_badly_has_a_bounded_weight() -> None:
     rows = [replace(v, weight=weight) for v, weight in zip(MIXED, (1, 1, 0.8, 0.8), strict=True)]
     for share in (0.0, 0.25, 0.999, 1.0):
-        weights = [r.weight for r in estimator(replay={"negative_weight": share}).of_batch(rows, "stored").rows]
+        weights = [r.weight for r in estimator(replay={"negative_weight": share}).of_batch(rows, "stored")[0]]
         assert weights == pytest.approx([1, 1, 0.8, share * 0.8])
 
 
@@ -158,35 +158,36 @@ def test_turns_that_were_replayed_and_went_badly_have_a_bounded_advantage() -> N
         rewarded(name, 0.0, authors="ulel", advantage=advantage, stream=stream)
         for name, advantage, stream in (("a", 0.5, "replay"), ("b", -0.25, "replay"), ("c", 0.5, "fresh"))
     ]
-    bounded = estimator(
+    bounded, _ = estimator(
         "reinforce", lambda _: [(1.0, -2.0)] * 3, advantage={"credit": "turn"}, replay={"negative_weight": 0.25}
     ).of_batch(rows, "stored")
     # Last turn: outcome - 2 = -1.5, -2.25; first: 1 + what follows = -0.5 and -1.25. Replayed ones x 0.25.
-    assert build_batch(bounded.rows, AUTHORS).advantages.tolist() == [
+    assert build_batch(bounded, AUTHORS).advantages.tolist() == [
         [0, -0.125, 0, -0.375],
         [0, -0.3125, 0, -0.5625],
         [0, -0.5, 0, -1.5],
     ]
-    mixed = estimator(
+    mixed, _ = estimator(
         "reinforce", lambda _: [(3.0, -2.0)] * 3, advantage={"credit": "turn"}, replay={"negative_weight": 0.0}
     ).of_batch(rows, "stored")
-    assert build_batch(mixed.rows, AUTHORS).advantages.tolist() == [[0, 1.5, 0, 0], [0, 0.75, 0, 0], [0, 1.5, 0, -1.5]]
-    assert [r.weight for r in bounded.rows + mixed.rows] == [1.0] * 6
+    assert build_batch(mixed, AUTHORS).advantages.tolist() == [[0, 1.5, 0, 0], [0, 0.75, 0, 0], [0, 1.5, 0, -1.5]]
+    assert [r.weight for r in bounded + mixed] == [1.0] * 6
 
 
 def test_replayed_rows_with_nobody_to_compare_with_are_counted_and_teach_nothing() -> None:
     alone = rewarded("x", 1.0, stream="replay", group="elsewhere", task="another")
-    result = estimator().of_batch([*MIXED, alone], "fresh_only")
-    assert result.rows[-1].advantage == 0.0
-    assert result.metrics == {"replay/without_peers": 1.0}
+    rows, metrics = estimator().of_batch([*MIXED, alone], "fresh_only")
+    assert rows[-1].advantage == 0.0
+    assert metrics == {"replay/without_peers": 1.0}
 
 
 def test_rows_whose_turns_are_unknown_keep_the_advantage_of_the_trajectory_and_are_counted() -> None:
     rows = [rewarded("a", 1.0, authors="ulleel", advantage=0.5), rewarded("b", 0.0, authors="ulel", advantage=-0.5)]
-    result = estimator("dr_grpo", lambda _: [(1.0, 0.0), None], advantage={"credit": "turn"}).of_batch(rows, "stored")
+    made = estimator("dr_grpo", lambda _: [(1.0, 0.0), None], advantage={"credit": "turn"})
+    rows, metrics = made.of_batch(rows, "stored")
     # a is compared with nobody whose turns are known: its turns add nothing to the outcome
-    assert build_batch(result.rows, AUTHORS).advantages.tolist() == [[0, 0.5, 0.5, 0, 0, 0.5], [0, -0.5, 0, -0.5, 0, 0]]
-    assert result.metrics == {"advantage/unknown_turns": 1.0}
+    assert build_batch(rows, AUTHORS).advantages.tolist() == [[0, 0.5, 0.5, 0, 0, 0.5], [0, -0.5, 0, -0.5, 0, 0]]
+    assert metrics == {"advantage/unknown_turns": 1.0}
 
 
 def test_turns_have_their_own_advantages_on_their_own_tokens() -> None:
@@ -199,7 +200,7 @@ def test_turns_have_their_own_advantages_on_their_own_tokens() -> None:
     )
     # mean ((1 + 0) / 2 + 0) / 2 = 0.25; a: z = (0.75, -0.25), last 0.5 - 0.5 = 0, first 1.5 + 0.5 x 0 = 1.5
     # b: z = (-0.25, -0.25), last -0.5 - 0.5 = -1, first -0.5 + 0.5 x -1 = -1
-    result = made.of_batch(rows, "stored").rows
+    result = made.of_batch(rows, "stored")[0]
     batch = build_batch(result, AUTHORS)
     assert batch.advantages.tolist() == [[0, 1.5, 1.5, 0, 0, 0.0], [0, -1, 0, -1, 0, 0]]
     assert [r.advantage for r in result] == [0.5, -0.5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_parser_that_can_not_read_the_templates_calls_is_refused(qwen2: LoadedMo
 
 def test_template_without_tools_is_refused(qwen2: LoadedModel) -> None:
     source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    bare = LoadedModel(qwen2.model, qwen2.tokenizer, qwen2.codec, ChatTemplate(source, {}), qwen2.stop_ids)
+    bare = replace(qwen2, template=ChatTemplate(source, {}))
     with pytest.raises(UserError, match="must have a chat template that shows tools"):
         check_tools(FACTORY, bare, HermesParser())
 
@@ -59,14 +60,14 @@ def test_template_without_tools_is_refused(qwen2: LoadedModel) -> None:
 def test_template_that_hides_tools_of_some_prompts_only_is_refused(qwen2: LoadedModel) -> None:
     hides = "{% if messages[0].role == 'system' %}{% set tools = none %}{% endif %}"
     template = ChatTemplate(hides + qwen2.template.source, {})
-    hiding = LoadedModel(qwen2.model, qwen2.tokenizer, qwen2.codec, template, qwen2.stop_ids)
+    hiding = replace(qwen2, template=template)
     with pytest.raises(UserError, match=r"leaves lookup out of a prompt with the roles \[system, user\]\."):
         check_tools(FACTORY, hiding, HermesParser())
 
 
 def test_template_that_speaks_of_tools_without_naming_them_is_refused(qwen2: LoadedModel) -> None:
     source = "{% if tools %}You have tools.{% endif %}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
-    bare = LoadedModel(qwen2.model, qwen2.tokenizer, qwen2.codec, ChatTemplate(source, {}), qwen2.stop_ids)
+    bare = replace(qwen2, template=ChatTemplate(source, {}))
     with pytest.raises(UserError, match="got one that leaves lookup out of a prompt"):
         check_tools(FACTORY, bare, HermesParser())
 
@@ -76,7 +77,7 @@ def test_what_ends_a_turn_of_tool_calls_ends_a_reply(tmp_path: Path) -> None:
     source = model("gptoss").template.source
     ends = ["<|return|>", "<|call|>", "<|end|>", "<|start|>", "<|channel|>", "<|message|>"]
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=train_tokenizer(source, ["</s>", *ends]), chat_template=source, eos_token="</s>"
+        tokenizer_object=train_tokenizer(source.splitlines(), ["</s>", *ends]), chat_template=source, eos_token="</s>"
     )
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import agentloop.cli.main  # noqa: F401  # whose `import` is one of the commands of `replay`
+import agentloop.cli.buffer_commands  # noqa: F401  # whose `import` is one of the commands of `replay`
 from replay import ReplayStore
 from replay.sampling.samplers import make_sampler
 from tests.fakes.records import iterate, new_store, policy, run_record, sql

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import agentloop.cli.main  # noqa: F401  # adds `replay mix`
+import agentloop.cli.buffer_commands  # noqa: F401  # adds `replay mix`
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore, queries
 from replay.records import TaskRecord

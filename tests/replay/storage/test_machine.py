@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-import agentloop.cli.main  # noqa: F401  # whose `import` is one of the commands of `replay`
+import agentloop.cli.buffer_commands  # noqa: F401  # whose `import` is one of the commands of `replay`
 from context.messages import Message
 from replay import DatabaseRefused, ReplayError, ReplayStore
 from replay.cli import app

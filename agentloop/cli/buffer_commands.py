@@ -1,0 +1,50 @@
+"""`agentloop inspect | report | context | replay`: what looks into buffers and templates, imported when called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentloop.cli.context_commands import app as context_app
+from agentloop.cli.mix import mix
+from agentloop.cli.replay_commands import import_, rescore, verify, whatif
+from replay.cli import app as replay_app
+from replay.cli.common import Run, RunId, opened
+from replay.cli.inspect import inspect
+from replay.queries.open_buffer import asked_run
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+app.add_typer(context_app, name="context", epilog="Example: agentloop context check template.jinja")
+app.add_typer(replay_app, name="replay", epilog="Example: agentloop replay ls --failed")
+app.command(epilog="Example: agentloop inspect runs/quickstart-001")(inspect)
+
+for _name, _command, _example in (
+    ("mix", mix, "mix runs/quickstart-001 --set replay.fraction=0.5"),
+    ("import", import_, "import wins.parquet runs/quickstart-002 --name wins"),
+    ("verify", verify, "verify runs/quickstart-001 --log-probs"),
+    ("rescore", rescore, "rescore --where 'staleness > 8'"),
+    ("whatif", whatif, "whatif runs/quickstart-001 --loss own --loss gspo"),
+):
+    replay_app.command(_name, epilog=f"Example: agentloop replay {_example}")(_command)
+
+
+@app.command(epilog="Example: agentloop report runs/quickstart-001 --out quickstart.html")
+def report(
+    run: Run = None,
+    run_id: RunId = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Where to; report.html in the run folder when left out."),
+    ] = None,
+) -> None:
+    """Write a run's page as one file to send to somebody: all curves, nothing runs in it, nothing is fetched."""
+    from agentloop.runs.run_folder import explained
+    from agentloop.runs.run_report import report_run
+    from replay.report import REPORT_NAME
+
+    with opened(run) as buffer:
+        path = out or (buffer.folder or Path()) / REPORT_NAME
+        with explained(path, option="--out", advice="Choose another with --out FILE."):
+            print(report_run(buffer.store, path, run=asked_run(buffer, run_id)))
