@@ -15,7 +15,7 @@ from context.view import token_view
 from context.visible import visible
 from replay import queries
 from replay.cli.common import AsJson, Filter, Run, app, opened, say
-from replay.cli.tables import number, share, table
+from replay.cli.tables import Cell, ended, number, row_table, share, yes_or_no
 from replay.locate import tokenizer
 from replay.queries import Sort
 from replay.queries.open_buffer import OpenBuffer
@@ -57,7 +57,8 @@ def ls(
     with opened(run) as buffer:
         asked = queries.Query(buffer.run, chosen, sort, ascending)
         answer = queries.page(buffer.store, asked, limit=limit, after=after, patience=_ENDLESS)
-    say(json.dumps(answer["rows"], indent=1) if as_json else _listing_text(answer["rows"]))
+    rows = answer["rows"]
+    say(json.dumps(rows, indent=1) if as_json else row_table(rows, _LISTED) if rows else "no trajectories")
     if answer["after"]:
         say(f"there are more: the same with --after {answer['after']}", error=True)
 
@@ -100,56 +101,38 @@ def _summary_text(answer: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_COLUMNS = "id iter task reward success turns tools tokens stop advantage uses stale state"
-
-
-def _listing_text(found: Sequence[dict[str, Any]]) -> str:
-    if not found:
-        return "no trajectories"
-    rows = [
-        [
-            row["id"][:12],
-            str(row["iteration"]),
-            row["task"][:8],
-            f"{row['reward']:g}",
-            "yes" if row["success"] else "no",
-            str(row["num_turns"]),
-            str(row["num_tool_calls"]),
-            str(row["num_tokens"]),
-            row["stop_reason"] + (f"/{row['error_kind']}" if row["error_kind"] else ""),
-            f"{row['advantage']:+.2f}",
-            str(row["uses"]),
-            number(row["staleness"], 0),
-            row["state"],
-        ]
-        for row in found
-    ]
-    return table(_COLUMNS.split(), rows)
-
-
-_USE_COLUMNS = "iter slot stream share stale advantage drift most ess kl clipped"
+_LISTED: dict[str, Cell] = {
+    "id": lambda row: row["id"][:12],
+    "iter": "iteration",
+    "task": lambda row: row["task"][:8],
+    "reward": lambda row: f"{row['reward']:g}",
+    "success": yes_or_no("success"),
+    "turns": "num_turns",
+    "tools": "num_tool_calls",
+    "tokens": "num_tokens",
+    "stop": ended,
+    "advantage": lambda row: f"{row['advantage']:+.2f}",
+    "uses": "uses",
+    "stale": ("staleness", 0),
+    "state": "state",
+}
+_USES: dict[str, Cell] = {
+    "iter": "iteration",
+    "slot": "slot",
+    "stream": "stream",
+    "share": ("probability", 4),
+    "stale": ("staleness", 0),
+    "advantage": ("advantage", 3),
+    "drift": ("drift_mean", 4),
+    "most": ("drift_max", 3),
+    "ess": ("ess_share", 4),
+    "kl": ("approx_kl", 5),
+    "clipped": ("clip_fraction", 3),
+}
 
 
 def uses_text(uses: Sequence[dict[str, Any]]) -> str:
-    if not uses:
-        return "no update used it"
-    rows = [
-        [
-            str(use["iteration"]),
-            str(use["slot"]),
-            use["stream"],
-            number(use["probability"], 4),
-            number(use["staleness"], 0),
-            number(use["advantage"], 3),
-            number(use["drift_mean"], 4),
-            number(use["drift_max"], 3),
-            number(use["ess_share"], 4),
-            number(use["approx_kl"], 5),
-            number(use["clip_fraction"], 3),
-        ]
-        for use in uses
-    ]
-    return table(_USE_COLUMNS.split(), rows)
+    return row_table(uses, _USES) if uses else "no update used it"
 
 
 def _print_trajectory(buffer: OpenBuffer, answer: dict[str, Any]) -> None:
@@ -199,7 +182,7 @@ def _facts_text(answer: dict[str, Any]) -> str:
 
 
 def _left_text(answer: dict[str, Any]) -> str:
-    """Of an evicted row."""
+    """What is left of an evicted row."""
     task = ("task", answer["task"]["hash"][:16], answer["task"]["environment"])
     return _lined([*_collected_facts(answer), task, _outcome(answer)])
 
@@ -210,7 +193,7 @@ def _collected_facts(answer: dict[str, Any]) -> list[_Facts]:
     place = (f"iteration {answer['iteration']}", f"slot {answer['slot']}", f"policy {answer['policy_version_min']}")
     return [
         ("trajectory", answer["id"], _state_text(answer), f"source {answer['source']}"),
-        ("born", *place),
+        ("collected", *place),
         ("group", f"{group['size']} members", f"{rate} successful", mean),
     ]
 

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from context.visible import visible
+from context.wording import excerpt
 from replay import queries
 from replay.cli.common import AsJson, Run, app, opened, say
-from replay.cli.tables import number, share, table
+from replay.cli.tables import Cell, ended, row_table, share, yes_or_no
 
 _LONGEST = 400
 """Characters of a message shown."""
@@ -40,59 +41,36 @@ def _text(answer: dict[str, Any], limit: int) -> str:
         f"{share(answer['successes'], answer['attempts'])} successful{undone}",
         f"stored    {answer['eligible']:,} that can be drawn, replayed {answer['replayed']:,} times",
     ]
-    if answer["versions"]:
-        lines += ["", _versions_text(answer)]
-    if answer["groups"]:
-        lines += ["", _groups_text(answer["groups"][:limit])]
-    if answer["trajectories"]:
-        lines += ["", _trajectories_text(answer)]
-    return "\n".join(lines)
+    tables = ((answer["versions"], _VERSIONS), (answer["groups"][:limit], _GROUPS))
+    for rows, cells in (*tables, (answer["trajectories"], _TRAJECTORIES)):
+        lines += ["", row_table(rows, cells)] if rows else []
+    return "\n".join([*lines, f"more: --after {answer['next']}"] if answer["next"] else lines)
 
 
 def _quoted(text: str) -> str:
     """In one line: a task may say anything, also to a terminal."""
-    return repr(text if len(text) <= _LONGEST else text[:_LONGEST] + "...")
+    return repr(excerpt(text, _LONGEST))
 
 
-def _versions_text(answer: dict[str, Any]) -> str:
-    rows = [
-        [
-            str(row["first"]) if row["first"] == row["last"] else f"{row['first']} to {row['last']}",
-            str(row["attempts"]),
-            share(row["successes"], row["attempts"]),
-            number(row["reward_mean"], 3),
-        ]
-        for row in answer["versions"]
-    ]
-    return table(["policy", "attempts", "success", "reward"], rows)
-
-
-def _groups_text(groups: list[dict[str, Any]]) -> str:
-    rows = [
-        [
-            str(row["iteration"]),
-            f"{row['successes']} of {row['size']}",
-            number(row["reward_mean"], 3),
-            str(row["eligible"]),
-            str(row["replayed"]),
-        ]
-        for row in groups
-    ]
-    return table(["iter", "successes", "reward", "stored", "replayed"], rows)
-
-
-def _trajectories_text(answer: dict[str, Any]) -> str:
-    rows = [
-        [
-            row["id"][:12],
-            str(row["iteration"]),
-            f"{row['reward']:g}",
-            "yes" if row["success"] else "no",
-            row["stop_reason"] + (f"/{row['error_kind']}" if row["error_kind"] else ""),
-            str(row["uses"]),
-            row["state"],
-        ]
-        for row in answer["trajectories"]
-    ]
-    more = f"\nmore: --after {answer['next']}" if answer["next"] else ""
-    return table(["id", "iter", "reward", "success", "stop", "uses", "state"], rows) + more
+_VERSIONS: dict[str, Cell] = {
+    "policy": lambda row: str(row["first"]) if row["first"] == row["last"] else f"{row['first']} to {row['last']}",
+    "attempts": "attempts",
+    "success": lambda row: share(row["successes"], row["attempts"]),
+    "reward": ("reward_mean", 3),
+}
+_GROUPS: dict[str, Cell] = {
+    "iter": "iteration",
+    "successes": lambda row: f"{row['successes']} of {row['size']}",
+    "reward": ("reward_mean", 3),
+    "stored": "eligible",
+    "replayed": "replayed",
+}
+_TRAJECTORIES: dict[str, Cell] = {
+    "id": lambda row: row["id"][:12],
+    "iter": "iteration",
+    "reward": lambda row: f"{row['reward']:g}",
+    "success": yes_or_no("success"),
+    "stop": ended,
+    "uses": "uses",
+    "state": "state",
+}

@@ -17,7 +17,8 @@ from replay.records import ELIGIBLE, EVICTED, UNTRAINABLE, GroupRecord, PolicyRe
 from replay.storage.format.column_types import restored_column
 from replay.storage.format.rows import GROUP_COLUMNS, RUN_COLUMNS, named, run_of
 from replay.storage.format.schema import groups, policies, runs, trajectories
-from replay.storage.read import load, selected, task_records
+from replay.storage.read import load, task_records
+from replay.storage.statements import selected
 from replay.store import ReplayStore
 
 _AT_ONCE = 64

@@ -12,9 +12,10 @@ from replay.queries.filters.query import QueryResult
 from replay.records import COMMITTED, FRESH, REPLAY
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.ratio_histograms import EDGES, decode, quantile
-from replay.storage.format.rows import chunked, named
-from replay.storage.format.schema import draws, groups, histograms, iterations, metrics, policies, trajectories
+from replay.storage.format.rows import named
+from replay.storage.format.schema import draws, groups, histograms, iterations, metrics, policies
 from replay.storage.reclaimed import COLLECTED, IS_KNOWN, with_collected
+from replay.storage.statements import selected
 from replay.store import ReplayStore
 
 _QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
@@ -98,10 +99,7 @@ def _groups(connection: sa.Connection, rows: Sequence[QueryResult]) -> list[Quer
     for row in rows:
         slots.setdefault(row["group"], []).append(row["slot"])
     by_slot = {row["slot"]: row for row in rows}
-    found: dict[str, QueryResult] = {}
-    for chunk in chunked(list(slots)):
-        for group in connection.execute(sa.select(groups).where(groups.c.id.in_(chunk))).mappings():
-            found[group["id"]] = dict(group)
+    found = {group.id: dict(group._mapping) for group in selected(connection, [*groups.c], groups.c.id, list(slots))}
     return [
         {
             **named(found, id, "trajectories.group_id"),
@@ -154,9 +152,6 @@ def _metrics(connection: sa.Connection, run: str, number: int) -> QueryResult:
     here = (metrics.c.run == run) & (metrics.c.iteration == number)
     query = sa.select(metrics.c.name, metrics.c.value).where(here).order_by(metrics.c.name)
     return {name: value if value is None or math.isfinite(value) else None for name, value in connection.execute(query)}
-
-
-_rows = trajectories.c
 
 
 def lineage_up_to(store: ReplayStore, run: str, iteration: int) -> QueryResult:

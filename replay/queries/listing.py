@@ -22,6 +22,7 @@ from replay.queries.filters.query import Query, QueryResult, Sort, newest_versio
 from replay.storage.format import schema
 from replay.storage.format.column_types import Checked
 from replay.storage.format.rows import chunked
+from replay.storage.statements import selected
 from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
@@ -171,11 +172,8 @@ class _Listing:
 
     def read(self, ids: Sequence[str]) -> list[QueryResult]:
         """Their lines, in this order."""
-        found: dict[str, QueryResult] = {}
         columns = (*_SHOWN, self._staleness.label("staleness"))
-        for chunk in chunked(ids):
-            rows = self._connection.execute(sa.select(*columns).where(_rows.id.in_(chunk))).mappings()
-            found.update((row["id"], dict(row)) for row in rows)
+        found = {row.id: dict(row._mapping) for row in selected(self._connection, columns, _rows.id, ids)}
         return [found[id] for id in ids]
 
     def cursor(self, place: Place) -> str:

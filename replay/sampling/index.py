@@ -240,7 +240,7 @@ class EligibleIndex:
         self.ids += ids
 
     def _order(self, ids: list[str], new: Mapping[str, Column]) -> list[int]:
-        """Of rows among themselves."""
+        """The places of rows among themselves."""
         runs = self.codes["run"].names
         ranks = np.argsort(sorted(range(len(runs)), key=lambda code: (runs[code] == self.run, runs[code])))
         by_place = (ranks[new["run"]], new["iteration"], new["slot"])

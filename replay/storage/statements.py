@@ -17,6 +17,13 @@ from replay.storage.format.rows import Row, chunked
 _Convert = Callable[[Sequence[Any]], Sequence[Any]]
 
 
+def selected(
+    connection: sa.Connection, columns: Sequence[sa.ColumnElement[Any]], key: sa.ColumnElement[str], keys: Sequence[str]
+) -> Iterator[sa.Row[Any]]:
+    for chunk in chunked(list(dict.fromkeys(keys))):
+        yield from connection.execute(sa.select(*columns).where(key.in_(chunk)))
+
+
 def rows_by_key(
     connection: sa.Connection,
     columns: tuple[sa.Column[Any], ...],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
+from context.wording import excerpt
+
 _TEXT = re.compile(r"""(['"])((?:(?!\1).|\1\1)*+)\1""", re.DOTALL)
 """A quote within a text is doubled."""
 _SPELLINGS = (
@@ -54,4 +56,4 @@ def in_python(text: str) -> str | None:
         ast.parse(spelled, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
-    return spelled if len(spelled) <= _LONGEST else spelled[:_LONGEST] + "..."
+    return excerpt(spelled, _LONGEST)

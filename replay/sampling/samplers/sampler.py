@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from replay.mixing.request import DrawRequest
 from replay.sampling.samplers.options import checked_options
 
 Floats = npt.NDArray[np.float64]
@@ -18,95 +19,61 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Moment:
+class DrawClock:
     """When a draw happens, in the counting of the run that draws."""
 
     iteration: int
     policy_version: int
 
+    @classmethod
+    def of(cls, request: DrawRequest) -> DrawClock:
+        return cls(request.iteration, request.policy_version)
+
 
 class Rows:
     """Some rows of the buffer, a column at a time: every column is an array [N], aligned with the others."""
 
-    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], chosen: slice | npt.NDArray[np.intp], now: Moment):
+    own: Flags
+    """Collected by the run that draws."""
+    iteration: Integers
+    """The one that collected the row, in the counting of its own run."""
+    policy_version: Integers
+    """The smallest of its tokens."""
+    success: Flags
+    reward: Floats
+    advantage: Floats
+    """In the group it was collected with."""
+    num_action_tokens: Integers
+    mean_entropy: Floats
+    """Nats per action token when sampled; NaN: unknown."""
+    group: Integers
+    """Equal numbers, same group. The numbers themselves mean nothing."""
+    task: Integers
+    """Equal numbers, same task. The numbers themselves mean nothing."""
+    group_size: Integers
+    group_success_rate: Floats
+    group_reward_std: Floats
+    """Population standard deviation when it was collected."""
+
+    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], chosen: slice | npt.NDArray[np.intp], now: DrawClock):
         self._columns = columns
         self._chosen = chosen
         self.now = now
 
     def __len__(self) -> int:
-        return len(self.column("iteration"))
+        return len(self.own)
 
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """By the name of a property below."""
-        if name == "staleness":
-            return self.staleness
+    def __getattr__(self, name: str) -> npt.NDArray[Any]:
+        """The columns above."""
+        if name not in Rows.__annotations__:
+            raise AttributeError(f"rows must be asked for a column they have, got {name}.")
         chosen: npt.NDArray[Any] = self._columns[name][self._chosen]
         return chosen
-
-    @property
-    def own(self) -> Flags:
-        """Collected by the run that draws."""
-        return self.column("own")
-
-    @property
-    def iteration(self) -> Integers:
-        """That collected the row, in the counting of its own run."""
-        return self.column("iteration")
-
-    @property
-    def policy_version(self) -> Integers:
-        """The smallest of its tokens."""
-        return self.column("policy_version")
 
     @property
     def staleness(self) -> Floats:
         """The drawing policy's version minus the row's; NaN: a row of another run, whose staleness nobody knows."""
         return np.where(self.own, float(self.now.policy_version) - self.policy_version, np.nan)
-
-    @property
-    def success(self) -> Flags:
-        return self.column("success")
-
-    @property
-    def reward(self) -> Floats:
-        return self.column("reward")
-
-    @property
-    def advantage(self) -> Floats:
-        """In the group it was collected with."""
-        return self.column("advantage")
-
-    @property
-    def num_action_tokens(self) -> Integers:
-        return self.column("num_action_tokens")
-
-    @property
-    def mean_entropy(self) -> Floats:
-        """Nats per action token when sampled; NaN: unknown."""
-        return self.column("mean_entropy")
-
-    @property
-    def group(self) -> Integers:
-        """Equal numbers, same group. The numbers themselves mean nothing."""
-        return self.column("group")
-
-    @property
-    def task(self) -> Integers:
-        """Equal numbers, same task. The numbers themselves mean nothing."""
-        return self.column("task")
-
-    @property
-    def group_size(self) -> Integers:
-        return self.column("group_size")
-
-    @property
-    def group_success_rate(self) -> Floats:
-        return self.column("group_success_rate")
-
-    @property
-    def group_reward_std(self) -> Floats:
-        """Population standard deviation when it was collected."""
-        return self.column("group_reward_std")
 
 
 _MADE_UP: dict[str, npt.NDArray[Any]] = {
@@ -157,7 +124,7 @@ class Sampler(ABC):
     def weights(self, rows: Rows) -> Floats:
         """[N] finite and >= 0."""
 
-    def reference(self, now: Moment) -> Hashable:
+    def reference(self, now: DrawClock) -> Hashable:
         """What row-wise weights depend on besides the row."""
         return None
 
@@ -169,7 +136,7 @@ class Sampler(ABC):
         """Checked weights, and which rows have an unknown priority."""
         unknown = np.zeros(len(rows), np.bool_)
         for name in self.needs:
-            unknown |= np.isnan(rows.column(name))
+            unknown |= np.isnan(getattr(rows, name))
         with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
             found = np.asarray(self.weights(rows))
         if found.shape != (len(rows),) or found.dtype.kind not in "fiub":
@@ -189,7 +156,7 @@ class Sampler(ABC):
     def try_out(self) -> None:
         """Weigh two rows made up for it, and none: better told before a run begins than at its first draw."""
         for size in (2, 0):
-            self.weigh(Rows(_MADE_UP, slice(0, size), Moment(iteration=2, policy_version=1)))
+            self.weigh(Rows(_MADE_UP, slice(0, size), DrawClock(iteration=2, policy_version=1)))
 
     def state(self) -> dict[str, Any]:
         """JSON-able."""
