@@ -25,7 +25,7 @@ _rows = schema.trajectories.c
 
 
 SPREAD = ("reward", "tokens", "staleness", "uses", "group_success", "turns")
-"""Fields that are shown as bars. `group_success` at birth is how difficult a task was for the policy of the time."""
+"""Fields that are shown as bars. `group_success` is how difficult a task was for the policy that collected the row."""
 CHOICES = ("state", "source", "stop_reason")
 """Texts to choose from, besides the run."""
 

@@ -57,7 +57,7 @@ def committed(connection: sa.Connection, run: str, number: int) -> QueryResult:
 
 
 def fed(connection: sa.Connection, run: str, *, first: int, last: int) -> list[QueryResult]:
-    """Every draw that the updates from one iteration to another learned from, with what its row was born with."""
+    """Every draw that the updates from one iteration to another learned from, with what its row was collected with."""
     query = (
         sa.select(draws, *COLLECTED)
         .select_from(with_collected(draws, draws.c.trajectory))
@@ -90,10 +90,10 @@ def _policy(connection: sa.Connection, run: str, version: int) -> QueryResult | 
 
 
 def _groups(connection: sa.Connection, rows: Sequence[QueryResult]) -> list[QueryResult]:
-    """Of the rows, in the order of their first slots.
+    """The groups of the rows, in the order of their first slots.
 
-    `degenerate`: at birth there was nothing to compare in it. `teaches`: a row of it had an advantage in the update,
-    which also one of a degenerate group can have, by another baseline or a stored member that completed it.
+    `degenerate`: there was nothing to compare in it when it was collected. `teaches`: a row of it had an advantage in
+    the update, which also one of a degenerate group can have, by another baseline or a stored member that completed it.
     """
     slots: dict[str, list[int]] = {}
     for row in rows:

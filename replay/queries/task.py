@@ -21,9 +21,9 @@ from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
 _MOST_GROUPS = 200
-"""Told one by one, the newest; of the others only what they add up to."""
+"""The newest are listed one by one; of the others there is only what they add up to."""
 _MOST_VERSIONS = 40
-"""Per run: of more policies some are told together."""
+"""Per run: of more policies some are counted together."""
 _LISTED = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "member", "policy_version_min", "reward", "success")),
     *(_rows[name] for name in ("advantage", "num_turns", "num_tokens", "stop_reason", "error_kind", "state")),
@@ -51,7 +51,7 @@ def task(
     """What is known of one task, in one run or in all of the database.
 
     Attempts are rows that are stored, and the members of groups of which no row is any more: these count in `groups`
-    and in the totals, as they were at birth. `versions`: success of stored rows by the policies that tried it.
+    and in the totals, as they were collected. `versions`: success of stored rows by the policies that tried it.
     `groups`: its attempts over time, the newest first. `difficulty`: the buckets of the sampler of that name, by
     successes among so many members. `trajectories`: newest first, `limit` of them, those behind the row `after`; `next`
     is the last one's id if there are more.
@@ -171,7 +171,7 @@ _NEWEST_FIRST = (groups.c.iteration.desc(), groups.c.run, groups.c.id)
 
 
 def _groups(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult]:
-    """The newest first: as each was at birth, what is left of it, and how often its rows were drawn since."""
+    """The newest first: as each was collected, what is left of it, and how often its rows were drawn since."""
     left = (
         sa.select(_rows.group.label("id"), _total(_rows.state == ELIGIBLE).label("eligible"))
         .where(mine, _TRIED)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,18 +198,20 @@ def _size() -> sa.ColumnElement[Any]:
 _ORDER = (_rows.iteration, _rows.slot, _rows.id)
 
 
-def _listed(
-    connection: sa.Connection,
-    *conditions: sa.ColumnElement[bool],
-    page: tuple[int, int | None] = (0, None),
-    drawable_last: bool = False,
-) -> list[StoredRow]:
-    """`page`: how many rows to pass over, and how many to list."""
+def _streamed(
+    connection: sa.Connection, *conditions: sa.ColumnElement[bool], drawable_last: bool = False
+) -> Iterator[StoredRow]:
+    """The oldest first, a page of them in memory."""
     state = sa.case((_rows.state == EVICTED, REDACTED), else_=_rows.state)
     query = sa.select(_rows.id, _rows.task, state, _size()).where(*conditions)
     order = [sa.case((_rows.state == ELIGIBLE, 1), else_=0)] if drawable_last else []
-    query = query.order_by(*order, *_ORDER).offset(page[0]).limit(page[1])
-    return [StoredRow(*row) for row in connection.execute(query)]
+    paged = query.order_by(*order, *_ORDER).execution_options(yield_per=_PAGE)
+    with connection.execute(paged) as found:
+        yield from (StoredRow(*row) for row in found.tuples())
+
+
+def _listed(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> list[StoredRow]:
+    return list(_streamed(connection, *conditions))
 
 
 def _over_per_task(
@@ -220,7 +222,7 @@ def _over_per_task(
     if not counts:
         return []
     crowded = sa.select(_rows.task).where(_kept(run)).group_by(_rows.task).having(sa.func.count() > limit)
-    rows = _listed(connection, may_go, _rows.task.in_(crowded), drawable_last=True)
+    rows = list(_streamed(connection, may_go, _rows.task.in_(crowded), drawable_last=True))
     left = Counter(counts) - Counter(row.task for row in rows if row.id in gone)
     over = []
     for row in rows:
@@ -235,16 +237,15 @@ def _oldest(
 ) -> list[StoredRow]:
     """The first rows, until at least so many rows and so many bytes are freed."""
     taken: list[StoredRow] = []
-    freed = seen = 0
-    while len(taken) < rows or freed < bytes:
-        page = _listed(connection, may_go, page=(seen, rows + len(gone) + _PAGE), drawable_last=True)
-        for row in page:
-            if row.id not in gone and (len(taken) < rows or freed < bytes):
-                taken.append(row)
-                freed += row.bytes
-        if not page:
+    freed = 0
+    if rows <= 0 and bytes <= 0:
+        return taken
+    for row in _streamed(connection, may_go, drawable_last=True):
+        if len(taken) >= rows and freed >= bytes:
             break
-        seen += len(page)
+        if row.id not in gone:
+            taken.append(row)
+            freed += row.bytes
     return taken
 
 

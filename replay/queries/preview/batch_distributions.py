@@ -27,7 +27,7 @@ Bins = tuple[list[str], npt.NDArray[np.int64]]
 def spreads(index: EligibleIndex, draws: Sequence[Sequence[int]], now: Standing) -> list[QueryResult]:
     """Of staleness, reward, difficulty and source: the share of each bin among the rows of all draws, and of all rows.
 
-    `draws` are positions in the index. Difficulty is the success rate of the group a row was born in.
+    `draws` are positions in the index. Difficulty is the success rate of the group a row was collected in.
     """
     drawn = np.array([position for rows in draws for position in rows], np.intp)
     columns = index.columns

@@ -6,6 +6,7 @@ A change here needs a new file under `migrations/versions` and a new `REVISION`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,25 +19,20 @@ REVISION = "0007"
 VERSION_TABLE = "replay_schema_version"
 
 
-def _text(name: str, *, null: bool = False, **options: Any) -> sa.Column[str]:
-    return sa.Column(name, ExactText, nullable=null, **options)
+def _columns(kind: type[Checked]) -> Callable[..., sa.Column[Any]]:
+    def make(name: str, *, null: bool = False, **options: Any) -> sa.Column[Any]:
+        return sa.Column(name, kind, nullable=null, **options)
+
+    return make
 
 
-def _json(name: str, *, null: bool = False) -> sa.Column[str]:
-    return sa.Column(name, JsonText, nullable=null)
+_text, _json, _integer, _real = map(_columns, (ExactText, JsonText, Whole, Real))
+_size, _share, _truth, _measured = map(_columns, (Size, Share, Truth, Measured))
 
 
 def _key(name: str, target: str | None = None, **options: Any) -> sa.Column[str]:
     reference = [sa.ForeignKey(target)] if target else []
     return sa.Column(name, ExactText, *reference, nullable=False, **options)
-
-
-def _integer(name: str, *, null: bool = False, **options: Any) -> sa.Column[int]:
-    return sa.Column(name, Whole, nullable=null, **options)
-
-
-def _real(name: str, *, null: bool = False) -> sa.Column[float]:
-    return sa.Column(name, Real, nullable=null)
 
 
 def _blob(name: str) -> sa.Column[bytes]:
@@ -90,10 +86,10 @@ groups = sa.Table(
     _key("run", "runs.id"),
     _key("task", "tasks.hash"),
     _integer("iteration"),
-    sa.Column("size", Size, nullable=False),
+    _size("size"),
     _real("reward_mean"),
     _real("reward_std"),
-    sa.Column("success_rate", Share, nullable=False),
+    _share("success_rate"),
     sa.Index("groups_by_run", "run", "iteration"),
     sa.Index("groups_by_task", "task", "run"),
 )
@@ -127,7 +123,7 @@ trajectories = sa.Table(
     _integer("attempt"),
     _text("source"),
     _real("reward"),
-    sa.Column("success", Truth, nullable=False),
+    _truth("success"),
     _real("advantage"),
     _text("stop_reason"),
     _text("error_kind", null=True),
@@ -185,7 +181,7 @@ reclaimed = sa.Table(
     _integer("attempt"),
     _text("source"),
     _real("reward"),
-    sa.Column("success", Truth, nullable=False),
+    _truth("success"),
     _real("advantage"),
     _integer("num_action_tokens"),
     _integer("policy_version_min"),
@@ -264,7 +260,7 @@ metrics = sa.Table(
     _key("run", "runs.id", primary_key=True),
     _integer("iteration", primary_key=True, autoincrement=False),
     _key("name", primary_key=True),
-    sa.Column("value", Measured, nullable=True),
+    _measured("value", null=True),
 )
 
 
