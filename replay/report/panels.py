@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from replay.queries.runs import STOPS
@@ -276,3 +276,34 @@ def _streams(metrics: Metrics, name: str, *, peak: bool = False) -> tuple[Curve,
         Curve("fresh", finite(metrics, f"actor/fresh/{name}"), "fresh", peak=peak),
         Curve("replay", finite(metrics, f"actor/replay/{name}"), "replay", marker="square", peak=peak),
     )
+
+
+_MOST_CURVES = 2
+"""The most curves of one run's panel: twice as many could not be distinguished."""
+
+
+def overlaid(first: Metrics, second: Metrics) -> tuple[PanelGroup, ...]:
+    """Every panel of lines with the curves of both: the first run's as in its own page, the second's dashed.
+
+    What a run's own page dashes, such as limits and plans, is left out; so are bars.
+    """
+    groups = []
+    for ours, theirs in zip(panel_groups(first, {}), panel_groups(second, {}), strict=True):
+        pairs = zip(ours.panels, theirs.panels, strict=True)
+        panels = tuple(_both(*pair) for pair in pairs if pair[0].kind == "lines" and _few(pair))
+        groups.append(PanelGroup(ours.title, panels))
+    return tuple(group for group in groups if group.panels)
+
+
+def _few(pair: Sequence[Panel]) -> bool:
+    return max(len(_solid(panel)) for panel in pair) <= _MOST_CURVES
+
+
+def _both(ours: Panel, theirs: Panel) -> Panel:
+    curves = [replace(curve, label=f"A {curve.label}") for curve in _solid(ours)]
+    curves += [replace(curve, label=f"B {curve.label}", dashed=True) for curve in _solid(theirs)]
+    return replace(ours, curves=tuple(curves))
+
+
+def _solid(panel: Panel) -> list[Curve]:
+    return [curve for curve in panel.curves if not curve.dashed]

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REPLAY, RESERVED, UNTRAINABLE, DrawRecord, IterationRecord
 from replay.storage.counters import LEASE_DRAWS, is_live, next_number
+from replay.storage.format import schema
 from replay.storage.format.column_types import real_columns
 from replay.storage.format.ratio_histograms import COUNTS_RULE, encode, is_counts
 from replay.storage.format.rows import Row, chunked, known
@@ -126,8 +127,14 @@ def commit(
         _count_uses(connection, [record.trajectory for record in records if record.stream == REPLAY])
     connection.execute(iterations.insert().values(row))
     add_metrics(connection, iteration.run, iteration.iteration, iteration.metrics)
-    insert(connection, histograms, _histogram_rows(iteration))
-    _save_sampler(connection, iteration, sampler_state)
+    place = {"run": iteration.run, "iteration": iteration.iteration}
+    measured = [
+        {**place, "quantity": found.quantity, "stream": found.stream, "age": found.age, "counts": encode(found.counts)}
+        for found in iteration.histograms
+    ]
+    insert(connection, histograms, measured)
+    state = {**place, "state": json.dumps(dict(sampler_state))}
+    connection.execute(schema.sampler_state.insert().values(state))
 
 
 def _stored_iteration(connection: sa.Connection, iteration: IterationRecord) -> Row | None:
@@ -155,14 +162,6 @@ def _check_drawn(
         raise refused(f"draws[{expired[0]}]", rule, "an expired reservation", where)
 
 
-def _histogram_rows(iteration: IterationRecord) -> list[Row]:
-    place = {"run": iteration.run, "iteration": iteration.iteration}
-    return [
-        {**place, "quantity": found.quantity, "stream": found.stream, "age": found.age, "counts": encode(found.counts)}
-        for found in iteration.histograms
-    ]
-
-
 USES = (
     sa.select(sa.func.count())
     .where(draws.c.trajectory == trajectories.c.id, draws.c.state == COMMITTED, draws.c.stream == REPLAY)
@@ -179,11 +178,6 @@ def _count_uses(connection: sa.Connection, ids: Sequence[str]) -> None:
     values = {"uses": USES, "changed": next_number(connection, "changed")}
     for chunk in chunked(list(dict.fromkeys(ids))):
         connection.execute(trajectories.update().where(trajectories.c.id.in_(chunk)).values(values))
-
-
-def _save_sampler(connection: sa.Connection, iteration: IterationRecord, state: Mapping[str, Any]) -> None:
-    row = {"run": iteration.run, "iteration": iteration.iteration, "state": json.dumps(dict(state))}
-    connection.execute(sampler_state.insert().values(row))
 
 
 def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:

@@ -17,7 +17,7 @@ from replay.errors import DamagedCell, InvalidRecord
 from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED, STATES, Trajectory
 from replay.storage.databases import Database
 from replay.storage.draws import USES
-from replay.storage.format.cells import damaged_cells
+from replay.storage.format.column_types import ExactText, Real, Truth, Whole
 from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.ratio_histograms import decode
 from replay.storage.format.schema import draws, histograms, metadata, reclaimed, segments, token_scores, trajectories
@@ -65,7 +65,7 @@ def verify(database: Database, wanted: sa.ColumnElement[bool]) -> Verification:
             look(database, wanted, found)
     for table in metadata.sorted_tables:
         with database.reading() as connection:
-            found.damage += damaged_cells(connection, table)
+            found.damage += _damaged_cells(connection, table)
             found.dangling |= _dangling(connection, table)
     with _noted(found):
         _look_at_rows(database, wanted, found)
@@ -74,7 +74,7 @@ def verify(database: Database, wanted: sa.ColumnElement[bool]) -> Verification:
 
 @contextmanager
 def _noted(found: Verification) -> Iterator[None]:
-    """What can't be read is told beside what else there is to tell."""
+    """What can't be read is noted beside what else there is."""
     try:
         yield
     except DamagedCell as error:
@@ -190,6 +190,38 @@ def _look_at_scores(database: Database, wanted: _Rows, found: Verification) -> N
             except BlobError:
                 broken.append(f"segment {row.position} of trajectory {row.trajectory}")
     _note_unreadable(found, "token_scores", broken)
+
+
+_STORED = {ExactText: ("text",), Whole: ("integer",), Real: ("real",), Truth: ("integer",)}
+"""What SQLite calls the contents of columns."""
+
+
+def _damaged_cells(connection: sa.Connection, table: sa.Table) -> list[str]:
+    """A line for each column of the table with cells of another kind than the column's, whose contents are not read.
+
+    A server keeps its types and its NOT NULL itself; in a file, one bit makes a text of a number.
+    """
+    found = connection.execute(_cell_counts(table, connection.dialect.name == "sqlite")).one()
+    return [
+        f"{table.name}.{column.name}: {count} hold what nobody can have written there"
+        for column, count in zip(table.columns, found, strict=True)
+        if count
+    ]
+
+
+@cache
+def _cell_counts(table: sa.Table, is_file: bool) -> sa.Executable:
+    return sa.select(*(sa.func.count().filter(_is_other(column, is_file)) for column in table.columns)).select_from(
+        table
+    )
+
+
+def _is_other(column: sa.Column[Any], is_file: bool) -> sa.ColumnElement[bool]:
+    missing = sa.false() if column.nullable else column.is_(None)
+    if not is_file:
+        return missing
+    names = next((names for kind, names in _STORED.items() if isinstance(column.type, kind)), ("blob",))
+    return missing | (column.is_not(None) & sa.func.typeof(column).not_in(names))
 
 
 def _dangling(connection: sa.Connection, table: sa.Table) -> dict[str, int]:

@@ -354,11 +354,6 @@ def add_metrics(connection: sa.Connection, run: str, iteration: int, values: Map
     here = (metrics.c.run == run) & (metrics.c.iteration == iteration)
     for chunk in chunked(list(values)):
         connection.execute(metrics.delete().where(here & metrics.c.name.in_(chunk)))
-    insert(
-        connection,
-        metrics,
-        [
-            {"run": run, "iteration": iteration, "name": name, "value": known(float(value))}
-            for name, value in values.items()
-        ],
-    )
+    place = {"run": run, "iteration": iteration}
+    rows = [{**place, "name": name, "value": known(float(value))} for name, value in values.items()]
+    insert(connection, metrics, rows)

@@ -12,7 +12,7 @@ from replay import queries
 from replay.inspector.drawings.bars import Bar, bars
 from replay.inspector.server.page_views import Page, Redirect, run_of
 from replay.inspector.server.query_string import QueryString, address
-from replay.inspector.text.shell import typed
+from replay.inspector.text.reading import typed
 from replay.queries import Query, QueryResult, Sort
 from replay.queries.open_buffer import OpenBuffer
 
@@ -145,7 +145,7 @@ def _kept(query: QueryString) -> dict[str, str]:
 
 
 def _command(source: OpenBuffer, found: QueryResult) -> str:
-    """The same query in a terminal."""
+    """The command that asks this query in a terminal."""
     words, run, conditions = source.run_words, found["run"], list(found["filters"])
     if run != source.run and len(queries.run_names(source.store)) > 1:
         # A run's folder names its run alone; its database names all there are.

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from replay.sampling.samplers.options import require
-from replay.sampling.samplers.sampler import Floats, RankedSampler, Rows
+from replay.sampling.samplers.sampler import Floats, RankedSampler, Rows, require
 
 
 class EntropySampler(RankedSampler):

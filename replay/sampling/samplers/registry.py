@@ -24,8 +24,7 @@ from replay.sampling.samplers.by_recency import (
     UniformSampler,
     block_end,
 )
-from replay.sampling.samplers.options import require
-from replay.sampling.samplers.sampler import DrawClock, Floats, RankedSampler, Rows, Sampler
+from replay.sampling.samplers.sampler import DrawClock, Floats, RankedSampler, Rows, Sampler, require
 
 
 class FreshnessSampler(Sampler):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from context.wording import suggest
+from replay.errors import first_problem
 from replay.mixing.request import DrawRequest
-from replay.sampling.samplers.options import checked_options
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -93,6 +96,42 @@ _MADE_UP: dict[str, npt.NDArray[Any]] = {
 }
 
 
+def _checked_options(declared: type, given: Mapping[str, Any], *, sampler: str) -> Any:
+    """An instance of the options class. Raises ValueError, of one line, for what it does not declare or allow."""
+    kinds = _model(declared).model_fields
+    unknown = next((name for name in given if name not in kinds), None)
+    if unknown is not None:
+        raise ValueError(
+            f"replay.sampler_options must hold options of {sampler}, got {unknown!r}. {suggest(str(unknown), kinds)}"
+        )
+    try:
+        _model(declared).model_validate(dict(given))
+        return declared(**given)
+    except ValidationError as error:
+        place, rule, shown = first_problem(error)
+        name = ".".join(map(str, ("replay.sampler_options", *place)))
+        raise ValueError(f"{name} must {rule}, got {shown}.") from None
+    except ValueError as error:
+        raise ValueError(f"replay.sampler_options.{error}") from None
+
+
+@cache
+def _model(declared: type) -> type[BaseModel]:
+    kinds = get_type_hints(declared, include_extras=True)
+    columns: dict[str, Any] = {
+        field.name: (kinds[field.name], ... if field.default is field.default_factory is MISSING else None)
+        for field in fields(declared)
+    }
+    config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, protected_namespaces=())
+    return create_model(declared.__name__, __config__=config, **columns)
+
+
+def require(allowed: bool, name: str, rule: str, value: object) -> None:
+    """For an options class to refuse a value: `name` must `rule`."""
+    if not allowed:
+        raise ValueError(f"{name} must {rule}, got {value!r}.")
+
+
 @dataclass(frozen=True)
 class NoOptions:
     """A sampler that has none."""
@@ -102,7 +141,7 @@ class Sampler(ABC):
     """Says how much each row weighs; a row of weight 0 is never drawn. Its random state belongs in the checkpoint."""
 
     name: ClassVar[str] = ""
-    """Of a built-in one; others are told apart by the name of their class."""
+    """The name of a built-in one; others go by the name of their class."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Columns without which a row can't be weighed: where one is NaN the row weighs 0, and is counted as unknown."""
     row_wise: ClassVar[bool] = False
@@ -112,7 +151,7 @@ class Sampler(ABC):
     """A frozen dataclass: `replay.sampler_options` by name, checked by its fields' types and its __post_init__."""
 
     def __init__(self, seed: int, options: Mapping[str, Any] | None = None) -> None:
-        self.options: Any = checked_options(self.Options, options or {}, sampler=self.title)
+        self.options: Any = _checked_options(self.Options, options or {}, sampler=self.title)
         self._bits = np.random.PCG64(seed)
         self.random = np.random.Generator(self._bits)
 
@@ -154,7 +193,7 @@ class Sampler(ABC):
         return weights, unknown
 
     def try_out(self) -> None:
-        """Weigh two rows made up for it, and none: better told before a run begins than at its first draw."""
+        """Weigh two rows made up for it, and none: a mistake is better seen before a run begins than at its first draw."""
         for size in (2, 0):
             self.weigh(Rows(_MADE_UP, slice(0, size), DrawClock(iteration=2, policy_version=1)))
 
