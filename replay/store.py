@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -52,10 +53,10 @@ class ReplayStore:
         self._database = database
         self._authors: dict[str, AuthorTable] = {}
         self._newest: RunDraws | None = None
-        """Of the run that was asked for last: each holds every row in memory, and they must not pile up."""
+        """The draws of the run that was asked for last: each holds every row in memory, and they must not pile up."""
         self._lock = Lock()
         self._epochs: dict[str, int] = {}
-        """Of runs that this store began or resumed: nobody else may have resumed them since when it writes them."""
+        """The runs that this store began or resumed: nobody else may have resumed them since when it writes them."""
 
     @classmethod
     def create(cls, location: Location) -> ReplayStore:
@@ -281,10 +282,8 @@ class ReplayStore:
         So many at a time that no other writer waits long.
         """
         ids = self._database.read(lambda connection: retention.evicted_through(connection, run, iteration))
-        return sum(self._purge(run, ids[start : start + _PURGED]) for start in range(0, len(ids), _PURGED))
-
-    def _purge(self, run: str, ids: Sequence[str]) -> int:
-        return self._write(lambda connection: retention.purge(connection, ids), run)
+        parts = [ids[start : start + _PURGED] for start in range(0, len(ids), _PURGED)]
+        return sum(self._write(partial(retention.purge, ids=part), run) for part in parts)
 
     def prune(
         self,
@@ -307,7 +306,7 @@ class ReplayStore:
     def forget(self, rows: sa.ColumnElement[bool], *, dry_run: bool) -> Forgotten:
         """Remove content for good, with the database written anew without it; or only count it."""
         if dry_run:
-            return self._database.read(lambda connection: erase.count(connection, rows))
+            return self._database.read(lambda connection: erase.forget(connection, rows, dry_run=True))
         return self._database.erase(lambda connection: erase.forget(connection, rows))
 
     def verify(self, wanted: sa.ColumnElement[bool] | None = None) -> Verification:

@@ -16,7 +16,7 @@ from context.visible import visible
 from replay import queries
 from replay.cli.common import AsJson, Run, RunId, app, fail, opened, say
 from replay.cli.show import uses_text
-from replay.cli.tables import Cell, number, row_table, share, table
+from replay.cli.tables import Cell, number, row_table, share, state_text, table
 from replay.locate import tokenizer
 from replay.queries import compare
 from replay.queries.iteration import lineage_up_to
@@ -167,7 +167,7 @@ _FED: dict[str, Cell] = {
     "drift": ("drift_mean", 4),
     "ess": ("ess_share", 4),
     "clipped": ("clip_fraction", 3),
-    "state": lambda row: row["state"] + (f" ({row['state_reason']})" if row["state_reason"] else ""),
+    "state": state_text,
 }
 _SPREAD: dict[str, Cell] = {
     "spread": "quantity",
@@ -214,9 +214,8 @@ def _checkpoint_text(answer: dict[str, Any]) -> str:
 
 
 def _trajectory_text(answer: dict[str, Any]) -> str:
-    reason = f" ({answer['state_reason']})" if answer["state_reason"] else ""
     facts = [
-        f"trajectory {answer['id']}, {answer['state']}{reason}",
+        f"trajectory {answer['id']}, {state_text(answer)}",
         f"collected in iteration {answer['collected_iteration']} of run {answer['collected_run']}, by policy "
         f"{answer['policy_version_min']}, source {answer['source']}"
         + (f", from {answer['parent']}" if answer["parent"] else ""),

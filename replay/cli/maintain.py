@@ -21,7 +21,6 @@ from replay.storage.retention import Capacity, Evicted
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be done.")]
 
-
 _DRY = "nothing was changed; add --yes to do it"
 
 

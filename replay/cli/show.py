@@ -16,7 +16,7 @@ from context.visible import visible
 from context.wording import excerpt
 from replay import queries
 from replay.cli.common import AsJson, Filter, Run, app, opened, say
-from replay.cli.tables import Cell, ended, number, row_table, share, yes_or_no
+from replay.cli.tables import Cell, ended, number, row_table, share, state_text, yes_or_no
 from replay.locate import tokenizer
 from replay.queries import Sort
 from replay.queries.open_buffer import OpenBuffer
@@ -193,7 +193,7 @@ def _collected_facts(answer: dict[str, Any]) -> list[_Facts]:
     rate, mean = share(group["success_rate"], 1), f"reward {group['reward_mean']:g} on average"
     place = (f"iteration {answer['iteration']}", f"slot {answer['slot']}", f"policy {answer['policy_version_min']}")
     return [
-        ("trajectory", answer["id"], _state_text(answer), f"source {answer['source']}"),
+        ("trajectory", answer["id"], state_text(answer), f"source {answer['source']}"),
         ("collected", *place),
         ("group", f"{group['size']} members", f"{rate} successful", mean),
     ]
@@ -206,11 +206,6 @@ def _outcome(answer: dict[str, Any]) -> _Facts:
 
 def _lined(lines: Sequence[_Facts]) -> str:
     return "\n".join(f"{title:<12}" + ", ".join(map(visible, facts)) for title, *facts in lines)
-
-
-def _state_text(answer: dict[str, Any]) -> str:
-    reason = f" ({answer['state_reason']})" if answer["state_reason"] else ""
-    return f"{answer['state']}{reason}"
 
 
 _LONGEST_QUOTE = 400

@@ -44,6 +44,10 @@ def ended(row: Mapping[str, Any]) -> str:
     return str(row["stop_reason"]) + (f"/{row['error_kind']}" if row["error_kind"] else "")
 
 
+def state_text(row: Mapping[str, Any]) -> str:
+    return str(row["state"]) + (f" ({row['state_reason']})" if row["state_reason"] else "")
+
+
 def yes_or_no(name: str) -> Cell:
     return lambda row: "yes" if row[name] else "no"
 

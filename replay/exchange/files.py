@@ -61,10 +61,8 @@ def batched(rows: Iterable[_Row], size: Callable[[_Row], int], *, most: int, roo
 def is_parquet(path: Path) -> bool:
     """False: JSONL. Raises ExchangeError for a name that says neither, before the file is opened."""
     name = path.name.lower()
-    if name.endswith(PARQUET):
-        return True
-    if any(name.endswith(ending) for ending in _PACKINGS):
-        return False
+    if name.endswith((PARQUET, *_PACKINGS)):
+        return name.endswith(PARQUET)
     if any(name.endswith((ending, f"{ending}.gz", f"{ending}.zst")) for ending in _RUN_CODE):
         raise ExchangeError(
             f"FILE must be a format that can't run code, got {str(path)!r}: reading it could run whatever its author "

@@ -24,7 +24,6 @@ _MOST_NAMED = 20
 _MOST_BAD = 1000
 """Rows; beyond these, and if they are most, the rest of the file is not read."""
 
-
 Placed = tuple[str, Bundle | BadRow]
 """`FILE:LINE` of a row, and the row or what is wrong with it."""
 Progress = Callable[[Literal["check", "store"], int], None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -39,7 +40,6 @@ from replay.storage.validate import column_types
 FORMAT = 2
 """Raised when a column changes its meaning, or one is added or goes."""
 
-
 PlainRow = dict[str, Any]
 _Part = TypeVar("_Part", bound="Part")
 
@@ -63,8 +63,7 @@ class Bundle:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise ValueError(f"{shortened(twice)} stands twice in one object")
     return found
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.queries.filters.query import QueryResult
-from replay.records import COMMITTED, FRESH, REPLAY
+from replay.records import COMMITTED, FRESH, REPLAY, age_order
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.ratio_histograms import EDGES, decode, quantile
 from replay.storage.format.rows import named
@@ -133,14 +133,8 @@ def _histograms(connection: sa.Connection, run: str, number: int) -> tuple[list[
                 "counts": counts.tolist(),
             }
         )
-    found.sort(key=lambda each: (each["quantity"], each["stream"] != FRESH, _age_order(each["age"])))
+    found.sort(key=lambda each: (each["quantity"], each["stream"] != FRESH, age_order(each["age"])))
     return found, sorted(damaged)
-
-
-def _age_order(age: str) -> tuple[bool, int]:
-    """0, 1, 2-3, 4-7, ..., unknown."""
-    first = age.partition("-")[0]
-    return not first.isdecimal(), int(first) if first.isdecimal() else 0
 
 
 def _finite(value: float | None) -> float | None:
@@ -151,7 +145,7 @@ def _metrics(connection: sa.Connection, run: str, number: int) -> QueryResult:
     """By name; None where a value was not known."""
     here = (metrics.c.run == run) & (metrics.c.iteration == number)
     query = sa.select(metrics.c.name, metrics.c.value).where(here).order_by(metrics.c.name)
-    return {name: value if value is None or math.isfinite(value) else None for name, value in connection.execute(query)}
+    return {name: _finite(value) for name, value in connection.execute(query)}
 
 
 def lineage_up_to(store: ReplayStore, run: str, iteration: int) -> QueryResult:

@@ -158,14 +158,12 @@ def _is_locked(path: Path) -> bool:
 Series = dict[str, list[tuple[int, float]]]
 """By metric name."""
 
-
 ALL = range(2**53)
 """Iterations."""
 MOST_POINTS = 256
 """The most points of a curve that is shown in merged ones."""
 STOPS = "rollout/stop/"
 """Begins the names of shares of episodes, by stop reason; those that are 0 are not logged."""
-
 
 # NaN is above every number on a server, and so is infinity.
 _KNOWN = metrics.c.value.between(-sys.float_info.max, sys.float_info.max)

@@ -31,7 +31,6 @@ _NO_TURN = -1
 LOG_RATIO_BOUND = 20.0
 """Nats; log drifts are clamped to it, as in `agentloop.algorithms.log_probs`."""
 
-
 CodecOf = Callable[[str], Decoder | None]
 """The tokenizer of a run's rows; None: it is not there, or not known to be theirs."""
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from replay.queries.runs import STOPS
-from replay.records import StopReason
+from replay.records import StopReason, age_order
 from replay.report.headline import Config, stored
 from replay.report.svg import Axis, Curve, Series, number
 
@@ -182,7 +181,7 @@ def _distance(metrics: Metrics) -> tuple[Panel, ...]:
 
 def _ess_by_age(metrics: Metrics) -> Panel:
     """The youngest first; the oldest are the ones to look at, so of many buckets these are kept."""
-    ages = sorted((n.removeprefix(_ESS_OF_AGE) for n in metrics if n.startswith(_ESS_OF_AGE)), key=_youngest)[-7:]
+    ages = sorted((n.removeprefix(_ESS_OF_AGE) for n in metrics if n.startswith(_ESS_OF_AGE)), key=age_order)[-7:]
     curves = [
         Curve(age, finite(metrics, _ESS_OF_AGE + age), f"s{place}", marker="square" if place % 2 else "circle")
         for place, age in enumerate(ages)
@@ -193,12 +192,6 @@ def _ess_by_age(metrics: Metrics) -> Panel:
         tuple(curves) or (Curve("replay", (), "replay"),),
         Axis("share of the bucket's rows", percent=True, whole=True, reference=0.5),
     )
-
-
-def _youngest(bucket: str) -> int:
-    """4 for `4-7`; rows of other runs, whose age is unknown, come last."""
-    first = bucket.partition("-")[0]
-    return int(first) if first.isdecimal() else sys.maxsize
 
 
 def _batch(metrics: Metrics) -> tuple[Panel, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -98,17 +97,14 @@ def _figure(panel: Panel) -> str:
     curves, summary = measured(panel), in_words(panel)
     if not curves:
         return f'<figure class="panel">{head}{_missing(panel)}</figure>'
-    legend = "".join(_legend_item(curve, panel) for curve in _listed(panel))
+    listed = [*panel.curves, panel.steps] if panel.steps else panel.curves
+    legend = "".join(_legend_item(curve, panel) for curve in listed)
     if panel.kind == "bars":
         steps = panel.steps if panel.steps and panel.steps.series else None
         chart = bar_chart(curves, panel.axis, steps=steps, summary=summary)
     else:
         chart = line_chart(curves, panel.axis, summary=summary)
     return f'<figure class="panel">{head}<ul class="legend">{legend}</ul>{chart}</figure>'
-
-
-def _listed(panel: Panel) -> Sequence[Curve]:
-    return [*panel.curves, panel.steps] if panel.steps else panel.curves
 
 
 def _legend_item(curve: Curve, panel: Panel) -> str:

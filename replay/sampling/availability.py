@@ -1,4 +1,4 @@
-"""How much of what a draw could take, told before it is planned."""
+"""How much of what a draw could take, counted before it is planned."""
 
 from __future__ import annotations
 

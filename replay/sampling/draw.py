@@ -26,10 +26,8 @@ from replay.storage.validate import checked
 
 _log = logging.getLogger(__name__)
 
-
 _MOST_KEPT = 8
 _RUN_ID = re.compile("[0-9a-f]{32}")
-
 
 Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
 """Mean entropies of the policy that is about to learn, nats per action token, one per trajectory."""
@@ -176,7 +174,7 @@ class RunDraws:
                 )
 
     def _best(self, selection: Selection, pick: Pick, candidates: Candidates, at: int) -> list[SelectedRow]:
-        """Of candidates measured before: some may have gone since."""
+        """The best of candidates measured before: some may have gone since."""
         found = [(self._eligible.index.position(id), candidates.scores.get(id, np.nan)) for id in candidates.ids[at]]
         there = [(position, score) for position, score in found if position is not None]
         positions: npt.NDArray[np.intp] = np.array([position for position, _ in there], np.intp)

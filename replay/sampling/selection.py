@@ -26,7 +26,7 @@ class SelectedRow:
     probability: float | None
     """Its share of the weight that was left when its pick began, or its group's share; None: chosen by rank."""
     correction: float = 1.0
-    """Of its loss, up to a factor common to the draw."""
+    """What its loss is multiplied by, up to a factor common to the draw."""
 
 
 class Selection:
@@ -194,7 +194,7 @@ class Selection:
         )
 
     def _number(self, weights: npt.NDArray[np.float64]) -> int:
-        """Of rows that could be drawn; counted for samplers that ask for it."""
+        """How many rows could be drawn; counted for samplers that ask for it."""
         return int(np.count_nonzero(weights)) if type(self._sampler).correction is not Sampler.correction else 0
 
     def _correction(self, probability: float, rows: int) -> float:

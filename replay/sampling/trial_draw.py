@@ -14,7 +14,7 @@ import numpy.typing as npt
 from replay.mixing.request import Availability, DrawRequest, Pick
 from replay.sampling.availability import count_available
 from replay.sampling.index import EligibleIndex
-from replay.sampling.samplers import DrawClock, RankedSampler, Sampler
+from replay.sampling.samplers import DrawClock, Sampler
 from replay.sampling.selection import SelectedRow, Selection
 from replay.sampling.weights import EligibleRows, SamplingWeights, refuse_incomparable, rules
 
@@ -70,13 +70,8 @@ class TrialDraw:
     def draws(self, picks: Sequence[Pick], times: int) -> list[list[SelectedRow]]:
         """What so many draws would take, each as if it were the next; the sampler's random numbers go on between them.
 
-        Raises ValueError for a sampler that asks the current policy: there is none here.
+        Not for a sampler that asks the current policy: there is none here.
         """
-        if isinstance(self._sampler, RankedSampler) and self._sampler.measured:
-            raise ValueError(
-                "replay.sampler_options.policy must be stored where no policy is loaded, got current. "
-                "Only a run can tell what it would draw."
-            )
         selection = Selection(self._weights, self._sampler, self._request.limits, self._now)
         found = []
         for _ in range(times):

@@ -80,7 +80,7 @@ def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice | npt.ND
 
 
 def refuse_incomparable(index: EligibleIndex, request: DrawRequest) -> None:
-    """A source that is asked for by name must have rows to give, or the reason why not is told.
+    """A source that is asked for by name must have rows to give, or the error says why not.
 
     `self` is the drawing run too, which will have some.
     """

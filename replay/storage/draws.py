@@ -51,7 +51,6 @@ class ResumeReport:
 _COLUMNS = [field.name for field in fields(DrawRecord) if field.name != "state"]
 _REALS = [column.key for column in real_columns(draws.columns)]
 
-
 _SLOTS = sa.select(draws.c.slot).where(
     draws.c.run == sa.bindparam("run"), draws.c.iteration == sa.bindparam("iteration")
 )
@@ -89,10 +88,6 @@ def reserve(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
             raise refused("slot", "be reserved once; resume the run to release it", record.slot, where)
         taken.add(record.slot)
     _insert(connection, records, state=RESERVED, sequence=next_number(connection, "draws"))
-
-
-def _of(run: str, iteration: int, *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
-    return sa.select(*columns).where(draws.c.run == run, draws.c.iteration == iteration)
 
 
 def _insert(connection: sa.Connection, records: Sequence[DrawRecord], *, state: str, sequence: int) -> None:
@@ -149,8 +144,9 @@ def _check_drawn(
     """Raises unless `records` are the iteration's draws in that state, and none has expired."""
     where = f"iteration {iteration.iteration}"
     live = sa.case((is_live(), 1), else_=0).label("live")
-    query = _of(iteration.run, iteration.iteration, draws.c.slot, draws.c.trajectory, live)
-    found = connection.execute(query.where(draws.c.state == state).order_by(draws.c.slot)).all()
+    mine = (draws.c.run == iteration.run) & (draws.c.iteration == iteration.iteration) & (draws.c.state == state)
+    query = sa.select(draws.c.slot, draws.c.trajectory, live).where(mine)
+    found = connection.execute(query.order_by(draws.c.slot)).all()
     given = {record.slot: record.trajectory for record in records}
     there = {row.slot: row.trajectory for row in found}
     if given != there:

@@ -20,7 +20,6 @@ from replay.storage.statements import selected
 
 _rows, _left = trajectories.c, reclaimed.c
 
-
 FACTS = (
     *("id", "group", "slot", "member", "attempt", "source", "reward", "success", "advantage", "num_action_tokens"),
     *("policy_version_min", "parent"),
@@ -94,7 +93,6 @@ COLLECTED = (
     _either("state_reason").label("state_reason"),
 )
 """What a row was collected with, by the names that questions of lineage give it, whether it is stored or reclaimed."""
-
 
 IS_KNOWN = sa.func.coalesce(_rows.id, _left.id).is_not(None)
 

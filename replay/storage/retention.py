@@ -29,9 +29,7 @@ from replay.storage.reclaimed import reclaim
 
 _EVICTED_AT = re.compile(r"at iteration ([0-9]+), was ([a-z]+)$")
 
-
 _PAGE = 1000
-
 
 _rows = trajectories.c
 

@@ -101,7 +101,7 @@ def _bind_column(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Conver
     if isinstance(kind, ExactText):
         return storable_column
     to_driver = kind.dialect_impl(dialect).bind_processor(dialect)
-    return (lambda values: [to_driver(value) for value in values]) if to_driver else _as_they_are
+    return (lambda values: [to_driver(value) for value in values]) if to_driver else list
 
 
 @lru_cache(maxsize=192)
@@ -120,7 +120,3 @@ def _by_key(
 ) -> sa.Select[Any]:
     keys = [sa.bindparam(f"key_{number}", type_=key.type) for number in range(size)]
     return sa.select(*columns).where(key.in_(keys)).order_by(*order_by)
-
-
-def _as_they_are(values: Sequence[Any]) -> Sequence[Any]:
-    return values

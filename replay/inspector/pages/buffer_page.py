@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -44,15 +43,18 @@ def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
 
 def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[str, Any]:
     """Addresses of what is one click away."""
-    kept = _kept(query)
-    base = {**kept, "where": found["filters"]}
+    kept, filters = _kept(query), found["filters"]
+    base = {**kept, "where": filters}
+
+    def without(condition: str) -> str:
+        return address("buffer", **kept, where=[other for other in filters if other != condition])
 
     def sorted_by(sort: Sort) -> str:
         turned = found["sort"] == sort and not found["ascending"]
         return address("buffer", **{**base, "sort": sort, "order": Order.asc if turned else None})
 
     return {
-        "chips": _chips(found["filters"], kept),
+        "chips": [(each, without(each)) for each in filters],
         "sorts": {sort: sorted_by(sort) for sort in Sort},
         "kept": list(kept.items()),
         "command": _command(source, found),
@@ -116,14 +118,6 @@ def _plain(query: Query) -> QueryResult:
 
 def _label(bar: QueryResult) -> str:
     return f"{bar['low']:g}" if bar["low"] == bar["high"] else f"{bar['low']:g}\u2013{bar['high']:g}"
-
-
-def _chips(conditions: Sequence[str], kept: dict[str, str]) -> list[tuple[str, str]]:
-    """Each condition with the address without it."""
-    return [
-        (condition, address("buffer", **kept, where=[other for other in conditions if other != condition]))
-        for condition in conditions
-    ]
 
 
 def _complete(query: QueryString) -> None:

@@ -1,4 +1,4 @@
-"""What an address asks, taken apart: every parameter has a type, and a wrong one is told by its name."""
+"""What an address asks, taken apart: every parameter has a type, and an error names the wrong one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from context.wording import excerpt
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
-
 _MOST_VALUES = 50
-"""Of one parameter."""
+"""The most values of one parameter."""
 _LONGEST = 10_000
 """Characters of one value."""
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")

@@ -25,7 +25,7 @@ _LONGEST = 300
 
 
 def in_python(text: str) -> str | None:
-    """The same filter as Python spells it; None where that is no other spelling, and where Python has no equivalent."""
+    """How Python spells the filter; None where that is no other spelling, and where Python has no equivalent."""
     if "\0" in text:
         return None
     texts: list[str] = []

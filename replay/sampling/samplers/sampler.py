@@ -193,7 +193,7 @@ class Sampler(ABC):
         return weights, unknown
 
     def try_out(self) -> None:
-        """Weigh two rows made up for it, and none: a mistake is better seen before a run begins than at its first draw."""
+        """Weigh two rows made up for it, and none: a mistake is better seen before a run begins than at a draw."""
         for size in (2, 0):
             self.weigh(Rows(_MADE_UP, slice(0, size), DrawClock(iteration=2, policy_version=1)))
 

@@ -22,7 +22,6 @@ from replay.storage.format.schema import REVISION, metadata
 
 DRIVERS = ("postgresql", "postgresql+psycopg")
 
-
 _LOCK = 0x61676E746C6F6F70
 """Advisory locks are numbers of a database: the bytes of "agntloop", and the schema the buffer stands in. Held by every
 write transaction and every migration."""

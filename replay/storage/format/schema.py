@@ -41,7 +41,6 @@ def _blob(name: str) -> sa.Column[bytes]:
 
 metadata = sa.MetaData()
 
-
 runs = sa.Table(
     "runs",
     metadata,
@@ -57,7 +56,6 @@ runs = sa.Table(
     _integer("epoch", server_default="0"),
 )
 
-
 policies = sa.Table(
     "policies",
     metadata,
@@ -69,7 +67,6 @@ policies = sa.Table(
     _text("created_at"),
 )
 
-
 tasks = sa.Table(
     "tasks",
     metadata,
@@ -77,7 +74,6 @@ tasks = sa.Table(
     _text("environment"),
     _json("payload"),
 )
-
 
 groups = sa.Table(
     "groups",
@@ -94,7 +90,6 @@ groups = sa.Table(
     sa.Index("groups_by_task", "task", "run"),
 )
 
-
 _PLACE = ("run", "iteration", "slot", "id")
 """The place of a row in its run's list."""
 _LOOKED_AT = (
@@ -103,11 +98,9 @@ _LOOKED_AT = (
 )
 """What lists are sorted by, and what statistics count, of all rows of a run."""
 
-
 IMPORTED = " and ".join(f"source <> '{source}'" for source in OWN_SOURCES)
 """SQL of rows of `trajectories`: an index of a part of a table is found by the text of its condition."""
 _IMPORTED, _RESERVED = sa.text(IMPORTED), sa.text(f"state = '{RESERVED}'")
-
 
 # `group` is a word of SQL: the column is `group_id`, so that people need no quotes.
 trajectories = sa.Table(
@@ -169,7 +162,6 @@ trajectories = sa.Table(
     sa.Index("trajectories_by_task", "task"),
 )
 
-
 # What is left of an evicted row: whose it was, how it ended, and why it went. Run, iteration and task are its group's.
 reclaimed = sa.Table(
     "reclaimed",
@@ -191,7 +183,6 @@ reclaimed = sa.Table(
     sa.Index("reclaimed_by_change", "changed"),
 )
 
-
 segments = sa.Table(
     "segments",
     metadata,
@@ -203,7 +194,6 @@ segments = sa.Table(
     _blob("tokens"),
 )
 
-
 # All messages of a trajectory as one JSON text: see `conversation`. PostgreSQL compresses such a text by itself.
 messages = sa.Table(
     "messages",
@@ -213,7 +203,6 @@ messages = sa.Table(
     sa.Column("said", sa.LargeBinary().with_variant(sa.Text(), "postgresql"), nullable=False),
     _integer("checksum"),
 )
-
 
 draws = sa.Table(
     "draws",
@@ -238,7 +227,6 @@ draws = sa.Table(
     sa.Index("reservations_by_sequence", "sequence", sqlite_where=_RESERVED, postgresql_where=_RESERVED),
 )
 
-
 iterations = sa.Table(
     "iterations",
     metadata,
@@ -253,7 +241,6 @@ iterations = sa.Table(
     _integer("optimizer_steps"),
 )
 
-
 metrics = sa.Table(
     "metrics",
     metadata,
@@ -263,7 +250,6 @@ metrics = sa.Table(
     _measured("value", null=True),
 )
 
-
 sampler_state = sa.Table(
     "sampler_state",
     metadata,
@@ -271,7 +257,6 @@ sampler_state = sa.Table(
     _integer("iteration", primary_key=True, autoincrement=False),
     _json("state"),
 )
-
 
 token_scores = sa.Table(
     "token_scores",
@@ -282,7 +267,6 @@ token_scores = sa.Table(
     _integer("policy_version"),
     _blob("log_probs"),
 )
-
 
 # How a per-token quantity of one update was spread: see `replay.storage.format.ratio_histograms`.
 histograms = sa.Table(
@@ -295,7 +279,6 @@ histograms = sa.Table(
     _key("age", primary_key=True),
     _blob("counts"),
 )
-
 
 # Counters: see `replay.storage.counters`.
 buffer_state = sa.Table(
