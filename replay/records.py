@@ -192,10 +192,16 @@ class Trajectory:
 
 def group_of(members: Sequence[Trajectory]) -> GroupRecord:
     """The record of a group, from all of its members."""
-    first, rewards = members[0].record, [member.record.reward for member in members]
-    success = fmean(member.record.success for member in members)
-    spread = fmean(rewards), pstdev(rewards)
-    return GroupRecord(first.group, first.run, first.task, first.iteration, len(members), *spread, success)
+    first = members[0].record
+    statistics = group_statistics([(member.record.reward, member.record.success) for member in members])
+    return GroupRecord(first.group, first.run, first.task, first.iteration, **statistics)
+
+
+def group_statistics(outcomes: Sequence[tuple[float, bool]]) -> dict[str, Any]:
+    """What a group's record says of its members, from the reward and success of each."""
+    rewards = [reward for reward, _ in outcomes]
+    rate = fmean(success for _, success in outcomes)
+    return {"size": len(rewards), "reward_mean": fmean(rewards), "reward_std": pstdev(rewards), "success_rate": rate}
 
 
 @dataclass(frozen=True)

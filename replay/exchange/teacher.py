@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import statistics
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +40,7 @@ from replay.records import (
     Trajectory,
     TrajectoryRecord,
     group_of,
+    group_statistics,
 )
 from replay.store import ReplayStore
 
@@ -228,13 +228,7 @@ class _ChatFile:
         """The group as it is with all members, and the advantage of each."""
         if group.id not in self._groups:
             rewards = [reward for reward, _ in self._members[group.task]]
-            whole = replace(
-                group,
-                size=len(rewards),
-                reward_mean=statistics.fmean(rewards),
-                reward_std=statistics.pstdev(rewards),
-                success_rate=statistics.fmean(success for _, success in self._members[group.task]),
-            )
+            whole = replace(group, **group_statistics(self._members[group.task]))
             given = self._teaching.advantage
             normalise = self._setting("advantage", "normalise_std", True)
             if normalise is None:

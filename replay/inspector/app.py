@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from anyio import to_thread
 from starlette.applications import Starlette
@@ -71,7 +72,8 @@ def create_app(source: OpenBuffer, guard: Guard) -> ASGIApp:
     routes: list[BaseRoute] = []
     for page in PAGES:
         json_address = "/index" if page.path == "/" else page.path
-        routes += [Route(json_address + JSON_ENDING, pages.as_json(page)), Route(page.path, pages.page(page))]
+        routes.append(Route(json_address + JSON_ENDING, partial(pages.as_json, page)))
+        routes.append(Route(page.path, partial(pages.page, page)))
     routes.append(Mount("/static", StaticFiles(packages=[("replay.inspector", "static")])))
     return GuardedApp(
         Starlette(routes=routes, lifespan=_few_threads, exception_handlers={HTTPException: missing, Exception: broken}),

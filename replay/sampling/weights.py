@@ -38,14 +38,6 @@ class EligibleRows:
         self.changes += changed
 
 
-def allowed(eligible: EligibleRows, limits: Limits, now: DrawClock, rows: slice) -> Mask:
-    """Which of the rows the limits let a draw take."""
-    mask: Mask = np.ones(len(eligible.index.columns["own"][rows]), np.bool_)
-    for _, kept in rules(eligible, limits, now, rows):
-        mask &= kept
-    return mask
-
-
 def rules(eligible: EligibleRows, limits: Limits, now: DrawClock, rows: slice) -> Iterator[tuple[str, Mask]]:
     """Every limit there is, by its name in the configuration, with the rows that it lets a draw take."""
     index = eligible.index
@@ -144,7 +136,7 @@ class SamplingWeights:
         self._mask.cut(first)
         if first == len(index) and self._sampler.row_wise:
             return
-        new = allowed(self._eligible, self._limits, now, rest)
+        new: Mask = np.logical_and.reduce([kept for _, kept in rules(self._eligible, self._limits, now, rest)])
         if self._source is not None:
             new &= of_source(index, (self._source,), rest)
         self._mask.extend(new)

@@ -15,7 +15,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 from pydantic import Field
@@ -74,8 +73,8 @@ def over_capacity(
     """
     if not capacity:
         return {}
-    may_go = sa.and_(_kept(run), _rows.iteration < iteration, ~_is_reserved())
-    found: dict[str, list[StoredRow]] = {"orphaned": _listed(connection, _kept(run, orphaned=True), ~_is_reserved())}
+    may_go = sa.and_(_kept(run), _rows.iteration < iteration, ~_IS_RESERVED)
+    found: dict[str, list[StoredRow]] = {"orphaned": _listed(connection, _kept(run, orphaned=True), ~_IS_RESERVED)}
     gone: set[str] = set()
 
     def add(rule: str, rows: Iterable[StoredRow]) -> None:
@@ -93,7 +92,7 @@ def over_capacity(
         add("rows", _oldest(connection, may_go, gone, rows=count - len(gone) - capacity.rows))
     if capacity.bytes is not None:
         freed = sum(row.bytes for rows in found.values() for row in rows) - sum(row.bytes for row in found["orphaned"])
-        total = connection.scalar(sa.select(sa.func.sum(_size())).where(_kept(run))) or 0
+        total = connection.scalar(sa.select(sa.func.sum(_SIZE)).where(_kept(run))) or 0
         add("bytes", _oldest(connection, may_go, gone, bytes=int(total) - freed - capacity.bytes))
     return {rule: rows for rule, rows in found.items() if rows}
 
@@ -139,7 +138,7 @@ def by_hand(
     """
     mine = sa.true() if run is None else _rows.run == run
     if rows is not None:
-        found = _listed(connection, mine, _HAS_CONTENT, ~_is_reserved(), rows)
+        found = _listed(connection, mine, _HAS_CONTENT, ~_IS_RESERVED, rows)
         return {"where": found} if found else {}
     over: dict[str, list[StoredRow]] = {}
     known = sa.select(runs.c.id).order_by(runs.c.id)
@@ -166,7 +165,7 @@ def summed(over: Mapping[str, Sequence[StoredRow]]) -> Evicted:
 def buffer_metrics(connection: sa.Connection, run: str) -> dict[str, float]:
     """What one run keeps of its own rows."""
     drawable, corrupt = (sa.func.count().filter(_rows.state == state) for state in (ELIGIBLE, QUARANTINED))
-    query = sa.select(sa.func.count(), drawable, corrupt, sa.func.coalesce(sa.func.sum(_size()), 0)).where(_kept(run))
+    query = sa.select(sa.func.count(), drawable, corrupt, sa.func.coalesce(sa.func.sum(_SIZE), 0)).where(_kept(run))
     names = ("buffer/rows", "buffer/eligible", "buffer/quarantined", "buffer/bytes")
     return {name: float(value) for name, value in zip(names, connection.execute(query).one(), strict=True)}
 
@@ -176,6 +175,8 @@ def eviction_metrics(evicted: Evicted) -> dict[str, float]:
     return metrics | {f"buffer/evicted_by_{rule}": float(count) for rule, count in evicted.by_rule.items()}
 
 
+_SIZE = sa.func.coalesce(_rows.num_bytes, 0)
+_IS_RESERVED = sa.exists().where(draws.c.trajectory == _rows.id, is_live()).correlate(trajectories)
 _HAS_CONTENT = sa.or_(_rows.state != EVICTED, _rows.state_reason == REDACTED)
 """And no rule has evicted it yet."""
 
@@ -183,14 +184,6 @@ _HAS_CONTENT = sa.or_(_rows.state != EVICTED, _rows.state_reason == REDACTED)
 def _kept(run: str, *, orphaned: bool = False) -> sa.ColumnElement[bool]:
     state = _rows.state == ORPHANED if orphaned else sa.and_(_rows.state != ORPHANED, _HAS_CONTENT)
     return sa.and_(_rows.run == run, state)
-
-
-def _is_reserved() -> sa.ColumnElement[bool]:
-    return sa.exists().where(draws.c.trajectory == _rows.id, is_live()).correlate(trajectories)
-
-
-def _size() -> sa.ColumnElement[Any]:
-    return sa.func.coalesce(_rows.num_bytes, 0)
 
 
 _ORDER = (_rows.iteration, _rows.slot, _rows.id)
@@ -201,7 +194,7 @@ def _streamed(
 ) -> Iterator[StoredRow]:
     """The oldest first, a page of them in memory."""
     state = sa.case((_rows.state == EVICTED, REDACTED), else_=_rows.state)
-    query = sa.select(_rows.id, _rows.task, state, _size()).where(*conditions)
+    query = sa.select(_rows.id, _rows.task, state, _SIZE).where(*conditions)
     order = [sa.case((_rows.state == ELIGIBLE, 1), else_=0)] if drawable_last else []
     paged = query.order_by(*order, *_ORDER).execution_options(yield_per=_PAGE)
     with connection.execute(paged) as found:

@@ -58,24 +58,18 @@ class Pages:
         self._source = source
         self._templates = templates
 
-    def page(self, page: Page) -> Callable[[Request], Response]:
-        def respond(request: Request) -> Response:
-            return self._guarded(request, lambda: self._html(request, page), self.error_page)
+    def page(self, page: Page, request: Request) -> Response:
+        return self._guarded(request, lambda: self._html(request, page), self.error_page)
 
-        return respond
+    def as_json(self, page: Page, request: Request) -> Response:
+        def answer() -> Response:
+            try:
+                return _json(page.answer(self._source, _query(request)))
+            except Redirect as other:
+                path, mark, query = other.address.partition("?")
+                raise Redirect(path + JSON_ENDING + mark + query) from other
 
-    def as_json(self, page: Page) -> Callable[[Request], Response]:
-        def respond(request: Request) -> Response:
-            def answer() -> Response:
-                try:
-                    return _json(page.answer(self._source, _query(request)))
-                except Redirect as other:
-                    path, mark, query = other.address.partition("?")
-                    raise Redirect(path + JSON_ENDING + mark + query) from other
-
-            return self._guarded(request, answer, error_as_json)
-
-        return respond
+        return self._guarded(request, answer, error_as_json)
 
     def _html(self, request: Request, page: Page) -> Response:
         query = _query(request)
