@@ -102,10 +102,15 @@ class DrawRequest:
         rows = []
         for slot, trajectory in enumerate(trajectories):
             record = trajectory.record
-            staleness = self.policy_version - record.policy_version_min
-            draw = DrawRecord(self.run, self.iteration, slot, record.id, FRESH, probability=None, staleness=staleness)
+            draw = self.draw_of(trajectory, slot, FRESH)
             rows.append(BatchRow(trajectory, draw, advantage=record.advantage, reward=record.reward))
         return rows
+
+    def draw_of(self, trajectory: Trajectory, slot: int, stream: str, probability: float | None = None) -> DrawRecord:
+        """The record of a row in a slot of the iteration's batch."""
+        record = trajectory.record
+        staleness = self.policy_version - record.policy_version_min if record.run == self.run else None
+        return DrawRecord(self.run, self.iteration, slot, record.id, stream, probability, staleness)
 
 
 @dataclass(frozen=True)

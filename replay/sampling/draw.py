@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.mixing.request import Availability, DrawRequest, Limits, Pick
-from replay.records import REPLAY, BatchRow, DrawRecord, Trajectory
+from replay.records import REPLAY, BatchRow, Trajectory
 from replay.sampling.availability import count_available
 from replay.sampling.samplers import DrawClock, RankedSampler, Sampler
 from replay.sampling.selection import SelectedRow, Selection
@@ -110,7 +110,7 @@ class RunDraws:
             drawn += self._replaced(connection, selection, pick, rows, loaded)
         largest = max((row.correction for row, _ in drawn), default=1.0)
         records = [
-            self._record(request, slot, row, trajectory)
+            request.draw_of(trajectory, slot, REPLAY, row.probability)
             for slot, (row, trajectory) in enumerate(drawn, start=request.first_slot)
         ]
         reserve(connection, records)
@@ -210,18 +210,6 @@ class RunDraws:
             rows = selection.choose(replace(pick, count=pick.count - len(kept)))
             loaded = self._load(connection, rows)
         return kept
-
-    def _record(self, request: DrawRequest, slot: int, row: SelectedRow, trajectory: Trajectory) -> DrawRecord:
-        own = trajectory.record.run == request.run
-        return DrawRecord(
-            run=request.run,
-            iteration=request.iteration,
-            slot=slot,
-            trajectory=trajectory.id,
-            stream=REPLAY,
-            probability=row.probability,
-            staleness=request.policy_version - trajectory.record.policy_version_min if own else None,
-        )
 
 
 def _quarantined(connection: sa.Connection, corrupt: Mapping[str, str]) -> None:
