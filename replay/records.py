@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean, pstdev
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from pydantic import AfterValidator, Field
 
 from context.messages import Message
 from context.tokens.token_sequence import Segment
+
+T = TypeVar("T")
 
 ELIGIBLE = "eligible"
 UNTRAINABLE = "untrainable"
@@ -188,6 +190,20 @@ class Trajectory:
     @property
     def id(self) -> str:
         return self.record.id
+
+
+def stored_setting(config: Mapping[str, Any], dotted: str, kind: type[T]) -> T | None:
+    """The value of `replay.fraction`, say; None where there is none, or none of that kind. Whole numbers are floats.
+
+    Of a configuration that another version wrote, a key may be missing or mean something else.
+    """
+    value: Any = config
+    for name in dotted.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    return value if fits else None
 
 
 def group_of(members: Sequence[Trajectory]) -> GroupRecord:

@@ -11,7 +11,7 @@ from replay.errors import InvalidRecord, shortened
 from replay.exchange.files import ExchangeError, batched
 from replay.exchange.row_format import BadRow, Bundle, author_table
 from replay.exchange.stored_rows import known_policies, known_runs, stored_sources
-from replay.records import ELIGIBLE, OWN_SOURCES, SOURCE_NAME, PolicyRecord, RunRecord
+from replay.records import ELIGIBLE, OWN_SOURCES, SOURCE_NAME, PolicyRecord, RunRecord, stored_setting
 from replay.sampling.compatibility import MISMATCHES, TokenMeaning, bits, meanings, names_of, record_mismatch
 from replay.storage.validate import NOTHING_STORED, checked
 from replay.store import ReplayStore
@@ -89,9 +89,8 @@ def learner_of(store: ReplayStore, run: str) -> LearningRun | None:
         record = known_runs(connection).get(run)
         if record is None:
             return None
-        settings = record.config.get("replay")
-        allowed = settings.get("allow_mismatch") if isinstance(settings, dict) else None
-        names = tuple(name for name in allowed if name in MISMATCHES) if isinstance(allowed, list) else ()
+        allowed = stored_setting(record.config, "replay.allow_mismatch", list) or []
+        names = tuple(name for name in allowed if name in MISMATCHES)
         return LearningRun(run, meanings(connection, [run])[run], bits(names))
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from replay.locate import DATABASE, LOCK
 from replay.queries.filters.query import QueryResult
-from replay.records import RunRecord
+from replay.records import RunRecord, stored_setting
 from replay.storage.format import schema
 from replay.storage.format.schema import metrics, policies
 from replay.store import ReplayStore
@@ -72,7 +72,8 @@ def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> 
         published = _last_published(connection, run.id)
     written = (_last_written(folder) if folder else None) or published
     seconds_since = None if written is None else max(0.0, time.time() - written)
-    planned, target = _planned(run.config)
+    planned = stored_setting(run.config, "run.iterations", int)
+    target = stored_setting(run.config, "run.stop_at_success", float)
     if folder is not None and _is_locked(folder / LOCK):
         state = LIVE
     elif newest == 0 and planned is None:
@@ -129,14 +130,6 @@ def _last_written(folder: Path) -> float | None:
     """A database on a server leaves its run's metrics in the folder."""
     names = (DATABASE, f"{DATABASE}-wal", "metrics.jsonl")
     return max(((folder / name).stat().st_mtime for name in names if (folder / name).is_file()), default=None)
-
-
-def _planned(config: Mapping[str, Any]) -> tuple[int | None, float | None]:
-    """Most iterations, and the held-out success that ends it; None where another version's words do not tell."""
-    section = config.get("run")
-    values = section if isinstance(section, Mapping) else {}
-    planned, target = values.get("iterations"), values.get("stop_at_success")
-    return planned if isinstance(planned, int) else None, target if isinstance(target, int | float) else None
 
 
 def _reached(evaluated: Sequence[float], target: float | None) -> bool:

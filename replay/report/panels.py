@@ -9,7 +9,8 @@ from typing import Literal
 
 from replay.queries.runs import STOPS
 from replay.records import StopReason, age_order
-from replay.report.headline import Config, stored
+from replay.records import stored_setting as stored
+from replay.report.headline import Config
 from replay.report.svg import Axis, Curve, Series, number
 
 Metrics = Mapping[str, Series]
