@@ -198,7 +198,8 @@ def _streamed(
     order = [sa.case((_rows.state == ELIGIBLE, 1), else_=0)] if drawable_last else []
     paged = query.order_by(*order, *_ORDER).execution_options(yield_per=_PAGE)
     with connection.execute(paged) as found:
-        yield from (StoredRow(*row) for row in found.tuples())
+        for id, task, was, size in found:
+            yield StoredRow(id, task, was, size)
 
 
 def _listed(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> list[StoredRow]:
