@@ -28,7 +28,7 @@ from benchmarks._rows import RUN, add_run, make_trajectory
 from context.authors import default_authors
 from replay import DrawRequest, GroupRecord, Pick, ReplayStore, TaskRecord, Trajectory, make_sampler
 from replay.records import FRESH, REPLAY, DrawRecord, IterationRecord
-from replay.sampling.draw import Drawing
+from replay.sampling.draw import RunDraws
 from replay.sampling.index import EligibleIndex
 from replay.storage import draws, retention, write
 from replay.storage.databases import create_database
@@ -94,7 +94,7 @@ class Run:
         add_run(ReplayStore.create(path)).close()
         self._database = create_database(path)
         self._authors = {RUN: default_authors()}
-        self._drawing, self._sampler = Drawing(RUN), make_sampler("uniform", 0)
+        self._drawing, self._sampler = RunDraws(RUN), make_sampler("uniform", 0)
         self.index = EligibleIndex(RUN)
         """What a trainer has in memory of its rows."""
         random = np.random.default_rng(0)

@@ -15,7 +15,9 @@ from replay.records import (
     group_of,
 )
 from replay.sampling.samplers import Rows, Sampler, make_sampler
-from replay.store import AppendReport, ReplayStore, ResumeReport
+from replay.storage.draws import ResumeReport
+from replay.storage.write import AppendReport
+from replay.store import ReplayStore
 
 __all__ = [
     "AppendReport",

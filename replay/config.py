@@ -70,8 +70,8 @@ class ReplayConfig(LimitSection, MixSection):
     )
     baseline: Literal["stored", "shared", "split", "fresh_only", "leave_one_out"] = Field(
         "stored",
-        description="Advantage of a replayed row: stored, of the group it was born in; else against members of its "
-        "task in the batch: all (shared), replayed (split), fresh (fresh_only), all but itself (leave_one_out).",
+        description="Advantage of a replayed row: stored, of the group it was collected in; else against members of "
+        "its task in the batch: all (shared), replayed (split), fresh (fresh_only), all but itself (leave_one_out).",
     )
     weight: NonNegative = Field(
         1.0, description="Weight of the replay stream's loss; needs `loss.normalise: per_stream` unless 1."

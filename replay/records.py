@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean, pstdev
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ from pydantic import AfterValidator, Field
 
 from context.messages import Message
 from context.tokens.token_sequence import Segment
+
+T = TypeVar("T")
 
 ELIGIBLE = "eligible"
 UNTRAINABLE = "untrainable"
@@ -28,25 +31,20 @@ EVICTED = "evicted"
 """It is never drawn again, and its content is about to go; then `replay.storage.reclaimed` has what is left."""
 STATES = (ELIGIBLE, UNTRAINABLE, ORPHANED, QUARANTINED, EVICTED)
 
-
 DUPLICATE = "duplicate of "
 REDACTED = "redacted"
 """How the reasons of rows begin that were evicted on their way in."""
-
 
 FORGOTTEN = "forgotten"
 """Reason of rows whose content was removed for good."""
 REMOVED_TASK = '{"removed":true}'
 """Payload of a task of which no row is stored any more."""
 
-
 OWN_SOURCES = ("self", "gateway")
 """Sources of what a run collects itself; any other is the name of an import."""
 
-
 RESERVED = "reserved"
 COMMITTED = "committed"
-
 
 FRESH = "fresh"
 REPLAY = "replay"
@@ -162,7 +160,7 @@ class TrajectoryRecord:
     num_action_tokens: Count = 0
     policy_version_min: Count = 0
     policy_version_max: Count = 0
-    """Of the sampled tokens; as given where there are none."""
+    """The newest of the sampled tokens; both as given where there are none."""
     temperature: Annotated[Finite, Field(ge=0)]
     top_p: Annotated[Finite, Field(ge=0, le=1)]
     top_k: Count
@@ -176,7 +174,7 @@ class TrajectoryRecord:
     environment: str
     environment_version: str
     content_hash: str = ""
-    """Of ids, authors, log-probs and versions; filled by the store."""
+    """The hash of ids, authors, log-probs and versions; filled by the store."""
     parent: str | None = None
     state: str = ELIGIBLE
 
@@ -194,12 +192,32 @@ class Trajectory:
         return self.record.id
 
 
+def stored_setting(config: Mapping[str, Any], dotted: str, kind: type[T]) -> T | None:
+    """The value of `replay.fraction`, say; None where there is none, or none of that kind. Whole numbers are floats.
+
+    Of a configuration that another version wrote, a key may be missing or mean something else.
+    """
+    value: Any = config
+    for name in dotted.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    return value if fits else None
+
+
 def group_of(members: Sequence[Trajectory]) -> GroupRecord:
     """The record of a group, from all of its members."""
-    first, rewards = members[0].record, [member.record.reward for member in members]
-    success = fmean(member.record.success for member in members)
-    spread = fmean(rewards), pstdev(rewards)
-    return GroupRecord(first.group, first.run, first.task, first.iteration, len(members), *spread, success)
+    first = members[0].record
+    statistics = group_statistics([(member.record.reward, member.record.success) for member in members])
+    return GroupRecord(first.group, first.run, first.task, first.iteration, **statistics)
+
+
+def group_statistics(outcomes: Sequence[tuple[float, bool]]) -> dict[str, Any]:
+    """What a group's record says of its members, from the reward and success of each."""
+    rewards = [reward for reward, _ in outcomes]
+    rate = fmean(success for _, success in outcomes)
+    return {"size": len(rewards), "reward_mean": fmean(rewards), "reward_std": pstdev(rewards), "success_rate": rate}
 
 
 @dataclass(frozen=True)
@@ -235,11 +253,11 @@ class BatchRow:
     draw: DrawRecord | None = None
     """Its slot in the iteration's batch; None: a fresh row that is in none."""
     advantage: float = 0.0
-    """Of the whole trajectory; reward units."""
+    """The whole trajectory's; reward units."""
     reward: float = math.nan
     """Less the KL penalty of a whole trajectory; reward units."""
     weight: float = 1.0
-    """Of its loss: the sampler's correction for what it prefers, at most 1."""
+    """What its loss is multiplied by: the sampler's correction for what it prefers, at most 1."""
     token_advantages: tuple[npt.NDArray[np.float32], ...] | None = None
     """One array per segment, one number per token; None: `advantage` on every trained token."""
     scored: bool = False
@@ -281,7 +299,7 @@ class IterationRecord:
     run: str
     iteration: Count
     policy_version: Count
-    """Of the policy that collected it."""
+    """The version of the policy that collected it."""
     planned_fresh: Count
     planned_replay: Count
     fresh: Count
@@ -302,3 +320,9 @@ def age_bucket(staleness: int | None) -> str:
         return str(staleness)
     first = 1 << (staleness.bit_length() - 1)
     return f"{first}-{2 * first - 1}"
+
+
+def age_order(bucket: str) -> int:
+    """4 for `4-7`: sorts buckets, with unknown ages last."""
+    first = bucket.partition("-")[0]
+    return int(first) if first.isdecimal() else sys.maxsize

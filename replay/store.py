@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -14,7 +15,7 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from replay.errors import ReplayError
-from replay.mixing.request import Availability, DrawRequest, Limits, Pick
+from replay.mixing.request import Availability, DrawRequest
 from replay.records import (
     BatchRow,
     DrawRecord,
@@ -25,7 +26,7 @@ from replay.records import (
     TaskRecord,
     Trajectory,
 )
-from replay.sampling.draw import Candidates, Drawing, Measure
+from replay.sampling.draw import Candidates, Measure, RunDraws
 from replay.sampling.samplers import RankedSampler, Sampler
 from replay.sampling.trial_draw import TrialDraw
 from replay.storage import counters, draws, erase, read, retention, write
@@ -37,19 +38,6 @@ from replay.storage.format.schema import runs
 from replay.storage.retention import Capacity, Evicted
 from replay.storage.verify import Verification, verify
 from replay.storage.write import OPEN, Admission, AppendReport
-
-__all__ = [
-    "Admission",
-    "AppendReport",
-    "Availability",
-    "Capacity",
-    "DrawRequest",
-    "Limits",
-    "Pick",
-    "ReplayStore",
-    "ResumeReport",
-]
-
 
 _PURGED = 2_000
 """Rows in one transaction."""
@@ -64,11 +52,11 @@ class ReplayStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._authors: dict[str, AuthorTable] = {}
-        self._newest: Drawing | None = None
-        """Of the run that was asked for last: each holds every row in memory, and they must not pile up."""
+        self._newest: RunDraws | None = None
+        """The draws of the run that was asked for last: each holds every row in memory, and they must not pile up."""
         self._lock = Lock()
         self._epochs: dict[str, int] = {}
-        """Of runs that this store began or resumed: nobody else may have resumed them since when it writes them."""
+        """The runs that this store began or resumed: nobody else may have resumed them since when it writes them."""
 
     @classmethod
     def create(cls, location: Location) -> ReplayStore:
@@ -159,15 +147,15 @@ class ReplayStore:
         """What a draw could take; `request.picks` play no part."""
 
         def counted() -> Availability:
-            with self._drawing(request) as drawing, self._database.reading() as connection:
-                return drawing.available(connection, request, sampler)
+            with self._run_draws(request) as run_draws, self._database.reading() as connection:
+                return run_draws.available(connection, request, sampler)
 
         return retried(counted)
 
     def has_read(self, run: str) -> bool:
         """Whether the run's rows are in memory; the first draw or trial reads every one."""
-        drawing = self._newest
-        return drawing is not None and drawing.run == run and not drawing.is_new
+        run_draws = self._newest
+        return run_draws is not None and run_draws.run == run and not run_draws.is_new
 
     @contextmanager
     def trial_draw(self, request: DrawRequest, sampler: Sampler, *, sources: Sequence[str] = ()) -> Iterator[TrialDraw]:
@@ -175,8 +163,8 @@ class ReplayStore:
 
         `sources` are those that picks will name. Nobody else draws for the run meanwhile.
         """
-        with self._drawing(request) as drawing, self._database.reading() as connection:
-            yield drawing.trial(connection, request, sampler, sources)
+        with self._run_draws(request) as run_draws, self._database.reading() as connection:
+            yield run_draws.trial(connection, request, sampler, sources)
 
     def draw(self, request: DrawRequest, sampler: Sampler, *, measure: Measure | None = None) -> list[BatchRow]:
         """Select and reserve, in the order of the picks; fewer than asked if there are not enough.
@@ -189,36 +177,36 @@ class ReplayStore:
 
         def drawn() -> list[BatchRow]:
             sampler.load_state(begun)
-            with self._drawing(request) as drawing:
-                candidates = self._measured(drawing, request, sampler, measure)
+            with self._run_draws(request) as run_draws:
+                candidates = self._measured(run_draws, request, sampler, measure)
                 if candidates is None:
                     # What is new may be many rows: writers need not wait until they are read and weighed.
                     with self._database.reading() as connection:
-                        drawing.prepare(connection, request, sampler)
+                        run_draws.prepare(connection, request, sampler)
                 with self._writing(request.run) as connection:
-                    return drawing.draw(connection, request, sampler, candidates)
+                    return run_draws.draw(connection, request, sampler, candidates)
 
         return retried(drawn)
 
     def _measured(
-        self, drawing: Drawing, request: DrawRequest, sampler: Sampler, measure: Measure | None
+        self, run_draws: RunDraws, request: DrawRequest, sampler: Sampler, measure: Measure | None
     ) -> Candidates | None:
         if not (isinstance(sampler, RankedSampler) and sampler.measured):
             return None
         if measure is None:
             raise ValueError(f"measure must be given for sampler {sampler.title} by the current policy, got None.")
         with self._database.reading() as connection:
-            ids, whole, corrupt = drawing.measured(connection, request, sampler)
+            ids, whole, corrupt = run_draws.measured(connection, request, sampler)
         values = measure(list(whole.values())) if whole else []
         scores = {id: sampler.sign * value for id, value in zip(whole, values, strict=True)}
         return Candidates(ids, scores, corrupt)
 
     @contextmanager
-    def _drawing(self, request: DrawRequest) -> Iterator[Drawing]:
+    def _run_draws(self, request: DrawRequest) -> Iterator[RunDraws]:
         """What the run draws from. After an error it is read anew: it may have seen what was rolled back."""
         with self._lock:
             if self._newest is None or (self._newest.run, self._newest.others) != (request.run, request.named):
-                self._newest = Drawing(request.run, request.named)
+                self._newest = RunDraws(request.run, request.named)
             try:
                 yield self._newest
             except BaseException:
@@ -294,10 +282,8 @@ class ReplayStore:
         So many at a time that no other writer waits long.
         """
         ids = self._database.read(lambda connection: retention.evicted_through(connection, run, iteration))
-        return sum(self._purge(run, ids[start : start + _PURGED]) for start in range(0, len(ids), _PURGED))
-
-    def _purge(self, run: str, ids: Sequence[str]) -> int:
-        return self._write(lambda connection: retention.purge(connection, ids), run)
+        parts = [ids[start : start + _PURGED] for start in range(0, len(ids), _PURGED)]
+        return sum(self._write(partial(retention.purge, ids=part), run) for part in parts)
 
     def prune(
         self,
@@ -320,7 +306,7 @@ class ReplayStore:
     def forget(self, rows: sa.ColumnElement[bool], *, dry_run: bool) -> Forgotten:
         """Remove content for good, with the database written anew without it; or only count it."""
         if dry_run:
-            return self._database.read(lambda connection: erase.count(connection, rows))
+            return self._database.read(lambda connection: erase.forget(connection, rows, dry_run=True))
         return self._database.erase(lambda connection: erase.forget(connection, rows))
 
     def verify(self, wanted: sa.ColumnElement[bool] | None = None) -> Verification:

@@ -25,7 +25,7 @@ from agentloop.training.trace import describe_batch, describe_update
 from replay.mixing.mixer import ReplayStarved
 from replay.mixing.request import Availability, DrawRequest
 from replay.records import BatchRow, IterationRecord, Trajectory
-from replay.store import AppendReport
+from replay.storage.write import AppendReport
 
 _FEW_CORRUPT = 3
 """Rows that never stop a run: of a small buffer they would be a large share."""

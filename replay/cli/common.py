@@ -20,7 +20,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-
 Run = Annotated[
     str | None,
     typer.Argument(
@@ -43,7 +42,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 
 @contextmanager
 def opened(run: str | None, *, read_only: bool = True) -> Iterator[OpenBuffer]:
-    """The buffer; what is wrong with it, or with what it is asked, is told in one line."""
+    """The buffer; what is wrong with it, or with what it is asked, is said in one line."""
     try:
         with open_buffer(run, read_only=read_only) as buffer:
             yield buffer

@@ -16,7 +16,7 @@ from context.visible import visible
 from replay import queries
 from replay.cli.common import AsJson, Run, RunId, app, fail, opened, say
 from replay.cli.show import uses_text
-from replay.cli.tables import number, share, table
+from replay.cli.tables import Cell, number, row_table, share, state_text, table
 from replay.locate import tokenizer
 from replay.queries import compare
 from replay.queries.iteration import lineage_up_to
@@ -49,10 +49,7 @@ def diff(
 
 
 def _buffers_text(answer: dict[str, Any]) -> str:
-    def shown(value: Any) -> str:
-        return f"{value:.6g}" if isinstance(value, float) else "-" if value is None else str(value)
-
-    numbers = [[name, shown(a), shown(b)] for name, (a, b) in answer["numbers"].items() if a != b]
+    numbers = [[name, _plain(a), _plain(b)] for name, (a, b) in answer["numbers"].items() if a != b]
     config = [[name, json.dumps(a), json.dumps(b)] for name, (a, b) in answer["config"].items()]
     parts = [table(["what differs", "A", "B"], numbers) if numbers else "the same numbers"]
     parts += ["", table(["configuration", "A", "B"], config)] if config else []
@@ -158,30 +155,36 @@ def _first_holding(folder: Path | None, iteration: int) -> str | None:
     return str(found / f"{later[0]:06d}") if later else None
 
 
-_FED_COLUMNS = "slot stream id born share stale reward advantage drift ess clipped state"
-
-
-def _fed_text(rows: Sequence[dict[str, Any]]) -> str:
-    return table(
-        _FED_COLUMNS.split(),
-        [
-            [
-                str(row["slot"]),
-                row["stream"],
-                row["trajectory"][:12],
-                str(row["born_iteration"]) if row["born_run"] == row["run"] else row["source"],
-                number(row["probability"], 4),
-                number(row["staleness"], 0),
-                f"{row['reward']:g}",
-                number(row["advantage"], 3),
-                number(row["drift_mean"], 4),
-                number(row["ess_share"], 4),
-                number(row["clip_fraction"], 3),
-                row["state"] + (f" ({row['state_reason']})" if row["state_reason"] else ""),
-            ]
-            for row in rows
-        ],
-    )
+_FED: dict[str, Cell] = {
+    "slot": "slot",
+    "stream": "stream",
+    "id": lambda row: row["trajectory"][:12],
+    "from": lambda row: str(row["collected_iteration"]) if row["collected_run"] == row["run"] else row["source"],
+    "share": ("probability", 4),
+    "stale": ("staleness", 0),
+    "reward": lambda row: f"{row['reward']:g}",
+    "advantage": ("advantage", 3),
+    "drift": ("drift_mean", 4),
+    "ess": ("ess_share", 4),
+    "clipped": ("clip_fraction", 3),
+    "state": state_text,
+}
+_SPREAD: dict[str, Cell] = {
+    "spread": "quantity",
+    "stream": "stream",
+    "age": lambda row: row["age"] or "-",
+    "tokens": "tokens",
+    "p01": ("p01", 3),
+    "p50": ("p50", 3),
+    "p99": ("p99", 3),
+}
+_ITERATIONS: dict[str, Cell] = {
+    "iter": "iteration",
+    "policy": "policy_version",
+    "fresh": "fresh",
+    "drawn": "replay",
+    "steps": "optimizer_steps",
+}
 
 
 def _iteration_text(answer: dict[str, Any]) -> str:
@@ -191,47 +194,29 @@ def _iteration_text(answer: dict[str, Any]) -> str:
         f"collected by policy {answer['policy_version']}, made policy {answer['makes_policy_version']}",
         f"in checkpoint {answer['checkpoint'] or '- (none kept)'}",
         "",
-        _fed_text(answer["trajectories"]) if answer["trajectories"] else "no trajectories",
+        row_table(answer["trajectories"], _FED) if answer["trajectories"] else "no trajectories",
     ]
     if answer["histograms"]:
-        lines += ["", _spread_text(answer["histograms"])]
+        lines += ["", row_table(answer["histograms"], _SPREAD)]
     return "\n".join(lines)
 
 
-def _spread_text(histograms: Sequence[dict[str, Any]]) -> str:
-    return table(
-        ["spread", "stream", "age", "tokens", "p01", "p50", "p99"],
-        [
-            [
-                *(each["quantity"], each["stream"], each["age"] or "-", str(each["tokens"])),
-                *(number(each[name], 3) for name in ("p01", "p50", "p99")),
-            ]
-            for each in histograms
-        ],
-    )
-
-
 def _checkpoint_text(answer: dict[str, Any]) -> str:
-    rows = [
-        [str(row[name]) for name in ("iteration", "policy_version", "fresh", "replay", "optimizer_steps")]
-        for row in answer["iterations"]
-    ]
     lines = [
         f"after iteration {answer['iteration']} of run {answer['run']} (policy {answer['policy_version']}): "
         f"{answer['different']:,} different trajectories, used {answer['fresh']:,} times fresh "
         f"and {answer['replay']:,} times drawn"
     ]
-    if rows:
-        lines += ["", table(["iter", "policy", "fresh", "drawn", "steps"], rows)]
+    if answer["iterations"]:
+        lines += ["", row_table(answer["iterations"], _ITERATIONS)]
         lines += ["", "the trajectories of one: agentloop replay lineage ITER; all of them: --json"]
     return "\n".join(lines)
 
 
 def _trajectory_text(answer: dict[str, Any]) -> str:
-    reason = f" ({answer['state_reason']})" if answer["state_reason"] else ""
     facts = [
-        f"trajectory {answer['id']}, {answer['state']}{reason}",
-        f"born in iteration {answer['born_iteration']} of run {answer['born_run']}, by policy "
+        f"trajectory {answer['id']}, {state_text(answer)}",
+        f"collected in iteration {answer['collected_iteration']} of run {answer['collected_run']}, by policy "
         f"{answer['policy_version_min']}, source {answer['source']}"
         + (f", from {answer['parent']}" if answer["parent"] else ""),
         f"group {answer['group']}, {share(answer['success_rate'], 1)} successful; reward {answer['reward']:g}, "

@@ -10,10 +10,9 @@ import typer
 
 from replay.cli.common import AsJson, Filter, Run, app, fail, opened, say
 from replay.errors import ReplayError
-from replay.locate import place, run_identity
+from replay.locate import place
 from replay.queries import chosen
 from replay.queries.filters import condition
-from replay.queries.open_buffer import OpenBuffer
 from replay.storage.databases.backup import backup_path, backups
 from replay.storage.databases.open import create_database, parsed, schema_of
 from replay.storage.erase import Forgotten
@@ -21,7 +20,6 @@ from replay.storage.format.schema import REVISION
 from replay.storage.retention import Capacity, Evicted
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be done.")]
-
 
 _DRY = "nothing was changed; add --yes to do it"
 
@@ -45,14 +43,10 @@ def prune(
         fail(f"prune must be given --where or limits, got {given}. For example: agentloop replay prune --age 20")
     with opened(run, read_only=not yes) as buffer:
         picked = None if filter is None else condition(filter)
-        run_id = buffer.run if filter is not None else _own_run(buffer)
+        # Limits are about the folder's run, and not what was imported into it; without one, about each run.
+        run_id = buffer.run if filter is not None else buffer.own_run
         found = buffer.store.prune(run_id, rows=picked, capacity=capacity, dry_run=not yes)
     say(json.dumps({**vars(found), "done": yes}) if as_json else _pruned_text(found, done=yes))
-
-
-def _own_run(buffer: OpenBuffer) -> str | None:
-    """Whose rows limits are about: the folder's run, and not what was imported into it; without one, each run's."""
-    return buffer.run or (run_identity(buffer.folder).id if buffer.folder else None)
 
 
 def _pruned_text(found: Evicted, *, done: bool) -> str:

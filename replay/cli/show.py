@@ -1,4 +1,4 @@
-"""`replay stats | ls | show`: what is there."""
+"""`replay stats | ls | show | task`: what is there."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from rich.console import Console
 from context.authors import AuthorTable
 from context.view import token_view
 from context.visible import visible
+from context.wording import excerpt
 from replay import queries
 from replay.cli.common import AsJson, Filter, Run, app, opened, say
-from replay.cli.tables import number, share, table
+from replay.cli.tables import Cell, ended, number, row_table, share, state_text, yes_or_no
 from replay.locate import tokenizer
 from replay.queries import Sort
 from replay.queries.open_buffer import OpenBuffer
@@ -57,7 +58,8 @@ def ls(
     with opened(run) as buffer:
         asked = queries.Query(buffer.run, chosen, sort, ascending)
         answer = queries.page(buffer.store, asked, limit=limit, after=after, patience=_ENDLESS)
-    say(json.dumps(answer["rows"], indent=1) if as_json else _listing_text(answer["rows"]))
+    rows = answer["rows"]
+    say(json.dumps(rows, indent=1) if as_json else row_table(rows, _LISTED) if rows else "no trajectories")
     if answer["after"]:
         say(f"there are more: the same with --after {answer['after']}", error=True)
 
@@ -100,56 +102,38 @@ def _summary_text(answer: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_COLUMNS = "id iter task reward success turns tools tokens stop advantage uses stale state"
-
-
-def _listing_text(found: Sequence[dict[str, Any]]) -> str:
-    if not found:
-        return "no trajectories"
-    rows = [
-        [
-            row["id"][:12],
-            str(row["iteration"]),
-            row["task"][:8],
-            f"{row['reward']:g}",
-            "yes" if row["success"] else "no",
-            str(row["num_turns"]),
-            str(row["num_tool_calls"]),
-            str(row["num_tokens"]),
-            row["stop_reason"] + (f"/{row['error_kind']}" if row["error_kind"] else ""),
-            f"{row['advantage']:+.2f}",
-            str(row["uses"]),
-            number(row["staleness"], 0),
-            row["state"],
-        ]
-        for row in found
-    ]
-    return table(_COLUMNS.split(), rows)
-
-
-_USE_COLUMNS = "iter slot stream share stale advantage drift most ess kl clipped"
+_LISTED: dict[str, Cell] = {
+    "id": lambda row: row["id"][:12],
+    "iter": "iteration",
+    "task": lambda row: row["task"][:8],
+    "reward": lambda row: f"{row['reward']:g}",
+    "success": yes_or_no("success"),
+    "turns": "num_turns",
+    "tools": "num_tool_calls",
+    "tokens": "num_tokens",
+    "stop": ended,
+    "advantage": lambda row: f"{row['advantage']:+.2f}",
+    "uses": "uses",
+    "stale": ("staleness", 0),
+    "state": "state",
+}
+_USES: dict[str, Cell] = {
+    "iter": "iteration",
+    "slot": "slot",
+    "stream": "stream",
+    "share": ("probability", 4),
+    "stale": ("staleness", 0),
+    "advantage": ("advantage", 3),
+    "drift": ("drift_mean", 4),
+    "most": ("drift_max", 3),
+    "ess": ("ess_share", 4),
+    "kl": ("approx_kl", 5),
+    "clipped": ("clip_fraction", 3),
+}
 
 
 def uses_text(uses: Sequence[dict[str, Any]]) -> str:
-    if not uses:
-        return "no update used it"
-    rows = [
-        [
-            str(use["iteration"]),
-            str(use["slot"]),
-            use["stream"],
-            number(use["probability"], 4),
-            number(use["staleness"], 0),
-            number(use["advantage"], 3),
-            number(use["drift_mean"], 4),
-            number(use["drift_max"], 3),
-            number(use["ess_share"], 4),
-            number(use["approx_kl"], 5),
-            number(use["clip_fraction"], 3),
-        ]
-        for use in uses
-    ]
-    return table(_USE_COLUMNS.split(), rows)
+    return row_table(uses, _USES) if uses else "no update used it"
 
 
 def _print_trajectory(buffer: OpenBuffer, answer: dict[str, Any]) -> None:
@@ -199,7 +183,7 @@ def _facts_text(answer: dict[str, Any]) -> str:
 
 
 def _left_text(answer: dict[str, Any]) -> str:
-    """Of an evicted row."""
+    """What is left of an evicted row."""
     task = ("task", answer["task"]["hash"][:16], answer["task"]["environment"])
     return _lined([*_collected_facts(answer), task, _outcome(answer)])
 
@@ -209,8 +193,8 @@ def _collected_facts(answer: dict[str, Any]) -> list[_Facts]:
     rate, mean = share(group["success_rate"], 1), f"reward {group['reward_mean']:g} on average"
     place = (f"iteration {answer['iteration']}", f"slot {answer['slot']}", f"policy {answer['policy_version_min']}")
     return [
-        ("trajectory", answer["id"], _state_text(answer), f"source {answer['source']}"),
-        ("born", *place),
+        ("trajectory", answer["id"], state_text(answer), f"source {answer['source']}"),
+        ("collected", *place),
         ("group", f"{group['size']} members", f"{rate} successful", mean),
     ]
 
@@ -224,6 +208,64 @@ def _lined(lines: Sequence[_Facts]) -> str:
     return "\n".join(f"{title:<12}" + ", ".join(map(visible, facts)) for title, *facts in lines)
 
 
-def _state_text(answer: dict[str, Any]) -> str:
-    reason = f" ({answer['state_reason']})" if answer["state_reason"] else ""
-    return f"{answer['state']}{reason}"
+_LONGEST_QUOTE = 400
+"""Characters of a message shown."""
+
+
+@app.command(epilog="Example: agentloop replay task 768d9e runs/quickstart-001")
+def task(
+    hash: Annotated[str, typer.Argument(metavar="HASH", help="A task's hash, or the beginning of it.")],
+    run: Run = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most groups and trajectories printed.")] = 20,
+    after: Annotated[str | None, typer.Option(help="Trajectories behind the one of this id.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """One task: its attempts over time, success by policy version, how hard it has been, what is stored of it."""
+    with opened(run) as buffer:
+        answer = queries.task(buffer.store, hash, buffer.run, after=after, limit=limit)
+    say(json.dumps(answer, indent=1) if as_json else _task_text(answer, limit))
+
+
+def _task_text(answer: dict[str, Any], limit: int) -> str:
+    lines = [visible(f"task {answer['hash']}, environment {answer['environment']}")]
+    lines += [f"{visible(message['role']):<9} {_quoted(message['content'])}" for message in answer["prompt"] or ()]
+    lines += [] if answer["prompt"] else [f"payload   {_quoted(json.dumps(answer['payload']))}"]
+    undone = f", and {answer['orphaned']:,} that a resume undid" if answer["orphaned"] else ""
+    lines += [
+        f"attempts  {answer['attempts']:,} in {answer['groups_in_all']:,} groups, "
+        f"{share(answer['successes'], answer['attempts'])} successful{undone}",
+        f"stored    {answer['eligible']:,} that can be drawn, replayed {answer['replayed']:,} times",
+    ]
+    tables = ((answer["versions"], _TASK_VERSIONS), (answer["groups"][:limit], _TASK_GROUPS))
+    for rows, cells in (*tables, (answer["trajectories"], _TASK_TRAJECTORIES)):
+        lines += ["", row_table(rows, cells)] if rows else []
+    return "\n".join([*lines, f"more: --after {answer['next']}"] if answer["next"] else lines)
+
+
+def _quoted(text: str) -> str:
+    """In one line: a task may say anything, also to a terminal."""
+    return repr(excerpt(text, _LONGEST_QUOTE))
+
+
+_TASK_VERSIONS: dict[str, Cell] = {
+    "policy": lambda row: str(row["first"]) if row["first"] == row["last"] else f"{row['first']} to {row['last']}",
+    "attempts": "attempts",
+    "success": lambda row: share(row["successes"], row["attempts"]),
+    "reward": ("reward_mean", 3),
+}
+_TASK_GROUPS: dict[str, Cell] = {
+    "iter": "iteration",
+    "successes": lambda row: f"{row['successes']} of {row['size']}",
+    "reward": ("reward_mean", 3),
+    "stored": "eligible",
+    "replayed": "replayed",
+}
+_TASK_TRAJECTORIES: dict[str, Cell] = {
+    "id": lambda row: row["id"][:12],
+    "iter": "iteration",
+    "reward": lambda row: f"{row['reward']:g}",
+    "success": yes_or_no("success"),
+    "stop": ended,
+    "uses": "uses",
+    "state": "state",
+}

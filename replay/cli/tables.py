@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from context.visible import visible
 
@@ -21,6 +22,34 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for row in [titles, *rows]
     ]
     return "\n".join(lines)
+
+
+Cell = str | tuple[str, int] | Callable[[Mapping[str, Any]], str]
+"""A value's name, a number's with its digits behind the point, or what makes the text of a row."""
+
+
+def row_table(rows: Sequence[Mapping[str, Any]], cells: Mapping[str, Cell]) -> str:
+    """A line per row; `cells` by the titles of the columns."""
+    return table(list(cells), [[_text(row, cell) for cell in cells.values()] for row in rows])
+
+
+def _text(row: Mapping[str, Any], cell: Cell) -> str:
+    if callable(cell):
+        return cell(row)
+    return str(row[cell]) if isinstance(cell, str) else number(row[cell[0]], cell[1])
+
+
+def ended(row: Mapping[str, Any]) -> str:
+    """What ended an episode."""
+    return str(row["stop_reason"]) + (f"/{row['error_kind']}" if row["error_kind"] else "")
+
+
+def state_text(row: Mapping[str, Any]) -> str:
+    return str(row["state"]) + (f" ({row['state_reason']})" if row["state_reason"] else "")
+
+
+def yes_or_no(name: str) -> Cell:
+    return lambda row: "yes" if row[name] else "no"
 
 
 def share(part: float, whole: float) -> str:

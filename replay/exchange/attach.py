@@ -9,30 +9,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import reduce
 from operator import or_
-from pathlib import Path
 
 from replay.exchange.files import ExchangeError
 from replay.exchange.importing import ImportReport, LearningRun, Placed, Progress, import_rows
 from replay.exchange.stored_rows import NotExported, bundles, exportable, known_runs
-from replay.locate import DATABASE, run_identity
+from replay.locate import place as located
 from replay.records import ELIGIBLE
 from replay.sampling.compatibility import bits, meanings, names_of
-from replay.storage.databases.open import Location
 from replay.storage.format.schema import trajectories
 from replay.store import ReplayStore
 
 
-def location_of(place: str) -> Location:
-    """The database of a run folder, or the file or URL itself."""
-    if "://" in place or not Path(place).is_dir():
-        return place
-    named = run_identity(Path(place)).database
-    return Path(place) / DATABASE if named is None else named
-
-
 def check_attachable(place: str) -> None:
     """Raises ReplayError where no buffer can be opened."""
-    with closing(ReplayStore.open(location_of(place), read_only=True)):
+    with closing(ReplayStore.open(located(place)[0], read_only=True)):
         pass
 
 
@@ -50,7 +40,7 @@ def attach(
     These are the eligible ones of runs with the same authors, tokenizer, template and model family, but for what
     `allow_mismatch` names. The other buffer is only read, and what it gets later is not seen.
     """
-    with closing(ReplayStore.open(location_of(place), read_only=True)) as other:
+    with closing(ReplayStore.open(located(place)[0], read_only=True)) as other:
         if other.url == store.url:
             raise ExchangeError(f"replay.attach.{name} must be another buffer, got the run's own. Leave it out.")
         with store.reading() as connection:

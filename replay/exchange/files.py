@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Literal, TypeVar
@@ -16,8 +16,10 @@ import zstandard
 
 from replay.errors import ReplayError
 from replay.exchange.row_format import BadRow
+from replay.storage.databases.backup import flush
 
 _Line = TypeVar("_Line", bytes, bytearray)
+_Row = TypeVar("_Row")
 Packing = Literal["", "gz", "zst"]
 _PACKINGS: dict[str, Packing] = {".jsonl": "", ".jsonl.gz": "gz", ".jsonl.zst": "zst"}
 PARQUET = ".parquet"
@@ -41,13 +43,26 @@ class ExchangeError(ReplayError):
     """A file that can't be read or written; nothing has been stored."""
 
 
+def batched(rows: Iterable[_Row], size: Callable[[_Row], int], *, most: int, room: int) -> Iterator[list[_Row]]:
+    """At most so many rows at a time, and as many as there is room for, but never less than one."""
+    batch: list[_Row] = []
+    taken = 0
+    for row in rows:
+        mine = size(row)
+        if batch and (len(batch) == most or taken + mine > room):
+            yield batch
+            batch, taken = [], 0
+        batch.append(row)
+        taken += mine
+    if batch:
+        yield batch
+
+
 def is_parquet(path: Path) -> bool:
     """False: JSONL. Raises ExchangeError for a name that says neither, before the file is opened."""
     name = path.name.lower()
-    if name.endswith(PARQUET):
-        return True
-    if any(name.endswith(ending) for ending in _PACKINGS):
-        return False
+    if name.endswith((PARQUET, *_PACKINGS)):
+        return name.endswith(PARQUET)
     if any(name.endswith((ending, f"{ending}.gz", f"{ending}.zst")) for ending in _RUN_CODE):
         raise ExchangeError(
             f"FILE must be a format that can't run code, got {str(path)!r}: reading it could run whatever its author "
@@ -77,10 +92,10 @@ def replaced(path: Path, *, force: bool) -> Iterator[Path]:
     unfinished = Path(name)
     try:
         yield unfinished
-        _to_disk(unfinished)
+        flush(unfinished)
         _refuse_existing(path, force)
         os.replace(unfinished, path)
-        _to_disk(path.parent)
+        flush(path.parent)
     except OSError as error:
         raise ExchangeError(f"FILE must be writable, got {str(path)!r} ({_reason(error)}). Choose another.") from error
     finally:
@@ -90,14 +105,6 @@ def replaced(path: Path, *, force: bool) -> Iterator[Path]:
 def _refuse_existing(path: Path, force: bool) -> None:
     if not force and os.path.lexists(path):
         raise ExchangeError(f"FILE must not exist, got {str(path)!r}. Choose another name, or overwrite with --force.")
-
-
-def _to_disk(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _reason(error: Exception) -> str:

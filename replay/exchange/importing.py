@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from replay.errors import InvalidRecord, shortened
-from replay.exchange.files import ExchangeError
+from replay.exchange.files import ExchangeError, batched
 from replay.exchange.row_format import BadRow, Bundle, author_table
 from replay.exchange.stored_rows import known_policies, known_runs, stored_sources
-from replay.records import ELIGIBLE, OWN_SOURCES, SOURCE_NAME, PolicyRecord, RunRecord
+from replay.records import ELIGIBLE, OWN_SOURCES, SOURCE_NAME, PolicyRecord, RunRecord, stored_setting
 from replay.sampling.compatibility import MISMATCHES, TokenMeaning, bits, meanings, names_of, record_mismatch
 from replay.storage.validate import NOTHING_STORED, checked
 from replay.store import ReplayStore
@@ -19,11 +19,10 @@ from replay.store import ReplayStore
 _AT_ONCE = 64
 """Rows of one transaction ..."""
 _TOKENS_AT_ONCE = 1 << 20
-"""... and tokens, or characters of messages, after which it takes no further row."""
+"""... and tokens, or characters of messages; never less than a row."""
 _MOST_NAMED = 20
 _MOST_BAD = 1000
 """Rows; beyond these, and if they are most, the rest of the file is not read."""
-
 
 Placed = tuple[str, Bundle | BadRow]
 """`FILE:LINE` of a row, and the row or what is wrong with it."""
@@ -90,9 +89,8 @@ def learner_of(store: ReplayStore, run: str) -> LearningRun | None:
         record = known_runs(connection).get(run)
         if record is None:
             return None
-        settings = record.config.get("replay")
-        allowed = settings.get("allow_mismatch") if isinstance(settings, dict) else None
-        names = tuple(name for name in allowed if name in MISMATCHES) if isinstance(allowed, list) else ()
+        allowed = stored_setting(record.config, "replay.allow_mismatch", list) or []
+        names = tuple(name for name in allowed if name in MISMATCHES)
         return LearningRun(run, meanings(connection, [run])[run], bits(names))
 
 
@@ -171,19 +169,11 @@ _Numbered = tuple[int, Placed]
 
 
 def _batches(rows: Iterable[_Numbered]) -> Iterator[list[_Numbered]]:
-    batch: list[_Numbered] = []
-    tokens = 0
-    for row in rows:
-        batch.append(row)
-        tokens += _size(row[1][1])
-        if len(batch) == _AT_ONCE or tokens >= _TOKENS_AT_ONCE:
-            yield batch
-            batch, tokens = [], 0
-    if batch:
-        yield batch
+    return batched(rows, _size, most=_AT_ONCE, room=_TOKENS_AT_ONCE)
 
 
-def _size(bundle: Bundle | BadRow) -> int:
+def _size(row: _Numbered) -> int:
+    _, (_, bundle) = row
     if isinstance(bundle, BadRow):
         return 0
     characters = sum(len(message.content) + len(message.reasoning or "") for message in bundle.trajectory.messages)
@@ -197,7 +187,7 @@ class _Check:
         self._store = store
         self._source = source
         self._digests: dict[tuple[str, str], bytes] = {}
-        """Of every task, group and trajectory seen."""
+        """Digests of every task, group and trajectory seen, by kind and key."""
         with store.reading() as connection:
             self._runs = known_runs(connection)
         self._policies: dict[str, dict[int, PolicyRecord]] = {}

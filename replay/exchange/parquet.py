@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from replay.errors import shortened
-from replay.exchange.files import ExchangeError, longest_line, opened, within
+from replay.exchange.files import ExchangeError, batched, longest_line, opened, within
 from replay.exchange.row_format import ARRAYS, BadRow, Bundle, ExchangedRow, PlainRow, from_plain, json_line, to_plain
 from replay.storage.format.column_types import from_storable, to_storable
 
@@ -57,7 +57,7 @@ def write(target: Path, bundles: Iterable[Bundle]) -> int:
         "write_page_checksum": True,
     }
     with pq.ParquetWriter(target, schema, **options) as writer:
-        for rows in _row_groups(map(to_plain, bundles)):
+        for rows in batched(map(to_plain, bundles), _size, most=_GROUP_ROWS, room=_GROUP_BYTES):
             arrays = [_pa_array(pa, [row[field.name] for row in rows], field.type) for field in schema]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=len(rows))
             count += len(rows)
@@ -157,20 +157,6 @@ def _kind(annotation: Any) -> Any:
     if get_origin(annotation) is Literal:
         return type(args[0]).__name__
     return "str" if get_origin(annotation) is dict else _kind(args[0]) if args else annotation.__name__
-
-
-def _row_groups(rows: Iterable[PlainRow]) -> Iterator[list[PlainRow]]:
-    group: list[PlainRow] = []
-    size = 0
-    for row in rows:
-        mine = _size(row)
-        if group and (len(group) == _GROUP_ROWS or size + mine > _GROUP_BYTES):
-            yield group
-            group, size = [], 0
-        group.append(row)
-        size += mine
-    if group:
-        yield group
 
 
 def _size(row: PlainRow) -> int:

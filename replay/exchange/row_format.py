@@ -7,10 +7,10 @@ record are its fields, of the types they are annotated with.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -32,13 +32,13 @@ from pydantic import (
 from context.authors import Author, AuthorTable
 from context.messages import Message, ToolCall, canonical_json
 from context.tokens.token_sequence import Segment, TokenSequence
+from context.wording import nearest
 from replay.errors import first_problem, shortened
 from replay.records import Count, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.validate import column_types
 
 FORMAT = 2
 """Raised when a column changes its meaning, or one is added or goes."""
-
 
 PlainRow = dict[str, Any]
 _Part = TypeVar("_Part", bound="Part")
@@ -63,8 +63,7 @@ class Bundle:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise ValueError(f"{shortened(twice)} stands twice in one object")
     return found
 
@@ -133,8 +132,10 @@ def typed(kind: type[_Part], value: object, *, whole: str = "row") -> _Part:
     except ValidationError as error:
         place, rule, shown = first_problem(error)
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place[:8]).removeprefix(".")
-        near = [] if place else difflib.get_close_matches(shown.strip("'"), kind.model_fields, 1)
-        advice = f" Did you mean {near[0]!r}?" if near and rule == "hold known columns" else ""
+        near = (
+            nearest(shown.strip("'"), list(kind.model_fields)) if rule == "hold known columns" and not place else None
+        )
+        advice = f" Did you mean {near!r}?" if near else ""
         raise BadRow(f"{where or whole} must {rule}, got {shown}.{advice}") from None
 
 

@@ -17,13 +17,14 @@ from replay.records import ELIGIBLE, EVICTED, UNTRAINABLE, GroupRecord, PolicyRe
 from replay.storage.format.column_types import restored_column
 from replay.storage.format.rows import GROUP_COLUMNS, RUN_COLUMNS, named, run_of
 from replay.storage.format.schema import groups, policies, runs, trajectories
-from replay.storage.read import load, selected, task_records
+from replay.storage.read import load, task_records
+from replay.storage.statements import selected
 from replay.store import ReplayStore
 
 _AT_ONCE = 64
 """Whole trajectories of one transaction, and in memory."""
 _IDS_AT_ONCE = 10_000
-"""Of one transaction."""
+"""Ids of one transaction."""
 _EXCHANGED = (ELIGIBLE, UNTRAINABLE)
 
 
@@ -107,7 +108,8 @@ def _bundles(
     for record in (row.record for row in rows):
         # A policy may have been published since they were read.
         if record.run not in known or record.policy_version_max not in known[record.run][1]:
-            known[record.run] = _run(connection, record.run), known_policies(connection, record.run)
+            run = named(known_runs(connection, record.run), record.run, "trajectories.run")
+            known[record.run] = run, known_policies(connection, record.run)
     of_groups = _groups(connection, rows)
     of_tasks = task_records(connection, [row.record.task for row in rows])
     found = []
@@ -126,13 +128,11 @@ def _sampled_by(row: Trajectory, published: dict[int, PolicyRecord]) -> tuple[Po
     return tuple(published[version] for version in sorted(versions) if version in published)
 
 
-def known_runs(connection: sa.Connection) -> dict[str, RunRecord]:
-    return {row.id: run_of(row) for row in connection.execute(sa.select(*RUN_COLUMNS))}
-
-
-def _run(connection: sa.Connection, id: str) -> RunRecord:
-    found = {row.id: row for row in connection.execute(sa.select(*RUN_COLUMNS).where(runs.c.id == id))}
-    return run_of(named(found, id, "trajectories.run"))
+def known_runs(connection: sa.Connection, id: str | None = None) -> dict[str, RunRecord]:
+    """By id; with `id`, that one if it is known."""
+    query = sa.select(*RUN_COLUMNS)
+    found = connection.execute(query if id is None else query.where(runs.c.id == id))
+    return {row.id: run_of(row) for row in found}
 
 
 def known_policies(connection: sa.Connection, run: str) -> dict[int, PolicyRecord]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import statistics
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +40,7 @@ from replay.records import (
     Trajectory,
     TrajectoryRecord,
     group_of,
+    group_statistics,
 )
 from replay.store import ReplayStore
 
@@ -48,7 +48,6 @@ SOURCE = "teacher"
 ENVIRONMENT = "openai-chat"
 _MOST_NAMED = 20
 _ENDLESS = 1 << 30
-
 
 GroupAdvantages = Callable[[Sequence[float], bool], Sequence[float]]
 """Advantages of a group by its rewards; True: divided by their standard deviation."""
@@ -65,9 +64,9 @@ class Teaching:
     model: ModelFiles
     group_advantages: GroupAdvantages
     reward: float | None = None
-    """Of rows that name none."""
+    """The reward of rows that name none."""
     advantage: float | None = None
-    """Of every row; None: that of its group."""
+    """The advantage of every row; None: each has that of its group."""
 
 
 @dataclass
@@ -174,7 +173,7 @@ class _ChatFile:
         """Reward and success by task."""
         self._groups: dict[str, tuple[GroupRecord, Sequence[float]]] = {}
         self._lines: list[int] = []
-        """Of the rows in the spool."""
+        """The lines of the file that the rows in the spool are from."""
 
     def render_to(self, spool: IO[bytes], progress: Progress) -> None:
         ignored: Counter[str] = Counter()
@@ -229,13 +228,7 @@ class _ChatFile:
         """The group as it is with all members, and the advantage of each."""
         if group.id not in self._groups:
             rewards = [reward for reward, _ in self._members[group.task]]
-            whole = replace(
-                group,
-                size=len(rewards),
-                reward_mean=statistics.fmean(rewards),
-                reward_std=statistics.pstdev(rewards),
-                success_rate=statistics.fmean(success for _, success in self._members[group.task]),
-            )
+            whole = replace(group, **group_statistics(self._members[group.task]))
             given = self._teaching.advantage
             normalise = self._setting("advantage", "normalise_std", True)
             if normalise is None:
@@ -344,10 +337,8 @@ class _ChatFile:
 
 def _run_of_set(path: Path, teaching: Teaching, name: str) -> RunRecord:
     """A set is a run of its own: staleness and resuming are about a run's own rows."""
-    digest = hashlib.sha256()
     with opened(path) as raw:
-        while piece := raw.read(1 << 20):
-            digest.update(piece)
+        digest = hashlib.file_digest(raw, "sha256")  # type: ignore[arg-type]  # any stream of bytes will do
     made = {
         "format": ENVIRONMENT,
         "name": name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from anyio import to_thread
 from starlette.applications import Starlette
@@ -26,7 +27,7 @@ from replay.inspector.pages import (
 )
 from replay.inspector.server.guard import Guard, GuardedApp
 from replay.inspector.server.page_views import JSON_ENDING, Page, Pages, error_as_json
-from replay.inspector.server.templating import environment, static_folder
+from replay.inspector.server.templating import environment
 from replay.queries.open_buffer import OpenBuffer
 
 PAGES: tuple[Page, ...] = (
@@ -42,7 +43,6 @@ PAGES: tuple[Page, ...] = (
     compare_page.PAGE,
     mixing_page.PAGE,
 )
-
 
 _THREADS = 3
 """Each keeps a connection and some megabytes of its own; more of them would answer no sooner."""
@@ -72,8 +72,9 @@ def create_app(source: OpenBuffer, guard: Guard) -> ASGIApp:
     routes: list[BaseRoute] = []
     for page in PAGES:
         json_address = "/index" if page.path == "/" else page.path
-        routes += [Route(json_address + JSON_ENDING, pages.as_json(page)), Route(page.path, pages.page(page))]
-    routes.append(Mount("/static", StaticFiles(directory=static_folder())))
+        routes.append(Route(json_address + JSON_ENDING, partial(pages.as_json, page)))
+        routes.append(Route(page.path, partial(pages.page, page)))
+    routes.append(Mount("/static", StaticFiles(packages=[("replay.inspector", "static")])))
     return GuardedApp(
         Starlette(routes=routes, lifespan=_few_threads, exception_handlers={HTTPException: missing, Exception: broken}),
         guard,

@@ -82,18 +82,10 @@ def _listen(host: str, port: int | None) -> socket.socket:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    found = socket.socket(family, kind, protocol)
-    try:
-        if os.name == "posix":
-            # A port that was left a moment ago can be taken again at once.
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(where)
-        found.listen(128)
-    except OSError:
-        found.close()
-        raise
-    return found
+    """A port that was left a moment ago can be taken again at once; `::` is also listened to as 0.0.0.0."""
+    family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    return socket.create_server(where, family=family, backlog=128, dualstack_ipv6=both)
 
 
 def _address(listening: socket.socket, token: str | None) -> str:

@@ -18,7 +18,8 @@ from replay.mixing.rule import SAME_TASK, BatchPlan, MixRule
 from replay.mixing.schedule import progress_at
 from replay.mixing.units import compose
 
-__all__ = ["BatchPlan", "MixRule", "Mixer", "ReplayStarved"]
+_STATE = {"started": bool, "success_reached": bool, "factor": float, "starved_iterations": int}
+"""What a mixer's state holds beside the unit and the remainders."""
 
 
 class ReplayStarved(ReplayError):
@@ -40,13 +41,13 @@ class Mixer:
         self.started = False
         self.success_reached = False
         self.factor = 1.0
-        """Of the controller; the configured fraction is multiplied by it."""
+        """The controller's: the configured fraction is multiplied by it."""
         self.starved_iterations = 0
         self._remainders = Remainders()
 
     @property
     def num_tasks(self) -> int:
-        """How many upcoming tasks `plan` must be told; 0 for units that don't look at them."""
+        """How many upcoming tasks `plan` must be given; 0 for units that don't look at them."""
         return self.rule.num_groups if self.rule.unit in SAME_TASK else 0
 
     def plan(self, *, iteration: int, available: Availability, tasks: Sequence[str] = ()) -> BatchPlan:
@@ -79,14 +80,8 @@ class Mixer:
 
     def state(self) -> dict[str, Any]:
         """JSON-able and exact."""
-        return {
-            "unit": self.rule.unit,
-            "started": self.started,
-            "success_reached": self.success_reached,
-            "factor": self.factor,
-            "starved_iterations": self.starved_iterations,
-            "remainders": self._remainders.state(),
-        }
+        counted = {name: getattr(self, name) for name in _STATE}
+        return {"unit": self.rule.unit, **counted, "remainders": self._remainders.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError for the state of another unit, whose remainders are of something else."""
@@ -95,10 +90,8 @@ class Mixer:
                 f"replay.unit must be the one the state was saved by ({state['unit']}), got {self.rule.unit}. "
                 f"Set replay.unit: {state['unit']}, or start a new run."
             )
-        self.started = bool(state["started"])
-        self.success_reached = bool(state["success_reached"])
-        self.factor = float(state["factor"])
-        self.starved_iterations = int(state["starved_iterations"])
+        for name, kind in _STATE.items():
+            setattr(self, name, kind(state[name]))
         self._remainders.load_state(state["remainders"])
 
     def _starts(self, iteration: int, available: Availability) -> bool:

@@ -80,11 +80,11 @@ class DrawRequest:
     iteration: Count
     """Its own rows are never drawn, nor later ones."""
     policy_version: Count
-    """Of the policy that is about to learn; staleness is counted from it."""
+    """The version of the policy that is about to learn; staleness is counted from it."""
     picks: tuple[Pick, ...] = ()
     """Served in order; a row is drawn once."""
     first_slot: Count = 0
-    """Of the iteration's batch; drawn rows take this slot and the ones after it."""
+    """Drawn rows take this slot of the iteration's batch and the ones after it."""
     limits: Limits = field(default_factory=Limits)
 
     @property
@@ -102,10 +102,15 @@ class DrawRequest:
         rows = []
         for slot, trajectory in enumerate(trajectories):
             record = trajectory.record
-            staleness = self.policy_version - record.policy_version_min
-            draw = DrawRecord(self.run, self.iteration, slot, record.id, FRESH, probability=None, staleness=staleness)
+            draw = self.draw_of(trajectory, slot, FRESH)
             rows.append(BatchRow(trajectory, draw, advantage=record.advantage, reward=record.reward))
         return rows
+
+    def draw_of(self, trajectory: Trajectory, slot: int, stream: str, probability: float | None = None) -> DrawRecord:
+        """The record of a row in a slot of the iteration's batch."""
+        record = trajectory.record
+        staleness = self.policy_version - record.policy_version_min if record.run == self.run else None
+        return DrawRecord(self.run, self.iteration, slot, record.id, stream, probability, staleness)
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ class Availability:
     groups: Mapping[int, int] = field(default_factory=dict)
     """Number of complete groups, by size: those of which every member could be drawn."""
     by_source_groups: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """The same by source."""
+    """Number of complete groups, by source and size."""
     by_task_reward: Mapping[tuple[str, float], int] = field(default_factory=dict)
     unknown_priority: int = 0
     """Rows that could be drawn if their priority were known."""

@@ -14,7 +14,6 @@ from replay.section import Fraction, Positive, Section
 
 Unit = Literal["any", "trajectory", "task", "group"]
 
-
 SAME_TASK: frozenset[Unit] = frozenset({"trajectory", "task"})
 """Units whose replayed members have the task of the fresh ones beside them."""
 
@@ -95,10 +94,10 @@ class MixRule(MixSection):
     """The composition of every iteration's batch. For every unit but `any`, whole groups make up the batch."""
 
     trajectories: Positive
-    """Of one batch, fresh and replayed together."""
+    """The rows of one batch, fresh and replayed together."""
     group_size: Positive
     iterations: Positive
-    """Of the run, which the schedule is laid over."""
+    """The run's length, which the schedule is laid over."""
 
     @property
     def num_groups(self) -> int:

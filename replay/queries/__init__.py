@@ -8,7 +8,7 @@ from replay.queries.filters.query import Query, QueryResult, Sort, chosen
 from replay.queries.iteration import iteration
 from replay.queries.listing import Patience, page
 from replay.queries.preview.preview import preview, rows_to_read
-from replay.queries.runs import merged_series, merging, metric_series, progress, run_names, runs
+from replay.queries.runs import merging, metric_series, progress, run_names, runs
 from replay.queries.summary import summary
 from replay.queries.task import task
 from replay.queries.tokens import MOST_TOKENS, CodecOf, tokens
@@ -25,7 +25,6 @@ __all__ = [
     "distributions",
     "find",
     "iteration",
-    "merged_series",
     "merging",
     "metric_series",
     "overview",

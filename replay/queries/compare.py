@@ -87,18 +87,14 @@ def _token(part: TokenSequence | None, index: int, authors: AuthorTable) -> Quer
 
 def buffers(stores: tuple[ReplayStore, ReplayStore], of: tuple[str | None, str | None]) -> QueryResult:
     """The numbers of two summaries, and the configuration keys in which two runs differ."""
-    answers = [_flat(summary(store, run)) for store, run in zip(stores, of, strict=True)]
-    names = list(dict.fromkeys([*answers[0], *answers[1]]))
+    summaries = [_flat(summary(store, run)) for store, run in zip(stores, of, strict=True)]
     configs = [_config(store, run) for store, run in zip(stores, of, strict=True)]
-    keys = sorted({*configs[0], *configs[1]})
-    return {
-        "numbers": {name: [answers[0].get(name), answers[1].get(name)] for name in names},
-        "config": {
-            key: [configs[0].get(key), configs[1].get(key)]
-            for key in keys
-            if configs[0].get(key) != configs[1].get(key)
-        },
-    }
+    differing = {key: pair for key, pair in sorted(_paired(*configs).items()) if pair[0] != pair[1]}
+    return {"numbers": _paired(*summaries), "config": differing}
+
+
+def _paired(first: QueryResult, second: QueryResult) -> dict[str, list[Any]]:
+    return {name: [first.get(name), second.get(name)] for name in dict.fromkeys([*first, *second])}
 
 
 def _flat(answer: QueryResult, prefix: str = "") -> QueryResult:

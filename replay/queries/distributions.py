@@ -23,12 +23,10 @@ from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
 
-
 SPREAD = ("reward", "tokens", "staleness", "uses", "group_success", "turns")
-"""Fields that are shown as bars. `group_success` at birth is how difficult a task was for the policy of the time."""
+"""Fields that are shown as bars. `group_success` is how difficult a task was for the policy that collected the row."""
 CHOICES = ("state", "source", "stop_reason")
 """Texts to choose from, besides the run."""
-
 
 _BARS = 12
 _VALUES = 5_000
@@ -36,11 +34,9 @@ _VALUES = 5_000
 _TEXTS = 200
 """Different combinations of texts to choose from; and runs."""
 
-
 _ROWS = 200
 """Rows of a file that are handed over at once: too few for Python's garbage collector to begin, which looks at all that
 a server holds."""
-
 
 Counts = Counter[float | None]
 """Rows by value; None: unknown."""

@@ -9,12 +9,13 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.queries.filters.query import QueryResult
-from replay.records import COMMITTED, FRESH, REPLAY
+from replay.records import COMMITTED, FRESH, REPLAY, age_order
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.ratio_histograms import EDGES, decode, quantile
-from replay.storage.format.rows import chunked, named
-from replay.storage.format.schema import draws, groups, histograms, iterations, metrics, policies, trajectories
+from replay.storage.format.rows import named
+from replay.storage.format.schema import draws, groups, histograms, iterations, metrics, policies
 from replay.storage.reclaimed import COLLECTED, IS_KNOWN, with_collected
+from replay.storage.statements import selected
 from replay.store import ReplayStore
 
 _QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
@@ -56,7 +57,7 @@ def committed(connection: sa.Connection, run: str, number: int) -> QueryResult:
 
 
 def fed(connection: sa.Connection, run: str, *, first: int, last: int) -> list[QueryResult]:
-    """Every draw that the updates from one iteration to another learned from, with what its row was born with."""
+    """Every draw that the updates from one iteration to another learned from, with what its row was collected with."""
     query = (
         sa.select(draws, *COLLECTED)
         .select_from(with_collected(draws, draws.c.trajectory))
@@ -89,19 +90,16 @@ def _policy(connection: sa.Connection, run: str, version: int) -> QueryResult | 
 
 
 def _groups(connection: sa.Connection, rows: Sequence[QueryResult]) -> list[QueryResult]:
-    """Of the rows, in the order of their first slots.
+    """The groups of the rows, in the order of their first slots.
 
-    `degenerate`: at birth there was nothing to compare in it. `teaches`: a row of it had an advantage in the update,
-    which also one of a degenerate group can have, by another baseline or a stored member that completed it.
+    `degenerate`: there was nothing to compare in it when it was collected. `teaches`: a row of it had an advantage in
+    the update, which also one of a degenerate group can have, by another baseline or a stored member that completed it.
     """
     slots: dict[str, list[int]] = {}
     for row in rows:
         slots.setdefault(row["group"], []).append(row["slot"])
     by_slot = {row["slot"]: row for row in rows}
-    found: dict[str, QueryResult] = {}
-    for chunk in chunked(list(slots)):
-        for group in connection.execute(sa.select(groups).where(groups.c.id.in_(chunk))).mappings():
-            found[group["id"]] = dict(group)
+    found = {group.id: dict(group._mapping) for group in selected(connection, [*groups.c], groups.c.id, list(slots))}
     return [
         {
             **named(found, id, "trajectories.group_id"),
@@ -135,14 +133,8 @@ def _histograms(connection: sa.Connection, run: str, number: int) -> tuple[list[
                 "counts": counts.tolist(),
             }
         )
-    found.sort(key=lambda each: (each["quantity"], each["stream"] != FRESH, _age_order(each["age"])))
+    found.sort(key=lambda each: (each["quantity"], each["stream"] != FRESH, age_order(each["age"])))
     return found, sorted(damaged)
-
-
-def _age_order(age: str) -> tuple[bool, int]:
-    """0, 1, 2-3, 4-7, ..., unknown."""
-    first = age.partition("-")[0]
-    return not first.isdecimal(), int(first) if first.isdecimal() else 0
 
 
 def _finite(value: float | None) -> float | None:
@@ -153,10 +145,7 @@ def _metrics(connection: sa.Connection, run: str, number: int) -> QueryResult:
     """By name; None where a value was not known."""
     here = (metrics.c.run == run) & (metrics.c.iteration == number)
     query = sa.select(metrics.c.name, metrics.c.value).where(here).order_by(metrics.c.name)
-    return {name: value if value is None or math.isfinite(value) else None for name, value in connection.execute(query)}
-
-
-_rows = trajectories.c
+    return {name: _finite(value) for name, value in connection.execute(query)}
 
 
 def lineage_up_to(store: ReplayStore, run: str, iteration: int) -> QueryResult:

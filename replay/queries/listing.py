@@ -22,17 +22,15 @@ from replay.queries.filters.query import Query, QueryResult, Sort, newest_versio
 from replay.storage.format import schema
 from replay.storage.format.column_types import Checked
 from replay.storage.format.rows import chunked
+from replay.storage.statements import selected
 from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
 
-
 _LARGEST = sys.float_info.max
-
 
 _LEAST, _GREATEST = -(2**62), 2**62
 """Before and behind every whole number there is; a row that a resume orphaned may be newer than its run's policy."""
-
 
 _COLUMNS: dict[Sort, sa.ColumnElement[Any]] = {
     Sort.reward: _rows.reward,
@@ -101,7 +99,7 @@ Place = tuple[Any, ...]
 class _Found:
     ids: list[str]
     begin: Place | None
-    """Of the first row."""
+    """The place of the first row."""
     end: Place | None
     """What to go on from; None: there is nothing further."""
     searched: int | None = None
@@ -171,11 +169,8 @@ class _Listing:
 
     def read(self, ids: Sequence[str]) -> list[QueryResult]:
         """Their lines, in this order."""
-        found: dict[str, QueryResult] = {}
         columns = (*_SHOWN, self._staleness.label("staleness"))
-        for chunk in chunked(ids):
-            rows = self._connection.execute(sa.select(*columns).where(_rows.id.in_(chunk))).mappings()
-            found.update((row["id"], dict(row)) for row in rows)
+        found = {row.id: dict(row._mapping) for row in selected(self._connection, columns, _rows.id, ids)}
         return [found[id] for id in ids]
 
     def cursor(self, place: Place) -> str:
@@ -225,7 +220,7 @@ def _is_value_of(value: Any, column: sa.ColumnElement[Any]) -> bool:
 
 
 def _cut(places: list[Place], limit: int) -> _Found:
-    """Of one place more than there is room for, if there are so many."""
+    """A page of the places, which are one more than there is room for if there are so many."""
     shown = places[:limit]
     more = len(places) > limit
     return _Found([place[-1] for place in shown], shown[0] if shown else None, shown[-1] if more and shown else None)

@@ -20,13 +20,18 @@ class OpenBuffer:
 
     store: ReplayStore
     folder: Path | None = None
-    """Of the run whose database was opened; its tokenizer and checkpoints are there."""
+    """The folder of the run whose database was opened; its tokenizer and checkpoints are there."""
     run: str | None = None
     """The run asked for, in a database that other runs may share; None: all of the database's."""
     tokenizer: Callable[[], TokenCodec | None] = lambda: None
     """The run's own; None: tokens are shown by their ids."""
     named: str | None = None
     """RUN as it was given; it may hold a password."""
+
+    @property
+    def own_run(self) -> str | None:
+        """The run asked for, or the one whose folder was opened."""
+        return self.run or (run_identity(self.folder).id if self.folder else None)
 
     @property
     def run_words(self) -> list[str]:
@@ -68,8 +73,7 @@ def _once_written(folder: Path | None) -> Callable[[], TokenCodec | None]:
 def asked_run(buffer: OpenBuffer, name: str | None) -> str:
     """The id of the run called so; without a name the one of RUN's folder, or the only one that updated anything."""
     known = runs(buffer.store)
-    own = buffer.run or (run_identity(buffer.folder).id if buffer.folder else None)
-    found = [row for row in known if (name or own) in (row["id"], row["name"])]
+    found = [row for row in known if (name or buffer.own_run) in (row["id"], row["name"])]
     if not found and name is None:
         found = [row for row in known if row["iterations"]] or known
     if len(found) != 1:

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.locate import DATABASE, LOCK
-from replay.queries.filters.query import QueryResult, of_run
-from replay.records import RunRecord
+from replay.queries.filters.query import QueryResult
+from replay.records import RunRecord, stored_setting
 from replay.storage.format import schema
 from replay.storage.format.schema import metrics, policies
 from replay.store import ReplayStore
@@ -44,7 +44,7 @@ def runs(store: ReplayStore) -> list[QueryResult]:
 
 
 def run_names(store: ReplayStore) -> dict[str, str]:
-    """Of every run by its id, in the same order, without a look at what it has stored."""
+    """The names of all runs by id, in the same order, without a look at what they have stored."""
     run = schema.runs.c
     with store.reading() as connection:
         return {row.id: row.name for row in connection.execute(sa.select(run.id, run.name).order_by(run.name, run.id))}
@@ -72,7 +72,8 @@ def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> 
         published = _last_published(connection, run.id)
     written = (_last_written(folder) if folder else None) or published
     seconds_since = None if written is None else max(0.0, time.time() - written)
-    planned, target = _planned(run.config)
+    planned = stored_setting(run.config, "run.iterations", int)
+    target = stored_setting(run.config, "run.stop_at_success", float)
     if folder is not None and _is_locked(folder / LOCK):
         state = LIVE
     elif newest == 0 and planned is None:
@@ -131,14 +132,6 @@ def _last_written(folder: Path) -> float | None:
     return max(((folder / name).stat().st_mtime for name in names if (folder / name).is_file()), default=None)
 
 
-def _planned(config: Mapping[str, Any]) -> tuple[int | None, float | None]:
-    """Most iterations, and the held-out success that ends it; None where another version's words do not tell."""
-    section = config.get("run")
-    values = section if isinstance(section, Mapping) else {}
-    planned, target = values.get("iterations"), values.get("stop_at_success")
-    return planned if isinstance(planned, int) else None, target if isinstance(target, int | float) else None
-
-
 def _reached(evaluated: Sequence[float], target: float | None) -> bool:
     return target is not None and len(evaluated) == 2 and min(evaluated) >= target
 
@@ -158,52 +151,53 @@ def _is_locked(path: Path) -> bool:
 Series = dict[str, list[tuple[int, float]]]
 """By metric name."""
 
-
 ALL = range(2**53)
 """Iterations."""
 MOST_POINTS = 256
-"""Of a curve that is shown in merged points."""
+"""The most points of a curve that is shown in merged ones."""
 STOPS = "rollout/stop/"
 """Begins the names of shares of episodes, by stop reason; those that are 0 are not logged."""
-
 
 # NaN is above every number on a server, and so is infinity.
 _KNOWN = metrics.c.value.between(-sys.float_info.max, sys.float_info.max)
 
 
 def metric_series(
-    store: ReplayStore, run: str, *, names: Sequence[str] = (), families: Sequence[str] = (), within: range = ALL
-) -> Series:
-    """(iteration, value) in order, by metric name, of iterations `within`; values that were not known are left out.
-
-    Of these `names`, and of those that begin like one of `families`; of all where neither is given.
-    """
-    query = of_run(run, metrics.c.run, metrics.c.name, metrics.c.iteration, metrics.c.value)
-    query = query.where(_wanted(names, families), _KNOWN, _are_in(within))
-    return _by_name(store, query.order_by(metrics.c.iteration, metrics.c.name))
-
-
-def merged_series(
     store: ReplayStore,
     run: str,
-    merged: int,
     *,
     names: Sequence[str] = (),
     families: Sequence[str] = (),
     within: range = ALL,
+    merged: int = 1,
 ) -> Series:
-    """As `metric_series`, each point being so many iterations, named by the first; what came before training is apart.
+    """(iteration, value) in order, by metric name, of iterations `within`; values that were not known are left out.
 
-    Its value is their mean; of metrics that are largest values (`..._max`) it is the largest, so that no peak is lost.
-    Points that stand half within are there whole.
+    Of these `names`, and of those that begin like one of `families`; of all where neither is given. Each point is
+    `merged` iterations, named by the first; one that stands half within is there whole, and what came before training
+    is apart. Its value is their mean; of metrics that are largest values (`..._max`) the largest: no peak is lost.
     """
     iteration = metrics.c.iteration
-    place = sa.case((iteration < 1, iteration), else_=iteration - (iteration - 1) % merged)
-    first, last = max(0, within.start), within.stop - 1
-    whole = range(first - (first - 1) % merged if first else 0, last - (last - 1) % merged + merged if last > 0 else 1)
-    chosen = of_run(run, metrics.c.run, metrics.c.name, place.label("place"), metrics.c.value)
-    point = chosen.where(_wanted(names, families), _KNOWN, _are_in(whole)).subquery().c
-    newest = sa.select(sa.func.max(iteration)).where(metrics.c.run == run).scalar_subquery()
+    place: sa.ColumnElement[int] = iteration
+    if merged > 1:
+        place = sa.case((iteration < 1, iteration), else_=iteration - (iteration - 1) % merged)
+        first, last = max(0, within.start), within.stop - 1
+        begin = first - (first - 1) % merged if first else 0
+        within = range(begin, last - (last - 1) % merged + merged if last > 0 else 1)
+    points = sa.select(metrics.c.name, place.label("place"), metrics.c.value).where(
+        metrics.c.run == run, _wanted(names, families), _KNOWN, iteration.between(within.start, within.stop - 1)
+    )
+    query = _merged(points, run, merged) if merged > 1 else points.order_by("place", metrics.c.name)
+    series: Series = {}
+    with store.reading() as connection:
+        for name, at, value in connection.execute(query):
+            series.setdefault(name, []).append((at, value))
+    return series
+
+
+def _merged(points: sa.Select[Any], run: str, merged: int) -> sa.Select[Any]:
+    point = points.subquery().c
+    newest = sa.select(sa.func.max(metrics.c.iteration)).where(metrics.c.run == run).scalar_subquery()
     end = point.place + merged - 1
     ends = sa.case((point.place < 1, point.place), (end > newest, newest), else_=end)
     known = sa.case(
@@ -213,11 +207,11 @@ def merged_series(
         else_=sa.func.avg(point.value),
     )
     query = sa.select(point.name, point.place, known).group_by(point.place, point.name)
-    return _by_name(store, query.order_by(point.place, point.name))
+    return query.order_by(point.place, point.name)
 
 
 def merging(store: ReplayStore, runs: Sequence[str], within: range = ALL) -> int:
-    """How many iterations to tell as one point, for curves of these runs to stay short: a power of two, mostly 1."""
+    """How many iterations to show as one point, for curves of these runs to stay short: a power of two, mostly 1."""
     newest = [sa.select(sa.func.max(metrics.c.iteration)).where(metrics.c.run == run) for run in runs]
     with store.reading() as connection:
         last = min(within.stop - 1, max((connection.scalar(query) or 0) for query in newest))
@@ -225,19 +219,7 @@ def merging(store: ReplayStore, runs: Sequence[str], within: range = ALL) -> int
     return 1 << (together - 1).bit_length()
 
 
-def _are_in(within: range) -> sa.ColumnElement[bool]:
-    return metrics.c.iteration.between(within.start, within.stop - 1)
-
-
 def _wanted(names: Sequence[str], families: Sequence[str]) -> sa.ColumnElement[bool]:
     if not names and not families:
         return sa.true()
     return sa.or_(metrics.c.name.in_(names), *(metrics.c.name.startswith(each, autoescape=True) for each in families))
-
-
-def _by_name(store: ReplayStore, query: sa.Select[Any]) -> Series:
-    series: Series = {}
-    with store.reading() as connection:
-        for name, iteration, value in connection.execute(query):
-            series.setdefault(name, []).append((iteration, value))
-    return series

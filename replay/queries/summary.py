@@ -83,7 +83,7 @@ def _groups(connection: sa.Connection, run: str | None, filter: str | None) -> Q
 
 
 _Kinds = dict[tuple[str, str], QueryResult]
-"""Sums by state and stop reason, from which follows all that is told of the rows: they are looked at once."""
+"""Sums by state and stop reason, from which follows all that is said of the rows: they are looked at once."""
 
 
 def _kinds(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> _Kinds:

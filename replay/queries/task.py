@@ -21,9 +21,9 @@ from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
 _MOST_GROUPS = 200
-"""Told one by one, the newest; of the others only what they add up to."""
+"""The newest are listed one by one; of the others there is only what they add up to."""
 _MOST_VERSIONS = 40
-"""Per run: of more policies some are told together."""
+"""Per run: of more policies some are counted together."""
 _LISTED = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "member", "policy_version_min", "reward", "success")),
     *(_rows[name] for name in ("advantage", "num_turns", "num_tokens", "stop_reason", "error_kind", "state")),
@@ -51,7 +51,7 @@ def task(
     """What is known of one task, in one run or in all of the database.
 
     Attempts are rows that are stored, and the members of groups of which no row is any more: these count in `groups`
-    and in the totals, as they were at birth. `versions`: success of stored rows by the policies that tried it.
+    and in the totals, as they were collected. `versions`: success of stored rows by the policies that tried it.
     `groups`: its attempts over time, the newest first. `difficulty`: the buckets of the sampler of that name, by
     successes among so many members. `trajectories`: newest first, `limit` of them, those behind the row `after`; `next`
     is the last one's id if there are more.
@@ -62,8 +62,7 @@ def task(
         if run is not None:
             # As an expression: rows of a task are few, and the index of a run's rows would be read instead.
             mine = mine & (_rows.run.concat("") == run)
-        gone = _gone_groups(connection, found["hash"], run)
-        tried = sorted([*_groups(connection, mine), *gone], key=lambda group: -group["iteration"])
+        tried, gone = _groups(connection, found["hash"], run, mine)
         listed = _listed(connection, mine, after=after, limit=limit)
         return {
             **found,
@@ -167,19 +166,28 @@ _MADE = (
     .correlate(groups)
     .label("committed")
 )
-_NEWEST_FIRST = (groups.c.iteration.desc(), groups.c.run, groups.c.id)
 
 
-def _groups(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult]:
-    """The newest first: as each was at birth, what is left of it, and how often its rows were drawn since."""
+def _groups(
+    connection: sa.Connection, task: str, run: str | None, mine: sa.ColumnElement[bool]
+) -> tuple[list[QueryResult], list[QueryResult]]:
+    """As they were collected, what is left of them, and how often their rows were drawn since; the newest first.
+
+    All of them, and those of which no row is stored any more: one that a resume undid is there once its rows are gone.
+    """
     left = (
         sa.select(_rows.group.label("id"), _total(_rows.state == ELIGIBLE).label("eligible"))
         .where(mine, _TRIED)
         .group_by(_rows.group)
         .subquery()
     )
-    query = sa.select(*(groups.c[name] for name in _GROUP), left.c.eligible, _MADE)
-    query = query.join(left, left.c.id == groups.c.id)
+    is_gone = ~sa.exists().where(_rows.group == groups.c.id)
+    eligible = sa.func.coalesce(left.c.eligible, 0).label("eligible")
+    query = sa.select(*(groups.c[name] for name in _GROUP), eligible, _MADE, left.c.id.label("left"))
+    query = query.outerjoin(left, left.c.id == groups.c.id).where(groups.c.task == task)
+    query = query.where(left.c.id.is_not(None) | is_gone)
+    if run is not None:
+        query = query.where(groups.c.run == run)
     drawn = (
         sa.select(_rows.group, sa.func.count())
         .join_from(schema.trajectories, draws, draws.c.trajectory == _rows.id)
@@ -187,27 +195,15 @@ def _groups(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Que
         .group_by(_rows.group)
     )
     replayed = {row[0]: row[1] for row in connection.execute(drawn)}
-    return [
-        _group(dict(row), replayed=replayed.get(row["id"], 0))
-        for row in connection.execute(query.order_by(*_NEWEST_FIRST)).mappings()
-    ]
-
-
-def _group(row: Mapping[str, Any], *, replayed: int) -> QueryResult:
-    made = {"committed": bool(row["committed"]), "successes": int(successes(row["success_rate"], row["size"]))}
-    return {**row, **made, "replayed": replayed}
-
-
-def _gone_groups(connection: sa.Connection, task: str, run: str | None) -> list[QueryResult]:
-    """Those of which no row is stored any more. One that a resume undid is among them once its rows are gone."""
-    stored = sa.exists().where(_rows.group == groups.c.id)
-    query = sa.select(*(groups.c[name] for name in _GROUP), _MADE).where(groups.c.task == task, ~stored)
-    if run is not None:
-        query = query.where(groups.c.run == run)
-    return [
-        _group({**row, "eligible": 0}, replayed=0)
-        for row in connection.execute(query.order_by(*_NEWEST_FIRST)).mappings()
-    ]
+    tried, gone = [], []
+    order = (groups.c.iteration.desc(), left.c.id.is_(None), groups.c.run, groups.c.id)
+    for found in connection.execute(query.order_by(*order)).mappings():
+        row = dict(found)
+        is_left = row.pop("left") is not None
+        made = {"committed": bool(row["committed"]), "successes": int(successes(row["success_rate"], row["size"]))}
+        tried.append({**row, **made, "replayed": replayed.get(row["id"], 0)})
+        gone += [] if is_left else tried[-1:]
+    return tried, gone
 
 
 def _with_gone(totals: QueryResult, gone: Sequence[QueryResult]) -> QueryResult:

@@ -24,13 +24,12 @@ from replay.storage.read import author_table, load
 from replay.store import ReplayStore
 
 MOST_TOKENS = 16_384
-"""Of one answer."""
+"""The most tokens of one answer."""
 _DIGITS = 6
-"""Of log-probs and drift, after the point."""
+"""Digits of log-probs and drift after the point."""
 _NO_TURN = -1
 LOG_RATIO_BOUND = 20.0
 """Nats; log drifts are clamped to it, as in `agentloop.algorithms.log_probs`."""
-
 
 CodecOf = Callable[[str], Decoder | None]
 """The tokenizer of a run's rows; None: it is not there, or not known to be theirs."""
@@ -55,8 +54,8 @@ def tokens(
     no tokenizer of the row's run.
     authors: positions in `author_names`. log-probs in nats; None where no policy sampled the token. current_log_probs
     and drift = exp(clamp(current - behavior, -20, 20)): None as a whole where `replay rescore` has not scored the
-    segment. advantages: of the trajectory, at its last draw or else at birth, on trained tokens. turns: the reply a
-    token belongs to, None for what the policy did not say.
+    segment. advantages: of the trajectory, at its last draw or else within its group, on trained tokens. turns: the
+    reply a token belongs to, None for what the policy did not say.
 
     Raises CorruptTrajectory and ContentGone where there are no tokens to show.
     """
@@ -105,7 +104,7 @@ def _score_of(id: str) -> sa.Select[Any]:
 
 
 def _advantage(connection: sa.Connection, found: Trajectory) -> QueryResult:
-    """What the trajectory's last update multiplied its tokens with; where there was none, what it was born with."""
+    """What the trajectory's last update multiplied its tokens with; where there was none, the one it is stored with."""
     used = (draws.c.trajectory == found.id) & (draws.c.state == COMMITTED) & draws.c.advantage.is_not(None)
     query = sa.select(draws.c.advantage, draws.c.run, draws.c.iteration).where(used)
     # The run's own draws first: other runs count their iterations for themselves.

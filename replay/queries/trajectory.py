@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
+from context.messages import Message
 from context.tokens.masks import loss_mask, response_mask
 from context.tokens.token_sequence import Segment
 from context.tokens.token_text import Decoder
@@ -29,7 +30,7 @@ from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
 _MOST_MEMBERS = 256
-"""Of a group, told by name."""
+"""The most members of a group that are listed."""
 _SHOWN = 12
 """Tokens shown where a segment parts from the one before."""
 
@@ -91,7 +92,7 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
         "authors": [vars(author) for author in authors.authors],
         "segments": _parts(found, authors, scores, codec_of(found.record.run)),
         "scored": _scored(scores),
-        "messages": [_message(found, position) for position in range(len(found.messages))],
+        "messages": [*map(_plain_message, found.messages)],
     }
 
 
@@ -147,7 +148,7 @@ def trajectory(store: ReplayStore, id_prefix: str) -> QueryResult:
             "group": _row_of(connection, groups.c.id, found.record.group),
             "task": _row_of(connection, tasks.c.hash, found.record.task),
             "segments": whole_segments(connection, found, author_table(connection, found.record.run)),
-            "messages": [_message(found, position) for position in range(len(found.messages))],
+            "messages": [*map(_plain_message, found.messages)],
             "uses": _uses(connection, id),
         }
 
@@ -170,11 +171,17 @@ def _row_of(connection: sa.Connection, key: sa.Column[str], value: str) -> Query
     return dict(named(found, value, f"what a row names in {key.table.name}"))
 
 
-def _uses(connection: sa.Connection, id: str) -> list[QueryResult]:
-    """Every draw that fed an update, with what the update did to it and the policy it made, in order."""
+def _uses(connection: sa.Connection, id: str, *more: sa.Column[Any]) -> list[QueryResult]:
+    """Every draw that fed an update, with what the update did to it and the policy it made, in order.
+
+    `more`: columns of that policy.
+    """
+    made = iterations.c.policy_version + 1
     same = (iterations.c.run == draws.c.run) & (iterations.c.iteration == draws.c.iteration)
-    made = (iterations.c.policy_version + 1).label("makes_policy_version")
-    query = sa.select(draws, made).outerjoin(iterations, same)
+    published = (policies.c.run == draws.c.run) & (policies.c.version == made)
+    query = sa.select(draws, made.label("makes_policy_version"), *more).select_from(
+        draws.outerjoin(iterations, same).outerjoin(policies, published)
+    )
     query = query.where(draws.c.trajectory == id, draws.c.state == COMMITTED)
     found = connection.execute(query.order_by(draws.c.run, draws.c.iteration, draws.c.slot)).mappings()
     return [dict(row) for row in found]
@@ -258,8 +265,7 @@ def _parting(before: Segment, now: Segment, codec: Decoder | None) -> QueryResul
     return {"index": index, "token_ids": ids, "texts": texts}
 
 
-def _message(found: Trajectory, position: int) -> QueryResult:
-    message = found.messages[position]
+def _plain_message(message: Message) -> QueryResult:
     calls = [{**vars(call), "arguments": _plain(dict(call.arguments))} for call in message.tool_calls]
     return {**vars(message), "tool_calls": calls}
 
@@ -284,18 +290,4 @@ def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
         parent = sa.func.coalesce(_rows.parent, reclaimed.c.parent).label("parent")
         facts = sa.select(asked.c.id, *COLLECTED, parent, groups.c.success_rate)
         collected = connection.execute(facts.select_from(with_collected(asked, asked.c.id))).mappings()
-        used = (
-            sa.select(draws, (iterations.c.policy_version + 1).label("makes_policy_version"), policies.c.checkpoint)
-            .join(iterations, _same_iteration())
-            .outerjoin(
-                policies, (policies.c.run == draws.c.run) & (policies.c.version == iterations.c.policy_version + 1)
-            )
-            .where(draws.c.trajectory == id, draws.c.state == COMMITTED)
-            .order_by(draws.c.run, draws.c.iteration, draws.c.slot)
-        )
-        uses = [dict(row) for row in connection.execute(used).mappings()]
-        return {**dict(collected.one()), "uses": uses}
-
-
-def _same_iteration() -> sa.ColumnElement[bool]:
-    return (iterations.c.run == draws.c.run) & (iterations.c.iteration == draws.c.iteration)
+        return {**dict(collected.one()), "uses": _uses(connection, id, policies.c.checkpoint)}

@@ -1,27 +1,16 @@
-"""What a stored configuration says: of one that another version wrote, a key may be missing or mean something else."""
+"""What a stored configuration says, in one line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from replay.mixing.schedule import Schedule
+from replay.records import stored_setting as stored
 from replay.report.svg import number
 
-T = TypeVar("T")
 Config = Mapping[str, Any]
 """A run's configuration as it is stored."""
-
-
-def stored(config: Config, dotted: str, kind: type[T]) -> T | None:
-    """The value of `replay.fraction`, say; None where there is none, or none of that kind. Whole numbers are floats."""
-    value: Any = config
-    for name in dotted.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    return value if fits else None
 
 
 def setting(config: Config) -> str:

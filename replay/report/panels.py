@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from replay.queries.runs import STOPS
-from replay.records import StopReason
-from replay.report.headline import Config, stored
+from replay.records import StopReason, age_order
+from replay.records import stored_setting as stored
+from replay.report.headline import Config
 from replay.report.svg import Axis, Curve, Series, number
 
 Metrics = Mapping[str, Series]
@@ -43,39 +43,10 @@ class PanelGroup:
 def panel_groups(metrics: Metrics, config: Config) -> tuple[PanelGroup, ...]:
     """All panels, in reading order: does it learn, is the update sound, how old is the data, what went in."""
     return (
-        PanelGroup("Is it learning?", (_success(metrics), _reward(metrics))),
-        PanelGroup(
-            "Is the update sound?",
-            (
-                _pg_loss(metrics, config),
-                _clip_fraction(metrics),
-                _entropy(metrics),
-                _grad_norm(metrics, stored(config, "optimizer.max_grad_norm", float)),
-            ),
-        ),
-        PanelGroup(
-            "How far has the policy moved from its data?",
-            (
-                _ratio(metrics),
-                _largest_ratio(metrics),
-                _drift(metrics),
-                _largest_drift(metrics),
-                _ess(metrics),
-                _ess_by_age(metrics),
-                _staleness(metrics),
-            ),
-        ),
-        PanelGroup(
-            "What went into it?",
-            (
-                _composition(metrics),
-                _mixing_ratio(metrics),
-                _stop_reasons(metrics),
-                _failed_calls(metrics),
-                _timings(metrics),
-                _speed(metrics),
-            ),
-        ),
+        PanelGroup("Is it learning?", _learning(metrics)),
+        PanelGroup("Is the update sound?", _update(metrics, config)),
+        PanelGroup("How far has the policy moved from its data?", _distance(metrics)),
+        PanelGroup("What went into it?", _batch(metrics)),
     )
 
 
@@ -91,24 +62,45 @@ def why_absent(curve: Curve) -> str:
     return "No finished iteration logged it."
 
 
-def _success(metrics: Metrics) -> Panel:
-    return Panel(
-        "Success",
-        "Share of episodes that succeed. Held-out tasks are never trained on: their curve is the one that counts.",
-        (
-            Curve("training", finite(metrics, "rollout/success"), "fresh"),
-            Curve("held-out", finite(metrics, "eval/success"), "held-out", marker="square"),
+def _learning(metrics: Metrics) -> tuple[Panel, ...]:
+    return (
+        Panel(
+            "Success",
+            "Share of episodes that succeed. Held-out tasks are never trained on: their curve is the one that counts.",
+            (
+                Curve("training", finite(metrics, "rollout/success"), "fresh"),
+                Curve("held-out", finite(metrics, "eval/success"), "held-out", marker="square"),
+            ),
+            Axis("share of episodes", percent=True, whole=True),
         ),
-        Axis("share of episodes", percent=True, whole=True),
+        Panel(
+            "Reward",
+            "Mean reward of fresh episodes. Flat from the start: attempts at a task are all alike, so nothing is "
+            "learned.",
+            (Curve("fresh", finite(metrics, "rollout/reward"), "fresh"),),
+            Axis("reward per episode", from_zero=True),
+        ),
     )
 
 
-def _reward(metrics: Metrics) -> Panel:
-    return Panel(
-        "Reward",
-        "Mean reward of fresh episodes. Flat from the start: attempts at a task are all alike, so nothing is learned.",
-        (Curve("fresh", finite(metrics, "rollout/reward"), "fresh"),),
-        Axis("reward per episode", from_zero=True),
+def _update(metrics: Metrics, config: Config) -> tuple[Panel, ...]:
+    return (
+        _pg_loss(metrics, config),
+        Panel(
+            "Clip fraction",
+            "Trained tokens that the clip holds back. Staying above 20 %: steps are too large, or replayed rows too "
+            "old.",
+            _streams(metrics, "pg_clipfrac"),
+            Axis("share of trained tokens", percent=True, from_zero=True, least_span=0.01),
+        ),
+        Panel(
+            "Entropy",
+            "How undecided the policy is. A slow fall is learning; near 0 while success is low, it has stopped "
+            "exploring.",
+            (Curve("fresh", finite(metrics, "actor/entropy"), "fresh"),),
+            Axis("nats per token", from_zero=True),
+        ),
+        _grad_norm(metrics, stored(config, "optimizer.max_grad_norm", float)),
     )
 
 
@@ -125,88 +117,72 @@ def _pg_loss(metrics: Metrics, config: Config) -> Panel:
     return Panel("Policy loss", how, _streams(metrics, "pg_loss"), Axis(unit, reference=0.0))
 
 
-def _clip_fraction(metrics: Metrics) -> Panel:
-    return Panel(
-        "Clip fraction",
-        "Trained tokens that the clip holds back. Staying above 20 %: steps are too large, or replayed rows too old.",
-        _streams(metrics, "pg_clipfrac"),
-        Axis("share of trained tokens", percent=True, from_zero=True, least_span=0.01),
-    )
-
-
-def _entropy(metrics: Metrics) -> Panel:
-    return Panel(
-        "Entropy",
-        "How undecided the policy is. A slow fall is learning; near 0 while success is low, it has stopped exploring.",
-        (Curve("fresh", finite(metrics, "actor/entropy"), "fresh"),),
-        Axis("nats per token", from_zero=True),
-    )
-
-
 def _grad_norm(metrics: Metrics, limit: float | None) -> Panel:
     series = finite(metrics, "actor/grad_norm")
     how, near = "Single spikes are harmless, a climb is not.", False
     if limit is not None:
-        # A limit far above the curve would press it flat, so it is told instead of drawn.
+        # A limit far above the curve would press it flat, so it is named in words and not drawn.
         near = any(value > limit / 2 for _, value in series)
         words = "dotted line" if near else f"{number(limit)}, far above the curve" if series else number(limit)
         how = f"Before it is scaled down to optimizer.max_grad_norm ({words}). {how}"
-    return Panel(
-        "Gradient norm",
-        how,
-        (Curve("both streams", series, "s1"),),
-        Axis("norm, both streams together", from_zero=True, reference=limit if near else None),
-    )
+    axis = Axis("norm, both streams together", from_zero=True, reference=limit if near else None)
+    return Panel("Gradient norm", how, (Curve("both streams", series, "s1"),), axis)
 
 
-def _ratio(metrics: Metrics) -> Panel:
-    return Panel(
-        "Ratio",
-        "Probability in the update over probability at the anchor, the loss's factor. The mean stays near 1.",
-        _streams(metrics, "ratio_mean"),
-        Axis("mean over tokens", reference=1.0, least_span=0.02),
-    )
+_MEAN_AXIS = Axis("mean over tokens", reference=1.0, least_span=0.02)
+_LARGEST_AXIS = Axis("largest of all tokens", reference=1.0, least_span=0.2, log_if_wide=True)
 
 
-def _largest_ratio(metrics: Metrics) -> Panel:
-    return Panel(
-        "Largest ratio",
-        "The one token whose probability grew most. Far above 1 is what the clip is for; a climb over the run is not.",
-        _streams(metrics, "ratio_max", peak=True),
-        Axis("largest of all tokens", reference=1.0, least_span=0.2, log_if_wide=True),
-    )
-
-
-def _drift(metrics: Metrics) -> Panel:
-    return Panel(
-        "Drift",
-        "How much likelier a token is now than when it was sampled. Fresh is 1, replay moves off with age.",
-        _streams(metrics, "drift_mean"),
-        Axis("mean over tokens", reference=1.0, least_span=0.02),
-    )
-
-
-def _largest_drift(metrics: Metrics) -> Panel:
-    return Panel(
-        "Largest drift",
-        "The one token that moved most since it was sampled. Fresh well above 1: sampling and training disagree.",
-        _streams(metrics, "drift_max", peak=True),
-        Axis("largest of all tokens", reference=1.0, least_span=0.2, log_if_wide=True),
-    )
-
-
-def _ess(metrics: Metrics) -> Panel:
-    return Panel(
-        "Effective sample size",
-        "How many rows still count once weighted by drift. Below 50 % (dotted line), draw less or younger replay.",
-        _streams(metrics, "ess"),
-        Axis("share of the stream's rows", percent=True, whole=True, reference=0.5),
+def _distance(metrics: Metrics) -> tuple[Panel, ...]:
+    return (
+        Panel(
+            "Ratio",
+            "Probability in the update over probability at the anchor, the loss's factor. The mean stays near 1.",
+            _streams(metrics, "ratio_mean"),
+            _MEAN_AXIS,
+        ),
+        Panel(
+            "Largest ratio",
+            "The one token whose probability grew most. Far above 1 is what the clip is for; a climb over the run is "
+            "not.",
+            _streams(metrics, "ratio_max", peak=True),
+            _LARGEST_AXIS,
+        ),
+        Panel(
+            "Drift",
+            "How much likelier a token is now than when it was sampled. Fresh is 1, replay moves off with age.",
+            _streams(metrics, "drift_mean"),
+            _MEAN_AXIS,
+        ),
+        Panel(
+            "Largest drift",
+            "The one token that moved most since it was sampled. Fresh well above 1: sampling and training disagree.",
+            _streams(metrics, "drift_max", peak=True),
+            _LARGEST_AXIS,
+        ),
+        Panel(
+            "Effective sample size",
+            "How many rows still count once weighted by drift. Below 50 % (dotted line), draw less or younger replay.",
+            _streams(metrics, "ess"),
+            Axis("share of the stream's rows", percent=True, whole=True, reference=0.5),
+        ),
+        _ess_by_age(metrics),
+        Panel(
+            "Staleness of replayed rows",
+            "Publishes between sampling and drawing. Growing with the run is natural; drift and ESS tell whether it "
+            "hurts.",
+            (
+                Curve("mean", finite(metrics, "replay/staleness_mean"), "replay", marker="square"),
+                Curve("max", finite(metrics, "replay/staleness_max"), "replay", dashed=True, peak=True),
+            ),
+            Axis("publishes", from_zero=True),
+        ),
     )
 
 
 def _ess_by_age(metrics: Metrics) -> Panel:
     """The youngest first; the oldest are the ones to look at, so of many buckets these are kept."""
-    ages = sorted((n.removeprefix(_ESS_OF_AGE) for n in metrics if n.startswith(_ESS_OF_AGE)), key=_youngest)[-7:]
+    ages = sorted((n.removeprefix(_ESS_OF_AGE) for n in metrics if n.startswith(_ESS_OF_AGE)), key=age_order)[-7:]
     curves = [
         Curve(age, finite(metrics, _ESS_OF_AGE + age), f"s{place}", marker="square" if place % 2 else "circle")
         for place, age in enumerate(ages)
@@ -219,49 +195,53 @@ def _ess_by_age(metrics: Metrics) -> Panel:
     )
 
 
-def _youngest(bucket: str) -> int:
-    """Of `4-7` 4; rows of other runs, whose age is unknown, come last."""
-    first = bucket.partition("-")[0]
-    return int(first) if first.isdecimal() else sys.maxsize
-
-
-def _staleness(metrics: Metrics) -> Panel:
-    return Panel(
-        "Staleness of replayed rows",
-        "Publishes between sampling and drawing. Growing with the run is natural; drift and ESS tell whether it hurts.",
-        (
-            Curve("mean", finite(metrics, "replay/staleness_mean"), "replay", marker="square"),
-            Curve("max", finite(metrics, "replay/staleness_max"), "replay", dashed=True, peak=True),
+def _batch(metrics: Metrics) -> tuple[Panel, ...]:
+    phases = ("collect", "draw", "update", "publish")
+    return (
+        Panel(
+            "Batch composition",
+            "Bars: what went in. Line: fresh as ruled; blue above it stands in for replay the buffer could not give.",
+            (
+                Curve("fresh", finite(metrics, "batch/fresh"), "fresh"),
+                Curve("replay", finite(metrics, "batch/replay"), "replay"),
+            ),
+            Axis("trajectories", from_zero=True),
+            kind="bars",
+            steps=Curve("fresh as ruled", finite(metrics, "batch/planned_fresh"), "ink"),
         ),
-        Axis("publishes", from_zero=True),
-    )
-
-
-def _composition(metrics: Metrics) -> Panel:
-    return Panel(
-        "Batch composition",
-        "Bars: what went in. Line: fresh as ruled; blue above it stands in for replay the buffer could not give.",
-        (
-            Curve("fresh", finite(metrics, "batch/fresh"), "fresh"),
-            Curve("replay", finite(metrics, "batch/replay"), "replay"),
+        Panel(
+            "Mixing ratio",
+            "Replay's share of the batch. Ruled under configured: not begun yet, or held back by the controller; "
+            "achieved under ruled: the buffer had no more.",
+            (
+                Curve("achieved", finite(metrics, "batch/achieved_fraction"), "replay", marker="square"),
+                Curve("ruled", finite(metrics, "batch/ruled_fraction"), "ink", dashed=True),
+                Curve("configured", finite(metrics, "batch/fraction"), "s2", dashed=True),
+            ),
+            Axis("share of trajectories", percent=True, from_zero=True, least_span=0.05),
         ),
-        Axis("trajectories", from_zero=True),
-        kind="bars",
-        steps=Curve("fresh as ruled", finite(metrics, "batch/planned_fresh"), "ink"),
-    )
-
-
-def _mixing_ratio(metrics: Metrics) -> Panel:
-    return Panel(
-        "Mixing ratio",
-        "Replay's share of the batch. Ruled under configured: not begun yet, or held back by the controller; achieved "
-        "under ruled: the buffer had no more.",
-        (
-            Curve("achieved", finite(metrics, "batch/achieved_fraction"), "replay", marker="square"),
-            Curve("ruled", finite(metrics, "batch/ruled_fraction"), "ink", dashed=True),
-            Curve("configured", finite(metrics, "batch/fraction"), "s2", dashed=True),
+        _stop_reasons(metrics),
+        Panel(
+            "Failed tool calls",
+            "Calls in which the tool itself raised, crashed or ran out of time. Above 0, mend the tool: the policy "
+            "can't.",
+            (Curve("fresh", finite(metrics, "rollout/failed_calls"), "fresh"),),
+            Axis("share of tool calls", percent=True, from_zero=True, least_span=0.04),
         ),
-        Axis("share of trajectories", percent=True, from_zero=True, least_span=0.05),
+        Panel(
+            "Seconds per iteration",
+            "Where the time goes. Collect and update should be most of it; a thick draw or publish means a slow disk.",
+            tuple(Curve(phase, finite(metrics, f"time/{phase}"), f"s{i}") for i, phase in enumerate(phases)),
+            Axis("seconds", from_zero=True),
+            kind="bars",
+        ),
+        Panel(
+            "Tokens per second",
+            "Tokens of the whole batch over the seconds of the whole iteration. A sudden dip is most often a busy "
+            "machine.",
+            (Curve("both streams", finite(metrics, "speed/tokens_per_second"), "s2"),),
+            Axis("tokens per second", from_zero=True),
+        ),
     )
 
 
@@ -284,38 +264,40 @@ def _stop_reasons(metrics: Metrics) -> Panel:
     )
 
 
-def _failed_calls(metrics: Metrics) -> Panel:
-    return Panel(
-        "Failed tool calls",
-        "Calls in which the tool itself raised, crashed or ran out of time. Above 0, mend the tool: the policy can't.",
-        (Curve("fresh", finite(metrics, "rollout/failed_calls"), "fresh"),),
-        Axis("share of tool calls", percent=True, from_zero=True, least_span=0.04),
-    )
-
-
-def _timings(metrics: Metrics) -> Panel:
-    phases = ("collect", "draw", "update", "publish")
-    return Panel(
-        "Seconds per iteration",
-        "Where the time goes. Collect and update should be most of it; a thick draw or publish means a slow disk.",
-        tuple(Curve(phase, finite(metrics, f"time/{phase}"), f"s{i}") for i, phase in enumerate(phases)),
-        Axis("seconds", from_zero=True),
-        kind="bars",
-    )
-
-
-def _speed(metrics: Metrics) -> Panel:
-    return Panel(
-        "Tokens per second",
-        "Tokens of the whole batch over the seconds of the whole iteration. A sudden dip is most often a busy machine.",
-        (Curve("both streams", finite(metrics, "speed/tokens_per_second"), "s2"),),
-        Axis("tokens per second", from_zero=True),
-    )
-
-
 def _streams(metrics: Metrics, name: str, *, peak: bool = False) -> tuple[Curve, ...]:
     """A metric of both streams on shared axes."""
     return (
         Curve("fresh", finite(metrics, f"actor/fresh/{name}"), "fresh", peak=peak),
         Curve("replay", finite(metrics, f"actor/replay/{name}"), "replay", marker="square", peak=peak),
     )
+
+
+_MOST_CURVES = 2
+"""The most curves of one run's panel: twice as many could not be distinguished."""
+
+
+def overlaid(first: Metrics, second: Metrics) -> tuple[PanelGroup, ...]:
+    """Every panel of lines with the curves of both: the first run's as in its own page, the second's dashed.
+
+    What a run's own page dashes, such as limits and plans, is left out; so are bars.
+    """
+    groups = []
+    for ours, theirs in zip(panel_groups(first, {}), panel_groups(second, {}), strict=True):
+        pairs = zip(ours.panels, theirs.panels, strict=True)
+        panels = tuple(_both(*pair) for pair in pairs if pair[0].kind == "lines" and _few(pair))
+        groups.append(PanelGroup(ours.title, panels))
+    return tuple(group for group in groups if group.panels)
+
+
+def _few(pair: Sequence[Panel]) -> bool:
+    return max(len(_solid(panel)) for panel in pair) <= _MOST_CURVES
+
+
+def _both(ours: Panel, theirs: Panel) -> Panel:
+    curves = [replace(curve, label=f"A {curve.label}") for curve in _solid(ours)]
+    curves += [replace(curve, label=f"B {curve.label}", dashed=True) for curve in _solid(theirs)]
+    return replace(ours, curves=tuple(curves))
+
+
+def _solid(panel: Panel) -> list[Curve]:
+    return [curve for curve in panel.curves if not curve.dashed]

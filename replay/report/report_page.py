@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 
 from replay.report.headline import Config, setting
 from replay.report.panel_json import in_words, measured
 from replay.report.panels import Metrics, Panel, PanelGroup, panel_groups, why_absent
-from replay.report.style import STYLE
 from replay.report.svg import Curve, bar_chart, line_chart, marker, number
 from replay.report.tiles import Tile, Word, tiles
 
 # No script, no image, no font and no request, whatever a name or a config value may contain.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+# Fresh is blue and replay orange (Okabe and Ito's palette, safe for colour-blind readers); the streams also differ by
+# marker. The colours of stacked bars are Paul Tol's.
+_STYLE = files("replay.report").joinpath("report.css").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ def render_report(data: ReportData) -> str:
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(data.name)} - agentloop report</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>",
+            f"<title>{escape(data.name)} - agentloop report</title>",
+            f"<style>\n{_STYLE}</style>\n</head>\n<body>\n<main>",
             _header(data),
             *(_group(group) for group in groups),
             "<details>\n<summary>Configuration</summary>\n"
@@ -94,17 +97,14 @@ def _figure(panel: Panel) -> str:
     curves, summary = measured(panel), in_words(panel)
     if not curves:
         return f'<figure class="panel">{head}{_missing(panel)}</figure>'
-    legend = "".join(_legend_item(curve, panel) for curve in _listed(panel))
+    listed = [*panel.curves, panel.steps] if panel.steps else panel.curves
+    legend = "".join(_legend_item(curve, panel) for curve in listed)
     if panel.kind == "bars":
         steps = panel.steps if panel.steps and panel.steps.series else None
         chart = bar_chart(curves, panel.axis, steps=steps, summary=summary)
     else:
         chart = line_chart(curves, panel.axis, summary=summary)
     return f'<figure class="panel">{head}<ul class="legend">{legend}</ul>{chart}</figure>'
-
-
-def _listed(panel: Panel) -> Sequence[Curve]:
-    return [*panel.curves, panel.steps] if panel.steps else panel.curves
 
 
 def _legend_item(curve: Curve, panel: Panel) -> str:

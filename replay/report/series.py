@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from replay.queries import merged_series, metric_series
+from replay.queries import metric_series
 from replay.queries.runs import ALL
 from replay.report.panels import FAMILIES, Metrics, panel_groups
 from replay.report.svg import Series
@@ -21,9 +21,7 @@ def shown_series(store: ReplayStore, run: str) -> Metrics:
 def panel_series(store: ReplayStore, run: str, merged: int, within: range = ALL) -> Metrics:
     """What the panels are made from, `merged` iterations to a point."""
     names = _asked(panel_groups)
-    if merged == 1:
-        return metric_series(store, run, names=names, families=FAMILIES, within=within)
-    return merged_series(store, run, merged, names=names, families=FAMILIES, within=within)
+    return metric_series(store, run, names=names, families=FAMILIES, within=within, merged=merged)
 
 
 def tile_series(store: ReplayStore, run: str) -> Metrics:

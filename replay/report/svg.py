@@ -16,7 +16,6 @@ from typing import Literal
 Series = Sequence[tuple[int, float]]
 """(iteration, value), ascending."""
 
-
 WIDTH, HEIGHT = 560.0, 254.0
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 10.0, 26.0, 28.0
 _MOST_POINTS = 240

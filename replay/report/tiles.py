@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from replay.report.headline import Config, stored
+from replay.records import stored_setting as stored
+from replay.report.headline import Config
 from replay.report.panels import Metrics, finite
 from replay.report.svg import Series
 

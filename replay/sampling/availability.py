@@ -1,4 +1,4 @@
-"""How much of what a draw could take, told before it is planned."""
+"""How much of what a draw could take, counted before it is planned."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from replay.mixing.request import Availability, Limits
 from replay.sampling.compatibility import AUTHORS, MISMATCHES, bits, names_of
 from replay.sampling.groups import whole_groups
 from replay.sampling.index import EligibleIndex
-from replay.sampling.weights import Pool, of_source
+from replay.sampling.weights import SamplingWeights, of_source
 
 Positions = npt.NDArray[np.intp]
 
 
-def count_available(pool: Pool, limits: Limits) -> Availability:
-    index = pool.index
-    weighty = pool.tree.weights > 0.0
+def count_available(weights: SamplingWeights, limits: Limits) -> Availability:
+    index = weights.index
+    weighty = weights.tree.weights > 0.0
     there = np.flatnonzero(weighty)
-    whole = whole_groups(np.flatnonzero(pool.mask), index.columns)
+    whole = whole_groups(np.flatnonzero(weights.mask), index.columns)
     # Of groups of which some member weighs anything.
     first = whole.first[np.logical_or.reduceat(weighty[whole.rows], whole.starts)] if len(whole) else whole.first
     sizes = index.columns["group_size"][first]
@@ -44,7 +44,7 @@ def count_available(pool: Pool, limits: Limits) -> Availability:
         groups=dict(Counter(sizes.tolist())),
         by_source_groups=dict(by_source_groups),
         by_task_reward=_by_task_reward(index, there),
-        unknown_priority=int(np.count_nonzero(pool.mask & pool.unknown)),
+        unknown_priority=int(np.count_nonzero(weights.mask & weights.unknown)),
         incomparable=_incomparable(index, limits),
     )
 

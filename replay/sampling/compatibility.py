@@ -15,14 +15,13 @@ from replay.storage.format.rows import check_authors
 from replay.storage.format.schema import policies, runs
 
 RUN_FIELDS = ("tokenizer", "template", "model_family", "vocab_size")
-"""Of `RunRecord.fingerprint`."""
+"""Keys of `RunRecord.fingerprint`."""
 ROW_FIELDS = ("logprobs_mode", "top_p", "top_k")
-"""Of `TrajectoryRecord`."""
+"""Fields of `TrajectoryRecord`."""
 MISMATCHES = (*RUN_FIELDS, *ROW_FIELDS)
 """What `allow_mismatch` may name."""
 AUTHORS = 1 << len(MISMATCHES)
 """The author codes of the run's tokens mean something else: never allowed."""
-
 
 _RUNS = sa.select(runs.c.id, runs.c.authors, runs.c.authors_hash, runs.c.fingerprint)
 _TOKENIZERS = sa.select(policies.c.run, policies.c.tokenizer_hash).distinct()
@@ -36,7 +35,7 @@ class TokenMeaning:
     """Hash of the author table."""
     fingerprint: Mapping[str, Any] | None
     tokenizers: frozenset[str]
-    """Of its policies, for runs from before there were fingerprints."""
+    """Hashes from its policies, for runs from before there were fingerprints."""
 
     def mismatch(self, other: TokenMeaning) -> int:
         """Bits of RUN_FIELDS and AUTHORS."""

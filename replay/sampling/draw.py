@@ -13,12 +13,12 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.mixing.request import Availability, DrawRequest, Limits, Pick
-from replay.records import REPLAY, BatchRow, DrawRecord, Trajectory
+from replay.records import REPLAY, BatchRow, Trajectory
 from replay.sampling.availability import count_available
-from replay.sampling.samplers import Moment, RankedSampler, Sampler
+from replay.sampling.samplers import DrawClock, RankedSampler, Sampler
 from replay.sampling.selection import SelectedRow, Selection
 from replay.sampling.trial_draw import TrialDraw
-from replay.sampling.weights import Buffer, Pool, refuse_incomparable
+from replay.sampling.weights import EligibleRows, SamplingWeights, refuse_incomparable
 from replay.storage.draws import release, reserve
 from replay.storage.format.schema import runs
 from replay.storage.read import load, quarantine
@@ -26,10 +26,8 @@ from replay.storage.validate import checked
 
 _log = logging.getLogger(__name__)
 
-
-_MOST_POOLS = 8
+_MOST_KEPT = 8
 _RUN_ID = re.compile("[0-9a-f]{32}")
-
 
 Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
 """Mean entropies of the policy that is about to learn, nats per action token, one per trajectory."""
@@ -44,25 +42,25 @@ class Candidates:
     corrupt: Mapping[str, str]
 
 
-class Drawing:
+class RunDraws:
     """What one run draws from, kept between its draws."""
 
     def __init__(self, run: str, others: Collection[str] = ()) -> None:
         """`others`: other runs that rows are asked of; names of sources do no harm."""
         self.run = run
         self.others = others
-        self._buffer = Buffer(run, others)
-        self._pools: dict[tuple[Sampler, Limits, str | None], Pool] = {}
+        self._eligible = EligibleRows(run, others)
+        self._weights: dict[tuple[Sampler, Limits, str | None], SamplingWeights] = {}
 
     @property
     def is_new(self) -> bool:
         """Whether the first refresh, which reads every row, is still to come."""
-        return not self._buffer.index.is_filled
+        return not self._eligible.index.is_filled
 
     def refresh(self, connection: sa.Connection, request: DrawRequest) -> None:
         """Everything that has changed in the database since."""
         is_new = self.is_new
-        self._buffer.refresh(connection, request)
+        self._eligible.refresh(connection, request)
         if is_new:
             self._refuse_missing(connection)
 
@@ -73,9 +71,9 @@ class Drawing:
 
     def available(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> Availability:
         self.refresh(connection, request)
-        refuse_incomparable(self._buffer.index, request)
-        pool = self._followed(replace(request, picks=()), sampler)[None]
-        return count_available(pool, request.limits)
+        refuse_incomparable(self._eligible.index, request)
+        weights = self._followed(replace(request, picks=()), sampler)[None]
+        return count_available(weights, request.limits)
 
     def trial(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, sources: Sequence[str]
@@ -84,10 +82,10 @@ class Drawing:
         self.refresh(connection, request)
         # Its sampler is asked once: nothing is kept of it.
         limits = request.limits.model_copy(update={"per_task": None, "per_group": None})
-        pools = {source: Pool(self._buffer, sampler, limits, source) for source in (None, *sources)}
-        for pool in pools.values():
-            pool.follow(_moment(request))
-        return TrialDraw(self._buffer, request, sampler, pools)
+        weights = {source: SamplingWeights(self._eligible, sampler, limits, source) for source in (None, *sources)}
+        for each in weights.values():
+            each.follow(DrawClock.of(request))
+        return TrialDraw(self._eligible, request, sampler, weights)
 
     def draw(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
@@ -97,8 +95,8 @@ class Drawing:
         slots = range(request.first_slot, request.first_slot + request.count)
         release(connection, request.run, request.iteration, slots, stream=REPLAY)
         self.refresh(connection, request)
-        _quarantined(connection, self._buffer.index.damaged)
-        self._buffer.index.damaged.clear()
+        _quarantined(connection, self._eligible.index.damaged)
+        self._eligible.index.damaged.clear()
         selection = self._selection(request, sampler)
         if candidates is not None:
             _quarantined(connection, candidates.corrupt)
@@ -112,7 +110,7 @@ class Drawing:
             drawn += self._replaced(connection, selection, pick, rows, loaded)
         largest = max((row.correction for row, _ in drawn), default=1.0)
         records = [
-            self._record(request, slot, row, trajectory)
+            request.draw_of(trajectory, slot, REPLAY, row.probability)
             for slot, (row, trajectory) in enumerate(drawn, start=request.first_slot)
         ]
         reserve(connection, records)
@@ -134,7 +132,7 @@ class Drawing:
         self.refresh(connection, request)
         selection = self._selection(request, sampler)
         ids = [
-            [self._buffer.index.ids[position] for position in selection.candidates(pick, sampler.pool).tolist()]
+            [self._eligible.index.ids[position] for position in selection.candidates(pick, sampler.pool).tolist()]
             for pick in request.picks
         ]
         together = list(dict.fromkeys(id for each in ids for id in each))
@@ -142,28 +140,28 @@ class Drawing:
         return ids, loaded.whole, loaded.corrupt
 
     def _selection(self, request: DrawRequest, sampler: Sampler) -> Selection:
-        pools = self._followed(request, sampler)
-        refuse_incomparable(self._buffer.index, request)
-        return Selection(pools, sampler, request.limits, _moment(request))
+        weights = self._followed(request, sampler)
+        refuse_incomparable(self._eligible.index, request)
+        return Selection(weights, sampler, request.limits, DrawClock.of(request))
 
-    def _followed(self, request: DrawRequest, sampler: Sampler) -> dict[str | None, Pool]:
+    def _followed(self, request: DrawRequest, sampler: Sampler) -> dict[str | None, SamplingWeights]:
         """By the source that a pick asks for."""
         # Caps hold within one draw; they change no row's weight.
         limits = request.limits.model_copy(update={"per_task": None, "per_group": None})
-        pools: dict[str | None, Pool] = {}
+        weights: dict[str | None, SamplingWeights] = {}
         for source in dict.fromkeys([pick.source for pick in request.picks] or [None]):
             key = (sampler, limits, source)
             # The one that was used last stands last.
-            pool = self._pools.pop(key, None) or Pool(self._buffer, sampler, limits, source)
-            pool.follow(_moment(request))
-            pools[source] = self._pools[key] = pool
-        for key in list(self._pools)[: -max(_MOST_POOLS, len(pools))]:
-            del self._pools[key]
-        return pools
+            each = self._weights.pop(key, None) or SamplingWeights(self._eligible, sampler, limits, source)
+            each.follow(DrawClock.of(request))
+            weights[source] = self._weights[key] = each
+        for key in list(self._weights)[: -max(_MOST_KEPT, len(weights))]:
+            del self._weights[key]
+        return weights
 
     def _refuse_missing(self, connection: sa.Connection) -> None:
         """A run that is asked for must be there. What has no rows yet may be a source that is still to be imported."""
-        sources = self._buffer.index.codes["source"]
+        sources = self._eligible.index.codes["source"]
         names = [name for name in sorted(self.others) if sources.get(name) < 0]
         query = sa.select(runs.c.id, runs.c.name).where(runs.c.id.in_(names) | runs.c.name.in_(names))
         found = {row.id: row.name for row in connection.execute(query)}
@@ -176,15 +174,15 @@ class Drawing:
                 )
 
     def _best(self, selection: Selection, pick: Pick, candidates: Candidates, at: int) -> list[SelectedRow]:
-        """Of candidates measured before: some may have gone since."""
-        found = [(self._buffer.index.position(id), candidates.scores.get(id, np.nan)) for id in candidates.ids[at]]
+        """The best of candidates measured before: some may have gone since."""
+        found = [(self._eligible.index.position(id), candidates.scores.get(id, np.nan)) for id in candidates.ids[at]]
         there = [(position, score) for position, score in found if position is not None]
         positions: npt.NDArray[np.intp] = np.array([position for position, _ in there], np.intp)
         return selection.best(positions, np.array([score for _, score in there]), pick)
 
     def _load(self, connection: sa.Connection, rows: Sequence[SelectedRow]) -> dict[int, Trajectory]:
         """Those that can be read, by position. Corrupt ones are quarantined."""
-        ids = {self._buffer.index.ids[row.position]: row.position for row in rows}
+        ids = {self._eligible.index.ids[row.position]: row.position for row in rows}
         loaded = load(connection, list(ids), with_messages=False, by_hash=False)
         _quarantined(connection, loaded.corrupt)
         return {ids[id]: trajectory for id, trajectory in loaded.whole.items()}
@@ -202,7 +200,7 @@ class Drawing:
         while rows:
             good = [row for row in rows if row.position in loaded]
             if pick.unit == "group" and len(good) < len(rows):
-                groups = self._buffer.index.columns["group"]
+                groups = self._eligible.index.columns["group"]
                 broken = {int(groups[row.position]) for row in rows if row.position not in loaded}
                 good = [row for row in good if int(groups[row.position]) not in broken]
             kept += [(row, loaded[row.position]) for row in good]
@@ -212,22 +210,6 @@ class Drawing:
             rows = selection.choose(replace(pick, count=pick.count - len(kept)))
             loaded = self._load(connection, rows)
         return kept
-
-    def _record(self, request: DrawRequest, slot: int, row: SelectedRow, trajectory: Trajectory) -> DrawRecord:
-        own = trajectory.record.run == request.run
-        return DrawRecord(
-            run=request.run,
-            iteration=request.iteration,
-            slot=slot,
-            trajectory=trajectory.id,
-            stream=REPLAY,
-            probability=row.probability,
-            staleness=request.policy_version - trajectory.record.policy_version_min if own else None,
-        )
-
-
-def _moment(request: DrawRequest) -> Moment:
-    return Moment(request.iteration, request.policy_version)
 
 
 def _quarantined(connection: sa.Connection, corrupt: Mapping[str, str]) -> None:

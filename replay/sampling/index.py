@@ -31,12 +31,10 @@ from replay.storage.reclaimed import reclaimed_between
 
 Column = npt.NDArray[Any]
 
-
 _BATCH = 5_000
 _FIRST = -(1 << 63)
 """At most any number of a row: so an index of these numbers is used for all rows, too."""
 _rows = trajectories.c
-
 
 # Texts as the database has them: a row at a time, ExactText takes longer than the query.
 _TEXTS = (_rows.id, _rows.run, _rows.source, _rows.task, _rows.group)
@@ -240,12 +238,12 @@ class EligibleIndex:
         self.ids += ids
 
     def _order(self, ids: list[str], new: Mapping[str, Column]) -> list[int]:
-        """Of rows among themselves."""
+        """The places of rows among themselves."""
         runs = self.codes["run"].names
         ranks = np.argsort(sorted(range(len(runs)), key=lambda code: (runs[code] == self.run, runs[code])))
         by_place = (ranks[new["run"]], new["iteration"], new["slot"])
         order = np.lexsort(by_place[::-1])
-        # Rows of one place, such as imported ones, are told apart by their ids.
+        # Rows of one place, such as imported ones, are distinguished by their ids.
         alike = [np.diff(values[order]) == 0 for values in by_place]
         if np.logical_and.reduce(alike).any():
             by_id = np.argsort(sorted(range(len(ids)), key=ids.__getitem__))
@@ -343,7 +341,7 @@ _PLAIN |= {Size: sa.BigInteger, Share: sa.Double}
 
 
 def _queries(runs: Iterable[str]) -> tuple[sa.CompoundSelect[Any], sa.CompoundSelect[Any]]:
-    """Of the eligible rows that are a run's of these or imported, and of what has changed among all of those.
+    """Queries for the eligible rows of these runs and imported ones, and for what has changed among all of those.
 
     Each part of the union finds its rows by an index: rows of other runs are not looked at.
     """

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from replay.mixing.request import Limits, Pick
 from replay.sampling.groups import WholeGroups, whole_groups
-from replay.sampling.samplers import Moment, RankedSampler, Rows, Sampler
+from replay.sampling.samplers import DrawClock, RankedSampler, Rows, Sampler
 from replay.sampling.sum_tree import SumTree, draw_some
-from replay.sampling.weights import Pool
+from replay.sampling.weights import SamplingWeights
 
 Positions = npt.NDArray[np.intp]
 
@@ -26,19 +26,21 @@ class SelectedRow:
     probability: float | None
     """Its share of the weight that was left when its pick began, or its group's share; None: chosen by rank."""
     correction: float = 1.0
-    """Of its loss, up to a factor common to the draw."""
+    """What its loss is multiplied by, up to a factor common to the draw."""
 
 
 class Selection:
     """Chooses for the picks of one draw, one after another."""
 
-    def __init__(self, pools: Mapping[str | None, Pool], sampler: Sampler, limits: Limits, now: Moment) -> None:
-        self._pools = pools
+    def __init__(
+        self, by_source: Mapping[str | None, SamplingWeights], sampler: Sampler, limits: Limits, now: DrawClock
+    ) -> None:
+        self._by_source = by_source
         self._sampler = sampler
         self._random = sampler.random
         self._limits = limits
         self._now = now
-        self._index = next(iter(pools.values())).index
+        self._index = next(iter(by_source.values())).index
         self._columns = self._index.columns
         self._taken: list[int] = []
         self._per_task: Counter[int] = Counter()
@@ -53,7 +55,7 @@ class Selection:
         """At most `pick.count` rows of those the pick asks for; whole groups of them for unit group."""
         if pick.unit == "group":
             return self._groups(pick)
-        whole = self._pools[pick.source].tree
+        whole = self._by_source[pick.source].tree
         with whole.restored():
             whole.put(np.unique(np.array(self._taken, np.intp)), 0.0)
             there = self._there(pick)
@@ -66,14 +68,14 @@ class Selection:
     def candidates(self, pick: Pick, pool: int | None) -> Positions:
         """What a ranked sampler may choose from."""
         there = self._there(pick)
-        whole = self._pools[pick.source].tree
+        whole = self._by_source[pick.source].tree
         with whole.restored():
             tree = whole if there is None else SumTree(whole.weights[there])
             return _through(there, self._candidates(tree, pick.count, pool))
 
     def best(self, candidates: Positions, scores: npt.NDArray[np.float64], pick: Pick) -> list[SelectedRow]:
         """The candidates of the lowest scores that may be drawn; one whose score is NaN never is."""
-        allowed = self._pools[pick.source].mask
+        allowed = self._by_source[pick.source].mask
         chosen: list[SelectedRow] = []
         for at in np.argsort(scores, kind="stable").tolist():
             position = int(candidates[at])
@@ -160,11 +162,11 @@ class Selection:
 
     def _complete_groups(self, pick: Pick) -> tuple[WholeGroups, npt.NDArray[np.float64]]:
         """Those that are left for the pick, and the weight of each: the mean of its members'."""
-        pool, kind = self._pools[pick.source], replace(pick, count=0)
+        every, kind = self._by_source[pick.source], replace(pick, count=0)
         if kind not in self._whole:
             asked = self._asked(pick)
-            there = whole_groups(np.flatnonzero(pool.mask if asked is None else pool.mask & asked), self._columns)
-            self._whole[kind] = there, there.means(pool.tree.weights)
+            there = whole_groups(np.flatnonzero(every.mask if asked is None else every.mask & asked), self._columns)
+            self._whole[kind] = there, there.means(every.tree.weights)
         groups, weights = self._whole[kind]
         if not self._taken:
             return groups, weights
@@ -192,7 +194,7 @@ class Selection:
         )
 
     def _number(self, weights: npt.NDArray[np.float64]) -> int:
-        """Of rows that could be drawn; counted for samplers that ask for it."""
+        """How many rows could be drawn; counted for samplers that ask for it."""
         return int(np.count_nonzero(weights)) if type(self._sampler).correction is not Sampler.correction else 0
 
     def _correction(self, probability: float, rows: int) -> float:

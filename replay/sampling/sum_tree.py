@@ -11,7 +11,6 @@ import numpy.typing as npt
 Positions = npt.NDArray[np.intp]
 Weights = npt.NDArray[np.float64]
 
-
 _FIRST_CAPACITY = 64
 _FEW = 256
 """Positions for which summing a node twice is quicker than finding out that they share it."""

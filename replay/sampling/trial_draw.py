@@ -14,9 +14,9 @@ import numpy.typing as npt
 from replay.mixing.request import Availability, DrawRequest, Pick
 from replay.sampling.availability import count_available
 from replay.sampling.index import EligibleIndex
-from replay.sampling.samplers import Moment, RankedSampler, Sampler
+from replay.sampling.samplers import DrawClock, Sampler
 from replay.sampling.selection import SelectedRow, Selection
-from replay.sampling.weights import Buffer, Pool, refuse_incomparable, rules
+from replay.sampling.weights import EligibleRows, SamplingWeights, refuse_incomparable, rules
 
 
 @dataclass(frozen=True)
@@ -32,33 +32,37 @@ class TrialDraw:
     """What can be asked of the moment before a draw. It is good until the buffer is refreshed."""
 
     def __init__(
-        self, buffer: Buffer, request: DrawRequest, sampler: Sampler, pools: Mapping[str | None, Pool]
+        self,
+        eligible: EligibleRows,
+        request: DrawRequest,
+        sampler: Sampler,
+        weights: Mapping[str | None, SamplingWeights],
     ) -> None:
-        self._buffer = buffer
+        self._eligible = eligible
         self._request = request
         self._sampler = sampler
-        self._pools = pools
-        self._now = Moment(request.iteration, request.policy_version)
+        self._weights = weights
+        self._now = DrawClock.of(request)
 
     @property
     def index(self) -> EligibleIndex:
-        return self._buffer.index
+        return self._eligible.index
 
     @property
     def drawable(self) -> npt.NDArray[np.bool_]:
         """[N]: rows that the limits allow and the sampler gives a weight."""
-        return self._pools[None].tree.weights > 0.0
+        return self._weights[None].tree.weights > 0.0
 
     def available(self) -> Availability:
         """Raises ReplayError for a source that is asked for by name and can't be compared with the run's own rows."""
         refuse_incomparable(self.index, self._request)
-        return count_available(self._pools[None], self._request.limits)
+        return count_available(self._weights[None], self._request.limits)
 
     def left(self) -> list[FilterStep]:
         """Rule after rule, in the order they are asked; the first is every eligible row."""
         kept = np.ones(len(self.index), np.bool_)
         found = [FilterStep("eligible", len(kept))]
-        for name, allowed in rules(self._buffer, self._request.limits, self._now, slice(None)):
+        for name, allowed in rules(self._eligible, self._request.limits, self._now, slice(None)):
             kept &= allowed
             found.append(FilterStep(name, int(np.count_nonzero(kept))))
         return [*found, FilterStep("sampler", int(np.count_nonzero(self.drawable)))]
@@ -66,14 +70,9 @@ class TrialDraw:
     def draws(self, picks: Sequence[Pick], times: int) -> list[list[SelectedRow]]:
         """What so many draws would take, each as if it were the next; the sampler's random numbers go on between them.
 
-        Raises ValueError for a sampler that asks the current policy: there is none here.
+        Not for a sampler that asks the current policy: there is none here.
         """
-        if isinstance(self._sampler, RankedSampler) and self._sampler.measured:
-            raise ValueError(
-                "replay.sampler_options.policy must be stored where no policy is loaded, got current. "
-                "Only a run can tell what it would draw."
-            )
-        selection = Selection(self._pools, self._sampler, self._request.limits, self._now)
+        selection = Selection(self._weights, self._sampler, self._request.limits, self._now)
         found = []
         for _ in range(times):
             selection.begin_again()

@@ -12,14 +12,14 @@ from replay.errors import ReplayError
 from replay.mixing.request import DrawRequest, Limits
 from replay.sampling.compatibility import bits, names_of
 from replay.sampling.index import EligibleIndex, GrowableArray
-from replay.sampling.samplers import Moment, Rows, Sampler
+from replay.sampling.samplers import DrawClock, Rows, Sampler
 from replay.sampling.sum_tree import SumTree
 from replay.sampling.usage import SolvedTasks, Uses
 
 Mask = npt.NDArray[np.bool_]
 
 
-class Buffer:
+class EligibleRows:
     """What one run knows of the rows it may draw."""
 
     def __init__(self, run: str, others: Collection[str]) -> None:
@@ -38,17 +38,9 @@ class Buffer:
         self.changes += changed
 
 
-def allowed(buffer: Buffer, limits: Limits, now: Moment, rows: slice) -> Mask:
-    """Which of the rows the limits let a draw take."""
-    mask: Mask = np.ones(len(buffer.index.columns["own"][rows]), np.bool_)
-    for _, kept in rules(buffer, limits, now, rows):
-        mask &= kept
-    return mask
-
-
-def rules(buffer: Buffer, limits: Limits, now: Moment, rows: slice) -> Iterator[tuple[str, Mask]]:
+def rules(eligible: EligibleRows, limits: Limits, now: DrawClock, rows: slice) -> Iterator[tuple[str, Mask]]:
     """Every limit there is, by its name in the configuration, with the rows that it lets a draw take."""
-    index = buffer.index
+    index = eligible.index
     columns = {name: column[rows] for name, column in index.columns.items()}
     own = known = columns["own"]
     yield "allow_mismatch", (index.mismatches(rows) & ~bits(limits.allow_mismatch)) == 0
@@ -62,11 +54,11 @@ def rules(buffer: Buffer, limits: Limits, now: Moment, rows: slice) -> Iterator[
     if limits.max_staleness is not None:
         yield "max_staleness", ~known | (now.policy_version - columns["policy_version"] <= limits.max_staleness)
     if limits.retire_solved is not None:
-        yield "retire_solved", ~buffer.solved.solved(limits.retire_solved)[columns["task"]]
+        yield "retire_solved", ~eligible.solved.solved(limits.retire_solved)[columns["task"]]
     if limits.max_uses is not None:
-        yield "max_uses", columns["uses"] + buffer.uses.reserved(index)[rows] < limits.max_uses
+        yield "max_uses", columns["uses"] + eligible.uses.reserved(index)[rows] < limits.max_uses
     if limits.cooldown > 0:
-        yield "cooldown", ~buffer.uses.resting(index)[rows]
+        yield "cooldown", ~eligible.uses.resting(index)[rows]
 
 
 def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice | npt.NDArray[np.intp]) -> Mask:
@@ -80,7 +72,7 @@ def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice | npt.ND
 
 
 def refuse_incomparable(index: EligibleIndex, request: DrawRequest) -> None:
-    """A source that is asked for by name must have rows to give, or the reason why not is told.
+    """A source that is asked for by name must have rows to give, or the error says why not.
 
     `self` is the drawing run too, which will have some.
     """
@@ -97,13 +89,13 @@ def refuse_incomparable(index: EligibleIndex, request: DrawRequest) -> None:
             )
 
 
-class Pool:
+class SamplingWeights:
     """The weights of one sampler under one set of limits, row by row, up to date with the index."""
 
-    def __init__(self, buffer: Buffer, sampler: Sampler, limits: Limits, source: str | None) -> None:
+    def __init__(self, eligible: EligibleRows, sampler: Sampler, limits: Limits, source: str | None) -> None:
         self._limits = limits
-        self._buffer = buffer
-        self.index = buffer.index
+        self._eligible = eligible
+        self.index = eligible.index
         self._sampler = sampler
         self._source = source
         self.tree = SumTree()
@@ -114,7 +106,7 @@ class Pool:
         self._layout = -1
         self._reference: object = None
         self._settled = 0
-        self._followed: tuple[Moment, int] | None = None
+        self._followed: tuple[DrawClock, int] | None = None
 
     @property
     def mask(self) -> Mask:
@@ -126,13 +118,13 @@ class Pool:
         """[N]: the sampler does not know what the row weighs; of allowed rows only, if it is not row-wise."""
         return self._unknown.values
 
-    def follow(self, now: Moment) -> None:
+    def follow(self, now: DrawClock) -> None:
         """Weights as of this moment; only what has come or changed is weighed, where limits and sampler allow it."""
-        if self._followed == (now, self._buffer.changes):
+        if self._followed == (now, self._eligible.changes):
             return
-        index, reference = self._buffer.index, self._sampler.reference(now)
+        index, reference = self._eligible.index, self._sampler.reference(now)
         went_back = self._followed is not None and now.iteration < self._followed[0].iteration
-        self._followed = now, self._buffer.changes
+        self._followed = now, self._eligible.changes
         if self._layout != index.layout or self._reference != reference or went_back:
             self._settled, self._layout, self._reference = 0, index.layout, reference
             self._weights.cut(0)
@@ -144,7 +136,7 @@ class Pool:
         self._mask.cut(first)
         if first == len(index) and self._sampler.row_wise:
             return
-        new = allowed(self._buffer, self._limits, now, rest)
+        new: Mask = np.logical_and.reduce([kept for _, kept in rules(self._eligible, self._limits, now, rest)])
         if self._source is not None:
             new &= of_source(index, (self._source,), rest)
         self._mask.extend(new)
@@ -154,8 +146,8 @@ class Pool:
         # Rows of iterations to come are not drawn yet: they are looked at again.
         self._settled = first + int(later[0]) if len(later) else len(index)
 
-    def _weigh(self, now: Moment) -> None:
-        columns, size = self._buffer.index.columns, len(self._mask)
+    def _weigh(self, now: DrawClock) -> None:
+        columns, size = self._eligible.index.columns, len(self._mask)
         if self._sampler.row_wise:
             weights, unknown = self._sampler.weigh(Rows(columns, slice(len(self._weights), size), now))
         else:

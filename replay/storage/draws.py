@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REPLAY, RESERVED, UNTRAINABLE, DrawRecord, IterationRecord
 from replay.storage.counters import LEASE_DRAWS, is_live, next_number
+from replay.storage.format import schema
 from replay.storage.format.column_types import real_columns
 from replay.storage.format.ratio_histograms import COUNTS_RULE, encode, is_counts
 from replay.storage.format.rows import Row, chunked, known
@@ -49,7 +50,6 @@ class ResumeReport:
 
 _COLUMNS = [field.name for field in fields(DrawRecord) if field.name != "state"]
 _REALS = [column.key for column in real_columns(draws.columns)]
-
 
 _SLOTS = sa.select(draws.c.slot).where(
     draws.c.run == sa.bindparam("run"), draws.c.iteration == sa.bindparam("iteration")
@@ -90,10 +90,6 @@ def reserve(connection: sa.Connection, records: Sequence[DrawRecord]) -> None:
     _insert(connection, records, state=RESERVED, sequence=next_number(connection, "draws"))
 
 
-def _of(run: str, iteration: int, *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
-    return sa.select(*columns).where(draws.c.run == run, draws.c.iteration == iteration)
-
-
 def _insert(connection: sa.Connection, records: Sequence[DrawRecord], *, state: str, sequence: int) -> None:
     columns: dict[str, Sequence[Any]] = {name: [getattr(record, name) for record in records] for name in _COLUMNS}
     columns |= {name: list(map(known, columns[name])) for name in _REALS}
@@ -126,8 +122,14 @@ def commit(
         _count_uses(connection, [record.trajectory for record in records if record.stream == REPLAY])
     connection.execute(iterations.insert().values(row))
     add_metrics(connection, iteration.run, iteration.iteration, iteration.metrics)
-    insert(connection, histograms, _histogram_rows(iteration))
-    _save_sampler(connection, iteration, sampler_state)
+    place = {"run": iteration.run, "iteration": iteration.iteration}
+    measured = [
+        {**place, "quantity": found.quantity, "stream": found.stream, "age": found.age, "counts": encode(found.counts)}
+        for found in iteration.histograms
+    ]
+    insert(connection, histograms, measured)
+    state = {**place, "state": json.dumps(dict(sampler_state))}
+    connection.execute(schema.sampler_state.insert().values(state))
 
 
 def _stored_iteration(connection: sa.Connection, iteration: IterationRecord) -> Row | None:
@@ -142,8 +144,9 @@ def _check_drawn(
     """Raises unless `records` are the iteration's draws in that state, and none has expired."""
     where = f"iteration {iteration.iteration}"
     live = sa.case((is_live(), 1), else_=0).label("live")
-    query = _of(iteration.run, iteration.iteration, draws.c.slot, draws.c.trajectory, live)
-    found = connection.execute(query.where(draws.c.state == state).order_by(draws.c.slot)).all()
+    mine = (draws.c.run == iteration.run) & (draws.c.iteration == iteration.iteration) & (draws.c.state == state)
+    query = sa.select(draws.c.slot, draws.c.trajectory, live).where(mine)
+    found = connection.execute(query.order_by(draws.c.slot)).all()
     given = {record.slot: record.trajectory for record in records}
     there = {row.slot: row.trajectory for row in found}
     if given != there:
@@ -153,14 +156,6 @@ def _check_drawn(
     if expired:
         rule = f"be committed before {LEASE_DRAWS:,} others are reserved (go on with --resume)"
         raise refused(f"draws[{expired[0]}]", rule, "an expired reservation", where)
-
-
-def _histogram_rows(iteration: IterationRecord) -> list[Row]:
-    place = {"run": iteration.run, "iteration": iteration.iteration}
-    return [
-        {**place, "quantity": found.quantity, "stream": found.stream, "age": found.age, "counts": encode(found.counts)}
-        for found in iteration.histograms
-    ]
 
 
 USES = (
@@ -179,11 +174,6 @@ def _count_uses(connection: sa.Connection, ids: Sequence[str]) -> None:
     values = {"uses": USES, "changed": next_number(connection, "changed")}
     for chunk in chunked(list(dict.fromkeys(ids))):
         connection.execute(trajectories.update().where(trajectories.c.id.in_(chunk)).values(values))
-
-
-def _save_sampler(connection: sa.Connection, iteration: IterationRecord, state: Mapping[str, Any]) -> None:
-    row = {"run": iteration.run, "iteration": iteration.iteration, "state": json.dumps(dict(state))}
-    connection.execute(sampler_state.insert().values(row))
 
 
 def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:

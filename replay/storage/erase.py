@@ -32,21 +32,13 @@ class Forgotten:
     """Committed draws of these rows."""
 
 
-def count(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> Forgotten:
-    """What forgetting these rows would remove; what is left of evicted ones has nothing to forget."""
-    return _count(connection, _ids(connection, rows))
-
-
-def forget(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> Forgotten:
-    """Remove the content of these rows, and of tasks that no other row has."""
-    ids = _ids(connection, rows)
+def forget(connection: sa.Connection, rows: sa.ColumnElement[bool], *, dry_run: bool = False) -> Forgotten:
+    """Remove the content of these rows, and of tasks that no other row has; what is left of evicted ones has none."""
+    ids = list(connection.scalars(sa.select(_rows.id).where(rows)))
     counted = _count(connection, ids)
-    reclaim(connection, ids, FORGOTTEN)
+    if not dry_run:
+        reclaim(connection, ids, FORGOTTEN)
     return counted
-
-
-def _ids(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> list[str]:
-    return list(connection.scalars(sa.select(_rows.id).where(rows)))
 
 
 def _count(connection: sa.Connection, ids: Sequence[str]) -> Forgotten:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from replay.storage.format.rows import (
 )
 from replay.storage.format.schema import messages, runs, segments, tasks, trajectories
 from replay.storage.reclaimed import reasons
-from replay.storage.statements import rows_by_key
+from replay.storage.statements import rows_by_key, selected
 
 _RECORDS = (*CHECKED_COLUMNS, trajectories.c.record_checksum, trajectories.c.state_reason)
 _SEGMENTS = (segments.c.trajectory, *SEGMENT_COLUMNS)
@@ -179,10 +179,3 @@ def task_records(connection: sa.Connection, hashes: Sequence[str]) -> dict[str, 
     columns = [tasks.c.hash, tasks.c.environment, tasks.c.payload]
     found = selected(connection, columns, tasks.c.hash, hashes)
     return {row.hash: TaskRecord(row.hash, row.environment, json.loads(row.payload)) for row in found}
-
-
-def selected(
-    connection: sa.Connection, columns: Sequence[sa.ColumnElement[Any]], key: sa.ColumnElement[str], keys: Sequence[str]
-) -> Iterator[sa.Row[Any]]:
-    for chunk in chunked(list(dict.fromkeys(keys))):
-        yield from connection.execute(sa.select(*columns).where(key.in_(chunk)))

@@ -16,9 +16,9 @@ from replay.storage.counters import next_number
 from replay.storage.format.column_types import required
 from replay.storage.format.rows import Row, chunked
 from replay.storage.format.schema import groups, messages, reclaimed, segments, tasks, token_scores, trajectories
+from replay.storage.statements import selected
 
 _rows, _left = trajectories.c, reclaimed.c
-
 
 FACTS = (
     *("id", "group", "slot", "member", "attempt", "source", "reward", "success", "advantage", "num_action_tokens"),
@@ -66,11 +66,7 @@ def left_of(row: Mapping[str, Any]) -> Row:
 
 def reasons(connection: sa.Connection, ids: Sequence[str]) -> dict[str, str]:
     """Why they went, by id, of those that did."""
-    found: dict[str, str] = {}
-    for chunk in chunked(ids):
-        rows = connection.execute(sa.select(_left.id, _left.state_reason).where(_left.id.in_(chunk)))
-        found.update((row[0], row[1]) for row in rows)
-    return found
+    return {row.id: row.state_reason for row in selected(connection, [_left.id, _left.state_reason], _left.id, ids)}
 
 
 def reclaimed_between(connection: sa.Connection, since: int, newest: int) -> list[str]:
@@ -83,8 +79,8 @@ def _either(name: str) -> sa.ColumnElement[Any]:
 
 
 COLLECTED = (
-    sa.func.coalesce(_rows.run, groups.c.run).label("born_run"),
-    sa.func.coalesce(_rows.iteration, groups.c.iteration).label("born_iteration"),
+    sa.func.coalesce(_rows.run, groups.c.run).label("collected_run"),
+    sa.func.coalesce(_rows.iteration, groups.c.iteration).label("collected_iteration"),
     _either("source").label("source"),
     sa.func.coalesce(_rows.task, groups.c.task).label("task"),
     _either("group").label("group"),
@@ -96,8 +92,7 @@ COLLECTED = (
     sa.func.coalesce(_rows.state, EVICTED).label("state"),
     _either("state_reason").label("state_reason"),
 )
-"""What a row was born with, by the names that questions of lineage give it, whether it is stored or reclaimed."""
-
+"""What a row was collected with, by the names that questions of lineage give it, whether it is stored or reclaimed."""
 
 IS_KNOWN = sa.func.coalesce(_rows.id, _left.id).is_not(None)
 

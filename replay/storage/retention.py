@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 from pydantic import Field
@@ -29,9 +28,7 @@ from replay.storage.reclaimed import reclaim
 
 _EVICTED_AT = re.compile(r"at iteration ([0-9]+), was ([a-z]+)$")
 
-
 _PAGE = 1000
-
 
 _rows = trajectories.c
 
@@ -76,8 +73,8 @@ def over_capacity(
     """
     if not capacity:
         return {}
-    may_go = sa.and_(_kept(run), _rows.iteration < iteration, ~_is_reserved())
-    found: dict[str, list[StoredRow]] = {"orphaned": _listed(connection, _kept(run, orphaned=True), ~_is_reserved())}
+    may_go = sa.and_(_kept(run), _rows.iteration < iteration, ~_IS_RESERVED)
+    found: dict[str, list[StoredRow]] = {"orphaned": _listed(connection, _kept(run, orphaned=True), ~_IS_RESERVED)}
     gone: set[str] = set()
 
     def add(rule: str, rows: Iterable[StoredRow]) -> None:
@@ -95,7 +92,7 @@ def over_capacity(
         add("rows", _oldest(connection, may_go, gone, rows=count - len(gone) - capacity.rows))
     if capacity.bytes is not None:
         freed = sum(row.bytes for rows in found.values() for row in rows) - sum(row.bytes for row in found["orphaned"])
-        total = connection.scalar(sa.select(sa.func.sum(_size())).where(_kept(run))) or 0
+        total = connection.scalar(sa.select(sa.func.sum(_SIZE)).where(_kept(run))) or 0
         add("bytes", _oldest(connection, may_go, gone, bytes=int(total) - freed - capacity.bytes))
     return {rule: rows for rule, rows in found.items() if rows}
 
@@ -141,7 +138,7 @@ def by_hand(
     """
     mine = sa.true() if run is None else _rows.run == run
     if rows is not None:
-        found = _listed(connection, mine, _HAS_CONTENT, ~_is_reserved(), rows)
+        found = _listed(connection, mine, _HAS_CONTENT, ~_IS_RESERVED, rows)
         return {"where": found} if found else {}
     over: dict[str, list[StoredRow]] = {}
     known = sa.select(runs.c.id).order_by(runs.c.id)
@@ -168,7 +165,7 @@ def summed(over: Mapping[str, Sequence[StoredRow]]) -> Evicted:
 def buffer_metrics(connection: sa.Connection, run: str) -> dict[str, float]:
     """What one run keeps of its own rows."""
     drawable, corrupt = (sa.func.count().filter(_rows.state == state) for state in (ELIGIBLE, QUARANTINED))
-    query = sa.select(sa.func.count(), drawable, corrupt, sa.func.coalesce(sa.func.sum(_size()), 0)).where(_kept(run))
+    query = sa.select(sa.func.count(), drawable, corrupt, sa.func.coalesce(sa.func.sum(_SIZE), 0)).where(_kept(run))
     names = ("buffer/rows", "buffer/eligible", "buffer/quarantined", "buffer/bytes")
     return {name: float(value) for name, value in zip(names, connection.execute(query).one(), strict=True)}
 
@@ -178,6 +175,8 @@ def eviction_metrics(evicted: Evicted) -> dict[str, float]:
     return metrics | {f"buffer/evicted_by_{rule}": float(count) for rule, count in evicted.by_rule.items()}
 
 
+_SIZE = sa.func.coalesce(_rows.num_bytes, 0)
+_IS_RESERVED = sa.exists().where(draws.c.trajectory == _rows.id, is_live()).correlate(trajectories)
 _HAS_CONTENT = sa.or_(_rows.state != EVICTED, _rows.state_reason == REDACTED)
 """And no rule has evicted it yet."""
 
@@ -187,29 +186,24 @@ def _kept(run: str, *, orphaned: bool = False) -> sa.ColumnElement[bool]:
     return sa.and_(_rows.run == run, state)
 
 
-def _is_reserved() -> sa.ColumnElement[bool]:
-    return sa.exists().where(draws.c.trajectory == _rows.id, is_live()).correlate(trajectories)
-
-
-def _size() -> sa.ColumnElement[Any]:
-    return sa.func.coalesce(_rows.num_bytes, 0)
-
-
 _ORDER = (_rows.iteration, _rows.slot, _rows.id)
 
 
-def _listed(
-    connection: sa.Connection,
-    *conditions: sa.ColumnElement[bool],
-    page: tuple[int, int | None] = (0, None),
-    drawable_last: bool = False,
-) -> list[StoredRow]:
-    """`page`: how many rows to pass over, and how many to list."""
+def _streamed(
+    connection: sa.Connection, *conditions: sa.ColumnElement[bool], drawable_last: bool = False
+) -> Iterator[StoredRow]:
+    """The oldest first, a page of them in memory."""
     state = sa.case((_rows.state == EVICTED, REDACTED), else_=_rows.state)
-    query = sa.select(_rows.id, _rows.task, state, _size()).where(*conditions)
+    query = sa.select(_rows.id, _rows.task, state, _SIZE).where(*conditions)
     order = [sa.case((_rows.state == ELIGIBLE, 1), else_=0)] if drawable_last else []
-    query = query.order_by(*order, *_ORDER).offset(page[0]).limit(page[1])
-    return [StoredRow(*row) for row in connection.execute(query)]
+    paged = query.order_by(*order, *_ORDER).execution_options(yield_per=_PAGE)
+    with connection.execute(paged) as found:
+        for id, task, was, size in found:
+            yield StoredRow(id, task, was, size)
+
+
+def _listed(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> list[StoredRow]:
+    return list(_streamed(connection, *conditions))
 
 
 def _over_per_task(
@@ -220,7 +214,7 @@ def _over_per_task(
     if not counts:
         return []
     crowded = sa.select(_rows.task).where(_kept(run)).group_by(_rows.task).having(sa.func.count() > limit)
-    rows = _listed(connection, may_go, _rows.task.in_(crowded), drawable_last=True)
+    rows = list(_streamed(connection, may_go, _rows.task.in_(crowded), drawable_last=True))
     left = Counter(counts) - Counter(row.task for row in rows if row.id in gone)
     over = []
     for row in rows:
@@ -235,16 +229,15 @@ def _oldest(
 ) -> list[StoredRow]:
     """The first rows, until at least so many rows and so many bytes are freed."""
     taken: list[StoredRow] = []
-    freed = seen = 0
-    while len(taken) < rows or freed < bytes:
-        page = _listed(connection, may_go, page=(seen, rows + len(gone) + _PAGE), drawable_last=True)
-        for row in page:
-            if row.id not in gone and (len(taken) < rows or freed < bytes):
-                taken.append(row)
-                freed += row.bytes
-        if not page:
+    freed = 0
+    if rows <= 0 and bytes <= 0:
+        return taken
+    for row in _streamed(connection, may_go, drawable_last=True):
+        if len(taken) >= rows and freed >= bytes:
             break
-        seen += len(page)
+        if row.id not in gone:
+            taken.append(row)
+            freed += row.bytes
     return taken
 
 

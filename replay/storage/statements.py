@@ -17,6 +17,13 @@ from replay.storage.format.rows import Row, chunked
 _Convert = Callable[[Sequence[Any]], Sequence[Any]]
 
 
+def selected(
+    connection: sa.Connection, columns: Sequence[sa.ColumnElement[Any]], key: sa.ColumnElement[str], keys: Sequence[str]
+) -> Iterator[sa.Row[Any]]:
+    for chunk in chunked(list(dict.fromkeys(keys))):
+        yield from connection.execute(sa.select(*columns).where(key.in_(chunk)))
+
+
 def rows_by_key(
     connection: sa.Connection,
     columns: tuple[sa.Column[Any], ...],
@@ -32,10 +39,10 @@ def rows_by_key(
     for chunk in chunked(keys):
         # Few statements do for any number of keys: the last key fills up to a power of two.
         size = 1 << (len(chunk) - 1).bit_length()
-        statement, names = _compiled(columns, key, order_by, size, connection.dialect)
+        text, order, _ = _text(_by_key(columns, key, order_by, size), connection.dialect)
         values = [*storable_column(chunk), *[storable_column(chunk[-1:])[0]] * (size - len(chunk))]
-        parameters = tuple(values) if names is None else dict(zip(names, values, strict=True))
-        found = _rows(connection, statement, parameters)
+        given = {f"key_{number}": value for number, value in enumerate(values)}
+        found = _rows(connection, text, _ordered(given, order))
         if found:
             yield from zip(*map(restored_column, columns, zip(*found, strict=True)), strict=True)
 
@@ -57,8 +64,11 @@ def execute(connection: sa.Connection, statement: sa.Executable, **values: Any) 
         **fixed,
         **{name: to_storable(value) if isinstance(value, str) else value for name, value in values.items()},
     }
-    parameters: Any = given if names is None else tuple(given[name] for name in names)
-    return connection.exec_driver_sql(text, parameters)
+    return connection.exec_driver_sql(text, _ordered(given, names))
+
+
+def _ordered(given: Mapping[str, Any], order: Sequence[str] | None) -> Any:
+    return given if order is None else tuple(given[name] for name in order)
 
 
 def insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> None:
@@ -91,10 +101,10 @@ def _bind_column(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Conver
     if isinstance(kind, ExactText):
         return storable_column
     to_driver = kind.dialect_impl(dialect).bind_processor(dialect)
-    return (lambda values: [to_driver(value) for value in values]) if to_driver else _as_they_are
+    return (lambda values: [to_driver(value) for value in values]) if to_driver else list
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=192)
 def _text(statement: sa.Executable, dialect: sa.Dialect) -> tuple[str, list[str] | None, dict[str, Any]]:
     """The statement's text, the order of its parameters (None: by name), and those it brings itself."""
     assert isinstance(statement, sa.ClauseElement)
@@ -105,19 +115,8 @@ def _text(statement: sa.Executable, dialect: sa.Dialect) -> tuple[str, list[str]
 
 
 @lru_cache(maxsize=128)
-def _compiled(
-    columns: tuple[sa.Column[Any], ...],
-    key: sa.Column[str],
-    order_by: tuple[sa.Column[Any], ...],
-    size: int,
-    dialect: sa.Dialect,
-) -> tuple[str, list[str] | None]:
-    """The statement, and the names of its parameters (None: by position)."""
-    names = [f"key_{number}" for number in range(size)]
-    query = sa.select(*columns).where(key.in_([sa.bindparam(name, type_=key.type) for name in names]))
-    compiled = query.order_by(*order_by).compile(dialect=dialect)
-    return compiled.string, None if compiled.positional else names
-
-
-def _as_they_are(values: Sequence[Any]) -> Sequence[Any]:
-    return values
+def _by_key(
+    columns: tuple[sa.Column[Any], ...], key: sa.Column[str], order_by: tuple[sa.Column[Any], ...], size: int
+) -> sa.Select[Any]:
+    keys = [sa.bindparam(f"key_{number}", type_=key.type) for number in range(size)]
+    return sa.select(*columns).where(key.in_(keys)).order_by(*order_by)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
-from itertools import groupby
+from functools import cache, partial
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from replay.errors import DamagedCell, InvalidRecord
 from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED, STATES, Trajectory
 from replay.storage.databases import Database
 from replay.storage.draws import USES
-from replay.storage.format.cells import damaged_cells
+from replay.storage.format.column_types import ExactText, Real, Truth, Whole
 from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.ratio_histograms import decode
 from replay.storage.format.schema import draws, histograms, metadata, reclaimed, segments, token_scores, trajectories
@@ -26,7 +26,6 @@ from replay.storage.read import author_table, load
 from replay.storage.validate import NOTHING_STORED, validate
 
 _BATCH = 64
-
 
 _rows = trajectories.c
 
@@ -65,7 +64,7 @@ def verify(database: Database, wanted: sa.ColumnElement[bool]) -> Verification:
             look(database, wanted, found)
     for table in metadata.sorted_tables:
         with database.reading() as connection:
-            found.damage += damaged_cells(connection, table)
+            found.damage += _damaged_cells(connection, table)
             found.dangling |= _dangling(connection, table)
     with _noted(found):
         _look_at_rows(database, wanted, found)
@@ -74,7 +73,7 @@ def verify(database: Database, wanted: sa.ColumnElement[bool]) -> Verification:
 
 @contextmanager
 def _noted(found: Verification) -> Iterator[None]:
-    """What can't be read is told beside what else there is to tell."""
+    """What can't be read is noted beside what else there is."""
     try:
         yield
     except DamagedCell as error:
@@ -160,7 +159,14 @@ def _look_at_uses(database: Database, wanted: _Rows, found: Verification) -> Non
         found.damage.append(f"trajectories.uses: {count} rows were used another number of times, by their draws")
 
 
-def _note_unreadable(found: Verification, table: str, broken: list[str]) -> None:
+def _note_unreadable(found: Verification, table: str, blobs: Iterable[tuple[str, Callable[[], object]]]) -> None:
+    """Each blob by what it is of, with what decodes it."""
+    broken = []
+    for name, decoded in blobs:
+        try:
+            decoded()
+        except BlobError:
+            broken.append(name)
     if broken:
         found.damage.append(f"{table}: {len(broken)} are not what was written, the first of {broken[0]}")
 
@@ -168,28 +174,57 @@ def _note_unreadable(found: Verification, table: str, broken: list[str]) -> None
 def _look_at_histograms(database: Database, wanted: _Rows, found: Verification) -> None:
     """Nothing is drawn from them, so there is nothing to quarantine."""
     key = [histograms.c[name] for name in ("run", "iteration", "quantity", "stream", "age")]
-    broken = []
-    for page in _pages(database, sa.select(*key, histograms.c.counts), *key):
-        for row in page:
-            try:
-                decode(row.counts)
-            except BlobError:
-                broken.append(f"iteration {row.iteration} of run {row.run}")
-    _note_unreadable(found, "histograms", broken)
+    rows = chain.from_iterable(_pages(database, sa.select(*key, histograms.c.counts), *key))
+    blobs = ((f"iteration {row.iteration} of run {row.run}", partial(decode, row.counts)) for row in rows)
+    _note_unreadable(found, "histograms", blobs)
 
 
 def _look_at_scores(database: Database, wanted: _Rows, found: Verification) -> None:
     """What a later policy gave stored tokens: `agentloop replay rescore` makes them anew."""
-    table, of, broken = token_scores.c, segments.c, []
+    table, of = token_scores.c, segments.c
     mine = (of.trajectory == table.trajectory) & (of.position == table.position)
     query = sa.select(table.trajectory, table.position, table.log_probs, of.num_tokens)
-    for page in _pages(database, query.join_from(token_scores, segments, mine), table.trajectory, table.position):
-        for row in page:
-            try:
-                decode_log_probs(row.log_probs, row.num_tokens)
-            except BlobError:
-                broken.append(f"segment {row.position} of trajectory {row.trajectory}")
-    _note_unreadable(found, "token_scores", broken)
+    pages = _pages(database, query.join_from(token_scores, segments, mine), table.trajectory, table.position)
+    blobs = (
+        (
+            f"segment {row.position} of trajectory {row.trajectory}",
+            partial(decode_log_probs, *row[2:]),
+        )
+        for row in chain.from_iterable(pages)
+    )
+    _note_unreadable(found, "token_scores", blobs)
+
+
+_STORED = {ExactText: ("text",), Whole: ("integer",), Real: ("real",), Truth: ("integer",)}
+"""What SQLite calls the contents of columns."""
+
+
+def _damaged_cells(connection: sa.Connection, table: sa.Table) -> list[str]:
+    """A line for each column of the table with cells of another kind than the column's, whose contents are not read.
+
+    A server keeps its types and its NOT NULL itself; in a file, one bit makes a text of a number.
+    """
+    found = connection.execute(_cell_counts(table, connection.dialect.name == "sqlite")).one()
+    return [
+        f"{table.name}.{column.name}: {count} hold what nobody can have written there"
+        for column, count in zip(table.columns, found, strict=True)
+        if count
+    ]
+
+
+@cache
+def _cell_counts(table: sa.Table, is_file: bool) -> sa.Executable:
+    return sa.select(*(sa.func.count().filter(_is_other(column, is_file)) for column in table.columns)).select_from(
+        table
+    )
+
+
+def _is_other(column: sa.Column[Any], is_file: bool) -> sa.ColumnElement[bool]:
+    missing = sa.false() if column.nullable else column.is_(None)
+    if not is_file:
+        return missing
+    names = next((names for kind, names in _STORED.items() if isinstance(column.type, kind)), ("blob",))
+    return missing | (column.is_not(None) & sa.func.typeof(column).not_in(names))
 
 
 def _dangling(connection: sa.Connection, table: sa.Table) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -14,7 +14,6 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from context.messages import Message, canonical_json
-from replay.errors import InvalidRecord
 from replay.records import (
     DUPLICATE,
     ELIGIBLE,
@@ -59,7 +58,7 @@ from replay.storage.format.schema import (
 )
 from replay.storage.format.token_summary import SUMMARY
 from replay.storage.reclaimed import FACTS, left_of, remove_unused_tasks
-from replay.storage.statements import insert
+from replay.storage.statements import insert, selected
 from replay.storage.validate import Validated, checked, refused, validate
 
 Redactor = Callable[[tuple[Message, ...]], Sequence[Message] | None]
@@ -98,22 +97,28 @@ class AppendReport:
 
 
 @dataclass(frozen=True)
+class PreparedRow:
+    """A checked and encoded trajectory."""
+
+    record: Row
+    derived: Row
+    """Columns that follow from its tokens and messages."""
+    segments: list[Row]
+    messages: Row | None
+    clipped: int
+    is_redacted: bool
+    """Its messages were changed: its tokens must not be stored."""
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Checked and encoded rows, by key."""
 
     tasks: dict[str, Row]
     groups: dict[str, Row]
-    trajectories: dict[str, Row]
-    segments: dict[str, list[Row]]
-    messages: dict[str, Row]
-    """Of trajectories that have some."""
-    derived: dict[str, Row]
-    """Columns of a trajectory that follow from its tokens and messages."""
-    clipped: dict[str, int]
+    trajectories: dict[str, PreparedRow]
     repeated: int
     """Trajectories given more than once."""
-    withheld: dict[str, Row]
-    """State and reason of rows whose tokens must not be stored."""
 
 
 def prepare(
@@ -126,36 +131,40 @@ def prepare(
     compress_text: bool,
 ) -> Prepared:
     """Everything that needs no database lock: check, redact, hash, compress."""
-    prepared = Prepared({}, {}, {}, {}, {}, {}, {}, repeated=0, withheld={})
+    prepared = Prepared({}, {}, {}, repeated=len(rows) - len({row.id for row in rows}))
     for task, row in zip(task_records, checked(task_records, "task", "hash"), strict=True):
-        _add_same(prepared.tasks, task.hash, {**row, "payload": _json(task)}, "task")
+        given = {**row, "payload": _json(task)}
+        _check_same("task", task.hash, prepared.tasks.setdefault(task.hash, given), given)
     for row in checked(group_records, "group", "id"):
-        _add_same(prepared.groups, row["id"], row, "group")
-    repeated = 0
+        _check_same("group", row["id"], prepared.groups.setdefault(row["id"], row), row)
     for trajectory, found in _validated(rows, authors):
-        repeated += trajectory.id in prepared.trajectories
-        _add_same(prepared.trajectories, trajectory.id, without_nan(found.row), "trajectory")
-        said = trajectory.messages if redact is None else tuple(redact(trajectory.messages) or ())
-        if said != trajectory.messages:
-            # With the rest of a text known, a hash gives away what was taken out of it.
-            prepared.withheld[trajectory.id] = {"state": EVICTED, "state_reason": REDACTED}
-            prepared.trajectories[trajectory.id]["content_hash"] = ""
-        prepared.segments[trajectory.id] = parts = list(segment_rows(trajectory.id, found.segments))
-        num_bytes = sum(len(row["tokens"]) for row in parts)
-        if said:
-            row, said_bytes = conversation_row(trajectory.id, said, compressed=compress_text)
-            prepared.messages[trajectory.id] = row
-            num_bytes += said_bytes
-        is_withheld = trajectory.id in prepared.withheld
-        prepared.derived[trajectory.id] = _derived(
-            prepared.trajectories[trajectory.id],
-            token_hash=None if is_withheld else token_hash(found.segments),
-            num_bytes=num_bytes,
-            num_messages=len(said),
-            segments_checksum=None if is_withheld else segments_checksum(map(_as_read_segment, parts)),
-        )
-        prepared.clipped[trajectory.id] = found.clipped
-    return replace(prepared, repeated=repeated)
+        made = _prepared(trajectory, found, redact, compress_text)
+        _check_same("trajectory", trajectory.id, prepared.trajectories.get(trajectory.id, made).record, made.record)
+        prepared.trajectories[trajectory.id] = made
+    return prepared
+
+
+def _prepared(trajectory: Trajectory, found: Validated, redact: Redactor | None, compress_text: bool) -> PreparedRow:
+    said = trajectory.messages if redact is None else tuple(redact(trajectory.messages) or ())
+    is_redacted = said != trajectory.messages
+    record = without_nan(found.row)
+    if is_redacted:
+        # With the rest of a text known, a hash gives away what was taken out of it.
+        record["content_hash"] = ""
+    parts = list(segment_rows(trajectory.id, found.segments))
+    num_bytes = sum(len(row["tokens"]) for row in parts)
+    messages_row = None
+    if said:
+        messages_row, said_bytes = conversation_row(trajectory.id, said, compressed=compress_text)
+        num_bytes += said_bytes
+    derived = _derived(
+        record,
+        token_hash=None if is_redacted else token_hash(found.segments),
+        num_bytes=num_bytes,
+        num_messages=len(said),
+        segments_checksum=None if is_redacted else segments_checksum(map(_as_read_segment, parts)),
+    )
+    return PreparedRow(record, derived, parts, messages_row, found.clipped, is_redacted)
 
 
 _segment_values = itemgetter(*(column.key for column in SEGMENT_COLUMNS))
@@ -186,40 +195,39 @@ def _json(task: TaskRecord) -> str:
         raise refused("payload", f"be JSON ({error})", task.payload, f"task {task.hash}") from error
 
 
-def _add_same(rows: dict[str, Row], key: str, row: Row, kind: str) -> None:
-    if rows.setdefault(key, row) != row:
-        raise _taken(kind, key, rows[key], row)
-
-
-def _taken(kind: str, key: str, stored: Mapping[str, Any], given: Row) -> InvalidRecord:
-    name = next(name for name in given if stored[name] != given[name])
-    return refused(name, f"be the stored {stored[name]!r} of the same id", given[name], f"{kind} {key}")
+def _check_same(kind: str, key: str, stored: Row, given: Row) -> None:
+    if stored != given:
+        name = next(name for name in given if stored[name] != given[name])
+        raise refused(name, f"be the stored {stored[name]!r} of the same id", given[name], f"{kind} {key}")
 
 
 def append(connection: sa.Connection, prepared: Prepared, *, dedupe: bool = False) -> AppendReport:
     _remember_tasks(connection, prepared)
-    missing = _missing_rows(connection, prepared)
-    insert(connection, tasks, [prepared.tasks[hash] for hash in missing.tasks])
-    insert(connection, groups, [prepared.groups[id] for id in missing.groups])
+    new_tasks, new_groups, new_ids = _missing_rows(connection, prepared)
+    insert(connection, tasks, [prepared.tasks[hash] for hash in new_tasks])
+    insert(connection, groups, [prepared.groups[id] for id in new_groups])
     stamp = {"created_at": now(), "changed": next_number(connection, "changed"), "state_reason": None}
-    withheld = prepared.withheld | (_same_tokens(connection, prepared) if dedupe else {})
-    new = missing.trajectories
-    rows = [{**prepared.trajectories[id], **prepared.derived[id], **stamp, **withheld.get(id, {})} for id in new]
-    reasons = {id: withheld[id]["state_reason"] for id in new if id in withheld}
-    same = {id for id, reason in reasons.items() if reason != REDACTED}
-    nothing_left = same | {id for id in reasons if id not in prepared.messages}
-    insert(connection, trajectories, [row for row in rows if row["id"] not in nothing_left])
-    turned_away = [row for row in rows if row["id"] in nothing_left]
+    repeats = _same_tokens(connection, prepared) if dedupe else {}
+    new = [(prepared.trajectories[id], repeats.get(id)) for id in new_ids]
+    stored: list[Row] = []
+    turned_away: list[Row] = []
+    for row, repeated in new:
+        reason = REDACTED if row.is_redacted else repeated
+        evicted = {} if reason is None else {"state": EVICTED, "state_reason": reason}
+        has_content = repeated is None and not (row.is_redacted and row.messages is None)
+        (stored if has_content else turned_away).append({**row.record, **row.derived, **stamp, **evicted})
+    insert(connection, trajectories, stored)
     insert(connection, reclaimed, [left_of(row) for row in turned_away])
     remove_unused_tasks(connection, list({row["task"] for row in turned_away}))
-    insert(connection, segments, [row for id in new if id not in reasons for row in prepared.segments[id]])
-    insert(connection, messages, [prepared.messages[id] for id in new if id not in same and id in prepared.messages])
+    kept = [row for row, repeated in new if repeated is None]
+    insert(connection, segments, [part for row in kept if not row.is_redacted for part in row.segments])
+    insert(connection, messages, [row.messages for row in kept if row.messages is not None])
     return AppendReport(
         inserted=len(new),
         duplicates=len(prepared.trajectories) - len(new) + prepared.repeated,
-        clipped=sum(prepared.clipped[id] for id in new),
-        same_tokens=len(same),
-        redacted=len(reasons) - len(same),
+        clipped=sum(row.clipped for row, _ in new),
+        same_tokens=len(new) - len(kept),
+        redacted=sum(row.is_redacted for row in kept),
     )
 
 
@@ -232,25 +240,24 @@ def _remember_tasks(connection: sa.Connection, prepared: Prepared) -> None:
             connection.execute(tasks.update().where(tasks.c.hash == hash).values(given))
 
 
-def _same_tokens(connection: sa.Connection, prepared: Prepared) -> dict[str, Row]:
-    """State and reason of rows that repeat one of their run and task; the first one stays."""
-    hashes = list(dict.fromkeys(row["token_hash"] for row in prepared.derived.values() if row["token_hash"]))
+def _same_tokens(connection: sa.Connection, prepared: Prepared) -> dict[str, str]:
+    """Reasons of rows that repeat one of their run and task, by id; the first one stays."""
+    given = {id: row for id, row in prepared.trajectories.items() if row.record["state"] == ELIGIBLE}
+    hashes = {id: row.derived["token_hash"] for id, row in given.items() if not row.is_redacted}
     rows = trajectories.c
     first: dict[tuple[str, str, str], str] = {}
-    for chunk in chunked(hashes):
+    for chunk in chunked(list(dict.fromkeys(hashes.values()))):
         query = sa.select(rows.run, rows.task, rows.token_hash, rows.id).where(rows.token_hash.in_(chunk))
         for run, task, tokens, id in connection.execute(
             query.where(rows.state == ELIGIBLE).order_by(rows.iteration, rows.slot, rows.id)
         ):
             first.setdefault((run, task, tokens), id)
-    withheld = {}
-    for id, row in prepared.trajectories.items():
-        if row["state"] != ELIGIBLE or id in prepared.withheld:
-            continue
-        key = (row["run"], row["task"], prepared.derived[id]["token_hash"])
-        if first.setdefault(key, id) != id:
-            withheld[id] = {"state": EVICTED, "state_reason": f"{DUPLICATE}{first[key]}"}
-    return withheld
+    repeats = {}
+    for id, tokens in hashes.items():
+        earlier = first.setdefault((given[id].record["run"], given[id].record["task"], tokens), id)
+        if earlier != id:
+            repeats[id] = f"{DUPLICATE}{earlier}"
+    return repeats
 
 
 def check(connection: sa.Connection, prepared: Prepared) -> None:
@@ -258,75 +265,52 @@ def check(connection: sa.Connection, prepared: Prepared) -> None:
     _missing_rows(connection, prepared)
 
 
-@dataclass(frozen=True)
-class _Missing:
-    """Keys of what is not stored yet."""
-
-    tasks: list[str]
-    groups: list[str]
-    trajectories: list[str]
-
-
-def _missing_rows(connection: sa.Connection, prepared: Prepared) -> _Missing:
-    unknown = _missing(connection, trajectories, RECORD_COLUMNS, prepared.trajectories, key="id")
-    facts = {id: {name: prepared.trajectories[id][name] for name in FACTS} for id in unknown}
-    missing = _Missing(
-        tasks=_missing(connection, tasks, [*tasks.c], prepared.tasks, key="hash"),
-        groups=_missing(connection, groups, GROUP_COLUMNS, prepared.groups, key="id"),
-        trajectories=_missing(connection, reclaimed, [reclaimed.c[name] for name in FACTS], facts, key="id"),
+def _missing_rows(connection: sa.Connection, prepared: Prepared) -> tuple[list[str], list[str], list[str]]:
+    """Keys of the tasks, groups and trajectories that are not stored yet."""
+    records = {id: row.record for id, row in prepared.trajectories.items()}
+    unknown = _missing(connection, trajectories, RECORD_COLUMNS, records)
+    facts = {id: {name: records[id][name] for name in FACTS} for id in unknown}
+    missing = (
+        _missing(connection, tasks, [*tasks.c], prepared.tasks),
+        _missing(connection, groups, GROUP_COLUMNS, prepared.groups),
+        _missing(connection, reclaimed, [reclaimed.c[name] for name in FACTS], facts),
     )
-    _check_groups(connection, prepared)
+    _check_groups(connection, prepared.groups, records)
     return missing
 
 
 def _missing(
-    connection: sa.Connection,
-    table: sa.Table,
-    columns: Sequence[sa.ColumnElement[Any]],
-    rows: Mapping[str, Row],
-    *,
-    key: str,
+    connection: sa.Connection, table: sa.Table, columns: Sequence[sa.ColumnElement[Any]], rows: Mapping[str, Row]
 ) -> list[str]:
     """Those not stored; raises where another row has the key.
 
     A row's state may have moved on. What follows from its tokens is theirs, which have a hash: rounding does not count.
     """
-    stored = _stored(connection, table, columns, list(rows), key=key)
+    stored = _stored(connection, table, columns, list(rows))
     for id, there in stored.items():
         given = rows[id] | {name: there[name] for name in ("state", *SUMMARY) if name in there}
-        if there != given:
-            raise _taken(table.name, id, there, given)
+        _check_same(table.name, id, there, given)
     return [id for id in rows if id not in stored]
 
 
 def _stored(
-    connection: sa.Connection,
-    table: sa.Table,
-    columns: Sequence[sa.ColumnElement[Any]],
-    keys: Sequence[str],
-    *,
-    key: str,
+    connection: sa.Connection, table: sa.Table, columns: Sequence[sa.ColumnElement[Any]], keys: Sequence[str]
 ) -> dict[str, Row]:
-    rows: dict[str, Row] = {}
+    (key,) = table.primary_key.columns
     names = [str(column.key) for column in columns]
-    for chunk in chunked(keys):
-        for values in connection.execute(sa.select(*columns).where(table.c[key].in_(chunk))):
-            row = dict(zip(names, values, strict=True))
-            rows[row[key]] = row
-    return rows
+    rows = [dict(zip(names, values, strict=True)) for values in selected(connection, columns, key, keys)]
+    return {row[key.key]: row for row in rows}
 
 
-def _check_groups(connection: sa.Connection, prepared: Prepared) -> None:
+def _check_groups(connection: sa.Connection, given: Mapping[str, Row], records: Mapping[str, Row]) -> None:
     """A member belongs to the run, task and iteration of its group."""
-    place = ("run", "task", "iteration")
-    named = dict.fromkeys(row["group"] for row in prepared.trajectories.values())
-    earlier = [id for id in named if id not in prepared.groups]
-    found = {**prepared.groups, **_stored(connection, groups, GROUP_COLUMNS, earlier, key="id")}
-    for id, row in prepared.trajectories.items():
+    earlier = {row["group"] for row in records.values()} - given.keys()
+    found = {**given, **_stored(connection, groups, GROUP_COLUMNS, sorted(earlier))}
+    for id, row in records.items():
         group = found.get(row["group"])
         if group is None:
             raise refused("group", "be appended with or before its members", row["group"], f"trajectory {id}")
-        for name in place:
+        for name in ("run", "task", "iteration"):
             if row[name] != group[name]:
                 raise refused(name, f"be that of its group ({group[name]!r})", row[name], f"trajectory {id}")
 
@@ -370,11 +354,6 @@ def add_metrics(connection: sa.Connection, run: str, iteration: int, values: Map
     here = (metrics.c.run == run) & (metrics.c.iteration == iteration)
     for chunk in chunked(list(values)):
         connection.execute(metrics.delete().where(here & metrics.c.name.in_(chunk)))
-    insert(
-        connection,
-        metrics,
-        [
-            {"run": run, "iteration": iteration, "name": name, "value": known(float(value))}
-            for name, value in values.items()
-        ],
-    )
+    place = {"run": run, "iteration": iteration}
+    rows = [{**place, "name": name, "value": known(float(value))} for name, value in values.items()]
+    insert(connection, metrics, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,6 @@ from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
-from replay.inspector.server.templating import static_folder
 from replay.inspector.text.reading import spelled
 from replay.inspector.text.visible import visible, visible_text
 from replay.queries.open_buffer import OpenBuffer
@@ -40,7 +40,7 @@ SHOWN = """async (text) => {
 
 
 def ranges() -> list[tuple[int, int]]:
-    table = json.loads(Path(static_folder(), "visible.json").read_text())
+    table = json.loads(files("replay.inspector").joinpath("static/visible.json").read_text())
     return [(first, last) for first, last, _ in table["ranges"]]
 
 

@@ -16,7 +16,7 @@ from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.encoding import content_hash
 from replay.storage.format.token_summary import summarised
-from replay.store import AppendReport
+from replay.storage.write import AppendReport
 from tests.fakes.records import (
     AUTHORS,
     RUN,

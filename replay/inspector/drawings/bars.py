@@ -17,7 +17,6 @@ from replay.inspector.text.visible import visible_text
 Tone = Literal["plain", "fresh", "replay"]
 """Which stream is counted."""
 
-
 _GLYPH = 6.2
 """Widest a character of the axis is, in pixels."""
 _AXIS = 18
@@ -62,7 +61,7 @@ class Height:
     decades: int | None = None
     """None: heights go from 0. Else they are logarithmic, so many decades up to `largest`, with lines between them."""
     unit: str = ""
-    """Of the counts."""
+    """The unit of the counts."""
 
     def of(self, count: float, top: float) -> float:
         """Share of the full height; what lies below the decades has none."""

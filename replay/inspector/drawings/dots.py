@@ -12,7 +12,7 @@ from replay.inspector.text.visible import visible_text
 
 _RADIUS = 3.0
 _SIDE = 5.2
-"""Of a square."""
+"""The side of a square."""
 _APART = 7.0
 """Pixels between the middles of dots that have the same place."""
 _MARGIN = 20.0

@@ -39,11 +39,11 @@ class Picture:
 class Spread:
     quantity: str
     pictures: tuple[Picture, ...]
-    """Of each stream; and, where the replayed rows are of different ages, of each age, the youngest first."""
+    """One of each stream and, where the replayed rows are of different ages, of each age, the youngest first."""
 
 
 def spreads(histograms: Sequence[QueryResult]) -> list[Spread]:
-    """Of each quantity that something was measured of, ratios first."""
+    """The histograms of each quantity that was measured, ratios first."""
     found = []
     for quantity in ("ratio", "drift"):
         own = [

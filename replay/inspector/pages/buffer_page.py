@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -12,7 +11,7 @@ from replay import queries
 from replay.inspector.drawings.bars import Bar, bars
 from replay.inspector.server.page_views import Page, Redirect, run_of
 from replay.inspector.server.query_string import QueryString, address
-from replay.inspector.text.shell import typed
+from replay.inspector.text.reading import typed
 from replay.queries import Query, QueryResult, Sort
 from replay.queries.open_buffer import OpenBuffer
 
@@ -44,15 +43,18 @@ def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
 
 def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[str, Any]:
     """Addresses of what is one click away."""
-    kept = _kept(query)
-    base = {**kept, "where": found["filters"]}
+    kept, filters = _kept(query), found["filters"]
+    base = {**kept, "where": filters}
+
+    def without(condition: str) -> str:
+        return address("buffer", **kept, where=[other for other in filters if other != condition])
 
     def sorted_by(sort: Sort) -> str:
         turned = found["sort"] == sort and not found["ascending"]
         return address("buffer", **{**base, "sort": sort, "order": Order.asc if turned else None})
 
     return {
-        "chips": _chips(found["filters"], kept),
+        "chips": [(each, without(each)) for each in filters],
         "sorts": {sort: sorted_by(sort) for sort in Sort},
         "kept": list(kept.items()),
         "command": _command(source, found),
@@ -118,14 +120,6 @@ def _label(bar: QueryResult) -> str:
     return f"{bar['low']:g}" if bar["low"] == bar["high"] else f"{bar['low']:g}\u2013{bar['high']:g}"
 
 
-def _chips(conditions: Sequence[str], kept: dict[str, str]) -> list[tuple[str, str]]:
-    """Each condition with the address without it."""
-    return [
-        (condition, address("buffer", **kept, where=[other for other in conditions if other != condition]))
-        for condition in conditions
-    ]
-
-
 def _complete(query: QueryString) -> None:
     """What the form's short fields say becomes a condition of the address: there is one way to say it."""
     conditions = []
@@ -145,7 +139,7 @@ def _kept(query: QueryString) -> dict[str, str]:
 
 
 def _command(source: OpenBuffer, found: QueryResult) -> str:
-    """The same query in a terminal."""
+    """The command that asks this query in a terminal."""
     words, run, conditions = source.run_words, found["run"], list(found["filters"])
     if run != source.run and len(queries.run_names(source.store)) > 1:
         # A run's folder names its run alone; its database names all there are.

@@ -11,8 +11,8 @@ from replay import queries
 from replay.inspector.server.query_string import BadQuery, QueryString, address
 from replay.queries import QueryResult, compare
 from replay.queries.open_buffer import OpenBuffer
-from replay.report.overlay import overlaid
 from replay.report.panel_json import plain_panel
+from replay.report.panels import overlaid
 from replay.report.series import panel_series
 
 

@@ -22,7 +22,7 @@ _ALWAYS_DIFFERENT = ("id", "content_hash", "slot", "member")
 
 
 def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
-    """Of `a` and `b`; `segment` is the first whose tokens differ when left out."""
+    """The comparison of `a` and `b`; `segment` is the first whose tokens differ when left out."""
     names = [query.text(name) for name in ("a", "b")]
     if None in names:
         raise BadQuery("a and b must each be the id of a trajectory, got one or none. Open one, and compare it there.")

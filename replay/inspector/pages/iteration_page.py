@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -20,7 +19,7 @@ from replay.queries.open_buffer import OpenBuffer
 from replay.records import FRESH, REPLAY
 
 _ROWS = 100
-"""Of the table at once."""
+"""Rows of the table at once."""
 _MOST_CLIPPED = 8
 _MOST_STRIPS = 128
 
@@ -54,13 +53,7 @@ COLUMNS = {
     By.approx_kl: "KL",
     By.clip_fraction: "clipped",
 }
-"""Of the table, in order; texts stand between them."""
-
-
-@dataclass(frozen=True)
-class GroupStrip:
-    group: QueryResult
-    drawing: Markup
+"""The table's columns in order; texts stand between them."""
 
 
 def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
@@ -115,7 +108,7 @@ def _is_flat(group: QueryResult) -> bool:
     return group["stream"] == FRESH and not group["teaches"]
 
 
-def _groups(found: QueryResult) -> tuple[list[GroupStrip], GroupStrip | None]:
+def _groups(found: QueryResult) -> tuple[list[QueryResult], QueryResult | None]:
     """A strip per group that taught something, and one for drawn rows that came without others of their group."""
     by_slot = {row["slot"]: row for row in found["trajectories"]}
     known = [abs(row["advantage"]) for row in by_slot.values() if row["advantage"] is not None]
@@ -126,8 +119,10 @@ def _groups(found: QueryResult) -> tuple[list[GroupStrip], GroupStrip | None]:
         if group["stream"] == REPLAY and len(members) == 1:
             single += members
         elif not _is_flat(group):
-            strips.append(GroupStrip(group, _strip(members, extent, f"{len(members)} of group {group['id']}")))
-    alone = GroupStrip({"slots": [row["slot"] for row in single]}, _strip(single, extent, "rows drawn alone"))
+            drawing = _strip(members, extent, f"{len(members)} of group {group['id']}")
+            strips.append({"group": group, "drawing": drawing})
+    slots = {"slots": [row["slot"] for row in single]}
+    alone = {"group": slots, "drawing": _strip(single, extent, "rows drawn alone")}
     return strips, alone if single else None
 
 

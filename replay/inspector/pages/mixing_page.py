@@ -132,7 +132,7 @@ def _samplers(settings: Mapping[str, Any], chosen: str, given: Mapping[str, str]
 
 
 def _command(source: OpenBuffer, found: QueryResult) -> str:
-    """The same question in a terminal: what is other than the run's own."""
+    """The command that asks this in a terminal: what is other than the run's own."""
     words = ["agentloop", "replay", "mix", *source.words_of(found["run"])]
     for name, value in found["settings"].items():
         if value != found["own"][name]:

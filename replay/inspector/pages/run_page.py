@@ -35,7 +35,7 @@ COLUMNS: Mapping[str, str] = {
     "staleness": "replay/staleness_mean",
     "seconds": "time/iteration",
 }
-"""Of the table of iterations: the metric behind each."""
+"""The metric behind each column of the table of iterations."""
 
 
 def answer(source: OpenBuffer, query: QueryString) -> QueryResult:

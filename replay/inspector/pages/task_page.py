@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -20,16 +19,10 @@ from replay.queries.open_buffer import OpenBuffer
 
 _ROWS = 50
 _GROUPS = 40
-"""Attempts over time that are shown; the twin has more."""
+"""Attempts over time that are shown; the answer as JSON has more."""
 _MOST_RUNS = 6
 _MOST_BUCKETS = 40
 _SIZE = (300, 110)
-
-
-@dataclass(frozen=True)
-class Versions:
-    run: str
-    drawing: Markup
 
 
 def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
@@ -54,7 +47,7 @@ def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[st
     by_run = [(name, list(rows)) for name, rows in groupby(found["versions"], key=lambda row: row["run"])]
     return {
         "payload_text": payload,
-        "by_version": [Versions(name, _by_version(rows)) for name, rows in by_run[:_MOST_RUNS]],
+        "by_version": [{"run": name, "drawing": _by_version(rows)} for name, rows in by_run[:_MOST_RUNS]],
         "more_runs": max(0, len(by_run) - _MOST_RUNS),
         "by_difficulty": _by_difficulty(found["difficulty"], run, task_is) if found["difficulty"] else None,
         "newest": next((bucket for bucket in found["difficulty"] if bucket["newest"]), None),

@@ -21,9 +21,9 @@ from replay.report.panels import Panel
 from replay.report.svg import Axis, Curve
 
 _TURNS = 60
-"""Of a conversation on one page."""
+"""Turns of a conversation on one page."""
 _MOST_CHARACTERS = 1_000_000
-"""Of one message on its own page."""
+"""Characters of one message on its own page."""
 
 
 class View(StrEnum):
@@ -94,6 +94,7 @@ def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[st
     about_tokens = any(query.text(name) for name in ("color", "segment", "token"))
     view = query.choice("view", View.tokens if about_tokens else View.conversation)
     record, segments = found["record"], found["segments"]
+    names = [author["name"] for author in found["authors"]]
     segment = query.whole("segment", 0)
     if segments and segment >= len(segments):
         raise ReplayError(f"segment must be from 0 to {len(segments) - 1}, got {segment}.")
@@ -109,7 +110,7 @@ def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[st
         "here": lambda **changes: address("trajectories", found["id"], **changes),
         **(_messages(found, query.whole("turn", 0)) if record and view == View.conversation else {}),
         "charts": _charts(found) if view == View.updates else {},
-        "voices": {name: vars(voice(name)) for name in _names(found)},
+        "voices": {name: vars(voice(name)) for own in names for name in (own, f"{own}(discard)")},
     }
 
 
@@ -153,10 +154,6 @@ def _panels(uses: Sequence[QueryResult]) -> list[Panel]:
 
 _DRIFT = Axis(reference=1.0, least_span=0.02)
 _SHARE = Axis(percent=True, from_zero=True, least_span=0.01)
-
-
-def _names(found: QueryResult) -> list[str]:
-    return [author["name"] + suffix for author in found["authors"] for suffix in ("", "(discard)")]
 
 
 PAGE = Page("/trajectories/{id}", "trajectory.html", answer, tab="buffer", shows=shows)

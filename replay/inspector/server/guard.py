@@ -1,7 +1,7 @@
 """Who may look, and what a browser may do with what it gets.
 
 Pages show what agents said and saw, so only this machine is answered, or whoever brings the token. A page of another
-site could make a browser ask for ours: it is told apart by the Host it asks for (its own name, bound to this address by
+site could make a browser ask for ours: it is recognised by the Host it asks for (its own name, bound to this address by
 its own name server), and by what the browser says of where a request comes from.
 """
 

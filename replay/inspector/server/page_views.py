@@ -12,6 +12,7 @@ from jinja2 import Environment
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from context.wording import excerpt
 from replay import queries
 from replay.errors import DatabaseFailed, DatabaseRefused, ReplayError
 from replay.inspector.server.query_string import BadQuery, QueryString
@@ -22,6 +23,7 @@ from replay.queries.open_buffer import OpenBuffer
 JSON_ENDING = ".json"
 """Ends the address of a page's answer as JSON."""
 _LONGEST_MESSAGE = 1000
+"""Characters: a message holds what was asked, which may be long."""
 
 
 class Redirect(Exception):
@@ -56,24 +58,18 @@ class Pages:
         self._source = source
         self._templates = templates
 
-    def page(self, page: Page) -> Callable[[Request], Response]:
-        def respond(request: Request) -> Response:
-            return self._guarded(request, lambda: self._html(request, page), self.error_page)
+    def page(self, page: Page, request: Request) -> Response:
+        return self._guarded(request, lambda: self._html(request, page), self.error_page)
 
-        return respond
+    def as_json(self, page: Page, request: Request) -> Response:
+        def answer() -> Response:
+            try:
+                return _json(page.answer(self._source, _query(request)))
+            except Redirect as other:
+                path, mark, query = other.address.partition("?")
+                raise Redirect(path + JSON_ENDING + mark + query) from other
 
-    def as_json(self, page: Page) -> Callable[[Request], Response]:
-        def respond(request: Request) -> Response:
-            def answer() -> Response:
-                try:
-                    return _json(page.answer(self._source, _query(request)))
-                except Redirect as other:
-                    path, mark, query = other.address.partition("?")
-                    raise Redirect(path + JSON_ENDING + mark + query) from other
-
-            return self._guarded(request, answer, error_as_json)
-
-        return respond
+        return self._guarded(request, answer, error_as_json)
 
     def _html(self, request: Request, page: Page) -> Response:
         query = _query(request)
@@ -92,9 +88,8 @@ class Pages:
         return HTMLResponse(text.encode("utf-8", "replace"), status)
 
     def error_page(self, request: Request, status: int, message: str) -> Response:
-        return self._rendered(
-            request, "error.html", {"status": status, "message": _cut(message), "run": None}, tab="", status=status
-        )
+        values = {"status": status, "message": excerpt(message, _LONGEST_MESSAGE), "run": None}
+        return self._rendered(request, "error.html", values, tab="", status=status)
 
     def _guarded(
         self, request: Request, respond: Callable[[], Response], refused: Callable[[Request, int, str], Response]
@@ -118,12 +113,7 @@ def _json_address(request: Request) -> str:
 
 
 def error_as_json(request: Request, status: int, message: str) -> Response:
-    return _json({"error": _cut(message)}, status)
-
-
-def _cut(message: str) -> str:
-    """A message holds what was asked, which may be long."""
-    return message if len(message) <= _LONGEST_MESSAGE else message[:_LONGEST_MESSAGE] + " ..."
+    return _json({"error": excerpt(message, _LONGEST_MESSAGE)}, status)
 
 
 def _json(answer: QueryResult, status: int = 200) -> Response:

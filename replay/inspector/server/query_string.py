@@ -1,4 +1,4 @@
-"""What an address asks, taken apart: every parameter has a type, and a wrong one is told by its name."""
+"""What an address asks, taken apart: every parameter has a type, and an error names the wrong one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from enum import StrEnum
 from typing import TypeVar
 from urllib.parse import quote, unquote
 
+from context.wording import excerpt
+
 Choice = TypeVar("Choice", bound=StrEnum)
 
-
 _MOST_VALUES = 50
-"""Of one parameter."""
+"""The most values of one parameter."""
 _LONGEST = 10_000
 """Characters of one value."""
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
@@ -59,14 +60,14 @@ class QueryString:
             return False
         if given[-1] in _TRUE or given[-1] in _FALSE:
             return given[-1] in _TRUE
-        raise BadQuery(f"{name} must be true or false, got {_shown(given[-1])}.")
+        raise BadQuery(f"{name} must be true or false, got {excerpt(given[-1], 60)!r}.")
 
     def choice(self, name: str, default: Choice) -> Choice:
         kind, given = type(default), self.text(name)
         if given is None:
             return default
         if given not in kind.__members__.values():
-            raise BadQuery(f"{name} must be one of {', '.join(kind)}, got {_shown(given)}.")
+            raise BadQuery(f"{name} must be one of {', '.join(kind)}, got {excerpt(given, 60)!r}.")
         return kind(given)
 
     def items(self) -> list[tuple[str, str]]:
@@ -83,7 +84,7 @@ class QueryString:
             return default
         if not (re.fullmatch("-?[0-9]{1,18}", given) and least <= int(given) <= most):
             upper = f" to {most}" if most < 2**53 else ""
-            raise BadQuery(f"{name} must be a whole number from {least}{upper}, got {_shown(given)}.")
+            raise BadQuery(f"{name} must be a whole number from {least}{upper}, got {excerpt(given, 60)!r}.")
         return int(given)
 
 
@@ -98,8 +99,3 @@ def address(*parts: object, **parameters: object) -> str:
         values = value if isinstance(value, list | tuple) else [value]
         pairs += [f"{quote(name)}={quote(str(v), safe='')}" for v in values if v is not None and v != ""]
     return path + ("?" + "&".join(pairs) if pairs else "")
-
-
-def _shown(given: str | None) -> str:
-    text = str(given)
-    return repr(text if len(text) <= 60 else text[:60] + "...")

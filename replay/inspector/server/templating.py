@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -65,7 +64,3 @@ def percent(value: float | None) -> str:
 def short(id: str, length: int = 10) -> str:
     """The beginning of an id, enough to tell it from others on a page."""
     return id[:length]
-
-
-def static_folder() -> str:
-    return str(files("replay.inspector").joinpath("static"))

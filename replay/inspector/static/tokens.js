@@ -234,7 +234,7 @@ function facts(at) {
   const behavior = answer.behavior_log_probs[index];
   const name = answer.author_names[answer.authors[index]];
   const mask = answer.loss_mask[index] ? "trained" : answer.action_mask[index] ? "sampled or spoken, not trained" : "not sampled";
-  const where = answer.advantage.iteration == null ? "at birth" : `in iteration ${answer.advantage.iteration}`;
+  const where = answer.advantage.iteration == null ? "when it was collected" : `in iteration ${answer.advantage.iteration}`;
   return {
     text: answer.texts?.[index],
     rows: [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -12,9 +13,7 @@ from markupsafe import Markup
 from context.authors import DISCARD_SUFFIX
 from context.tokens.codec import TokenCodec
 from replay import queries
-from replay.inspector.text.shell import typed
 from replay.inspector.text.visible import visible
-from replay.locate import run_identity
 from replay.queries import CodecOf
 from replay.queries.open_buffer import OpenBuffer
 
@@ -22,7 +21,7 @@ _FOLDED_FROM = 1_500
 _FOLDED_LINES = 20
 _HEAD = 800
 _HEAD_LINES = 12
-"""Of a text that is folded: what stays in sight."""
+"""What of a folded text stays in sight."""
 MOST_SHOWN = 20_000
 """Characters of one text on a page of many; the rest has an address of its own."""
 
@@ -44,8 +43,7 @@ def unread(source: OpenBuffer, run: str) -> str | None:
                 "A tokenizer stands in a run's folder, and a database was opened. Open the run's folder to read text."
             )
         return f"There is no model/tokenizer.json in {source.folder}."
-    mine = None if source.folder is None else run_identity(source.folder).id
-    if mine is None or queries.same_tokenizer(source.store, mine, run):
+    if source.own_run is None or queries.same_tokenizer(source.store, source.own_run, run):
         return None
     return f"They are of run {run}, which is not known to have the tokenizer of the run that was opened."
 
@@ -69,7 +67,7 @@ def spelled(text: str | None) -> Markup:
 
 @dataclass(frozen=True)
 class AuthorStyle:
-    """How an author is told from others: by a shape, a colour, and always by its name."""
+    """How an author is distinguished from others: by a shape, a colour, and always by its name."""
 
     shape: str
     kind: str
@@ -144,6 +142,15 @@ def indented(text: str) -> str | None:
     return "".join(parts)
 
 
+_PLAIN = re.compile(r"[^\"$`\\!\x00-\x1f]+")
+"""Means the same between double quotes, also to a shell that people type into."""
+
+
+def typed(words: Sequence[str]) -> str:
+    """A command as a person would type it. Filters hold single quotes, which are easier to read between double ones."""
+    return " ".join(f'"{word}"' if "'" in word and _PLAIN.fullmatch(word) else shlex.quote(word) for word in words)
+
+
 def rescore_command(source: OpenBuffer, id: str) -> str:
     """As it must be typed to score one trajectory of this database."""
     run = shlex.quote(source.named or "") if has_run(source) else "RUN"  # a folder that is not known here
@@ -152,4 +159,4 @@ def rescore_command(source: OpenBuffer, id: str) -> str:
 
 def has_run(source: OpenBuffer) -> bool:
     """Whether RUN named a run's folder or the file in it: there are its weights, and how to load them."""
-    return source.folder is not None and source.named is not None and run_identity(source.folder).id is not None
+    return source.folder is not None and source.named is not None and source.own_run is not None

@@ -19,17 +19,8 @@ _NAMES: list[str] = _TABLE["names"]
 _MOST_NAMED = 3
 """Different characters that the title of one mark names."""
 
-
-def _unseen() -> re.Pattern[str]:
-    parts = "".join(f"{_escaped(first)}-{_escaped(last)}" for first, last, _ in _RANGES)
-    return re.compile(f"(?:(?![{re.escape(_TABLE['kept'])}])[{parts}])+")
-
-
-def _escaped(code: int) -> str:
-    return f"\\U{code:08x}"
-
-
-_UNSEEN = _unseen()
+_CHARACTERS = "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last, _ in _RANGES)
+_UNSEEN = re.compile(f"(?:(?![{re.escape(_TABLE['kept'])}])[{_CHARACTERS}])+")
 
 
 def mark(character: str) -> str:

@@ -121,71 +121,36 @@ class _ByDialect(FunctionElement[Any]):
 
 
 @compiles(_ByDialect)
-def _spelled(element: _ByDialect, compiler: SQLCompiler, **options: Any) -> str:
+def _compile(element: _ByDialect, compiler: SQLCompiler, **options: Any) -> str:
     template: str = getattr(element, compiler.dialect.name)
     return template.format(*(compiler.process(clause, **options) for clause in element.clauses))
 
 
-class _Parentheses(_ByDialect):
-    """(condition), which is not made part of a longer one."""
-
-    type = sa.Boolean()
-    inherit_cache = True
-    sqlite = postgresql = "({})"
+def _spelled(kind: sa.types.TypeEngine[Any], *, sqlite: str, postgresql: str) -> type[_ByDialect]:
+    attributes = {"type": kind, "inherit_cache": True, "sqlite": sqlite, "postgresql": postgresql}
+    return type("_Spelled", (_ByDialect,), attributes)
 
 
-class _AnyMessage(_ByDialect):
-    """(messages of a trajectory as they are stored, condition on the parts of one of them)"""
-
-    type = sa.Boolean()
-    inherit_cache = True
-    sqlite = "EXISTS (SELECT 1 FROM json_each(plain_text({})) AS message WHERE {})"
-    postgresql = "EXISTS (SELECT 1 FROM json_array_elements(CAST({} AS json)) AS message(value) WHERE {})"
-
-
-class _Plain(_ByDialect):
-    """(messages of a trajectory as they are stored): the JSON."""
-
-    type = sa.Text()
-    inherit_cache = True
-    sqlite = "plain_text({})"
-    postgresql = "{}"
-
-
-class _Part(_ByDialect):
-    """(name): of the message that is looked at; NULL where it has no such part."""
-
-    type = ExactText()
-    inherit_cache = True
-    sqlite = "json_extract(message.value, '$.' || {})"
-    postgresql = "(message.value ->> {})"
-
-
-class _AnyCall(_ByDialect):
-    """(tool calls as JSON, condition on one of them)
-
-    Calls are compared as the JSON that was written, in which no text is too odd for a database to look at.
-    """
-
-    type = sa.Boolean()
-    inherit_cache = True
-    sqlite = "EXISTS (SELECT 1 FROM json_each({}) AS called WHERE {})"
-    postgresql = "EXISTS (SELECT 1 FROM json_array_elements(CAST({} AS json)) AS called(value) WHERE {})"
-
-
-class _Call(_ByDialect):
-    """The call that is looked at, as JSON."""
-
-    type = sa.Text()
-    inherit_cache = True
-    sqlite = "called.value"
-    postgresql = "CAST(called.value AS text)"
-
-
-class _Position(_ByDialect):
-    """(text, part): where the part begins in the text, from 1; 0: nowhere."""
-
-    type = sa.Integer()
-    inherit_cache = True
-    sqlite = "instr({}, {})"
-    postgresql = "strpos({}, {})"
+_Parentheses = _spelled(sa.Boolean(), sqlite="({})", postgresql="({})")
+"""(condition), which is not made part of a longer one."""
+_AnyMessage = _spelled(
+    sa.Boolean(),
+    sqlite="EXISTS (SELECT 1 FROM json_each(plain_text({})) AS message WHERE {})",
+    postgresql="EXISTS (SELECT 1 FROM json_array_elements(CAST({} AS json)) AS message(value) WHERE {})",
+)
+"""(messages of a trajectory as they are stored, condition on the parts of one of them)"""
+_Plain = _spelled(sa.Text(), sqlite="plain_text({})", postgresql="{}")
+"""(messages of a trajectory as they are stored): the JSON."""
+_Part = _spelled(ExactText(), sqlite="json_extract(message.value, '$.' || {})", postgresql="(message.value ->> {})")
+"""(name): of the message that is looked at; NULL where it has no such part."""
+_AnyCall = _spelled(
+    sa.Boolean(),
+    sqlite="EXISTS (SELECT 1 FROM json_each({}) AS called WHERE {})",
+    postgresql="EXISTS (SELECT 1 FROM json_array_elements(CAST({} AS json)) AS called(value) WHERE {})",
+)
+"""(tool calls as JSON, condition on one of them): calls are compared as the JSON that was written, in which no text is
+too odd for a database to look at."""
+_Call = _spelled(sa.Text(), sqlite="called.value", postgresql="CAST(called.value AS text)")
+"""The call that is looked at, as JSON."""
+_Position = _spelled(sa.Integer(), sqlite="instr({}, {})", postgresql="strpos({}, {})")
+"""(text, part): where the part begins in the text, from 1; 0: nowhere."""

@@ -10,7 +10,6 @@ error.
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 import sys
 import warnings
@@ -21,6 +20,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from context.wording import excerpt, suggest
 from replay.errors import ReplayError
 from replay.queries.filters.comparison import Known, Value, compared
 from replay.queries.filters.fields import FIELDS, Field, FieldKind
@@ -28,6 +28,7 @@ from replay.queries.filters.sql_spelling import in_python
 
 _LONGEST = 50_000
 """Characters of one filter."""
+_LONGEST_QUOTE = 40
 _DEEPEST = 50
 _MOST_FIELDS = 200
 _MOST_VALUES = 500
@@ -190,8 +191,7 @@ class _Filter:
     def _field(self, node: ast.expr) -> Field:
         if isinstance(node, ast.Name) and node.id in FIELDS:
             return FIELDS[node.id]
-        near = difflib.get_close_matches(node.id, FIELDS, n=1, cutoff=0.5) if isinstance(node, ast.Name) else []
-        advice = f"Did you mean {near[0]}?" if near else f"Fields: {', '.join(FIELDS)}."
+        advice = suggest(node.id if isinstance(node, ast.Name) else "", FIELDS)
         raise self._wrong_node("name a field here", node, advice)
 
     def _value(self, node: ast.expr, field: Field, *, is_choice: bool) -> Value:
@@ -220,8 +220,10 @@ class _Filter:
 
     def _wrong(self, rule: str, start: int, source: str, advice: str) -> WrongFilter:
         if (spelled := in_python(self._text)) is not None:
-            return WrongFilter(f"where must be a Python expression, got {_shown(self._text)}. Write: {spelled}")
-        got = _shown(source) if source else "its end"
+            return WrongFilter(
+                f"where must be a Python expression, got {excerpt(self._text, _LONGEST_QUOTE)!r}. Write: {spelled}"
+            )
+        got = repr(excerpt(source, _LONGEST_QUOTE)) if source else "its end"
         return WrongFilter(f"where must {rule}, got {got} at character {start + 1}. {advice}".rstrip())
 
 
@@ -260,7 +262,3 @@ def _example(field: Field | None = None) -> str:
     if field is None:
         return "reward > 0.5 and 'words' in text"
     return f"{field.name} == '{field.choices[0]}'" if field.choices else _ENDS[field.kind].format(field.name)
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:40] + "...")

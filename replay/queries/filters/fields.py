@@ -45,17 +45,14 @@ class Field:
         return self.kind in (FieldKind.messages, FieldKind.calls)
 
 
-def staleness() -> sa.ColumnElement[int]:
-    """The row's today: publishes of its run since its oldest token; NULL where the run has published nothing."""
-    newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == _rows.run)
-    return newest.correlate(trajectories).scalar_subquery() - _rows.policy_version_min
-
-
+_NEWEST = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == _rows.run).correlate(trajectories)
+_STALENESS = _NEWEST.scalar_subquery() - _rows.policy_version_min
+"""The row's today: publishes of its run since its oldest token; NULL where the run has published nothing."""
 _ALL = (
     Field("reward", FieldKind.number, "reward of the episode", _rows.reward),
     Field("success", FieldKind.truth, "whether it reached `rollout.success_reward`", _rows.success),
     Field("advantage", FieldKind.number, "advantage within its group", _rows.advantage),
-    Field("staleness", FieldKind.whole, "publishes of its run since its oldest token was sampled", staleness()),
+    Field("staleness", FieldKind.whole, "publishes of its run since its oldest token was sampled", _STALENESS),
     Field("uses", FieldKind.whole, "updates that replayed it", _rows.uses),
     Field("turns", FieldKind.whole, "replies of the policy", _rows.num_turns),
     Field("tools", FieldKind.whole, "tool calls", _rows.num_tool_calls),

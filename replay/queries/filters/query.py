@@ -16,7 +16,6 @@ from replay.storage.format.schema import policies, runs
 QueryResult = dict[str, Any]
 """Plain and JSON-able: what is unknown is None, and no number is NaN."""
 
-
 _rows = schema.trajectories.c
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
+from context.wording import excerpt
+
 _TEXT = re.compile(r"""(['"])((?:(?!\1).|\1\1)*+)\1""", re.DOTALL)
 """A quote within a text is doubled."""
 _SPELLINGS = (
@@ -23,7 +25,7 @@ _LONGEST = 300
 
 
 def in_python(text: str) -> str | None:
-    """The same filter as Python spells it; None where that is no other spelling, and where Python has no equivalent."""
+    """How Python spells the filter; None where that is no other spelling, and where Python has no equivalent."""
     if "\0" in text:
         return None
     texts: list[str] = []
@@ -54,4 +56,4 @@ def in_python(text: str) -> str | None:
         ast.parse(spelled, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
-    return spelled if len(spelled) <= _LONGEST else spelled[:_LONGEST] + "..."
+    return excerpt(spelled, _LONGEST)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.queries.filters.query import QueryResult
-from replay.queries.preview.run_state import Standing
+from replay.queries.preview.run_state import RunState
 from replay.records import age_bucket
 from replay.sampling.index import EligibleIndex
 
@@ -18,16 +18,15 @@ _MOST_VALUES = 12
 """Different numbers that are shown one by one; more of them are shown in ranges."""
 _RANGES = 10
 
-
 Numbers = npt.NDArray[Any]
 Bins = tuple[list[str], npt.NDArray[np.int64]]
 """Labels, and the place of each row's [N]."""
 
 
-def spreads(index: EligibleIndex, draws: Sequence[Sequence[int]], now: Standing) -> list[QueryResult]:
-    """Of staleness, reward, difficulty and source: the share of each bin among the rows of all draws, and of all rows.
+def spreads(index: EligibleIndex, draws: Sequence[Sequence[int]], now: RunState) -> list[QueryResult]:
+    """The share of each bin of staleness, reward, difficulty and source among the rows of all draws, and of all rows.
 
-    `draws` are positions in the index. Difficulty is the success rate of the group a row was born in.
+    `draws` are positions in the index. Difficulty is the success rate of the group a row was collected in.
     """
     drawn = np.array([position for rows in draws for position in rows], np.intp)
     columns = index.columns

@@ -11,8 +11,9 @@ from typing import TypeVar
 
 from replay.config import ReplayConfig, StoredConfig
 from replay.mixing.apportion import Remainders
-from replay.mixing.mixer import BatchPlan, Mixer, ReplayStarved
+from replay.mixing.mixer import Mixer, ReplayStarved
 from replay.mixing.request import Availability
+from replay.mixing.rule import BatchPlan
 from replay.queries.filters.query import QueryResult
 
 _LIKELY = 0.5
@@ -30,7 +31,7 @@ class Horizon:
     """Share of fresh episodes that succeed; None: as in the newest iteration."""
 
     def assuming(self, newest: float | None) -> Horizon:
-        """The same with a share; `newest` is that of the newest iteration."""
+        """This horizon with a share; `newest` is that of the newest iteration."""
         known = next((share for share in (self.success, newest) if share is not None), _LIKELY)
         return replace(self, success=known)
 

@@ -17,13 +17,14 @@ import sqlalchemy as sa
 
 from replay.config import StoredConfig, stored_config
 from replay.errors import ReplayError
-from replay.mixing.mixer import BatchPlan, Mixer
+from replay.mixing.mixer import Mixer
 from replay.mixing.request import Availability, DrawRequest
+from replay.mixing.rule import BatchPlan
 from replay.mixing.schedule import Schedule
 from replay.queries.filters.query import QueryResult
 from replay.queries.preview.batch_distributions import spreads
 from replay.queries.preview.forecast import ExpectedTasks, Horizon, batches, forecast, numbers
-from replay.queries.preview.run_state import Standing, saved_mixer, standing, tried_tasks
+from replay.queries.preview.run_state import RunState, run_state, saved_mixer, tried_tasks
 from replay.queries.preview.settings import as_yaml, shown, wrong
 from replay.records import ELIGIBLE, STATES
 from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
@@ -35,8 +36,7 @@ from replay.store import ReplayStore
 _MOST_DRAWS = 32
 _FEWEST_DRAWS = 8
 _MOST_ROWS = 1024
-"""Of all example draws together, as far as there may be fewer draws."""
-
+"""Rows of all example draws together, as far as there may be fewer draws."""
 
 _rows = trajectories.c
 
@@ -58,7 +58,7 @@ def preview(
     record = store.run(run)
     config = config or stored_config(record)
     with store.reading() as connection:
-        now = standing(connection, record.id)
+        now = run_state(connection, record.id)
         gone = connection.scalar(_GONE.where(_rows.run == record.id)) or 0
         tasks = ExpectedTasks.of(config, tried_tasks(connection, record.id))
     sampler = sampler or _built_in(config)
@@ -120,7 +120,7 @@ def _built_in(config: StoredConfig) -> Sampler:
     return make_sampler(name, config.run.seed, config.replay.sampler_options)
 
 
-def _mixer(config: StoredConfig, now: Standing, folder: Path | None) -> tuple[Mixer, bool]:
+def _mixer(config: StoredConfig, now: RunState, folder: Path | None) -> tuple[Mixer, bool]:
     """The run's own between two iterations, and whether it knows what was rounded off."""
     rule = config.mix_rule()
     if now.iteration > rule.iterations:  # it is over, and its schedule may have ended at none
@@ -130,7 +130,7 @@ def _mixer(config: StoredConfig, now: Standing, folder: Path | None) -> tuple[Mi
 
 
 @contextmanager
-def _trial_draw(store: ReplayStore, config: StoredConfig, now: Standing, sampler: Sampler) -> Iterator[TrialDraw]:
+def _trial_draw(store: ReplayStore, config: StoredConfig, now: RunState, sampler: Sampler) -> Iterator[TrialDraw]:
     request = DrawRequest(now.run, now.iteration, now.policy_version, limits=config.replay.limits)
     with ExitStack() as stack:
         try:
@@ -182,7 +182,7 @@ def _funnel(
     return [{"rule": rule, "left": rows, "out": last - rows} for (rule, rows), last in zip(steps, before, strict=False)]
 
 
-def _batch(trial: TrialDraw, draws: Sequence[Sequence[SelectedRow]], now: Standing, *, exact: bool) -> QueryResult:
+def _batch(trial: TrialDraw, draws: Sequence[Sequence[SelectedRow]], now: RunState, *, exact: bool) -> QueryResult:
     """The first of the example draws, row by row, and of how many tasks they are on average.
 
     `exact`: the run goes on from just this moment, so that these are the rows it would draw.

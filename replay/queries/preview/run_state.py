@@ -21,7 +21,7 @@ _FACTOR = "replay/controller_factor"
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunState:
     """Between two iterations of a run."""
 
     run: str
@@ -30,12 +30,12 @@ class Standing:
     policy_version: int
     """The policy that is about to learn."""
     metrics: Mapping[str, float]
-    """Of the newest iteration."""
+    """The newest iteration's."""
     sampler: Mapping[str, Any] | None
     """State after the newest iteration."""
     has_replayed: bool
     best_success: float | None
-    """Of any iteration's fresh episodes."""
+    """The highest of any iteration's fresh episodes."""
 
     @property
     def success(self) -> float | None:
@@ -63,7 +63,7 @@ class Standing:
         return True
 
 
-def standing(connection: sa.Connection, run: str) -> Standing:
+def run_state(connection: sa.Connection, run: str) -> RunState:
     newest = connection.scalar(sa.select(sa.func.max(iterations.c.iteration)).where(iterations.c.run == run)) or 0
     version = connection.scalar(sa.select(sa.func.max(policies.c.version)).where(policies.c.run == run)) or 0
     of_newest = (metrics.c.run == run) & (metrics.c.iteration == newest)
@@ -73,7 +73,7 @@ def standing(connection: sa.Connection, run: str) -> Standing:
     )
     replayed = sa.exists().where(iterations.c.run == run, iterations.c.planned_replay > 0)
     best = sa.select(sa.func.max(metrics.c.value)).where(metrics.c.run == run, metrics.c.name == _SUCCESS)
-    return Standing(
+    return RunState(
         run=run,
         iteration=newest + 1,
         policy_version=version,

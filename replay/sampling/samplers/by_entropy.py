@@ -8,15 +8,14 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from replay.sampling.samplers.options import require
-from replay.sampling.samplers.sampler import Floats, RankedSampler, Rows
+from replay.sampling.samplers.sampler import Floats, RankedSampler, Rows, require
 
 
 class EntropySampler(RankedSampler):
-    """Of `pool` random candidates per row asked for, those of the lowest mean entropy (ExGRPO, arXiv:2510.02245,
+    """Takes, of `pool` random candidates per row asked for, those of lowest mean entropy (ExGRPO, arXiv:2510.02245,
     which takes the surest of a task's solutions), or of the highest.
 
-    policy: stored is the entropy when the row was sampled, and unknown where no generator told it; current is
+    policy: stored is the entropy when the row was sampled, and unknown where no generator gave it; current is
     measured by the policy that is about to learn, for every candidate. mode random: every row of known entropy alike.
     Equal entropies are uniform. A row taken by rank has no probability.
     """

@@ -45,7 +45,7 @@ class DifficultySampler(Sampler):
     class Options:
         mode: Literal["gaussian", "uniform_buckets", "hard", "easy"] = "gaussian"
         sigma: Annotated[float, Field(gt=0)] = 1.0
-        """Of `gaussian`, in successes."""
+        """The width of `gaussian`, in successes."""
 
     @property
     def row_wise(self) -> bool:  # type: ignore[override]  # depends on the mode

@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from replay.sampling.samplers.sampler import Floats, Moment, Rows, Sampler
+from replay.sampling.samplers.sampler import DrawClock, Floats, Rows, Sampler
 
 AGES_PER_BLOCK = 256.0
 """Half-lives, or taus, after which weights are counted from another version, long before they leave a float's range."""
@@ -47,7 +47,7 @@ class RecencySampler(Sampler):
         exponents: Floats = (rows.policy_version - reference) / self.options.half_life
         return np.exp2(exponents)
 
-    def reference(self, now: Moment) -> Hashable:
+    def reference(self, now: DrawClock) -> Hashable:
         return block_end(now.policy_version, AGES_PER_BLOCK * self.options.half_life)
 
 

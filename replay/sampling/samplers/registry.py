@@ -24,8 +24,7 @@ from replay.sampling.samplers.by_recency import (
     UniformSampler,
     block_end,
 )
-from replay.sampling.samplers.options import require
-from replay.sampling.samplers.sampler import Floats, Moment, RankedSampler, Rows, Sampler
+from replay.sampling.samplers.sampler import DrawClock, Floats, RankedSampler, Rows, Sampler, require
 
 
 class FreshnessSampler(Sampler):
@@ -66,7 +65,7 @@ class FreshnessSampler(Sampler):
         fresh: Floats = np.exp((rows.policy_version - reference) / self.options.tau)
         return self._other.weights(rows) * fresh
 
-    def reference(self, now: Moment) -> Hashable:
+    def reference(self, now: DrawClock) -> Hashable:
         return block_end(now.policy_version, AGES_PER_BLOCK * self.options.tau), self._other.reference(now)
 
     def correction(self, probability: float, rows: int) -> float:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from replay.sampling.samplers.options import checked_options
+from context.wording import suggest
+from replay.errors import first_problem
+from replay.mixing.request import DrawRequest
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -18,95 +22,61 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Moment:
+class DrawClock:
     """When a draw happens, in the counting of the run that draws."""
 
     iteration: int
     policy_version: int
 
+    @classmethod
+    def of(cls, request: DrawRequest) -> DrawClock:
+        return cls(request.iteration, request.policy_version)
+
 
 class Rows:
     """Some rows of the buffer, a column at a time: every column is an array [N], aligned with the others."""
 
-    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], chosen: slice | npt.NDArray[np.intp], now: Moment):
+    own: Flags
+    """Collected by the run that draws."""
+    iteration: Integers
+    """The one that collected the row, in the counting of its own run."""
+    policy_version: Integers
+    """The smallest of its tokens."""
+    success: Flags
+    reward: Floats
+    advantage: Floats
+    """In the group it was collected with."""
+    num_action_tokens: Integers
+    mean_entropy: Floats
+    """Nats per action token when sampled; NaN: unknown."""
+    group: Integers
+    """Equal numbers, same group. The numbers themselves mean nothing."""
+    task: Integers
+    """Equal numbers, same task. The numbers themselves mean nothing."""
+    group_size: Integers
+    group_success_rate: Floats
+    group_reward_std: Floats
+    """Population standard deviation when it was collected."""
+
+    def __init__(self, columns: Mapping[str, npt.NDArray[Any]], chosen: slice | npt.NDArray[np.intp], now: DrawClock):
         self._columns = columns
         self._chosen = chosen
         self.now = now
 
     def __len__(self) -> int:
-        return len(self.column("iteration"))
+        return len(self.own)
 
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """By the name of a property below."""
-        if name == "staleness":
-            return self.staleness
+    def __getattr__(self, name: str) -> npt.NDArray[Any]:
+        """The columns above."""
+        if name not in Rows.__annotations__:
+            raise AttributeError(f"rows must be asked for a column they have, got {name}.")
         chosen: npt.NDArray[Any] = self._columns[name][self._chosen]
         return chosen
-
-    @property
-    def own(self) -> Flags:
-        """Collected by the run that draws."""
-        return self.column("own")
-
-    @property
-    def iteration(self) -> Integers:
-        """That collected the row, in the counting of its own run."""
-        return self.column("iteration")
-
-    @property
-    def policy_version(self) -> Integers:
-        """The smallest of its tokens."""
-        return self.column("policy_version")
 
     @property
     def staleness(self) -> Floats:
         """The drawing policy's version minus the row's; NaN: a row of another run, whose staleness nobody knows."""
         return np.where(self.own, float(self.now.policy_version) - self.policy_version, np.nan)
-
-    @property
-    def success(self) -> Flags:
-        return self.column("success")
-
-    @property
-    def reward(self) -> Floats:
-        return self.column("reward")
-
-    @property
-    def advantage(self) -> Floats:
-        """In the group it was collected with."""
-        return self.column("advantage")
-
-    @property
-    def num_action_tokens(self) -> Integers:
-        return self.column("num_action_tokens")
-
-    @property
-    def mean_entropy(self) -> Floats:
-        """Nats per action token when sampled; NaN: unknown."""
-        return self.column("mean_entropy")
-
-    @property
-    def group(self) -> Integers:
-        """Equal numbers, same group. The numbers themselves mean nothing."""
-        return self.column("group")
-
-    @property
-    def task(self) -> Integers:
-        """Equal numbers, same task. The numbers themselves mean nothing."""
-        return self.column("task")
-
-    @property
-    def group_size(self) -> Integers:
-        return self.column("group_size")
-
-    @property
-    def group_success_rate(self) -> Floats:
-        return self.column("group_success_rate")
-
-    @property
-    def group_reward_std(self) -> Floats:
-        """Population standard deviation when it was collected."""
-        return self.column("group_reward_std")
 
 
 _MADE_UP: dict[str, npt.NDArray[Any]] = {
@@ -126,6 +96,42 @@ _MADE_UP: dict[str, npt.NDArray[Any]] = {
 }
 
 
+def _checked_options(declared: type, given: Mapping[str, Any], *, sampler: str) -> Any:
+    """An instance of the options class. Raises ValueError, of one line, for what it does not declare or allow."""
+    kinds = _model(declared).model_fields
+    unknown = next((name for name in given if name not in kinds), None)
+    if unknown is not None:
+        raise ValueError(
+            f"replay.sampler_options must hold options of {sampler}, got {unknown!r}. {suggest(str(unknown), kinds)}"
+        )
+    try:
+        _model(declared).model_validate(dict(given))
+        return declared(**given)
+    except ValidationError as error:
+        place, rule, shown = first_problem(error)
+        name = ".".join(map(str, ("replay.sampler_options", *place)))
+        raise ValueError(f"{name} must {rule}, got {shown}.") from None
+    except ValueError as error:
+        raise ValueError(f"replay.sampler_options.{error}") from None
+
+
+@cache
+def _model(declared: type) -> type[BaseModel]:
+    kinds = get_type_hints(declared, include_extras=True)
+    columns: dict[str, Any] = {
+        field.name: (kinds[field.name], ... if field.default is field.default_factory is MISSING else None)
+        for field in fields(declared)
+    }
+    config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, protected_namespaces=())
+    return create_model(declared.__name__, __config__=config, **columns)
+
+
+def require(allowed: bool, name: str, rule: str, value: object) -> None:
+    """For an options class to refuse a value: `name` must `rule`."""
+    if not allowed:
+        raise ValueError(f"{name} must {rule}, got {value!r}.")
+
+
 @dataclass(frozen=True)
 class NoOptions:
     """A sampler that has none."""
@@ -135,7 +141,7 @@ class Sampler(ABC):
     """Says how much each row weighs; a row of weight 0 is never drawn. Its random state belongs in the checkpoint."""
 
     name: ClassVar[str] = ""
-    """Of a built-in one; others are told apart by the name of their class."""
+    """The name of a built-in one; others go by the name of their class."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Columns without which a row can't be weighed: where one is NaN the row weighs 0, and is counted as unknown."""
     row_wise: ClassVar[bool] = False
@@ -145,7 +151,7 @@ class Sampler(ABC):
     """A frozen dataclass: `replay.sampler_options` by name, checked by its fields' types and its __post_init__."""
 
     def __init__(self, seed: int, options: Mapping[str, Any] | None = None) -> None:
-        self.options: Any = checked_options(self.Options, options or {}, sampler=self.title)
+        self.options: Any = _checked_options(self.Options, options or {}, sampler=self.title)
         self._bits = np.random.PCG64(seed)
         self.random = np.random.Generator(self._bits)
 
@@ -157,7 +163,7 @@ class Sampler(ABC):
     def weights(self, rows: Rows) -> Floats:
         """[N] finite and >= 0."""
 
-    def reference(self, now: Moment) -> Hashable:
+    def reference(self, now: DrawClock) -> Hashable:
         """What row-wise weights depend on besides the row."""
         return None
 
@@ -169,7 +175,7 @@ class Sampler(ABC):
         """Checked weights, and which rows have an unknown priority."""
         unknown = np.zeros(len(rows), np.bool_)
         for name in self.needs:
-            unknown |= np.isnan(rows.column(name))
+            unknown |= np.isnan(getattr(rows, name))
         with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
             found = np.asarray(self.weights(rows))
         if found.shape != (len(rows),) or found.dtype.kind not in "fiub":
@@ -187,9 +193,9 @@ class Sampler(ABC):
         return weights, unknown
 
     def try_out(self) -> None:
-        """Weigh two rows made up for it, and none: better told before a run begins than at its first draw."""
+        """Weigh two rows made up for it, and none: a mistake is better seen before a run begins than at a draw."""
         for size in (2, 0):
-            self.weigh(Rows(_MADE_UP, slice(0, size), Moment(iteration=2, policy_version=1)))
+            self.weigh(Rows(_MADE_UP, slice(0, size), DrawClock(iteration=2, policy_version=1)))
 
     def state(self) -> dict[str, Any]:
         """JSON-able."""

@@ -37,9 +37,9 @@ def back_up(path: Path, revision: str) -> Path:
             # What is unfinished is made anew, and needs no journal that a kill would leave.
             copy.execute("PRAGMA journal_mode=OFF")
             source.backup(copy)
-        _flush(unfinished)
+        flush(unfinished)
         os.replace(unfinished, target)
-        _flush(target.parent)
+        flush(target.parent)
     except (OSError, sqlite3.Error) as error:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
@@ -49,7 +49,7 @@ def back_up(path: Path, revision: str) -> Path:
     return target
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -14,7 +14,6 @@ from replay.errors import ConnectionLost
 
 Result = TypeVar("Result")
 
-
 _MOST_TRIES = 8
 """Each of them waits for the server to come back."""
 

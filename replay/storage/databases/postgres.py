@@ -22,7 +22,6 @@ from replay.storage.format.schema import REVISION, metadata
 
 DRIVERS = ("postgresql", "postgresql+psycopg")
 
-
 _LOCK = 0x61676E746C6F6F70
 """Advisory locks are numbers of a database: the bytes of "agntloop", and the schema the buffer stands in. Held by every
 write transaction and every migration."""
@@ -156,7 +155,8 @@ class PostgresDatabase(Database):
                 # Parameters were checked: only what is stored can be out of range.
                 raise DamagedCell("a column", "hold numbers that sums are made of", _first_line(error)) from error
             lost = _is_lost(error)
-            if not (lost or isinstance(error, (exc.OperationalError, exc.InternalError)) or _is_forbidden(error)):
+            of_machine = lost or _sqlstate(error) == _FORBIDDEN
+            if not (of_machine or isinstance(error, (exc.OperationalError, exc.InternalError))):
                 raise
             kind = ConnectionLost if lost and not final else DatabaseFailed
             raise kind(
@@ -166,17 +166,7 @@ class PostgresDatabase(Database):
 
 
 def create(url: sa.URL) -> PostgresDatabase:
-    database = PostgresDatabase(url, read_only=False)
-    try:
-        database.check(migrates=True)
-        with database.writing() as connection:
-            if stored_revision(connection) != REVISION:
-                migrate(connection)
-                _fix_column_types(connection)
-    except BaseException:
-        database.close()
-        raise
-    return database
+    return _checked(url, read_only=False, migrates=True)
 
 
 def schema_of(url: sa.URL) -> str:
@@ -189,9 +179,18 @@ def schema_of(url: sa.URL) -> str:
 
 
 def open_existing(url: sa.URL, *, read_only: bool) -> PostgresDatabase:
+    return _checked(url, read_only=read_only, migrates=False)
+
+
+def _checked(url: sa.URL, *, read_only: bool, migrates: bool) -> PostgresDatabase:
     database = PostgresDatabase(url, read_only=read_only)
     try:
-        database.check(migrates=False)
+        database.check(migrates=migrates)
+        if migrates:
+            with database.writing() as connection:
+                if stored_revision(connection) != REVISION:
+                    migrate(connection)
+                    _fix_column_types(connection)
     except BaseException:
         database.close()
         raise
@@ -251,10 +250,6 @@ def _is_lost(error: exc.DBAPIError) -> bool:
         or state.startswith(_GONE)
         or (isinstance(error, exc.OperationalError) and not state)
     )
-
-
-def _is_forbidden(error: exc.DBAPIError) -> bool:
-    return _sqlstate(error) == _FORBIDDEN
 
 
 def _sqlstate(error: exc.DBAPIError) -> str:

@@ -18,14 +18,12 @@ from replay.storage.format.encoding import BlobError, decompress_text
 
 _log = logging.getLogger(__name__)
 
-
 # The system keeps the file's pages once for all; what each connection keeps of them is memory twice.
 _READERS_CACHE_KIB = 500
 # SQLite keeps no queue: with dozens of writers on a busy machine, one of them has waited for half a minute.
 _BUSY_MILLISECONDS = 120_000
 BEGIN = "replay_begin"
 """The execution option that names another statement than the engine's own to begin a transaction."""
-
 
 OpenMode = Literal["ro", "immutable", "rw", "migrate"]
 """A file is looked at, also where side files can't be made; written to; or migrated with whatever journal it has."""

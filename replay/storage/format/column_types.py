@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
+from context.wording import excerpt
 from replay.errors import DamagedCell
 
 ESCAPE = "\ue000json:"
@@ -38,8 +39,7 @@ class Checked(sa.types.TypeDecorator[Any]):
         return self.python_types | ({type(None)} if getattr(column, "nullable", True) else frozenset())
 
     def damaged(self, value: object) -> DamagedCell:
-        shown = repr(value)
-        return DamagedCell(self.column, self.rule, shown if len(shown) <= 60 else f"{shown[:60]}...")
+        return DamagedCell(self.column, self.rule, excerpt(repr(value), 60))
 
     def coerce_compared_value(self, op: Any, value: Any) -> Any:
         return self.impl_instance.coerce_compared_value(op, value)

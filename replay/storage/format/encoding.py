@@ -70,7 +70,7 @@ _codec = _Codec()
 def encode_tokens(tokens: TokenSequence) -> bytes:
     """One segment's arrays."""
     arrays = b"".join([_stored(tokens, name).data for name in _STARTS])
-    return _HEADER.pack(_MAGIC, _TOKENS, _FORMAT, len(tokens)) + _codec.arrays.compress(arrays)
+    return _encode(_TOKENS, len(tokens), arrays)
 
 
 def decode_tokens(blob: bytes, count: int) -> TokenSequence:
@@ -82,8 +82,7 @@ def decode_tokens(blob: bytes, count: int) -> TokenSequence:
 
 def encode_log_probs(values: npt.NDArray[np.float32]) -> bytes:
     """Log-probs of one segment that are no part of its tokens."""
-    header = _HEADER.pack(_MAGIC, _LOG_PROBS, _FORMAT, len(values))
-    return header + _codec.arrays.compress(np.ascontiguousarray(values, _STORED["behavior_log_probs"]).data)
+    return _encode(_LOG_PROBS, len(values), np.ascontiguousarray(values, _STORED["behavior_log_probs"]).data)
 
 
 def decode_log_probs(blob: bytes, count: int) -> npt.NDArray[np.float32]:
@@ -95,8 +94,7 @@ def decode_log_probs(blob: bytes, count: int) -> npt.NDArray[np.float32]:
 
 def encode_counts(counts: npt.NDArray[np.int64]) -> bytes:
     """How many there are of each of some kinds."""
-    header = _HEADER.pack(_MAGIC, _COUNTS, _FORMAT, len(counts))
-    return header + _codec.arrays.compress(np.ascontiguousarray(counts, _COUNT).data)
+    return _encode(_COUNTS, len(counts), np.ascontiguousarray(counts, _COUNT).data)
 
 
 def decode_counts(blob: bytes, kinds: int) -> npt.NDArray[np.int64]:
@@ -148,6 +146,10 @@ def token_hash(segments: Iterable[Segment]) -> str:
 
 def _stored(tokens: TokenSequence, name: str) -> npt.NDArray[Any]:
     return np.ascontiguousarray(getattr(tokens, name), _STORED[name])
+
+
+def _encode(kind: int, count: int, payload: bytes | memoryview) -> bytes:
+    return _HEADER.pack(_MAGIC, kind, _FORMAT, count) + _codec.arrays.compress(payload)
 
 
 def _decode(name: str, kind: int, blob: bytes, count: int, *, size: int) -> bytes:

@@ -27,7 +27,6 @@ from replay.storage.format.encoding import decode_counts, encode_counts
 Counts = npt.NDArray[np.int64]
 """[BINS], from the lowest bin to the highest."""
 
-
 _UNITS = 200
 """To a nat; every edge is an odd number of them."""
 _FEWEST = 6

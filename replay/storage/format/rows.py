@@ -24,10 +24,8 @@ Row = dict[str, Any]
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-
 _MOST_PARAMETERS = 500
 _LOG_PROB_FIELDS = ("mean_behavior_log_prob", "min_behavior_log_prob")
-
 
 _RECORD_FIELDS = [field.name for field in fields(TrajectoryRecord)]
 RECORD_COLUMNS = [trajectories.c[name] for name in _RECORD_FIELDS]

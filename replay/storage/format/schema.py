@@ -6,6 +6,7 @@ A change here needs a new file under `migrations/versions` and a new `REVISION`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,12 +19,15 @@ REVISION = "0007"
 VERSION_TABLE = "replay_schema_version"
 
 
-def _text(name: str, *, null: bool = False, **options: Any) -> sa.Column[str]:
-    return sa.Column(name, ExactText, nullable=null, **options)
+def _columns(kind: type[Checked]) -> Callable[..., sa.Column[Any]]:
+    def make(name: str, *, null: bool = False, **options: Any) -> sa.Column[Any]:
+        return sa.Column(name, kind, nullable=null, **options)
+
+    return make
 
 
-def _json(name: str, *, null: bool = False) -> sa.Column[str]:
-    return sa.Column(name, JsonText, nullable=null)
+_text, _json, _integer, _real = map(_columns, (ExactText, JsonText, Whole, Real))
+_size, _share, _truth, _measured = map(_columns, (Size, Share, Truth, Measured))
 
 
 def _key(name: str, target: str | None = None, **options: Any) -> sa.Column[str]:
@@ -31,20 +35,11 @@ def _key(name: str, target: str | None = None, **options: Any) -> sa.Column[str]
     return sa.Column(name, ExactText, *reference, nullable=False, **options)
 
 
-def _integer(name: str, *, null: bool = False, **options: Any) -> sa.Column[int]:
-    return sa.Column(name, Whole, nullable=null, **options)
-
-
-def _real(name: str, *, null: bool = False) -> sa.Column[float]:
-    return sa.Column(name, Real, nullable=null)
-
-
 def _blob(name: str) -> sa.Column[bytes]:
     return sa.Column(name, sa.LargeBinary, nullable=False)
 
 
 metadata = sa.MetaData()
-
 
 runs = sa.Table(
     "runs",
@@ -61,7 +56,6 @@ runs = sa.Table(
     _integer("epoch", server_default="0"),
 )
 
-
 policies = sa.Table(
     "policies",
     metadata,
@@ -73,7 +67,6 @@ policies = sa.Table(
     _text("created_at"),
 )
 
-
 tasks = sa.Table(
     "tasks",
     metadata,
@@ -82,7 +75,6 @@ tasks = sa.Table(
     _json("payload"),
 )
 
-
 groups = sa.Table(
     "groups",
     metadata,
@@ -90,14 +82,13 @@ groups = sa.Table(
     _key("run", "runs.id"),
     _key("task", "tasks.hash"),
     _integer("iteration"),
-    sa.Column("size", Size, nullable=False),
+    _size("size"),
     _real("reward_mean"),
     _real("reward_std"),
-    sa.Column("success_rate", Share, nullable=False),
+    _share("success_rate"),
     sa.Index("groups_by_run", "run", "iteration"),
     sa.Index("groups_by_task", "task", "run"),
 )
-
 
 _PLACE = ("run", "iteration", "slot", "id")
 """The place of a row in its run's list."""
@@ -107,11 +98,9 @@ _LOOKED_AT = (
 )
 """What lists are sorted by, and what statistics count, of all rows of a run."""
 
-
 IMPORTED = " and ".join(f"source <> '{source}'" for source in OWN_SOURCES)
 """SQL of rows of `trajectories`: an index of a part of a table is found by the text of its condition."""
 _IMPORTED, _RESERVED = sa.text(IMPORTED), sa.text(f"state = '{RESERVED}'")
-
 
 # `group` is a word of SQL: the column is `group_id`, so that people need no quotes.
 trajectories = sa.Table(
@@ -127,7 +116,7 @@ trajectories = sa.Table(
     _integer("attempt"),
     _text("source"),
     _real("reward"),
-    sa.Column("success", Truth, nullable=False),
+    _truth("success"),
     _real("advantage"),
     _text("stop_reason"),
     _text("error_kind", null=True),
@@ -173,7 +162,6 @@ trajectories = sa.Table(
     sa.Index("trajectories_by_task", "task"),
 )
 
-
 # What is left of an evicted row: whose it was, how it ended, and why it went. Run, iteration and task are its group's.
 reclaimed = sa.Table(
     "reclaimed",
@@ -185,7 +173,7 @@ reclaimed = sa.Table(
     _integer("attempt"),
     _text("source"),
     _real("reward"),
-    sa.Column("success", Truth, nullable=False),
+    _truth("success"),
     _real("advantage"),
     _integer("num_action_tokens"),
     _integer("policy_version_min"),
@@ -194,7 +182,6 @@ reclaimed = sa.Table(
     _integer("changed"),
     sa.Index("reclaimed_by_change", "changed"),
 )
-
 
 segments = sa.Table(
     "segments",
@@ -207,7 +194,6 @@ segments = sa.Table(
     _blob("tokens"),
 )
 
-
 # All messages of a trajectory as one JSON text: see `conversation`. PostgreSQL compresses such a text by itself.
 messages = sa.Table(
     "messages",
@@ -217,7 +203,6 @@ messages = sa.Table(
     sa.Column("said", sa.LargeBinary().with_variant(sa.Text(), "postgresql"), nullable=False),
     _integer("checksum"),
 )
-
 
 draws = sa.Table(
     "draws",
@@ -242,7 +227,6 @@ draws = sa.Table(
     sa.Index("reservations_by_sequence", "sequence", sqlite_where=_RESERVED, postgresql_where=_RESERVED),
 )
 
-
 iterations = sa.Table(
     "iterations",
     metadata,
@@ -257,16 +241,14 @@ iterations = sa.Table(
     _integer("optimizer_steps"),
 )
 
-
 metrics = sa.Table(
     "metrics",
     metadata,
     _key("run", "runs.id", primary_key=True),
     _integer("iteration", primary_key=True, autoincrement=False),
     _key("name", primary_key=True),
-    sa.Column("value", Measured, nullable=True),
+    _measured("value", null=True),
 )
-
 
 sampler_state = sa.Table(
     "sampler_state",
@@ -275,7 +257,6 @@ sampler_state = sa.Table(
     _integer("iteration", primary_key=True, autoincrement=False),
     _json("state"),
 )
-
 
 token_scores = sa.Table(
     "token_scores",
@@ -286,7 +267,6 @@ token_scores = sa.Table(
     _integer("policy_version"),
     _blob("log_probs"),
 )
-
 
 # How a per-token quantity of one update was spread: see `replay.storage.format.ratio_histograms`.
 histograms = sa.Table(
@@ -299,7 +279,6 @@ histograms = sa.Table(
     _key("age", primary_key=True),
     _blob("counts"),
 )
-
 
 # Counters: see `replay.storage.counters`.
 buffer_state = sa.Table(

@@ -32,9 +32,9 @@ class JoinedTokens:
     behavior: npt.NDArray[np.bool_]
     """True = comes with the log-prob it was sampled with."""
     log_probs: npt.NDArray[np.float32]
-    """Of these tokens, at most 0; NaN for others."""
+    """The log-probs of these tokens, at most 0; NaN for others."""
     starts: list[int]
-    """Of each trajectory, which has at least one token."""
+    """Where each trajectory begins; it has at least one token."""
 
 
 def joined(trajectories: Sequence[Trajectory], authors: AuthorTable) -> JoinedTokens:

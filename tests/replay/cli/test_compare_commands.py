@@ -53,10 +53,10 @@ def test_lineage_of_an_iteration_is_its_committed_draws(location: Location) -> N
     assert (answer["fresh"], answer["replay"], answer["policy_version"], answer["makes_policy_version"]) == (8, 3, 2, 3)
     for row in answer["trajectories"]:
         born = sql(store, "select iteration, reward from trajectories where id = ?", row["trajectory"])
-        assert [(row["born_iteration"], row["reward"])] == born
+        assert [(row["collected_iteration"], row["reward"])] == born
         # 16 rows could be drawn, all alike.
         assert row["probability"] == (None if row["stream"] == FRESH else 1 / 16)
-        assert (row["stream"] == FRESH) == (row["born_iteration"] == 3)
+        assert (row["stream"] == FRESH) == (row["collected_iteration"] == 3)
 
 
 def test_lineage_of_a_trajectory_is_every_update_that_used_it(location: Location) -> None:

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from replay.inspector.text.shell import typed
+from replay.inspector.text.reading import typed
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,7 @@ def test_any_text_is_a_filter_or_refused_in_one_line(text: str) -> None:
     ("text", "message"),
     [
         ("rewrd > 0.5", "name a field here, got 'rewrd' at character 1. Did you mean reward?"),
-        ("reward>0 and zzz==1", "name a field here, got 'zzz' at character 14. Fields: reward, success"),
+        ("reward>0 and zzz==1", "name a field here, got 'zzz' at character 14. There is reward, success"),
         ("task == 'ü' and rewrd > 0.5", "name a field here, got 'rewrd' at character 17. Did you mean reward?"),
         ("reward > 'high'", "compare reward with a number, got \"'high'\" at character 10. For example: reward > 0.5"),
         ("turns > 2.5", "compare turns with a whole number, got '2.5' at character 9. For example: turns < 8"),

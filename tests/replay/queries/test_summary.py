@@ -224,19 +224,18 @@ def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(location
     # Cut short were episodes of iterations 2, 6 and 7, the last of which is the only one of its point so far.
     for iteration, share in ((2, 0.3), (6, 0.2), (7, 0.6)):
         store.add_metrics(RUN, iteration, {"rollout/stop/length": share})
-    assert queries.merged_series(store, RUN, 3) == {
+    assert queries.metric_series(store, RUN, merged=3) == {
         "loss": [(0, 8.0), (1, 1.5), (4, 5.0), (7, 9.0)],
         "ratio_max": [(1, 2.0), (4, 6.0), (7, 9.0)],
         "climax": [(1, pytest.approx(4 / 3)), (4, 0.0), (7, 0.0)],
         "eval/success": [(0, 0.25), (4, 0.5)],
         "rollout/stop/length": [(1, pytest.approx(0.1)), (4, pytest.approx(0.2 / 3)), (7, 0.6)],
     }
-    assert queries.merged_series(store, RUN, 1, names=["loss"]) == queries.metric_series(store, RUN, names=["loss"])
     assert queries.metric_series(store, RUN, names=["loss"], within=range(6, 9)) == {"loss": [(6, 5.0), (7, 9.0)]}
     # A point that stands half within is whole, and what is before training comes only where it is asked for.
-    loss = queries.merged_series(store, RUN, 3, names=["loss"], within=range(2, 5))
+    loss = queries.metric_series(store, RUN, merged=3, names=["loss"], within=range(2, 5))
     assert loss == {"loss": [(1, 1.5), (4, 5.0)]}
-    assert queries.merged_series(store, RUN, 3, names=["loss"], within=range(1)) == {"loss": [(0, 8.0)]}
+    assert queries.metric_series(store, RUN, merged=3, names=["loss"], within=range(1)) == {"loss": [(0, 8.0)]}
 
 
 @pytest.mark.parametrize(("last", "merged"), [((), 1), ((256,), 1), ((257,), 2), ((512, 3), 2), ((513,), 4)])

@@ -12,13 +12,13 @@ import pytest
 
 from replay import Rows, Sampler, Trajectory
 from replay.mixing.request import DrawRequest, Limits, Pick
-from replay.sampling.samplers import SAMPLERS, Moment, RankedSampler, make_sampler
+from replay.sampling.samplers import SAMPLERS, DrawClock, RankedSampler, make_sampler
 from replay.sampling.sum_tree import SumTree, draw_some
 from tests.fakes.records import RUN, Born, new_store, policy, run_record
 
 # Rows of a buffer made by hand: four of each of these groups of eight, by successes of the group.
 SUCCESSES = (0, 2, 4, 6, 8)
-NOW = Moment(iteration=12, policy_version=11)
+NOW = DrawClock(iteration=12, policy_version=11)
 
 
 def columns(**changes: Any) -> dict[str, np.ndarray]:
@@ -42,7 +42,7 @@ def columns(**changes: Any) -> dict[str, np.ndarray]:
     return {**made, **changes}
 
 
-def weighed(name: str, options: dict[str, Any] | None = None, now: Moment = NOW, **changes: Any) -> list[float]:
+def weighed(name: str, options: dict[str, Any] | None = None, now: DrawClock = NOW, **changes: Any) -> list[float]:
     return make_sampler(name, 0, options).weigh(Rows(columns(**changes), slice(None), now))[0].tolist()
 
 
@@ -66,7 +66,7 @@ def test_recency_halves_every_half_life_and_leaves_out_what_has_no_staleness() -
 def test_ages_stay_in_range_however_long_a_run_is(name: str, options: dict[str, Any]) -> None:
     for version in (11, 256, 257, 5000, 10**6):
         far = columns()["policy_version"] + version - 11
-        later = weighed(name, options, Moment(version, version), policy_version=far)
+        later = weighed(name, options, DrawClock(version, version), policy_version=far)
         assert shares(later) == pytest.approx(shares(weighed(name, options)))
 
 

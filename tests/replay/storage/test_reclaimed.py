@@ -21,7 +21,7 @@ from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format import schema
 from replay.storage.retention import Capacity
-from replay.store import Admission
+from replay.storage.write import Admission
 from tests.fakes.databases import Databases
 from tests.fakes.records import RUN, Born, group, iterate, new_store, request, sql, task, trajectory
 from tests.fakes.replay_command import ask
@@ -137,7 +137,7 @@ def test_lineage_tells_of_a_reclaimed_row_what_it_told_before(location: Location
     why = {"state": "evicted", "state_reason": "capacity.age at iteration 3, was eligible"}
     assert after[0] == {**before[0], **why}
     for earlier, later in zip(before[1:], after[1:], strict=True):
-        expected = [{**row, **(why if row["born_iteration"] == 1 else {})} for row in earlier["trajectories"]]
+        expected = [{**row, **(why if row["collected_iteration"] == 1 else {})} for row in earlier["trajectories"]]
         assert later == {**earlier, "trajectories": expected}
 
 

@@ -17,7 +17,7 @@ from replay.storage.counters import LEASE_DRAWS
 from replay.storage.databases import Location
 from replay.storage.format.message_json import plain_text
 from replay.storage.retention import Capacity
-from replay.store import Admission
+from replay.storage.write import Admission
 from tests.fakes.records import (
     ENV,
     LLM,

@@ -15,7 +15,7 @@ from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.schema import metadata
-from replay.store import Capacity
+from replay.storage.retention import Capacity
 from tests.fakes.records import RUN, Born, iterate, iteration_record, new_store, policy, request, run_record, sql
 
 OTHER = "run-2"

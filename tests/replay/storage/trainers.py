@@ -16,7 +16,7 @@ from replay.mixing.request import DrawRequest, Limits, Pick
 from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import Sampler, make_sampler
 from replay.storage.databases import Location
-from replay.store import Capacity
+from replay.storage.retention import Capacity
 from tests.fakes.records import Born, iteration_record, policy, run_record, sql, trajectory
 from tests.fakes.small_processes import SMALL
 
