@@ -21,7 +21,7 @@ from tests.fakes.records import (
     AUTHORS,
     RUN,
     SHORT,
-    Born,
+    FreshRows,
     group,
     new_store,
     policy,
@@ -237,11 +237,11 @@ def test_read_only_store_names_corruption_and_changes_nothing(store: ReplayStore
 
 
 def test_draw_replaces_a_corrupt_row_and_goes_on(store: ReplayStore, caplog: pytest.LogCaptureFixture) -> None:
-    born = Born(1, rates=(0.5, 0.5)).append_to(store)
-    bad = born.trajectories[0].id
+    collected = FreshRows(1, rates=(0.5, 0.5)).append_to(store)
+    bad = collected.trajectories[0].id
     sql(store, "update segments set tokens = ? where trajectory = ?", bytes(30), bad)
     drawn = store.draw(request(2, 8), make_sampler("uniform", 0))
-    assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in born.trajectories[1:])
+    assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in collected.trajectories[1:])
     assert [row.draw.slot for row in drawn] == list(range(8, 15))
     assert f"trajectory {bad} quarantined" in caplog.text
 

@@ -107,11 +107,11 @@ def test_unit_group_draws_groups_whole(tmp_path: Path, qwen2: Path) -> None:
     assert done(result) == told(config) == [(16, 0), (8, 8), (8, 8), (8, 8)]
     found = batches(result)
     for iteration in (2, 3, 4):
-        members = Counter((stream, group, born) for stream, _, group, born in found[iteration])
+        members = Counter((stream, group, collected) for stream, _, group, collected in found[iteration])
         assert sorted((stream, count) for (stream, _, _), count in members.items()) == [
             ("fresh", 4), ("fresh", 4), ("replay", 4), ("replay", 4)
         ]  # fmt: skip
-        assert all(born < iteration for stream, _, born in members if stream == "replay")
+        assert all(collected < iteration for stream, _, collected in members if stream == "replay")
 
 
 def test_a_task_that_is_replayed_whole_has_had_its_turn(tmp_path: Path, qwen2: Path) -> None:

@@ -17,7 +17,7 @@ from replay.locate import place
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.databases import Databases
-from tests.fakes.records import RUN, Born, group, iterate, new_store, run_record, sql, task, tokens, trajectory
+from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, run_record, sql, task, tokens, trajectory
 from tests.fakes.replay_command import ask
 
 TITLES = "id iter task reward success turns tools tokens stop advantage uses stale state"
@@ -189,8 +189,8 @@ def test_run_folder_on_a_shared_database_shows_its_own_rows(location: Location, 
     (folder / "run.json").write_text(json.dumps({"id": "run-2", "config": {"replay": {"database": url}}}))
     with closing(new_store(url)) as store:
         store.add_run(run_record("run-2"))
-        Born(1, size=2).append_to(store)
-        Born(1, size=3, run="run-2").append_to(store)
+        FreshRows(1, size=2).append_to(store)
+        FreshRows(1, size=3, run="run-2").append_to(store)
     assert "trajectories  3 in 1 groups" in ask("stats", str(folder)).output
     assert "trajectories  5 in 2 groups" in ask("stats", url).output
     assert len(ask("ls", str(folder)).stdout.splitlines()) == 1 + 3

@@ -33,7 +33,7 @@ from tests.fakes.records import (
     MESSAGES,
     RUN,
     SHORT,
-    Born,
+    FreshRows,
     group,
     iterate,
     new_store,
@@ -221,7 +221,7 @@ def test_a_file_imported_twice_is_stored_once(store: ReplayStore, tmp_path: Path
 
 def test_a_snapshot_elsewhere_is_no_policy_of_this_folder(store: ReplayStore, tmp_path: Path) -> None:
     store.add_policy(replace(policy(0), checkpoint="policies/000000"))
-    Born(1, rates=(0.5,)).append_to(store)
+    FreshRows(1, rates=(0.5,)).append_to(store)
     export_file(store, tmp_path / "rows.jsonl")
     with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
         import_file(other, tmp_path / "rows.jsonl")
@@ -330,7 +330,7 @@ def test_parquet_says_what_it_needs(store: ReplayStore, tmp_path: Path, monkeypa
 @pytest.mark.parametrize("name", ["id", "state"])
 def test_export_of_a_cell_that_nobody_wrote_is_refused_by_column(tmp_path: Path, name: str) -> None:
     store = new_store(tmp_path / "replay.sqlite")
-    Born(1).append_to(store)
+    FreshRows(1).append_to(store)
     sql(store, f"update trajectories set {name} = x'ff' where slot = 0")
     with pytest.raises(DamagedCell, match=f"^trajectories.{name} must hold "):
         export_file(store, tmp_path / "out.jsonl")

@@ -22,7 +22,7 @@ from replay.storage.format import schema
 from tests.fakes.databases import Databases
 from tests.fakes.records import (
     RUN,
-    Born,
+    FreshRows,
     group,
     iterate,
     new_store,
@@ -262,8 +262,8 @@ def test_metrics_are_chosen_by_name_and_by_how_the_name_begins(location: Locatio
 def test_questions_of_one_run_leave_others_out(location: Location) -> None:
     store = new_store(location)
     store.add_run(run_record("run-2"))
-    Born(1).append_to(store)
-    Born(1, run="run-2").append_to(store)
+    FreshRows(1).append_to(store)
+    FreshRows(1, run="run-2").append_to(store)
     assert queries.summary(store)["trajectories"] == 8
     assert queries.summary(store, "run-2")["trajectories"] == 4
     assert {row["run"] for row in listed(store, "run-2")} == {"run-2"}
@@ -451,7 +451,7 @@ def test_runs_are_read_with_one_tokenizer_where_both_name_the_same(location: Loc
 def test_runs_tell_how_far_each_came(location: Location) -> None:
     store = new_store(location)
     store.add_run(replace(run_record("run-2"), name="another"))
-    Born(1).append_to(store)
+    FreshRows(1).append_to(store)
     for iteration, success in ((0, 0.25), (4, 0.5), (8, float("nan"))):
         store.add_metrics(RUN, iteration, {"eval/success": success, "rollout/success": 1.0})
     found = {row["id"]: row for row in queries.runs(store)}

@@ -23,7 +23,7 @@ from replay.storage.format import schema
 from replay.storage.retention import Capacity
 from replay.store import Admission
 from tests.fakes.databases import Databases
-from tests.fakes.records import RUN, Born, group, iterate, new_store, request, sql, task, trajectory
+from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, request, sql, task, trajectory
 from tests.fakes.replay_command import ask
 from tests.replay.storage.old_databases import fill_old
 
@@ -107,18 +107,18 @@ def test_payload_of_a_task_goes_with_its_last_row_and_comes_back_with_it(locatio
 def test_id_of_a_reclaimed_row_is_taken(location: Location) -> None:
     store = trained(location)
     reclaim(store, 3, age=1)
-    born = Born(1, rates=(0.5, 0.25))
-    report = store.append([task()], born.groups, born.trajectories)
+    collected = FreshRows(1, rates=(0.5, 0.25))
+    report = store.append([task()], collected.groups, collected.trajectories)
     assert (report.inserted, report.duplicates, counts(store, "trajectories")) == (0, 8, [16])
-    other = replace(born.trajectories[0], record=replace(born.trajectories[0].record, reward=7.0))
+    other = replace(collected.trajectories[0], record=replace(collected.trajectories[0].record, reward=7.0))
     with pytest.raises(ReplayError, match="reward must be the stored 1.0 of the same id, got 7.0"):
-        store.append([task()], born.groups, [other])
+        store.append([task()], collected.groups, [other])
 
 
 def test_no_attempt_is_made_twice_though_its_rows_are_gone(location: Location) -> None:
     store = trained(location, 2)
     assert store.resume(RUN, 1).next_attempt == 1
-    Born(2, rates=(0.5,), attempt=1).append_to(store)
+    FreshRows(2, rates=(0.5,), attempt=1).append_to(store)
     assert store.resume(RUN, 1).next_attempt == 2
     store.prune(RUN, rows=schema.trajectories.c.attempt == 1, dry_run=False)
     assert store.resume(RUN, 1).next_attempt == 2
@@ -235,7 +235,7 @@ def test_work_of_an_iteration_does_not_grow_with_rows_that_went(tmp_path: Path) 
     found = {}
     for iteration in range(1, 61):
         with counted_steps() as steps:
-            Born(iteration, rates=(0.5, 0.5)).append_to(store)
+            FreshRows(iteration, rates=(0.5, 0.5)).append_to(store)
             store.available(request(iteration, 0), sampler)
             reclaim(store, iteration, rows=40, age=30, staleness=30, per_task=40)
         found[iteration] = steps[0]

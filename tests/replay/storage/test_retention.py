@@ -24,7 +24,7 @@ from tests.fakes.records import (
     RUN,
     TEMPLATE,
     USER,
-    Born,
+    FreshRows,
     group,
     iterate,
     new_store,
@@ -144,19 +144,19 @@ def test_rows_that_cannot_be_drawn_go_before_those_that_can(location: Location) 
 def test_rows_of_other_runs_stay_and_count_for_nothing(location: Location) -> None:
     store = filled(location, 2)
     store.add_run(run_record("teacher"))
-    Born(1, run="teacher").append_to(store)
+    FreshRows(1, run="teacher").append_to(store)
     evict(store, 2, rows=12, age=1)
     assert evicted(store) == rows_of(1, range(4))
     assert sql(store, "select count(*) from trajectories where run = 'teacher' and state = 'eligible'") == [(4,)]
 
 
 def test_eviction_does_not_depend_on_the_order_rows_were_stored_in(new_location: Callable[[str], Location]) -> None:
-    born = [Born(iteration, rates=(0.5, 0.25)) for iteration in (1, 2, 3)]
+    collected = [FreshRows(iteration, rates=(0.5, 0.25)) for iteration in (1, 2, 3)]
     left = []
     for name, order in (("one", [0, 1, 2]), ("two", [2, 0, 1])):
         store = new_store(new_location(name))
         for index in order:
-            rows = born[index]
+            rows = collected[index]
             store.append([task()], rows.groups, rows.trajectories[:: 1 if name == "one" else -1])
         evict(store, 3, rows=13, per_task=15)
         left.append(sql(store, "select id from trajectories where state = 'eligible' order by id"))
@@ -204,8 +204,8 @@ def test_appending_an_evicted_row_again_brings_nothing_back(location: Location) 
     store = filled(location)
     evict(store, 3, age=1)
     store.purge(RUN, 3)
-    born = Born(1, rates=(0.5, 0.25))
-    assert store.append([task()], born.groups, born.trajectories).duplicates == 8
+    collected = FreshRows(1, rates=(0.5, 0.25))
+    assert store.append([task()], collected.groups, collected.trajectories).duplicates == 8
     assert content(store) == (16, 16)
 
 

@@ -15,7 +15,7 @@ from replay import ReplayStore, queries
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.queries.open_buffer import OpenBuffer
-from tests.fakes.records import RUN, Born, new_store, run_record, sql, task
+from tests.fakes.records import RUN, FreshRows, new_store, run_record, sql, task
 from tests.replay.inspector.serving import Served, served
 
 HERE = "/tasks/task-1"
@@ -27,9 +27,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tasks") / "replay.sqlite"
     with closing(new_store(path)) as store:
         for iteration, rate in ((1, 0.25), (2, 0.5), (3, 1.0)):
-            Born(iteration, rates=(rate,)).append_to(store)
+            FreshRows(iteration, rates=(rate,)).append_to(store)
         store.add_run(run_record("run-2"))
-        Born(1, rates=(0.5,), run="run-2").append_to(store)
+        FreshRows(1, rates=(0.5,), run="run-2").append_to(store)
         store.append([task("task-2")], [], [])
     return path
 
