@@ -26,7 +26,7 @@ def record(folder: Path) -> Path:
     """The run folder."""
     config = small_config(
         folder / "runs",
-        save_qwen2(folder / "model"),
+        save_qwen2(folder / "model", layers=2),
         run={"name": NAME, "iterations": ITERATIONS},
         environment={"name": f"{_SURVEYING}:Surveying"},
         context={
@@ -35,7 +35,7 @@ def record(folder: Path) -> Path:
             "strategy": "sliding_window",
             "options": {"budget": 330},
         },
-        rollout={"max_turns": 5},
+        rollout={"max_turns": 5, "max_tokens_per_turn": 24},
         replay={"fraction": 0.5, "sampler": "difficulty"},
         evaluation={"every": 3},
         checkpoint={"every": 3},

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +21,6 @@ from tests.fakes.records import (
     SHORT,
     FreshRows,
     group,
-    new_store,
     policy,
     request,
     run_record,
@@ -32,12 +29,6 @@ from tests.fakes.records import (
     tokens,
     trajectory,
 )
-
-
-@pytest.fixture
-def store(location: Location) -> Iterator[ReplayStore]:
-    with closing(new_store(location)) as store:
-        yield store
 
 
 def count(store: ReplayStore, table: str) -> int:

@@ -30,7 +30,7 @@ from replay.store import ReplayStore
 from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.records import add_run
-from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
+from tests.fakes.runs import SilentDisplay, rows, small_config
 from tests.fakes.scripted import CHATML, FlakyGenerator, ScriptedGenerator, call
 
 CONFIG = RunConfig.model_validate(
@@ -169,11 +169,6 @@ def test_endless_reasons_are_not_all_told(caplog: pytest.LogCaptureFixture) -> N
         "episode ended with engine_failure: request 19",
         "further reasons are counted, and not shown",
     ]
-
-
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
 
 
 def test_run_with_a_flaky_engine_goes_on_with_smaller_groups(tmp_path: Path, qwen2: Path) -> None:

@@ -43,11 +43,6 @@ ITERATIONS = 6
 EVERY = 2
 
 
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
-
-
 def config_in(folder: Path, model: Path, **sections: dict[str, Any]) -> RunConfig:
     defaults: dict[str, dict[str, Any]] = {
         "run": {"iterations": ITERATIONS},

@@ -20,16 +20,11 @@ from replay.queries.filters import condition
 from replay.queries.preview.forecast import Horizon, new_run
 from replay.queries.preview.settings import changed
 from replay.store import ReplayStore
-from tests.fakes.runs import SilentDisplay, StopAfter, rows, save_qwen2, small_config
+from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
 # A row for each trajectory of each batch, with its stream.
 BATCHES = """select d.iteration, d.stream, t.task, t.group_id, t.iteration
              from draws d join trajectories t on t.id = d.trajectory order by d.iteration, d.slot"""
-
-
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
 
 
 def pooled(folder: Path, model: Path, replay: dict[str, Any], **sections: dict[str, Any]) -> RunConfig:

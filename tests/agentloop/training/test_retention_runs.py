@@ -17,7 +17,7 @@ from agentloop.errors import UserError
 from agentloop.training.train import TrainResult, train
 from replay.storage.format.column_types import ESCAPE
 from replay.storage.format.message_json import plain_text
-from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
+from tests.fakes.runs import SilentDisplay, rows, small_config
 
 REDACTOR = """
 from dataclasses import replace
@@ -31,11 +31,6 @@ def fail(messages):
 def number(messages):
     return 3
 """
-
-
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
 
 
 def settings(folder: Path, model: Path, *, iterations: int = 4, **replay: Any) -> Any:

@@ -19,12 +19,7 @@ from agentloop.training.train import train
 from replay import DatabaseRefused
 from replay.cli import app as replay_commands
 from tests.fakes.processes import assert_same_run, assert_sound
-from tests.fakes.runs import SilentDisplay, buffer_of, rows, save_qwen2, small_config
-
-
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+from tests.fakes.runs import SilentDisplay, buffer_of, rows, small_config
 
 
 class StoppedAfterOne(SilentDisplay):

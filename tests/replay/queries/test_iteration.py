@@ -184,8 +184,7 @@ def test_task_lists_its_trajectories_page_by_page(location: Location) -> None:
         queries.task(store, "task-1", after="nobody")
 
 
-def test_policies_of_a_long_run_are_told_together(location: Location) -> None:
-    store = new_store(location)
+def test_policies_of_a_long_run_are_told_together(store: ReplayStore) -> None:
     collected = [FreshRows(iteration, size=2) for iteration in range(1, 101)]
     groups = [group for each in collected for group in each.groups]
     store.append([task()], groups, [row for each in collected for row in each.trajectories])

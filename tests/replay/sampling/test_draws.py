@@ -5,8 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,12 +30,6 @@ from tests.fakes.records import (
     task,
     trajectory,
 )
-
-
-@pytest.fixture
-def store(location: Location) -> Iterator[ReplayStore]:
-    with closing(new_store(location)) as store:
-        yield store
 
 
 def place(store: ReplayStore, ids: list[str]) -> list[tuple[int, int]]:

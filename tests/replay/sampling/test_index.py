@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +13,11 @@ import sqlalchemy as sa
 
 from replay import DrawRequest, Limits, Pick, ReplayError, ReplayStore, make_sampler
 from replay.sampling.index import EligibleIndex
-from replay.storage.databases import Location
 from replay.storage.retention import Capacity
 from tests.fakes.records import RUN, FreshRows, iterate, iteration_record, new_store, policy, run_record, sql
 from tests.fakes.replay_command import rows_read
 
 OTHER = "run-0"
-
-
-@pytest.fixture
-def store(location: Location) -> Iterator[ReplayStore]:
-    with closing(new_store(location)) as store:
-        yield store
 
 
 def asked(iteration: int, *picks: Pick, run: str = RUN, **limits: Any) -> DrawRequest:

@@ -32,11 +32,6 @@ from tests.fakes.records import (
 )
 
 
-@pytest.fixture
-def store(location: Location) -> ReplayStore:
-    return new_store(location)
-
-
 def asked(iteration: int, *picks: Pick, **limits: Any) -> DrawRequest:
     return DrawRequest(RUN, iteration, iteration - 1, picks, limits=Limits(**limits))
 

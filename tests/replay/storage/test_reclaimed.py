@@ -88,8 +88,7 @@ def test_draw_knows_that_rows_went_since_the_last_one(location: Location) -> Non
         other.close()
 
 
-def test_payload_of_a_task_goes_with_its_last_row_and_comes_back_with_it(location: Location) -> None:
-    store = new_store(location)
+def test_payload_of_a_task_goes_with_its_last_row_and_comes_back_with_it(store: ReplayStore) -> None:
     made = TaskRecord("made-1", "lookup_chain", {"text": "long " * 100})
     rows = [trajectory("a", slot=0), trajectory("b", group="g2", task="made-1", slot=1)]
     store.append([task(), made], [group(), group("g2", task="made-1")], rows)
@@ -193,8 +192,7 @@ def test_pruned_and_forgotten_rows_leave_the_same(location: Location) -> None:
     assert len(queries.overview(store, ids[1])["uses"]) >= 1
 
 
-def test_redacted_row_counts_as_kept_until_a_limit_evicts_it(location: Location) -> None:
-    store = new_store(location)
+def test_redacted_row_counts_as_kept_until_a_limit_evicts_it(store: ReplayStore) -> None:
     rows = [trajectory(f"r{slot}", slot=slot) for slot in range(4)]
     hidden = Admission(redact=lambda said: said[:1])
     store.append([task()], [group()], rows[:2], admission=hidden)

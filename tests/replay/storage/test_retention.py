@@ -111,8 +111,7 @@ def test_limits_evict(location: Location, limits: dict[str, int], gone: list[tup
     assert evicted(store) == gone
 
 
-def test_limit_per_task_counts_every_task_for_itself(location: Location) -> None:
-    store = new_store(location)
+def test_limit_per_task_counts_every_task_for_itself(store: ReplayStore) -> None:
     groups = [group("a", task="task-1"), group("b", task="task-2")]
     rows = [trajectory(f"a{i}", group="a", slot=i) for i in range(3)]
     rows += [trajectory(f"b{i}", group="b", task="task-2", slot=3 + i) for i in range(2)]
@@ -165,8 +164,7 @@ def test_eviction_does_not_depend_on_the_order_rows_were_stored_in(new_location:
     assert len(left[0]) == 13
 
 
-def test_evicted_rows_are_never_drawn(location: Location) -> None:
-    store = new_store(location)
+def test_evicted_rows_are_never_drawn(store: ReplayStore) -> None:
     sampler = make_sampler("uniform", 3)
     for iteration in (1, 2, 3):
         iterate(store, iteration, sampler, count=4)
@@ -253,8 +251,7 @@ def spoken(id: str, ids: list[int], **changes: Any) -> Any:
     return trajectory(id, segments=segments, **changes)
 
 
-def test_row_with_the_tokens_of_an_eligible_one_of_its_task_is_stored_in_numbers(location: Location) -> None:
-    store = new_store(location)
+def test_row_with_the_tokens_of_an_eligible_one_of_its_task_is_stored_in_numbers(store: ReplayStore) -> None:
     same, other = [5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 9, 11]
     groups = [group(), group("group-2", task="task-2")]
     rows = [
@@ -299,8 +296,7 @@ def said(id: str, text: str, slot: int) -> Any:
     return replace(spoken(id, [5, 6, 7, 8, 9, 10], slot=slot), messages=(Message("user", text),))
 
 
-def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(location: Location) -> None:
-    store = new_store(location)
+def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(store: ReplayStore) -> None:
     rows = [said("a", "nothing to hide", 0), said("b", "my key is sk-abc123", 1), said("c", "burn this", 2)]
     admission = Admission(redact=hide_keys)
     report = store.append([task()], [group()], rows, admission=admission)
@@ -323,8 +319,7 @@ def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(location: Loca
         store.read(["b"])
 
 
-def test_redactor_that_fails_stores_nothing(location: Location) -> None:
-    store = new_store(location)
+def test_redactor_that_fails_stores_nothing(store: ReplayStore) -> None:
 
     def fail(messages: tuple[Message, ...]) -> None:
         raise ReplayError("no")

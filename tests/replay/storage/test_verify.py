@@ -112,8 +112,7 @@ def test_row_whose_messages_are_gone_without_eviction_is_corrupt(location: Locat
     assert store.verify().corrupt == {sql(store, one)[0][0]: "0 messages where 5 were written"}
 
 
-def test_redacted_row_whose_messages_are_gone_is_corrupt(location: Location) -> None:
-    store = new_store(location)
+def test_redacted_row_whose_messages_are_gone_is_corrupt(store: ReplayStore) -> None:
     redacted = Admission(redact=lambda said: said[:2])
     store.append([task()], [group()], [trajectory("a")], admission=redacted)
     with pytest.raises(ContentGone):
@@ -205,8 +204,7 @@ def test_uses_that_are_not_those_of_the_draws_are_told(location: Location) -> No
     assert store.verify().damage == ["trajectories.uses: 3 rows were used another number of times, by their draws"]
 
 
-def test_scores_that_are_not_what_was_written_are_told(location: Location) -> None:
-    store = new_store(location)
+def test_scores_that_are_not_what_was_written_are_told(store: ReplayStore) -> None:
     collected = FreshRows(1, rates=(0.5,), size=2).append_to(store)
     store.add_policy(policy(1))
     store.add_scores(RUN, 1, {(row.id, 0): np.zeros(6, np.float32) for row in collected.trajectories})
@@ -217,8 +215,7 @@ def test_scores_that_are_not_what_was_written_are_told(location: Location) -> No
     assert store.verify().damage == [told]
 
 
-def test_histogram_that_is_not_what_was_written_is_told(location: Location) -> None:
-    store = new_store(location)
+def test_histogram_that_is_not_what_was_written_is_told(store: ReplayStore) -> None:
     spread = [Histogram(quantity, FRESH, "", count([0.0, 0.5])) for quantity in ("ratio", "drift")]
     for iteration in (1, 2, 3):
         iterate(store, iteration, make_sampler("uniform", 0), histograms=spread)
@@ -229,9 +226,8 @@ def test_histogram_that_is_not_what_was_written_is_told(location: Location) -> N
 
 
 @pytest.mark.parametrize("text", ["{", "1", '"plain"'])
-def test_mark_of_an_escape_before_what_is_none_is_told_by_column(location: Location, text: str) -> None:
+def test_mark_of_an_escape_before_what_is_none_is_told_by_column(store: ReplayStore, text: str) -> None:
     """Read as another text it would not be found again: pages ended nowhere."""
-    store = new_store(location)
     iterate(store, 1, make_sampler("uniform", 0), histograms=[Histogram("ratio", FRESH, "", count([0.5]))])
     sql(store, "update histograms set quantity = ?", f"\ue000json:{text}")
     (told,) = store.verify().damage

@@ -35,14 +35,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store(path: Path) -> Iterator[ReplayStore]:
+def reader(path: Path) -> Iterator[ReplayStore]:
     with closing(ReplayStore.open(path, read_only=True)) as store:
         yield store
 
 
 @pytest.fixture(scope="module")
-def inspector(store: ReplayStore) -> Iterator[Served]:
-    with served(create_app(OpenBuffer(store), Guard())) as server:
+def inspector(reader: ReplayStore) -> Iterator[Served]:
+    with served(create_app(OpenBuffer(reader), Guard())) as server:
         yield server
 
 
@@ -60,9 +60,9 @@ def titles(html: str) -> list[str]:
     return re.findall(r"<title>([^<]+)</title>", html)[1:]
 
 
-def test_twin_is_what_the_terminal_answers(inspector: Served, store: ReplayStore) -> None:
+def test_twin_is_what_the_terminal_answers(inspector: Served, reader: ReplayStore) -> None:
     for query, run in (("", None), ("?run=*", None), (f"?run={RUN}", RUN)):
-        assert json.loads(page(inspector, f"{HERE}.json{query}")) == queries.task(store, "task-1", run)
+        assert json.loads(page(inspector, f"{HERE}.json{query}")) == queries.task(reader, "task-1", run)
 
 
 def test_page_shows_success_by_policy_of_each_run_and_every_bucket(inspector: Served) -> None:
