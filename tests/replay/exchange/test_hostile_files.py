@@ -354,7 +354,7 @@ def test_bombs_are_refused_in_little_memory(three_rows: ReplayStore, tmp_path: P
         "most = lambda whose=resource.RUSAGE_SELF: resource.getrusage(whose).ru_maxrss\n"
         "before = most()\n"
         "for name in names:\n"
-        "    try: import_file(three_rows, Path(folder) / name)\n"
+        "    try: import_file(store, Path(folder) / name)\n"
         "    except ExchangeError as error: print(most() - before, error)\n"
         "    else: print(most() - before, 'imported', name)\n"
         "print(most(resource.RUSAGE_CHILDREN))\n"

