@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks._rows import RUN, make_tokens, make_trajectory
+from benchmarks._rows import RUN, add_run, make_tokens, make_trajectory
 from context.authors import ENV, LLM, default_authors
 from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment, TokenSequence
-from replay import GroupRecord, IterationRecord, PolicyRecord, ReplayStore, RunRecord, TaskRecord, Trajectory
+from replay import GroupRecord, IterationRecord, ReplayStore, TaskRecord, Trajectory
 from replay.records import FRESH, REPLAY, DrawRecord
+from tests.fakes.records import policy
 
 FRESH_ROWS, REPLAYED, MEMBERS = 64, 32, 8
 TASKS = [TaskRecord(f"{index * 0x9E3779B1 % 2**32:08x}", "lookup_chain", {"hops": index % 5}) for index in range(400)]
@@ -29,14 +30,14 @@ def fill(store: ReplayStore, rows: int, random: np.random.Generator) -> None:
     """About as many rows as asked, four fifths of them of one run and the rest of another."""
     shapes = [_shape(random) for _ in range(_SHAPES)]
     for run, count in ((RUN, rows * 4 // 5), (f"{RUN}-2", rows // 5)):
-        _add_run(store, run)
+        add_run(store, run)
         ids: list[str] = []
         for first in range(1, count // FRESH_ROWS + 1, _APPENDED):
             iterations = range(first, first + _APPENDED)
-            born = [_born(run, iteration, shapes, random) for iteration in iterations]
-            trajectories = [row for _, rows in born for row in rows]
-            store.append(TASKS, [group for groups, _ in born for group in groups], trajectories)
-            for iteration, (_, fresh) in zip(iterations, born, strict=True):
+            collected = [_collected(run, iteration, shapes, random) for iteration in iterations]
+            trajectories = [row for _, rows in collected for row in rows]
+            store.append(TASKS, [group for groups, _ in collected for group in groups], trajectories)
+            for iteration, (_, fresh) in zip(iterations, collected, strict=True):
                 own = [row.id for row in fresh]
                 _update(store, run, iteration, [*own, *_drawn(ids, random)], random)
                 ids += own
@@ -80,7 +81,7 @@ def _update(store: ReplayStore, run: str, iteration: int, ids: Sequence[str], ra
         metrics={f"{stream}/{name}": float(random.random()) for stream in ("fresh", "replay") for name in _METRICS},
     )
     store.commit(done, measured, sampler_state={})
-    store.add_policy(PolicyRecord(run, iteration, None, "tokenizer", "template"))
+    store.add_policy(policy(iteration, run=run))
 
 
 def add_long(store: ReplayStore, *, turns: int = 500, turn_tokens: int = 200) -> None:
@@ -114,13 +115,7 @@ def add_long(store: ReplayStore, *, turns: int = 500, turn_tokens: int = 200) ->
     store.append([TASKS[0]], [group], [Trajectory(record, (Segment(segment),), tuple(messages))])
 
 
-def _add_run(store: ReplayStore, run: str) -> None:
-    authors = default_authors()
-    store.add_run(RunRecord(run, run, {}, authors.to_json(), authors.hash, "0"))
-    store.add_policy(PolicyRecord(run, 0, None, "tokenizer", "template"))
-
-
-def _born(
+def _collected(
     run: str, iteration: int, shapes: Sequence[Trajectory], random: np.random.Generator
 ) -> tuple[list[GroupRecord], list[Trajectory]]:
     groups: list[GroupRecord] = []

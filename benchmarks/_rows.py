@@ -17,7 +17,8 @@ from agentloop.models.tiny import build_tokenizer
 from context.authors import ENV, LLM, TEMPLATE, default_authors
 from context.messages import Message
 from context.tokens.token_sequence import Segment, TokenSequence
-from replay import GroupRecord, PolicyRecord, ReplayStore, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay import GroupRecord, ReplayStore, TaskRecord, Trajectory
+from tests.fakes import records
 
 RUN = "benchmark"
 TASK = TaskRecord("task", "benchmark", {})
@@ -68,32 +69,24 @@ def make_trajectory(random: np.random.Generator, *, iteration: int, slot: int, n
     tokens, text = make_tokens(random, num_tokens)
     step = len(text) // _MESSAGES + 1
     messages = [Message("tool", text[at : at + step], author=ENV) for at in range(0, len(text), step)]
-    record = TrajectoryRecord(
-        id=row_id(iteration, slot),
+    return records.trajectory(
+        row_id(iteration, slot),
+        segments=(Segment(tokens),),
+        messages=tuple(messages),
         run=RUN,
         group=f"group-{iteration}",
         task=TASK.hash,
         iteration=iteration,
         slot=slot,
         member=slot,
-        attempt=0,
-        source="self",
         reward=float(slot % 2),
         success=bool(slot % 2),
         advantage=float(slot % 7 - 3),
-        stop_reason="final",
-        error_kind=None,
         num_turns=10,
         num_tool_calls=9,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        logprobs_mode="full",
         mean_entropy=None,
         environment="benchmark",
-        environment_version="1",
     )
-    return Trajectory(record, (Segment(tokens),), tuple(messages))
 
 
 def row_id(iteration: int, slot: int) -> str:
@@ -101,15 +94,11 @@ def row_id(iteration: int, slot: int) -> str:
 
 
 def make_group(iteration: int, size: int = ROWS) -> GroupRecord:
-    return GroupRecord(f"group-{iteration}", RUN, TASK.hash, iteration, size, 0.5, 0.5, 0.5)
+    return records.group(f"group-{iteration}", run=RUN, task=TASK.hash, iteration=iteration, size=size)
 
 
 def add_run(store: ReplayStore, run: str = RUN) -> ReplayStore:
-    """What rows refer to."""
-    authors = default_authors()
-    store.add_run(RunRecord(run, run, {}, authors.to_json(), authors.hash, "0"))
-    store.add_policy(PolicyRecord(run, 0, None, "tokenizer", "template"))
-    return store
+    return records.add_run(store, run)
 
 
 def random_ids(random: np.random.Generator, iterations: int) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from agentloop.cli.main import app
+from agentloop.cli.main import LateCommand, app
 
 WIDTH = 110
 """Columns of the help texts, whatever the terminal of the person who writes the page has."""
@@ -31,6 +31,8 @@ def page() -> str:
 
 def _commands(command: TyperCommand | TyperGroup, path: str) -> Iterator[tuple[str, TyperCommand | TyperGroup]]:
     """Every command with what is typed to call it; a group comes before its own commands."""
+    if isinstance(command, LateCommand):
+        command = command.loaded()
     yield path, command
     if isinstance(command, TyperGroup):
         for name, inner in command.commands.items():

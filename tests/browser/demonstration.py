@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from agentloop.cli.main import app
 from agentloop.training.train import train
 from replay import ReplayStore
-from replay.records import FRESH, DrawRecord, GroupRecord, IterationRecord
-from tests.fakes.records import policy, run_record, trajectory
+from tests.fakes.records import fresh_draws, group, iteration_record, measured, policy, run_record, trajectory
 from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
 
 NAME = "demonstration"
@@ -27,7 +26,7 @@ def record(folder: Path) -> Path:
     """The run folder."""
     config = small_config(
         folder / "runs",
-        save_qwen2(folder / "model"),
+        save_qwen2(folder / "model", layers=2),
         run={"name": NAME, "iterations": ITERATIONS},
         environment={"name": f"{_SURVEYING}:Surveying"},
         context={
@@ -36,7 +35,7 @@ def record(folder: Path) -> Path:
             "strategy": "sliding_window",
             "options": {"budget": 330},
         },
-        rollout={"max_turns": 5},
+        rollout={"max_turns": 5, "max_tokens_per_turn": 24},
         replay={"fraction": 0.5, "sampler": "difficulty"},
         evaluation={"every": 3},
         checkpoint={"every": 3},
@@ -63,22 +62,17 @@ def _add_another_run(database: Path) -> None:
 def add_iteration(store: ReplayStore, database: Path, iteration: int, *, run: str = OTHER, task: str) -> None:
     """What a trainer writes when an update is done."""
     place = {"run": run, "iteration": iteration}
-    born = GroupRecord(
-        f"{run}-{iteration}", task=task, size=2, reward_mean=0.5, reward_std=0.5, success_rate=0.5, **place
-    )
+    collected = group(f"{run}-{iteration}", task=task, **place)
     fresh = [
-        trajectory(f"{run}-{iteration}-{member}", group=born.id, task=task, member=member, slot=member,
+        trajectory(f"{run}-{iteration}-{member}", group=collected.id, task=task, member=member, slot=member,
                    success=member == 0, reward=float(member == 0), **place)
         for member in range(2)
     ]  # fmt: skip
-    store.append([], [born], fresh)
-    draws = [DrawRecord(run, iteration, slot, row.id, FRESH, None, 0) for slot, row in enumerate(fresh)]
+    store.append([], [collected], fresh)
+    draws = fresh_draws(fresh, iteration=iteration)
     store.reserve_fresh(draws)
     metrics = rows(database, f"select name, value from metrics where iteration = {1 + (iteration - 1) % ITERATIONS}")
-    done = IterationRecord(
-        **place, policy_version=iteration - 1, planned_fresh=2, planned_replay=0, fresh=2, replay=0, fraction=0.0,
-        optimizer_steps=1, metrics={name: value * 1.1 for name, value in metrics if value is not None},
-    )  # fmt: skip
-    measured = {"drift_mean": 1.0, "drift_max": 1.0, "ess_share": 0.5, "approx_kl": 0.0, "clip_fraction": 0.0}
-    store.commit(done, [replace(draw, advantage=0.5, **measured) for draw in draws], sampler_state={})
+    known = {name: value * 1.1 for name, value in metrics if value is not None}
+    done = iteration_record(iteration, replay=0, run=run, planned_fresh=2, planned_replay=0, fresh=2, metrics=known)
+    store.commit(done, measured(draws), sampler_state={})
     store.add_policy(policy(iteration, run=run))

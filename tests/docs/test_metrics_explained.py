@@ -107,7 +107,10 @@ def test_every_metric_that_the_code_names_is_explained() -> None:
     patterns = [pattern(name) for name in explained()]
     names = written()
     assert {"rollout/greedy_reward", "actor/<value>/rejected", "buffer/evicted_by_<value>"} <= names
-    assert sorted(name for name in names if not any(p.fullmatch(name) for p in patterns)) == []
+    examples = [re.sub("<.+?>", "value", name) for name in explained()]
+    unknown = [name for name in names if not any(p.fullmatch(name) for p in patterns)]
+    # A name that ends in what only a run knows, as `drift_<value>`, is explained where each of its endings is.
+    assert sorted(name for name in unknown if not any(pattern(name).fullmatch(one) for one in examples)) == []
 
 
 def test_every_metric_that_is_explained_is_one(logged: set[str]) -> None:

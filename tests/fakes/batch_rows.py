@@ -20,11 +20,10 @@ from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
-from context.authors import default_authors
 from context.tokens.token_sequence import Segment, TokenSequence
-from replay.records import BatchRow, DrawRecord, Trajectory, TrajectoryRecord
+from replay.records import BatchRow, DrawRecord, Trajectory
+from tests.fakes.records import AUTHORS, RUN, trajectory
 
-AUTHORS = default_authors()
 VOCABULARY = 23
 LOSS: dict[str, Any] = {
     "fresh": {"anchor": "old", "ppo_clip": {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}},
@@ -78,43 +77,26 @@ def row(
     group: str = "g",
     temperature: float = 1.0,
 ) -> BatchRow:
-    record = TrajectoryRecord(
-        id=name,
-        run="run",
+    made = trajectory(
+        name,
+        segments=segments,
+        messages=(),
         group=group,
-        task="task",
-        iteration=1,
-        slot=0,
-        member=0,
-        attempt=0,
-        source="self",
-        reward=1.0,
-        success=True,
         advantage=advantage,
-        stop_reason="final",
-        error_kind=None,
-        num_turns=1,
-        num_tool_calls=0,
+        temperature=temperature,
         num_tokens=sum(len(s.tokens) for s in segments),
         num_action_tokens=1,
         policy_version_min=0,
         policy_version_max=0,
-        temperature=temperature,
-        top_p=1.0,
-        top_k=0,
-        logprobs_mode="full",
-        mean_entropy=None,
         mean_behavior_log_prob=-1.0,
         min_behavior_log_prob=-1.0,
-        environment="test",
-        environment_version="1",
     )
-    return batch_row(Trajectory(record, segments), stream, advantage=advantage)
+    return batch_row(made, stream, advantage=advantage)
 
 
 def batch_row(trajectory: Trajectory, stream: str = "fresh", *, staleness: int | None = None, **more: Any) -> BatchRow:
     """A row of a batch of the second iteration."""
-    draw = DrawRecord("run", 2, 0, trajectory.id, stream, probability=None, staleness=staleness)
+    draw = DrawRecord(RUN, 2, 0, trajectory.id, stream, probability=None, staleness=staleness)
     return BatchRow(trajectory, draw, **more)
 
 

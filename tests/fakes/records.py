@@ -66,7 +66,11 @@ def new_store(location: Location, run: str = RUN) -> ReplayStore:
     if isinstance(location, Path) and not location.exists():
         location.touch(mode=0o600)
         location.write_bytes(_empty_file())
-    store = ReplayStore.create(location)
+    return add_run(ReplayStore.create(location), run)
+
+
+def add_run(store: ReplayStore, run: str = RUN) -> ReplayStore:
+    """A run and its first policy, which rows refer to."""
     store.add_run(run_record(run))
     store.add_policy(policy(0, run=run))
     return store
@@ -117,7 +121,13 @@ MESSAGES = (
 )
 
 
-def trajectory(id: str, *, segments: tuple[Segment, ...] = (Segment(SHORT),), **changes: Any) -> Trajectory:
+def trajectory(
+    id: str,
+    *,
+    segments: tuple[Segment, ...] = (Segment(SHORT),),
+    messages: tuple[Message, ...] = MESSAGES,
+    **changes: Any,
+) -> Trajectory:
     record = TrajectoryRecord(
         id=id,
         run=RUN,
@@ -143,7 +153,7 @@ def trajectory(id: str, *, segments: tuple[Segment, ...] = (Segment(SHORT),), **
         environment="lookup_chain",
         environment_version="1",
     )
-    return Trajectory(replace(record, **changes), segments, MESSAGES)
+    return Trajectory(replace(record, **changes), segments, messages)
 
 
 def group(id: str = "group-1", **changes: Any) -> GroupRecord:
@@ -156,7 +166,7 @@ def task(hash: str = "task-1") -> TaskRecord:
 
 
 @dataclass
-class Born:
+class FreshRows:
     """The fresh rows of one iteration, in groups of `rates`: a member of a group is a success with its rate."""
 
     iteration: int
@@ -195,9 +205,36 @@ class Born:
                     )
                 )
 
-    def append_to(self, store: ReplayStore) -> Born:
+    def append_to(self, store: ReplayStore) -> FreshRows:
         store.append([task()], self.groups, self.trajectories)
         return self
+
+    def draws(self) -> list[DrawRecord]:
+        """All of them in the batch of their own iteration, in their order."""
+        return fresh_draws(self.trajectories, iteration=self.iteration)
+
+
+def fresh_draws(rows: Sequence[Trajectory], *, iteration: int) -> list[DrawRecord]:
+    return [
+        DrawRecord(row.record.run, iteration, slot, row.id, FRESH, probability=None, staleness=0)
+        for slot, row in enumerate(rows)
+    ]
+
+
+def measured(draws: Sequence[DrawRecord]) -> list[DrawRecord]:
+    """The same with the statistics of an update."""
+    return [
+        replace(
+            draw,
+            advantage=0.5,
+            drift_mean=1.1,
+            drift_max=1.5,
+            ess_share=0.1,
+            approx_kl=0.01,
+            clip_fraction=0.0,
+        )
+        for draw in draws
+    ]
 
 
 def request(iteration: int, count: int, *, successful_only: bool = False, run: str = RUN) -> DrawRequest:
@@ -216,33 +253,17 @@ def iterate(
     limits: Limits | None = None,
 ) -> list[str]:
     """One whole iteration of a make-believe loop; the ids drawn."""
-    born = Born(iteration, rates=(0.5, 0.25), attempt=attempt).append_to(store)
-    fresh = [
-        DrawRecord(RUN, iteration, slot, row.id, FRESH, probability=None, staleness=0)
-        for slot, row in enumerate(born.trajectories)
-    ]
+    fresh = FreshRows(iteration, rates=(0.5, 0.25), attempt=attempt).append_to(store).draws()
     store.reserve_fresh(fresh)
     drawn = store.draw(replace(request(iteration, count), limits=limits or Limits()), sampler)
-    measured = [
-        replace(
-            draw,
-            advantage=0.5,
-            drift_mean=1.1,
-            drift_max=1.5,
-            ess_share=0.1,
-            approx_kl=0.01,
-            clip_fraction=0.0,
-        )
-        for draw in [*fresh, *(row.draw for row in drawn)]
-    ]
-    record = replace(iteration_record(iteration, replay=len(drawn)), histograms=histograms)
-    store.commit(record, measured, sampler_state=sampler.state())
+    record = iteration_record(iteration, replay=len(drawn), histograms=histograms)
+    store.commit(record, measured([*fresh, *(row.draw for row in drawn)]), sampler_state=sampler.state())
     store.add_policy(policy(iteration))
     return [row.trajectory.id for row in drawn]
 
 
-def iteration_record(iteration: int, *, replay: int) -> IterationRecord:
-    return IterationRecord(
+def iteration_record(iteration: int, *, replay: int, **changes: Any) -> IterationRecord:
+    record = IterationRecord(
         run=RUN,
         iteration=iteration,
         policy_version=iteration - 1,
@@ -254,3 +275,4 @@ def iteration_record(iteration: int, *, replay: int) -> IterationRecord:
         optimizer_steps=2,
         metrics={"actor/grad_norm": iteration / 2},
     )
+    return replace(record, **changes)

@@ -51,11 +51,12 @@ class SilentDisplay:
         return
 
 
-def save_qwen2(folder: Path) -> Path:
+def save_qwen2(folder: Path, *, layers: int = 1) -> Path:
     """A Qwen2 folder with a ChatML tokenizer, as save_pretrained writes it."""
     torch.manual_seed(1)
     tokenizer = _tokenizer("chatml")
-    config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, initializer_range=0.05, **_SIZES)
+    sizes = {**_SIZES, "num_hidden_layers": layers}
+    config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, initializer_range=0.05, **sizes)
     return _save(Qwen2ForCausalLM(config), tokenizer, folder)
 
 
@@ -70,7 +71,7 @@ def save_llama(folder: Path) -> Path:
 _SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "max_position_embeddings": 2048,
 }
@@ -84,8 +85,8 @@ def _tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def _save(model: Any, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
-    # A model with random weights would hardly ever end a turn by itself; so many stop tokens end one in twenty.
-    stops = [tokenizer.eos_token_id, *range(40, 70)]
+    # A model with random weights would hardly ever end a turn by itself; so many stop tokens end one in eight.
+    stops = [tokenizer.eos_token_id, *range(40, 90)]
     model.generation_config = GenerationConfig(eos_token_id=stops)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -99,7 +100,7 @@ def small_config(folder: Path, model: Path, algorithm: str = "grpo", **sections:
         "model": {"path": str(model)},
         "environment": {"name": PARITY},
         "context": {"max_tokens": 400},
-        "rollout": {"max_turns": 2, "max_tokens_per_turn": 24},
+        "rollout": {"max_turns": 2, "max_tokens_per_turn": 12},
         "batch": {"trajectories": 16, "group_size": 4, "mini_batch": 8},
         "replay": {"fraction": 0.25, "sampler": "uniform", "successful_only": False},
         "evaluation": {"every": 2, "tasks": 8},

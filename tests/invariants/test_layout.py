@@ -96,7 +96,7 @@ def test_packed_update_moves_the_weights_like_a_padded_one() -> None:
 
 
 def test_packed_run_trains(tmp_path: Path) -> None:
-    model = save_qwen2(tmp_path / "qwen2")
+    model = save_qwen2(tmp_path / "qwen2", layers=2)
     settings: dict[str, Any] = {"run": {"iterations": 2}, "batch": {"layout": "packed"}}
     config = small_config(tmp_path, model, **settings)
     display = SilentDisplay()
@@ -105,7 +105,7 @@ def test_packed_run_trains(tmp_path: Path) -> None:
 
 
 def test_model_that_mixes_packed_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = save_qwen2(tmp_path / "qwen2")
+    model = save_qwen2(tmp_path / "qwen2", layers=2)
     forward = Qwen2ForCausalLM.forward
 
     def with_positions_of_its_own(self: Any, *, position_ids: Any = None, **inputs: Any) -> Any:

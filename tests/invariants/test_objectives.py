@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -90,12 +91,18 @@ def _arrays(tokens: TokenSequence) -> tuple[Any, ...]:
     return tokens.token_ids, tokens.authors, tokens.behavior_log_probs, tokens.policy_versions
 
 
+@cache
+def actor_of(seed: int, dtype: torch.dtype = torch.float64) -> Actor:
+    """What models do with passes, order and segments is the matter of test_layout: one layer is enough here."""
+    return tiny_actor(dtype, seed=seed, num_hidden_layers=1)
+
+
 def learned(
     rows: list[BatchRow], config: RunConfig, dtype: torch.dtype = torch.float64
 ) -> tuple[float, Tensor, dict[str, float]]:
-    actor, old = tiny_actor(dtype, seed=0), tiny_actor(dtype, seed=1)
+    actor, old = actor_of(0, dtype), actor_of(3, dtype)
     scored: ScoredBatch
-    ref = tiny_actor(dtype, seed=2) if config.kl.loss_coef > 0 else None
+    ref = actor_of(2, dtype) if config.kl.loss_coef > 0 else None
     scored, metrics = corrected(scored_rows(actor, rows, old=old, ref=ref), config.loss)
     loss, gradient, totals = gradients(actor, scored, config)
     return loss, gradient, metrics | totals.metrics()
@@ -177,9 +184,9 @@ def test_masked_tokens_get_no_gradient_from_the_kl_or_the_entropy_bonus(estimato
         loss={"fresh": {"objective": "reinforce"}, "replay": {"objective": "reinforce"}, "entropy_coef": 0.02},
         kl={"loss_coef": 0.1, "loss_estimator": estimator, "loss_gradient": gradient},
     )
-    actor = tiny_actor()
+    actor = actor_of(0)
     rows = [*(replace(item, advantage=0.0) for item in mixed_rows()), row("n", segment("uldedl"), advantage=0.0)]
-    scored = scored_rows(actor, rows, old=tiny_actor(seed=1), ref=tiny_actor(seed=2))
+    scored = scored_rows(actor, rows, old=actor_of(3), ref=actor_of(2))
     mask = scored.batch.loss_mask
     generator = torch.Generator().manual_seed(0)
     log_probs, entropies = (-3 * torch.rand((2, *mask.shape), generator=generator, dtype=torch.float64)).unbind()
@@ -255,7 +262,7 @@ def test_all_fresh_batch_is_plain_ppo_whatever_the_replay_stream_is_told() -> No
     assert plain[2] == other[2]
 
     # Plain PPO, written out: mean over trained tokens of max(-A r, -A clip(r, 0.8, 1.28)), at most 3 |A| where A < 0.
-    actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
+    actor, old = actor_of(0), actor_of(3)
     scored = scored_rows(actor, rows, old=old)
     batch = scored.batch
     log_probs, _ = actor.log_probs(batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature)

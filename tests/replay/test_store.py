@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -21,9 +19,8 @@ from tests.fakes.records import (
     AUTHORS,
     RUN,
     SHORT,
-    Born,
+    FreshRows,
     group,
-    new_store,
     policy,
     request,
     run_record,
@@ -32,12 +29,6 @@ from tests.fakes.records import (
     tokens,
     trajectory,
 )
-
-
-@pytest.fixture
-def store(location: Location) -> Iterator[ReplayStore]:
-    with closing(new_store(location)) as store:
-        yield store
 
 
 def count(store: ReplayStore, table: str) -> int:
@@ -237,11 +228,11 @@ def test_read_only_store_names_corruption_and_changes_nothing(store: ReplayStore
 
 
 def test_draw_replaces_a_corrupt_row_and_goes_on(store: ReplayStore, caplog: pytest.LogCaptureFixture) -> None:
-    born = Born(1, rates=(0.5, 0.5)).append_to(store)
-    bad = born.trajectories[0].id
+    collected = FreshRows(1, rates=(0.5, 0.5)).append_to(store)
+    bad = collected.trajectories[0].id
     sql(store, "update segments set tokens = ? where trajectory = ?", bytes(30), bad)
     drawn = store.draw(request(2, 8), make_sampler("uniform", 0))
-    assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in born.trajectories[1:])
+    assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in collected.trajectories[1:])
     assert [row.draw.slot for row in drawn] == list(range(8, 15))
     assert f"trajectory {bad} quarantined" in caplog.text
 

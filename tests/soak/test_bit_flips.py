@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replay import ReplayStore
-from tests.fakes.records import Born, sql
+from tests.fakes.records import FreshRows, sql
 from tests.replay.storage.altered_cells import Asked, fill
 
 pytestmark = pytest.mark.soak
@@ -26,7 +26,7 @@ def buffer_with_log(folder: Path) -> tuple[bytes, bytes]:
     fill(path)
     with closing(ReplayStore.open(path)) as store:
         sql(path, "pragma wal_checkpoint(truncate)")
-        Born(4, attempt=2).append_to(store)
+        FreshRows(4, attempt=2).append_to(store)
         return path.read_bytes(), path.with_name("replay.sqlite-wal").read_bytes()
 
 

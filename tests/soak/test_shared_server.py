@@ -13,7 +13,7 @@ import pytest
 
 from replay.records import ELIGIBLE
 from tests.fakes.postgres_servers import LocalServer
-from tests.fakes.records import Born, new_store, sql, task
+from tests.fakes.records import FreshRows, new_store, sql, task
 from tests.replay.storage.trainers import FRESH_ROWS, LIMITS, OWN, REPLACED, TAUGHT, TEACHER, Trainer, committed
 
 pytestmark = pytest.mark.soak
@@ -26,9 +26,9 @@ FAULTS = ("kill",) * 18 + ("take over",) * 10 + ("crash",) * 4 + ("damage",) * 8
 def teach(url: str) -> int:
     """Rows for all of them, fewer than they would like to use; how many."""
     with closing(new_store(url, TEACHER)) as store:
-        born = Born(1, rates=(0.5,) * 20, run=TEACHER)
-        taught = [replace(row, record=replace(row.record, source="teacher")) for row in born.trajectories]
-        return store.append([task()], born.groups, taught).inserted
+        collected = FreshRows(1, rates=(0.5,) * 20, run=TEACHER)
+        taught = [replace(row, record=replace(row.record, source="teacher")) for row in collected.trajectories]
+        return store.append([task()], collected.groups, taught).inserted
 
 
 def damage(url: str, run: str, chance: random.Random) -> int:

@@ -25,7 +25,7 @@ from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.train import train
 from replay.store import ReplayStore
 from tests.fakes.records import sql
-from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
+from tests.fakes.runs import SilentDisplay, rows, small_config
 
 FRESH_REPLAY = ("fresh", "replay")
 KL = 0.05
@@ -49,14 +49,9 @@ def settings(folder: Path, model: Path, **sections: dict[str, Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path, list[dict[str, float]]]:
+def finished(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> tuple[Path, list[dict[str, float]]]:
     display = SilentDisplay()
-    return train(settings(tmp_path_factory.mktemp("runs"), model), display=display).folder, display.iterations
+    return train(settings(tmp_path_factory.mktemp("runs"), qwen2), display=display).folder, display.iterations
 
 
 @pytest.fixture
@@ -161,9 +156,9 @@ def check_equal(found: WhatIf, metrics: Mapping[str, float]) -> None:
     ],
     ids=["lora", "packed", "gspo", "weighed", "rejection"],
 )
-def test_any_kind_of_update_is_found_again(tmp_path: Path, model: Path, sections: dict[str, dict[str, Any]]) -> None:
+def test_any_kind_of_update_is_found_again(tmp_path: Path, qwen2: Path, sections: dict[str, dict[str, Any]]) -> None:
     display = SilentDisplay()
-    run = train(settings(tmp_path, model, **sections), display=display).folder
+    run = train(settings(tmp_path, qwen2, **sections), display=display).folder
     for iteration, metrics in enumerate(display.iterations[1:], start=2):
         check_equal(asked(run, "own", policy=iteration - 1, iteration=iteration), metrics)
 
@@ -381,10 +376,10 @@ class Asking(SilentDisplay):
 
 
 def test_run_that_is_asked_while_it_goes_on_ends_the_same(
-    finished: tuple[Path, list[dict[str, float]]], tmp_path: Path, model: Path
+    finished: tuple[Path, list[dict[str, float]]], tmp_path: Path, qwen2: Path
 ) -> None:
     display = Asking(tmp_path)
-    run = train(settings(tmp_path, model), display=display).folder
+    run = train(settings(tmp_path, qwen2), display=display).folder
     assert [answer["version"] for answer in display.answers] == [1, 2, 3]
     assert [answer["found"] for answer in display.answers] == [16, 24, 32]
     ours, theirs = (load_file(f / "checkpoints/000003/model/model.safetensors") for f in (run, finished[0]))

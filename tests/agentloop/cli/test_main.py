@@ -17,7 +17,7 @@ import typer
 
 from agentloop.cli.main import LateCommand, app, main
 from agentloop.config.config_file import to_plain
-from tests.fakes.runs import rows, save_qwen2, small_config
+from tests.fakes.runs import rows, small_config
 from tests.fakes.shell import Shell
 
 PROGRAM = Path(sys.executable).with_name("agentloop")
@@ -35,15 +35,10 @@ def commands() -> Iterator[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
-
-
-@pytest.fixture(scope="module")
-def config_file(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+def config_file(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> Path:
     """Three iterations of 16 trajectories; JSON is YAML."""
     path = tmp_path_factory.mktemp("configs") / "small.yaml"
-    path.write_text(json.dumps(to_plain(small_config(Path("runs"), model)), indent=1))
+    path.write_text(json.dumps(to_plain(small_config(Path("runs"), qwen2)), indent=1))
     return path
 
 

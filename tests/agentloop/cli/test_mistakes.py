@@ -156,7 +156,7 @@ def _hiding(model: Path) -> None:
 
 SPOILT: dict[str, Callable[[Path], object]] = {
     "wide": _configured(vocab_size=1000),
-    "deep": _configured(num_hidden_layers=3, layer_types=["full_attention"] * 3),
+    "deep": _configured(num_hidden_layers=2, layer_types=["full_attention"] * 2),
     "cut": _cut,
     "blank": _without_tokenizer,
     "plain": lambda model: (model / "chat_template.jinja").unlink(),
@@ -199,7 +199,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     # models
     (training("model.path=empty"), "model.path must be a folder or hub id of a causal LM with a tokenizer, got 'empty"),
     (training("model.path=wide"), "model.path must hold weights of the shapes that its config.json says, got [392, 32"),
-    (training("model.path=deep"), "model.path must hold every weight of its architecture, got none for model.layers.2"),
+    (training("model.path=deep"), "model.path must hold every weight of its architecture, got none for model.layers.1"),
     (training("model.path=cut"), "model.path must hold whole weights, got 'cut' with files that can't be read (Error"),
     (training("model.path=blank"), "model.path must have a tokenizer, got none in 'blank'."),
     (training("model.path=plain"), "model.path must have a chat template, got none in 'plain'."),

@@ -13,6 +13,7 @@ from agentloop.config.config_file import to_plain
 from context.authors import default_authors
 from replay.records import RunRecord
 from replay.store import ReplayStore
+from tests.fakes.shell import Shell
 
 PROGRAM = (
     "import sys; from agentloop.cli.main import main\n"
@@ -37,13 +38,14 @@ def running(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def report(*words: str | Path, at: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM, "report", *map(str, words)]
-    return subprocess.run(command, cwd=at, capture_output=True, text=True)
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(monkeypatch, capfd)
 
 
 def test_report_of_the_newest_run_is_written_while_it_goes_on_and_without_torch(running: Path, tmp_path: Path) -> None:
-    done = report(at=tmp_path)
+    command = [sys.executable, "-c", PROGRAM, "report"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     path = running / "report.html"
     assert (done.stdout.splitlines(), done.stderr) == (["runs/live-001/report.html", "[]"], "")
     html = path.read_text(encoding="utf-8")
@@ -52,23 +54,23 @@ def test_report_of_the_newest_run_is_written_while_it_goes_on_and_without_torch(
     assert [file.name for file in running.glob("report*")] == ["report.html"]
 
 
-def test_report_of_a_database_of_several_runs_names_them_and_takes_one(running: Path, tmp_path: Path) -> None:
+def test_report_of_a_database_of_several_runs_names_them_and_takes_one(
+    running: Path, tmp_path: Path, shell: Shell
+) -> None:
     with closing(ReplayStore.open(running / "replay.sqlite", read_only=False)) as store:
         add_run(store, "run-b", "other-001", 0.75)
     database, out = running / "replay.sqlite", tmp_path / "sent.html"
-    refused = report(database, at=tmp_path)
-    assert refused.returncode == 2
-    assert "RUN must be one run of" in refused.stderr
-    assert "got live-001 (run-a), other-001 (run-b). Give its folder, or its id with --run." in refused.stderr
-    assert "got 'nobody' where there are live-001" in report(database, "--run", "nobody", at=tmp_path).stderr
-    done = report(database, "--run", "other-001", "--out", out, at=tmp_path)
-    assert done.stdout.splitlines()[0] == str(out)
+    refused = shell.refusal(["report", database], tmp_path)
+    assert refused.startswith("RUN must be one run of")
+    assert "got live-001 (run-a), other-001 (run-b). Give its folder, or its id with --run." in refused
+    nobody = shell.refusal(["report", database, "--run", "nobody"], tmp_path)
+    assert "got 'nobody' where there are live-001" in nobody
+    assert shell.type(["report", database, "--run", "other-001", "--out", out], tmp_path) == (0, f"{out}\n", "")
     assert "75.0 %" in out.read_text(encoding="utf-8")
 
 
-def test_report_that_can_not_be_written_says_where(running: Path, tmp_path: Path) -> None:
-    refused = report(running, "--out", tmp_path / "no" / "where.html", at=tmp_path)
-    assert refused.returncode == 2
-    assert "agentloop: --out must be writable, got No such file or directory at" in refused.stderr
-    assert "got Is a directory at" in report(running, "--out", tmp_path, at=tmp_path).stderr
+def test_report_that_can_not_be_written_says_where(running: Path, tmp_path: Path, shell: Shell) -> None:
+    refused = shell.refusal(["report", running, "--out", tmp_path / "no" / "where.html"], tmp_path)
+    assert refused.startswith("--out must be writable, got No such file or directory at")
+    assert "got Is a directory at" in shell.refusal(["report", running, "--out", tmp_path], tmp_path)
     assert not list(tmp_path.parent.glob("*.tmp"))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from agentloop.cli.main import app
 from replay.storage.databases import Location
-from tests.fakes.records import Born, new_store, sql
+from tests.fakes.records import FreshRows, new_store, sql
 
 QUARANTINED = "select count(*) from trajectories where state = 'quarantined'"
 
@@ -26,7 +26,7 @@ def ask(*words: str) -> Result:
 def spoiled(location: Location, rows: int) -> Location:
     """100 rows, the first of them without their tokens."""
     store = new_store(location)
-    Born(1, rates=(0.5,) * 10, size=10).append_to(store)
+    FreshRows(1, rates=(0.5,) * 10, size=10).append_to(store)
     sql(store, "delete from segments where trajectory in (select id from trajectories where slot < ?)", rows)
     store.close()
     return location

@@ -16,7 +16,7 @@ from replay.config import ReplayConfig
 from replay.sampling.samplers import SAMPLERS, Sampler
 from tests.agentloop.training.test_mixing_runs import pooled
 from tests.fakes.batch_rows import row, run_config, segment, tiny_actor, trainer
-from tests.fakes.runs import SilentDisplay, rows, save_qwen2
+from tests.fakes.runs import SilentDisplay, rows
 
 OWN = """
 import numpy as np
@@ -38,11 +38,6 @@ class Negative(Sampler):
 class Other:
     pass
 """
-
-
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
 
 
 def section(**replay: Any) -> ReplayConfig:

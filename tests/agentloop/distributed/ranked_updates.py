@@ -1,9 +1,12 @@
-"""Recorded batches, updated on: by a process alone, or by each rank that this file is started on."""
+"""Recorded batches, updated on: by a process alone, or by the two ranks that this file starts."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,9 @@ from agentloop.models.actor import Actor
 from agentloop.models.sharding import gather, shard
 from replay.records import BatchRow
 from tests.fakes.batch_rows import AUTHORS, LOSS, mixed_rows, run_config, tiny_actor
+from tests.fakes.ranks import places
 
-UPDATES = 12
+UPDATES = 6
 FRUGAL = 3
 SPREAD = "histograms/"
 """Begins the names of histograms."""
@@ -97,7 +101,8 @@ def frugal(ranks: Ranks) -> list[dict[str, Any]]:
     return updated(learner(actor, ranks), 1, FRUGAL)
 
 
-def main(folder: Path) -> None:
+def learn(folder: Path, place: Mapping[str, str]) -> None:
+    os.environ.update(place)
     torch.set_num_threads(1)
     with process_group(timeout_s=60) as ranks:
         for name, dtype in DTYPES.items():
@@ -111,6 +116,17 @@ def main(folder: Path) -> None:
         told = frugal(ranks)
         if ranks.index == 0:
             (folder / "frugal.json").write_text(json.dumps(told))
+
+
+def main(folder: Path) -> None:
+    """Two ranks, which share what has been imported: that takes longer than their updates."""
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=learn, args=(folder, place)) for place in places(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [0, 0]
 
 
 if __name__ == "__main__":

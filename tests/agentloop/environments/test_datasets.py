@@ -23,15 +23,10 @@ from agentloop.training.train import TrainResult, train
 from context.messages import Message, ToolCall
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import assert_same_run
-from tests.fakes.runs import ROOT, SilentDisplay, StopAfter, rows, save_qwen2, small_config
+from tests.fakes.runs import ROOT, SilentDisplay, StopAfter, rows, small_config
 
 ENVIRONMENT = f"{ENVIRONMENTS / 'parity.py'}:RowParity"
 NUMBERS = [{"number": number, "tags": ["a", str(number)]} for number in range(40)]
-
-
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
 
 
 def jsonl(path: Path, values: list[dict[str, Any]]) -> Path:

@@ -183,10 +183,13 @@ def _nested(depth: int) -> list[Any]:
     return value
 
 
+LONG_TEXT, LONG_NAME = "x" * 10_000_000, "add" * 3_000_000
+
+
 def _malformed(rng: random.Random) -> ToolCall:
     text = "".join(chr(rng.choice((0, 10, 34, 92, 0x202E, 0xD800, 0xFFFF, 0x1F600))) for _ in range(rng.randint(0, 20)))
     values: list[Any] = [
-        *(None, True, -1, 10**400, 1e308, float("inf"), float("nan"), text, "x" * 10_000_000),
+        *(None, True, -1, 10**400, 1e308, float("inf"), float("nan"), text, LONG_TEXT),
         *([], {}, [text], {text: text}, {"a": {"b": [None]}}, _nested(rng.choice((1, 10, 10_000)))),
     ]
     tools = [
@@ -199,7 +202,7 @@ def _malformed(rng: random.Random) -> ToolCall:
         "__init__",
         "reward",
         text,
-        "add" * 3_000_000,
+        LONG_NAME,
     ]
     names = ["a", "b", "items", "flags", "unit", "values", "self", "kind", "", text, "__class__"]
     if rng.random() < 0.1:

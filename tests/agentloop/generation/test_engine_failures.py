@@ -26,11 +26,11 @@ from agentloop.training.components import build_components
 from agentloop.training.loop import Loop, LoopState
 from agentloop.training.train import _begin
 from context import HermesParser, default_authors, loss_mask
-from replay.records import PolicyRecord, RunRecord
 from replay.store import ReplayStore
 from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
+from tests.fakes.records import add_run
+from tests.fakes.runs import SilentDisplay, rows, small_config
 from tests.fakes.scripted import CHATML, FlakyGenerator, ScriptedGenerator, call
 
 CONFIG = RunConfig.model_validate(
@@ -117,9 +117,7 @@ def test_failed_members_leave_their_group_as_if_they_had_not_been_run(tmp_path: 
 
     store = ReplayStore.create(tmp_path / "replay.sqlite")
     with closing(store):
-        authors = default_authors()
-        store.add_run(RunRecord("run", "run", {}, authors.to_json(), authors.hash, "0"))
-        store.add_policy(PolicyRecord("run", 0, None, "tokenizer", "template"))
+        add_run(store, "run")
         store.append(rows.tasks, rows.groups, rows.trajectories)
         assert len(store.read([record.id for record in records])) == 4
 
@@ -171,11 +169,6 @@ def test_endless_reasons_are_not_all_told(caplog: pytest.LogCaptureFixture) -> N
         "episode ended with engine_failure: request 19",
         "further reasons are counted, and not shown",
     ]
-
-
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
 
 
 def test_run_with_a_flaky_engine_goes_on_with_smaller_groups(tmp_path: Path, qwen2: Path) -> None:

@@ -39,7 +39,7 @@ from tests.fakes.runs import SilentDisplay, StopAfter, save_qwen2, small_config
 @pytest.fixture(scope="module")
 def lora(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A whole model, and adapters on it that already say something of their own."""
-    base = save_qwen2(tmp_path_factory.mktemp("models") / "base")
+    base = save_qwen2(tmp_path_factory.mktemp("models") / "base", layers=2)
     model = AutoModelForCausalLM.from_pretrained(base)
     torch.manual_seed(0)
     model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))

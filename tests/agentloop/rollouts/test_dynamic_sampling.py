@@ -17,18 +17,17 @@ from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.mixed_batch import completed_advantages
 from replay.records import GroupRecord, Trajectory
 from tests.fakes.batch_rows import batch_row, row, segment
+from tests.fakes.records import group
 
 
-def trajectory(name: str, group: str, reward: float, advantage: float = 0.0) -> Trajectory:
-    made = row(name, segment("ul"), group=group, advantage=advantage).trajectory
-    return Trajectory(replace(made.record, reward=reward, task=f"task of {group}"), made.segments)
+def trajectory(name: str, of: str, reward: float, advantage: float = 0.0) -> Trajectory:
+    made = row(name, segment("ul"), group=of, advantage=advantage).trajectory
+    return Trajectory(replace(made.record, reward=reward, task=f"task of {of}"), made.segments)
 
 
 def collected(**rewards: Sequence[float]) -> Collected:
     """Groups by name, each with its members' rewards; what differs has an advantage."""
-    groups = [
-        GroupRecord(name, "run", f"task of {name}", 1, len(given), 0.0, 0.0, 0.0) for name, given in rewards.items()
-    ]
+    groups = [group(name, task=f"task of {name}", size=len(given)) for name, given in rewards.items()]
     rows = [
         trajectory(f"{name}{i}", name, reward, reward - sum(given) / len(given))
         for name, given in rewards.items()

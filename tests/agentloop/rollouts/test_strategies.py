@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from agentloop.learning.batch import build_batch
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.trajectories import Collected
 from context import HermesParser, loss_mask
-from replay.records import BatchRow, PolicyRecord, RunRecord, Trajectory
+from replay.records import BatchRow, Trajectory
 from replay.store import ReplayStore
 from tests.agentloop.rollouts.collecting import collect
+from tests.fakes.records import policy, run_record
 from tests.fakes.scripted import CHATML, ScriptedGenerator, call
 
 RUN = "run"
@@ -55,8 +57,8 @@ def stored(rows: Collected, config: RunConfig, folder: Path) -> list[Trajectory]
     """What comes back from a database."""
     store = ReplayStore.create(folder / "replay.sqlite")
     authors = config.context.author_table()
-    store.add_run(RunRecord(RUN, RUN, {}, authors.to_json(), authors.hash, "0"))
-    store.add_policy(PolicyRecord(RUN, 0, None, "tokenizer", "template"))
+    store.add_run(replace(run_record(RUN), authors=authors.to_json(), authors_hash=authors.hash))
+    store.add_policy(policy(0, run=RUN))
     store.append(rows.tasks, rows.groups, rows.trajectories)
     return store.read([row.id for row in rows.trajectories])
 

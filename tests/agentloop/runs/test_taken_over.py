@@ -14,12 +14,7 @@ from agentloop.training.publish import Publisher
 from agentloop.training.train import train
 from replay import ReplayStore, RunReplaced
 from tests.fakes.records import RUN, new_store
-from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
-
-
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+from tests.fakes.runs import SilentDisplay, rows, small_config
 
 
 def test_trainer_whose_run_was_taken_over_publishes_nothing(tmp_path: Path, qwen2: Path) -> None:

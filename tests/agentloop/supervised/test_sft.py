@@ -26,15 +26,10 @@ from context import loss_mask
 from context.tokens.token_sequence import TokenSequence
 from tests.fakes.batch_rows import AUTHORS, segment, tiny_actor
 from tests.fakes.processes import assert_same_bits, write_config
-from tests.fakes.runs import ROOT, SilentDisplay, save_qwen2, small_config
+from tests.fakes.runs import ROOT, SilentDisplay, small_config
 
 DEMONSTRATIONS = ROOT / "examples/demonstrations.jsonl"
 CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": '{"key": "a"}'}}
-
-
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
 
 
 @pytest.fixture(scope="module")

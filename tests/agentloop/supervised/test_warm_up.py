@@ -183,11 +183,14 @@ def test_warm_up_stops_at_its_most_updates(loaded: LoadedModel) -> None:
     assert warmed(loaded, max_updates=4, loss_target=1e-9).updates == 4
 
 
-def test_warm_up_lowers_the_loss_and_is_deterministic(folder: Path) -> None:
+def test_warm_up_lowers_the_loss(folder: Path) -> None:
+    first, last = (warmed(load_model(ModelSection(), folder), max_updates=count).loss for count in (1, 20))
+    assert last < first - 0.5
+
+
+def test_warm_up_is_deterministic(folder: Path) -> None:
     first, second = (load_model(ModelSection(), folder) for _ in range(2))
-    start = warmed(load_model(ModelSection(), folder), max_updates=1).loss
-    results = [warmed(model, max_updates=25) for model in (first, second)]
+    results = [warmed(model, max_updates=5) for model in (first, second)]
     assert results[0] == results[1]
-    assert results[0].loss < start - 0.5
     ours, theirs = first.model.state_dict(), second.model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -15,12 +15,7 @@ from agentloop.errors import UserError
 from agentloop.training.train import TrainResult, train
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import assert_same_bits
-from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, rows, save_qwen2, small_config
-
-
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, rows, small_config
 
 
 def quick(folder: Path, model: Path, algorithm: str = "grpo", **sections: dict[str, Any]) -> RunConfig:

@@ -19,17 +19,12 @@ from replay import ReplayError, ReplayStore
 from replay.exchange import ExchangeError, export_file, import_file
 from replay.exchange.teacher import import_chat, teaching_of
 from replay.queries.filters import condition
-from tests.fakes.runs import SilentDisplay, rows, save_llama, save_qwen2, small_config
+from tests.fakes.runs import SilentDisplay, rows, save_llama, small_config
 
 DRAWN = (
     "select count(*) from draws d join trajectories t on t.id = d.trajectory "
     "where d.stream = 'replay' and d.state = 'committed' and t.source = '{}'"
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
 
 
 def short(folder: Path, model: Path, **sections: dict[str, Any]) -> RunConfig:
@@ -38,17 +33,17 @@ def short(folder: Path, model: Path, **sections: dict[str, Any]) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+def first(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> Path:
     """A run of one iteration, 16 trajectories."""
     old = {"replay": {"anchor": "old"}}
-    return train(short(tmp_path_factory.mktemp("first"), model, loss=old), display=SilentDisplay()).folder
+    return train(short(tmp_path_factory.mktemp("first"), qwen2, loss=old), display=SilentDisplay()).folder
 
 
-def test_rows_of_an_attached_buffer_are_drawn_and_their_lineage_holds(first: Path, tmp_path: Path, model: Path) -> None:
+def test_rows_of_an_attached_buffer_are_drawn_and_their_lineage_holds(first: Path, tmp_path: Path, qwen2: Path) -> None:
     replay = {"fraction": 0.25, "sampler": "uniform", "successful_only": False, "attach": {"earlier": str(first)}}
     display = SilentDisplay()
     before = (first / "replay.sqlite").read_bytes()
-    result = train(short(tmp_path, model, replay=replay), display=display)
+    result = train(short(tmp_path, qwen2, replay=replay), display=display)
     database = result.folder / "replay.sqlite"
     # The first iteration has no rows of its own yet: its 4 replayed ones are the other run's.
     assert rows(database, DRAWN.format("earlier")) == [(4,)]
@@ -59,7 +54,7 @@ def test_rows_of_an_attached_buffer_are_drawn_and_their_lineage_holds(first: Pat
     assert (first / "replay.sqlite").read_bytes() == before
 
 
-def test_an_export_of_one_run_is_drawn_by_another(first: Path, tmp_path: Path, model: Path) -> None:
+def test_an_export_of_one_run_is_drawn_by_another(first: Path, tmp_path: Path, qwen2: Path) -> None:
     with closing(ReplayStore.open(first / "replay.sqlite", read_only=True)) as store:
         export_file(store, tmp_path / "rows.parquet")
     second = tmp_path / "second.sqlite"
@@ -72,7 +67,7 @@ def test_an_export_of_one_run_is_drawn_by_another(first: Path, tmp_path: Path, m
         "attach": {"both": str(second)},
         "sources": {"both": 1.0},
     }
-    third = train(short(tmp_path / "third", model, replay=replay), display=SilentDisplay()).folder
+    third = train(short(tmp_path / "third", qwen2, replay=replay), display=SilentDisplay()).folder
     assert rows(third / "replay.sqlite", DRAWN.format("both")) == [(8,)]
     assert rows(third / "replay.sqlite", "select count(distinct run) from trajectories") == [(2,)]
 
@@ -82,11 +77,11 @@ def test_an_export_of_one_run_is_drawn_by_another(first: Path, tmp_path: Path, m
     [("nowhere", "database must be an existing file, got nothing at nowhere"), ("MODEL", "database must be")],
 )
 def test_what_can_not_be_attached_is_told_before_the_run_begins(
-    tmp_path: Path, model: Path, place: str, message: str
+    tmp_path: Path, qwen2: Path, place: str, message: str
 ) -> None:
-    attach = {"x": str(model) if place == "MODEL" else place}
+    attach = {"x": str(qwen2) if place == "MODEL" else place}
     with pytest.raises(ReplayError, match=message):
-        train(short(tmp_path, model, replay={"attach": attach}), display=SilentDisplay())
+        train(short(tmp_path, qwen2, replay={"attach": attach}), display=SilentDisplay())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -97,9 +92,9 @@ def test_a_buffer_of_another_tokenizer_is_refused(first: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["self", "a b", "../x"])
-def test_attached_names_are_sources(tmp_path: Path, model: Path, name: str) -> None:
+def test_attached_names_are_sources(tmp_path: Path, qwen2: Path, name: str) -> None:
     with pytest.raises(ValueError, match="replay.attach must name sources"):
-        short(tmp_path, model, replay={"attach": {name: "x"}})
+        short(tmp_path, qwen2, replay={"attach": {name: "x"}})
 
 
 CHAT = [
@@ -129,19 +124,19 @@ def taught(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "taught.sqlite"
 
 
-def test_conversations_are_trained_on_with_anchor_old(taught: Path, tmp_path: Path, model: Path) -> None:
+def test_conversations_are_trained_on_with_anchor_old(taught: Path, tmp_path: Path, qwen2: Path) -> None:
     attach = {"teacher": str(taught)}
     replay = {"fraction": 0.125, "sampler": "uniform", "successful_only": False, "attach": attach}
-    config = short(tmp_path, model, loss={"replay": {"anchor": "old"}}, replay=replay)
+    config = short(tmp_path, qwen2, loss={"replay": {"anchor": "old"}}, replay=replay)
     database = train(config, display=SilentDisplay()).folder / "replay.sqlite"
     assert rows(database, DRAWN.format("teacher")) == [(2,)]
     assert rows(database, "select count(*) from iterations where optimizer_steps > 0") == [(1,)]
 
 
 def test_rows_without_log_probs_end_a_run_of_anchor_behavior_in_one_line(
-    taught: Path, tmp_path: Path, model: Path
+    taught: Path, tmp_path: Path, qwen2: Path
 ) -> None:
     replay = {"fraction": 0.125, "successful_only": False, "attach": {"x": str(taught)}}
     with pytest.raises(UserError, match=r"^behavior_log_probs of .* loss.replay.anchor is behavior") as refused:
-        train(short(tmp_path, model, replay=replay), display=SilentDisplay())
+        train(short(tmp_path, qwen2, replay=replay), display=SilentDisplay())
     assert "\n" not in str(refused.value)

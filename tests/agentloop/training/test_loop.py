@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,14 +30,9 @@ from replay.mixing.apportion import group_sizes
 from replay.records import BatchRow
 from replay.store import ReplayStore
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.runs import SilentDisplay, StopAfter, rows, save_llama, save_qwen2, small_config
+from tests.fakes.runs import SilentDisplay, StopAfter, rows, save_llama, small_config
 
 UNTIMED = ("time/", "speed/")
-
-
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +43,23 @@ def finished(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> tuple[Tra
     return train(config, display=display), config, display
 
 
-def parameters(folder: Path) -> dict[str, torch.Tensor]:
-    newest = max((folder / "policies").iterdir())
-    return load_file(newest / "model.safetensors")
+@pytest.fixture(scope="module")
+def without_replay(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> TrainResult:
+    config = small_config(tmp_path_factory.mktemp("without"), qwen2, replay={"fraction": 0.0})
+    return train(config, display=SilentDisplay())
+
+
+@pytest.fixture
+def finished_copy(finished: tuple[TrainResult, RunConfig, SilentDisplay], tmp_path: Path) -> Path:
+    """A run folder that a test may go on with."""
+    copy = Path(shutil.copytree(finished[0].folder, tmp_path / "small-001"))
+    described = (copy / "run.json").read_text()
+    (copy / "run.json").write_text(described.replace(finished[1].run.folder, str(tmp_path)))
+    return copy
+
+
+def parameters(folder: Path, version: int = 3) -> dict[str, torch.Tensor]:
+    return load_file(folder / "policies" / f"{version:06d}" / "model.safetensors")
 
 
 def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
@@ -143,15 +153,16 @@ def test_same_seed_gives_identical_draws_metrics_and_weights(
 def test_other_seed_gives_another_run(
     finished: tuple[TrainResult, RunConfig, SilentDisplay], tmp_path: Path, qwen2: Path
 ) -> None:
-    other = train(small_config(tmp_path, qwen2, run={"seed": 1}), display=SilentDisplay())
-    assert not same_bits(parameters(finished[0].folder), parameters(other.folder))
+    other = train(small_config(tmp_path, qwen2, run={"seed": 1, "iterations": 1}), display=SilentDisplay())
+    assert not same_bits(parameters(finished[0].folder, 1), parameters(other.folder, 1))
 
 
-def test_observing_leaves_the_parameters_bit_identical_to_no_replay(tmp_path: Path, qwen2: Path) -> None:
-    without = train(small_config(tmp_path / "a", qwen2, replay={"fraction": 0.0}), display=SilentDisplay())
+def test_observing_leaves_the_parameters_bit_identical_to_no_replay(
+    without_replay: TrainResult, tmp_path: Path, qwen2: Path
+) -> None:
     display = SilentDisplay()
-    observed = train(small_config(tmp_path / "b", qwen2, replay={"fraction": 0.5, "mode": "observe"}), display=display)
-    assert same_bits(parameters(without.folder), parameters(observed.folder))
+    observed = train(small_config(tmp_path, qwen2, replay={"fraction": 0.5, "mode": "observe"}), display=display)
+    assert same_bits(parameters(without_replay.folder), parameters(observed.folder))
     assert [row["batch/replay"] for row in display.iterations] == [0, 8, 8]
     assert all(row["batch/fresh"] == 16 for row in display.iterations)
     assert {"actor/replay/drift_mean", "actor/replay/ess"} <= display.iterations[1].keys()
@@ -159,10 +170,9 @@ def test_observing_leaves_the_parameters_bit_identical_to_no_replay(tmp_path: Pa
 
 
 def test_replay_in_train_mode_changes_the_parameters(
-    finished: tuple[TrainResult, RunConfig, SilentDisplay], tmp_path: Path, qwen2: Path
+    finished: tuple[TrainResult, RunConfig, SilentDisplay], without_replay: TrainResult
 ) -> None:
-    without = train(small_config(tmp_path, qwen2, replay={"fraction": 0.0}), display=SilentDisplay())
-    assert not same_bits(parameters(finished[0].folder), parameters(without.folder))
+    assert not same_bits(parameters(finished[0].folder), parameters(without_replay.folder))
 
 
 def test_a_llama_folder_trains_too(tmp_path: Path) -> None:
@@ -234,16 +244,15 @@ def test_resumed_run_with_a_critic_ends_like_the_unbroken_one(tmp_path: Path, qw
     assert rows(database, query) > [(0,)]
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, qwen2: Path) -> None:
-    first = train(small_config(tmp_path, qwen2), display=SilentDisplay())
-    before = parameters(first.folder)
+def test_resuming_a_finished_run_changes_nothing(
+    finished: tuple[TrainResult, RunConfig, SilentDisplay], finished_copy: Path, tmp_path: Path, qwen2: Path
+) -> None:
     again = train(small_config(tmp_path, qwen2), resume=True, display=SilentDisplay())
-    assert again.success_after == first.success_after
-    assert same_bits(parameters(first.folder), before)
+    assert (again.folder, again.success_after) == (finished_copy, finished[0].success_after)
+    assert same_bits(parameters(finished_copy), parameters(finished[0].folder))
 
 
-def test_resume_refuses_another_configuration(tmp_path: Path, qwen2: Path) -> None:
-    train(small_config(tmp_path, qwen2), display=SilentDisplay())
+def test_resume_refuses_another_configuration(finished_copy: Path, tmp_path: Path, qwen2: Path) -> None:
     with pytest.raises(
         UserError, match=r"replay\.fraction must be the run's own when resuming .*small-001 \(0\.25\), got 0\.5"
     ):
@@ -267,13 +276,12 @@ def test_new_runs_never_touch_earlier_ones(tmp_path: Path, qwen2: Path) -> None:
     assert latest_run_folder(tmp_path, "small").path == folders[1]
 
 
-def test_two_processes_can_not_train_in_one_folder(tmp_path: Path, qwen2: Path) -> None:
-    result = train(small_config(tmp_path, qwen2, run={"iterations": 1}), display=SilentDisplay())
+def test_two_processes_can_not_train_in_one_folder(finished_copy: Path, tmp_path: Path, qwen2: Path) -> None:
     with (
-        open_run_folder(result.folder).lock(),
+        open_run_folder(finished_copy).lock(),
         pytest.raises(UserError, match="run.folder must be used by one process"),
     ):
-        train(small_config(tmp_path, qwen2, run={"iterations": 1}), resume=True, display=SilentDisplay())
+        train(small_config(tmp_path, qwen2), resume=True, display=SilentDisplay())
 
 
 def test_nan_reward_stops_the_run_and_keeps_what_was_learned(tmp_path: Path, qwen2: Path) -> None:

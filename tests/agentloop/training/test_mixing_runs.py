@@ -20,16 +20,11 @@ from replay.queries.filters import condition
 from replay.queries.preview.forecast import Horizon, new_run
 from replay.queries.preview.settings import changed
 from replay.store import ReplayStore
-from tests.fakes.runs import SilentDisplay, StopAfter, rows, save_qwen2, small_config
+from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
 # A row for each trajectory of each batch, with its stream.
 BATCHES = """select d.iteration, d.stream, t.task, t.group_id, t.iteration
              from draws d join trajectories t on t.id = d.trajectory order by d.iteration, d.slot"""
-
-
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
 
 
 def pooled(folder: Path, model: Path, replay: dict[str, Any], **sections: dict[str, Any]) -> RunConfig:
@@ -107,11 +102,11 @@ def test_unit_group_draws_groups_whole(tmp_path: Path, qwen2: Path) -> None:
     assert done(result) == told(config) == [(16, 0), (8, 8), (8, 8), (8, 8)]
     found = batches(result)
     for iteration in (2, 3, 4):
-        members = Counter((stream, group, born) for stream, _, group, born in found[iteration])
+        members = Counter((stream, group, collected) for stream, _, group, collected in found[iteration])
         assert sorted((stream, count) for (stream, _, _), count in members.items()) == [
             ("fresh", 4), ("fresh", 4), ("replay", 4), ("replay", 4)
         ]  # fmt: skip
-        assert all(born < iteration for stream, _, born in members if stream == "replay")
+        assert all(collected < iteration for stream, _, collected in members if stream == "replay")
 
 
 def test_a_task_that_is_replayed_whole_has_had_its_turn(tmp_path: Path, qwen2: Path) -> None:

@@ -17,7 +17,7 @@ from agentloop.errors import UserError
 from agentloop.training.train import TrainResult, train
 from replay.storage.format.column_types import ESCAPE
 from replay.storage.format.message_json import plain_text
-from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
+from tests.fakes.runs import SilentDisplay, rows, small_config
 
 REDACTOR = """
 from dataclasses import replace
@@ -31,11 +31,6 @@ def fail(messages):
 def number(messages):
     return 3
 """
-
-
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
 
 
 def settings(folder: Path, model: Path, *, iterations: int = 4, **replay: Any) -> Any:
@@ -74,11 +69,11 @@ def test_run_keeps_to_its_capacity_and_logs_it(finished: tuple[TrainResult, Sile
     database = result.folder / "replay.sqlite"
     fresh = [row["batch/fresh"] for row in display.iterations]
     assert all(row["buffer/rows"] <= max(10, row["batch/fresh"]) for row in display.iterations)
-    born = evicted = 0.0
+    collected = evicted = 0.0
     for count, row in zip(fresh, display.iterations, strict=True):
-        born += count
+        collected += count
         evicted += row["buffer/evicted"]
-        assert row["buffer/rows"] == born - evicted
+        assert row["buffer/rows"] == collected - evicted
     assert evicted > 0
     assert rows(database, "select count(*) from reclaimed") == [(evicted,)]
     logged = rows(database, "select value from metrics where name = 'buffer/rows' order by iteration")
@@ -98,9 +93,9 @@ def test_killed_run_that_resumes_ends_like_the_unbroken_one(
     # The checkpoint is that of iteration 2; iterations 3 and 4 have evicted since.
     resumed = train(settings(tmp_path, qwen2), resume=True, display=SilentDisplay())
     drawn = (
-        "select draws.iteration, draws.slot, born.iteration, born.slot, probability from draws join "
+        "select draws.iteration, draws.slot, collected.iteration, collected.slot, probability from draws join "
         "(select id, iteration, slot from trajectories union all select reclaimed.id, iteration, slot from reclaimed "
-        "join groups on groups.id = group_id) as born on born.id = trajectory order by 1, 2"
+        "join groups on groups.id = group_id) as collected on collected.id = trajectory order by 1, 2"
     )
     ours, theirs = resumed.folder / "replay.sqlite", finished[0].folder / "replay.sqlite"
     assert rows(ours, drawn) == rows(theirs, drawn)

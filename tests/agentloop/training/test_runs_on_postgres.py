@@ -19,12 +19,7 @@ from agentloop.training.train import train
 from replay import DatabaseRefused
 from replay.cli import app as replay_commands
 from tests.fakes.processes import assert_same_run, assert_sound
-from tests.fakes.runs import SilentDisplay, buffer_of, rows, save_qwen2, small_config
-
-
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen2(tmp_path_factory.mktemp("models") / "qwen2")
+from tests.fakes.runs import SilentDisplay, buffer_of, rows, small_config
 
 
 class StoppedAfterOne(SilentDisplay):
@@ -46,10 +41,10 @@ def test_run_stopped_and_resumed_on_a_server_is_the_unbroken_run_on_sqlite(
     assert_sound(ours.folder, iterations=3)
     assert_same_run(ours.folder, whole.folder)
     told = CliRunner().invoke(replay_commands, ["stats", str(ours.folder), "--json"])
-    ((born,),) = rows(whole.folder / "replay.sqlite", "select count(*) from trajectories")
+    ((collected,),) = rows(whole.folder / "replay.sqlite", "select count(*) from trajectories")
     kept = {state: row["trajectories"] for state, row in json.loads(told.output)["states"].items()}
     kept.pop("orphaned", None)  # what the stop cut off
-    assert sum(kept.values()) == born
+    assert sum(kept.values()) == collected
 
 
 def test_runs_share_a_database_and_have_a_report_each(

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -141,17 +139,6 @@ def test_help_has_an_example(command: str) -> None:
     result = ask(command, "--help")
     assert result.exit_code == 0
     assert f"Example: agentloop replay {command}" in result.output
-
-
-def test_looking_needs_no_pyarrow(run: Path) -> None:
-    program = (
-        "import sys; from replay.cli import app\n"
-        "try: app(['stats', sys.argv[1]])\n"
-        "except SystemExit: pass\n"
-        "print([name for name in ('pyarrow', 'datasets', 'pandas') if name in sys.modules])"
-    )
-    output = subprocess.check_output([sys.executable, "-c", program, str(run)], text=True)
-    assert output.strip().endswith("[]")
 
 
 CHAT = [{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "n": 1}] * 2

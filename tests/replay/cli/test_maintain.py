@@ -23,7 +23,7 @@ from tests.fakes.records import (
     LLM,
     RUN,
     USER,
-    Born,
+    FreshRows,
     group,
     iterate,
     new_store,
@@ -87,7 +87,7 @@ def test_limits_are_about_the_run_of_the_folder(tmp_path: Path) -> None:
     store = filled(tmp_path / "replay.sqlite")
     store.add_run(run_record("imported"))
     for iteration in (1, 2):
-        Born(iteration, run="imported", size=4).append_to(store)
+        FreshRows(iteration, run="imported", size=4).append_to(store)
     store.close()
     everything = json.loads(ask("prune", str(tmp_path), "--rows", "4", "--json").output)
     # Of each run's rows but those of its last iteration: 16 of 24, and 4 of 8.

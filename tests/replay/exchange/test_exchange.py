@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from tests.fakes.records import (
     MESSAGES,
     RUN,
     SHORT,
-    Born,
+    FreshRows,
     group,
     iterate,
     new_store,
@@ -45,12 +44,6 @@ from tests.fakes.records import (
     tokens,
     trajectory,
 )
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[ReplayStore]:
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        yield store
 
 
 def filled(store: ReplayStore) -> ReplayStore:
@@ -103,9 +96,9 @@ def test_export_import_export_is_byte_equal(location: Location, tmp_path: Path) 
             assert first.read_bytes() == second.read_bytes()
 
 
-def test_both_formats_hold_the_same_rows(store: ReplayStore, tmp_path: Path) -> None:
-    export_file(filled(store), tmp_path / "rows.jsonl")
-    export_file(store, tmp_path / "rows.parquet")
+def test_both_formats_hold_the_same_rows(file_store: ReplayStore, tmp_path: Path) -> None:
+    export_file(filled(file_store), tmp_path / "rows.jsonl")
+    export_file(file_store, tmp_path / "rows.parquet")
     of_parquet = [jsonl.encode(row) for row in parquet.read(tmp_path / "rows.parquet") if isinstance(row, Bundle)]
     assert of_parquet == (tmp_path / "rows.jsonl").read_bytes().splitlines()
 
@@ -194,8 +187,8 @@ def test_every_float32_survives_its_decimals() -> None:
     assert (np.array(jsonl._numbers(values), np.float64).astype(np.float32).view(np.uint32) == bits).all()
 
 
-def test_imported_rows_have_the_set_as_their_source_and_are_drawn(store: ReplayStore, tmp_path: Path) -> None:
-    export_file(filled(store), tmp_path / "rows.jsonl")
+def test_imported_rows_have_the_set_as_their_source_and_are_drawn(file_store: ReplayStore, tmp_path: Path) -> None:
+    export_file(filled(file_store), tmp_path / "rows.jsonl")
     with closing(new_store(tmp_path / "b.sqlite", "run-2")) as other:
         import_file(other, tmp_path / "rows.jsonl", name="wins")
         assert sql(other, "select distinct source, run from trajectories") == [("wins", RUN)]
@@ -205,41 +198,41 @@ def test_imported_rows_have_the_set_as_their_source_and_are_drawn(store: ReplayS
         assert {row.draw.staleness for row in drawn} == {None}
 
 
-def test_a_file_imported_twice_is_stored_once(store: ReplayStore, tmp_path: Path) -> None:
+def test_a_file_imported_twice_is_stored_once(file_store: ReplayStore, tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    export_file(filled(store), path)
+    export_file(filled(file_store), path)
     with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
         assert import_file(other, path, name="first").inserted == 20
         before = everything(other)
         report = import_file(other, path, name="second")
         assert (report.inserted, report.duplicates) == (0, 20)
         assert everything(other) == before
-    report = import_file(store, path, name="home")
+    report = import_file(file_store, path, name="home")
     assert (report.inserted, report.duplicates) == (0, 20)
-    assert sql(store, "select distinct source from trajectories") == [("self",)]
+    assert sql(file_store, "select distinct source from trajectories") == [("self",)]
 
 
-def test_a_snapshot_elsewhere_is_no_policy_of_this_folder(store: ReplayStore, tmp_path: Path) -> None:
-    store.add_policy(replace(policy(0), checkpoint="policies/000000"))
-    Born(1, rates=(0.5,)).append_to(store)
-    export_file(store, tmp_path / "rows.jsonl")
+def test_a_snapshot_elsewhere_is_no_policy_of_this_folder(file_store: ReplayStore, tmp_path: Path) -> None:
+    file_store.add_policy(replace(policy(0), checkpoint="policies/000000"))
+    FreshRows(1, rates=(0.5,)).append_to(file_store)
+    export_file(file_store, tmp_path / "rows.jsonl")
     with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
         import_file(other, tmp_path / "rows.jsonl")
         assert sql(other, "select version, checkpoint, tokenizer_hash from policies") == [(0, None, "tok")]
-    import_file(store, tmp_path / "rows.jsonl")
-    assert sql(store, "select checkpoint from policies") == [("policies/000000",)]
+    import_file(file_store, tmp_path / "rows.jsonl")
+    assert sql(file_store, "select checkpoint from policies") == [("policies/000000",)]
 
 
-def test_rows_are_chosen_and_those_left_out_counted(store: ReplayStore, tmp_path: Path) -> None:
-    filled(store)
-    store.resume(RUN, 1)  # iteration 2 and its 8 rows are newer than the checkpoint
-    report = export_file(store, tmp_path / "all.jsonl")
+def test_rows_are_chosen_and_those_left_out_counted(file_store: ReplayStore, tmp_path: Path) -> None:
+    filled(file_store)
+    file_store.resume(RUN, 1)  # iteration 2 and its 8 rows are newer than the checkpoint
+    report = export_file(file_store, tmp_path / "all.jsonl")
     assert (report.rows, dict(report.left.states)) == (12, {"orphaned": 8})
-    report = export_file(store, tmp_path / "some.jsonl", where=condition("success and iteration == 1"), limit=2)
+    report = export_file(file_store, tmp_path / "some.jsonl", where=condition("success and iteration == 1"), limit=2)
     assert (report.rows, dict(report.left.states)) == (2, {})
     rows = [json.loads(line) for line in (tmp_path / "some.jsonl").read_text().splitlines()]
     assert [row["success"] for row in rows] == [True, True]
-    assert export_file(store, tmp_path / "none.jsonl", run="another").rows == 0
+    assert export_file(file_store, tmp_path / "none.jsonl", run="another").rows == 0
 
 
 def test_row_evicted_meanwhile_is_left_out_and_counted(location: Location, tmp_path: Path) -> None:
@@ -258,39 +251,39 @@ def test_row_evicted_meanwhile_is_left_out_and_counted(location: Location, tmp_p
     assert rows == [f"t{slot:03d}" for slot in range(130) if slot not in (64, 129)]
 
 
-def test_export_lets_the_log_be_tidied_up_while_it_runs(store: ReplayStore, tmp_path: Path) -> None:
-    store.append([task()], [group()], [trajectory(f"t{slot}", slot=slot) for slot in range(70)])
+def test_export_lets_the_log_be_tidied_up_while_it_runs(file_store: ReplayStore, tmp_path: Path) -> None:
+    file_store.append([task()], [group()], [trajectory(f"t{slot}", slot=slot) for slot in range(70)])
     busy = []
 
     def tidy(done: int, total: int) -> None:
         if done in (1, 65):
-            store.append([], [], [trajectory(f"new{done}", slot=100 + done)])
-            busy.append(sql(store, "pragma wal_checkpoint(truncate)"))
+            file_store.append([], [], [trajectory(f"new{done}", slot=100 + done)])
+            busy.append(sql(file_store, "pragma wal_checkpoint(truncate)"))
 
-    export_file(store, tmp_path / "rows.jsonl", progress=tidy)
+    export_file(file_store, tmp_path / "rows.jsonl", progress=tidy)
     # (whether a reader was in the way, pages in the log, pages taken from it)
     assert busy == [[(0, 0, 0)], [(0, 0, 0)]]
 
 
-def test_corrupt_row_is_left_out_by_name(store: ReplayStore, tmp_path: Path) -> None:
-    store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
-    sql(store, "update segments set tokens = ? where trajectory = 'a'", bytes(9))
-    report = export_file(store, tmp_path / "rows.jsonl")
+def test_corrupt_row_is_left_out_by_name(file_store: ReplayStore, tmp_path: Path) -> None:
+    file_store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
+    sql(file_store, "update segments set tokens = ? where trajectory = 'a'", bytes(9))
+    report = export_file(file_store, tmp_path / "rows.jsonl")
     assert (report.rows, report.left.corrupt) == (1, {"a": "tokens with a wrong header"})
 
 
-def test_rows_stand_in_the_order_of_their_collection(store: ReplayStore, tmp_path: Path) -> None:
+def test_rows_stand_in_the_order_of_their_collection(file_store: ReplayStore, tmp_path: Path) -> None:
     places = [(2, 0), (1, 10), (1, 2), (1, 0)]
-    store.append([task()], [group(f"g{i}", iteration=i) for i in (1, 2)], [])
-    store.append([], [], [trajectory(f"{i}-{s}", group=f"g{i}", iteration=i, slot=s) for i, s in places])
-    export_file(store, tmp_path / "rows.jsonl")
+    file_store.append([task()], [group(f"g{i}", iteration=i) for i in (1, 2)], [])
+    file_store.append([], [], [trajectory(f"{i}-{s}", group=f"g{i}", iteration=i, slot=s) for i, s in places])
+    export_file(file_store, tmp_path / "rows.jsonl")
     rows = [json.loads(line)["id"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert rows == ["1-0", "1-2", "1-10", "2-0"]
 
 
-def test_parquet_has_plain_columns(store: ReplayStore, tmp_path: Path) -> None:
-    store.append([task()], [group()], [trajectory("a")])
-    export_file(store, tmp_path / "rows.parquet")
+def test_parquet_has_plain_columns(file_store: ReplayStore, tmp_path: Path) -> None:
+    file_store.append([task()], [group()], [trajectory("a")])
+    export_file(file_store, tmp_path / "rows.parquet")
     table = pq.read_table(tmp_path / "rows.parquet")
     (row,) = table.to_pylist()
     assert row["segments"][0]["token_ids"] == SHORT.token_ids.tolist()
@@ -300,14 +293,14 @@ def test_parquet_has_plain_columns(store: ReplayStore, tmp_path: Path) -> None:
     assert table.schema.metadata is None
 
 
-def test_datasets_reads_both_formats(store: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datasets_reads_both_formats(file_store: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     datasets = pytest.importorskip("datasets", reason="datasets is installed by make test")
     given = [trajectory(f"t{i}", slot=i, segments=(Segment(SHORT), Segment(SHORT))) for i in range(3)]
-    store.append([task()], [group()], [replace(row, messages=MESSAGES[:3]) for row in given])
+    file_store.append([task()], [group()], [replace(row, messages=MESSAGES[:3]) for row in given])
     for kind, ending in (("json", "jsonl"), ("parquet", "parquet")):
         path = tmp_path / f"rows.{ending}"
-        export_file(store, path)
+        export_file(file_store, path)
         found = datasets.load_dataset(kind, data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
         assert found["id"][:] == ["t0", "t1", "t2"]
         assert found[1]["segments"][1]["token_ids"] == SHORT.token_ids.tolist()
@@ -317,20 +310,20 @@ def test_datasets_reads_both_formats(store: ReplayStore, tmp_path: Path, monkeyp
             kept.to_parquet(tmp_path / "kept.parquet")
             with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
                 assert import_file(other, tmp_path / "kept.parquet").inserted == 2
-                assert everything(other)[3] == [row for row in everything(store)[3] if row[0] != "t0"]
+                assert everything(other)[3] == [row for row in everything(file_store)[3] if row[0] != "t0"]
 
 
-def test_parquet_says_what_it_needs(store: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_says_what_it_needs(file_store: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(ExchangeError, match=r"pip install 'agentloop-replay\[parquet\]'"):
-        export_file(store, tmp_path / "rows.parquet")
+        export_file(file_store, tmp_path / "rows.parquet")
     assert list(tmp_path.glob("*rows*")) == []
 
 
 @pytest.mark.parametrize("name", ["id", "state"])
 def test_export_of_a_cell_that_nobody_wrote_is_refused_by_column(tmp_path: Path, name: str) -> None:
     store = new_store(tmp_path / "replay.sqlite")
-    Born(1).append_to(store)
+    FreshRows(1).append_to(store)
     sql(store, f"update trajectories set {name} = x'ff' where slot = 0")
     with pytest.raises(DamagedCell, match=f"^trajectories.{name} must hold "):
         export_file(store, tmp_path / "out.jsonl")

@@ -41,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(made: Path, tmp_path: Path) -> Iterator[ReplayStore]:
+def three_rows(made: Path, tmp_path: Path) -> Iterator[ReplayStore]:
     shutil.copy(made / "replay.sqlite", tmp_path)
     with closing(ReplayStore.open(tmp_path / "replay.sqlite")) as store:
         yield store
@@ -112,16 +112,16 @@ NAMES = [
 ]
 
 
-def test_names_are_never_paths(store: ReplayStore, tmp_path: Path) -> None:
+def test_names_are_never_paths(three_rows: ReplayStore, tmp_path: Path) -> None:
     assert len(NAMES) >= 50
     given = [name for name in NAMES if name]  # an id has at least one character
-    store.append([task(name) for name in given], [group(name, task=name) for name in given], [])
-    store.append([], [], [trajectory(n, group=n, task=n, slot=s, environment=n) for s, n in enumerate(given)])
+    three_rows.append([task(name) for name in given], [group(name, task=name) for name in given], [])
+    three_rows.append([], [], [trajectory(n, group=n, task=n, slot=s, environment=n) for s, n in enumerate(given)])
     inside = tmp_path / "inside"
     inside.mkdir()
     before = tree(tmp_path)
     for ending in ("jsonl", "parquet"):
-        export_file(store, inside / f"rows.{ending}")
+        export_file(three_rows, inside / f"rows.{ending}")
         with closing(ReplayStore.create(inside / f"{ending}.sqlite")) as other:
             assert import_file(other, inside / f"rows.{ending}").inserted == len(given) + 3
     written = {name: data for name, data in tree(tmp_path).items() if name not in before}
@@ -136,18 +136,18 @@ def test_set_name_is_a_plain_word(empty: ReplayStore, tmp_path: Path, name: str)
         import_file(empty, tmp_path / "rows.jsonl", name=name)
 
 
-def test_export_takes_the_name_at_once_and_only_if_it_is_free(store: ReplayStore, tmp_path: Path) -> None:
+def test_export_takes_the_name_at_once_and_only_if_it_is_free(three_rows: ReplayStore, tmp_path: Path) -> None:
     target = tmp_path / "rows.jsonl"
     target.write_text("mine")
     with pytest.raises(ExchangeError, match="^FILE must not exist, got .* or overwrite with --force"):
-        export_file(store, target)
+        export_file(three_rows, target)
     assert target.read_text() == "mine"
-    export_file(store, target, force=True)
+    export_file(three_rows, target, force=True)
     assert target.read_bytes().count(b"\n") == 3
     assert os.stat(target).st_mode & 0o777 == 0o600
 
 
-def test_export_that_fails_leaves_what_was_there(store: ReplayStore, tmp_path: Path) -> None:
+def test_export_that_fails_leaves_what_was_there(three_rows: ReplayStore, tmp_path: Path) -> None:
     target = tmp_path / "rows.jsonl"
     target.write_text("mine")
 
@@ -155,28 +155,28 @@ def test_export_that_fails_leaves_what_was_there(store: ReplayStore, tmp_path: P
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export_file(store, target, force=True, progress=stop)
+        export_file(three_rows, target, force=True, progress=stop)
     assert target.read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir() if "unfinished" in path.name] == []
 
 
-def test_export_replaces_a_link_and_not_what_it_leads_to(store: ReplayStore, tmp_path: Path) -> None:
+def test_export_replaces_a_link_and_not_what_it_leads_to(three_rows: ReplayStore, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
     link = tmp_path / "rows.jsonl"
     link.symlink_to(precious)
     with pytest.raises(ExchangeError, match="must not exist"):
-        export_file(store, link)
-    export_file(store, link, force=True)
+        export_file(three_rows, link)
+    export_file(three_rows, link, force=True)
     assert precious.read_text() == "mine"
     assert not link.is_symlink()
 
 
 @pytest.mark.parametrize("place", ["nowhere/rows.jsonl", "rows.jsonl/", "x\x00.jsonl", "."])
-def test_a_place_that_can_not_be_written_is_one_line(store: ReplayStore, tmp_path: Path, place: str) -> None:
+def test_a_place_that_can_not_be_written_is_one_line(three_rows: ReplayStore, tmp_path: Path, place: str) -> None:
     (tmp_path / "rows.jsonl").mkdir()
     with pytest.raises(ExchangeError, match="^FILE must") as refused:
-        export_file(store, tmp_path / place, force=True)
+        export_file(three_rows, tmp_path / place, force=True)
     assert "\n" not in str(refused.value)
 
 
@@ -340,8 +340,8 @@ SHORT = ["declared.jsonl.zst", "small_objects.jsonl.zst", "nulls.parquet"]
 
 # F27: refused before 64 MB are taken, and 600 by the process that reads Parquet, measured by the processes themselves.
 @pytest.mark.parametrize("names", [SHORT, pytest.param(sorted(BOMBS), marks=pytest.mark.soak)], ids=["some", "all"])
-def test_bombs_are_refused_in_little_memory(store: ReplayStore, tmp_path: Path, names: list[str]) -> None:
-    export_file(store, tmp_path / "good.parquet", limit=1)
+def test_bombs_are_refused_in_little_memory(three_rows: ReplayStore, tmp_path: Path, names: list[str]) -> None:
+    export_file(three_rows, tmp_path / "good.parquet", limit=1)
     for name in names:
         (tmp_path / name).write_bytes(BOMBS[name](tmp_path))
         # Of 1 GiB of zeros, 33 kB are left.
@@ -385,11 +385,11 @@ def test_a_line_may_be_long_but_not_endless(
 
 
 def test_what_can_not_be_imported_is_not_exported(
-    store: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    three_rows: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jsonl, "MOST_LINE", 100)
     with pytest.raises(ExchangeError, match="row must be at most 100 bytes as JSON, got .* for trajectory a"):
-        export_file(store, tmp_path / "rows.jsonl")
+        export_file(three_rows, tmp_path / "rows.jsonl")
     assert not (tmp_path / "rows.jsonl").exists()
 
 
@@ -523,7 +523,7 @@ def test_bad_row_is_named_and_nothing_is_stored(
 
 
 def test_rows_that_contradict_each_other_or_the_store_are_bad(
-    store: ReplayStore, empty: ReplayStore, rows: list[Any], tmp_path: Path
+    three_rows: ReplayStore, empty: ReplayStore, rows: list[Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "rows.jsonl"
     for changed, message in (
@@ -537,11 +537,11 @@ def test_rows_that_contradict_each_other_or_the_store_are_bad(
             import_file(empty, path)
     path.write_bytes(lines_of([rows[0], {**rows[1], "reward": 0.5}]))
     with pytest.raises(ExchangeError, match=r"rows.jsonl:2: reward must be the stored 1.0 of the same id, got 0.5"):
-        import_file(store, path)
+        import_file(three_rows, path)
     other = json.loads(json.dumps(rows[2]).replace("tpl", "another"))
     path.write_bytes(lines_of([{**other, "id": "d"}]))
     with pytest.raises(ExchangeError, match="policies must be those of the known run 'run-1', got another tokenizer"):
-        import_file(store, path)
+        import_file(three_rows, path)
 
 
 def test_a_row_twice_is_one_row(empty: ReplayStore, rows: list[Any], tmp_path: Path) -> None:
@@ -557,9 +557,9 @@ def test_a_file_of_something_else_is_not_read_to_its_end(empty: ReplayStore, tmp
 
 
 @pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl.zst", "parquet"])
-def test_damaged_files_store_nothing(store: ReplayStore, empty: ReplayStore, tmp_path: Path, ending: str) -> None:
+def test_damaged_files_store_nothing(three_rows: ReplayStore, empty: ReplayStore, tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"rows.{ending}"
-    export_file(store, path)
+    export_file(three_rows, path)
     whole = path.read_bytes()
     for cut in (0, 1, 10, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
@@ -580,10 +580,10 @@ def test_damaged_files_store_nothing(store: ReplayStore, empty: ReplayStore, tmp
 
 @pytest.mark.parametrize("count", [4, pytest.param(400, marks=pytest.mark.soak)])
 def test_altered_parquet_is_the_rows_or_one_line(
-    store: ReplayStore, tmp_path: Path, count: int, rows: list[Any]
+    three_rows: ReplayStore, tmp_path: Path, count: int, rows: list[Any]
 ) -> None:
     path = tmp_path / "rows.parquet"
-    export_file(store, path)
+    export_file(three_rows, path)
     whole, random = path.read_bytes(), np.random.default_rng(16)
     for _ in range(count):
         altered = bytearray(whole)
@@ -598,9 +598,9 @@ def test_altered_parquet_is_the_rows_or_one_line(
             assert row in rows if not isinstance(row, BadRow) else "\n" not in str(row) and " must " in str(row)
 
 
-def test_parquet_of_other_columns_is_refused(store: ReplayStore, empty: ReplayStore, tmp_path: Path) -> None:
+def test_parquet_of_other_columns_is_refused(three_rows: ReplayStore, empty: ReplayStore, tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    export_file(store, path)
+    export_file(three_rows, path)
     table = pq.read_table(path)
     for changed, message in (
         (table.drop_columns(["reward"]), "columns must hold 'reward', got none"),
@@ -616,12 +616,12 @@ def test_parquet_of_other_columns_is_refused(store: ReplayStore, empty: ReplaySt
     assert import_file(empty, path).inserted == 3
 
 
-def test_odd_texts_survive_both_formats(empty: ReplayStore, store: ReplayStore, tmp_path: Path) -> None:
+def test_odd_texts_survive_both_formats(empty: ReplayStore, three_rows: ReplayStore, tmp_path: Path) -> None:
     odd = "NUL \x00, half \ud83d, \u2028, \x1b[31m, \ue000json:1, '; drop table runs; --"
     said = replace(trajectory("a").messages[1], content=odd, note=odd)
-    store.append([], [], [replace(trajectory("d", slot=3), messages=(said,))])
+    three_rows.append([], [], [replace(trajectory("d", slot=3), messages=(said,))])
     for ending in ("jsonl", "parquet"):
-        export_file(store, tmp_path / f"rows.{ending}")
+        export_file(three_rows, tmp_path / f"rows.{ending}")
         import_file(empty, tmp_path / f"rows.{ending}")
         assert empty.read(["d"])[0].messages == (said,)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -56,13 +55,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def store(made: Path, tmp_path: Path) -> Iterator[ReplayStore]:
-    shutil.copy(made, tmp_path)
-    with closing(ReplayStore.open(tmp_path / "replay.sqlite")) as store:
-        yield store
-
-
 @pytest.fixture(params=["chatml", "llama3", "mistral"])
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -101,11 +93,13 @@ def replies_of(segment: Segment, name: str = "chatml") -> list[str]:
     return [codec_of(name).decode(ids[a:b]) for a, b in zip(trained[::2], trained[1::2], strict=True)]
 
 
-def test_replies_are_the_demonstrators_and_have_no_log_probs(store: ReplayStore, tmp_path: Path, family: str) -> None:
+def test_replies_are_the_demonstrators_and_have_no_log_probs(
+    file_store: ReplayStore, tmp_path: Path, family: str
+) -> None:
     row = {"messages": [*ASKED[1:], *CALLED, ANSWER], "tools": TOOLS, "reward": 0.5}
-    report = import_chat(store, written(tmp_path, row), teaching(store, tmp_path, family))
+    report = import_chat(file_store, written(tmp_path, row), teaching(file_store, tmp_path, family))
     assert (report.inserted, report.replies, report.replies_with_log_probs) == (1, 2, 0)
-    found = only_row(store)
+    found = only_row(file_store)
     (segment,) = found.segments
     tokens = segment.tokens
     assert {AUTHORS.name(code) for code in tokens.authors[AUTHORS.is_action(tokens.authors)].tolist()} == {
@@ -125,25 +119,25 @@ def test_replies_are_the_demonstrators_and_have_no_log_probs(store: ReplayStore,
     assert [m.author for m in found.messages] == ["user", DEMONSTRATION, "env", DEMONSTRATION]
 
 
-def test_tokens_are_those_of_the_whole_text(store: ReplayStore, tmp_path: Path) -> None:
+def test_tokens_are_those_of_the_whole_text(file_store: ReplayStore, tmp_path: Path) -> None:
     """The run's own rendering, token by token: no piece is encoded apart that a policy would have said in one."""
-    import_chat(store, written(tmp_path, PLAIN), teaching(store, tmp_path))
-    found = only_row(store)
+    import_chat(file_store, written(tmp_path, PLAIN), teaching(file_store, tmp_path))
+    found = only_row(file_store)
     codec = codec_of()
     tokens = found.segments[0].tokens
     trained = tokens.token_ids[AUTHORS.is_trained(tokens.authors)].tolist()
     assert trained == codec.encode_template("The code is 78.<|im_end|>")
 
 
-def test_text_becomes_no_control_token(store: ReplayStore, tmp_path: Path, family: str) -> None:
+def test_text_becomes_no_control_token(file_store: ReplayStore, tmp_path: Path, family: str) -> None:
     codec = codec_of(family)
     evil = " ".join(codec.added_tokens)
     rows = {
         "messages": [{"role": "user", "content": evil}, {"role": "assistant", "content": f"a {evil} b"}],
         "reward": 1,
     }
-    import_chat(store, written(tmp_path, rows), teaching(store, tmp_path, family))
-    found = only_row(store)
+    import_chat(file_store, written(tmp_path, rows), teaching(file_store, tmp_path, family))
+    found = only_row(file_store)
     tokens = found.segments[0].tokens
     trained = tokens.token_ids[AUTHORS.is_trained(tokens.authors)].tolist()
     assert [token for token in trained if token in codec.added_ids] == [fakes.family(family).end_id]
@@ -165,11 +159,11 @@ def log_probs(text: str, *, by: str = "bytes", end: bool = True) -> dict[str, An
 
 
 @pytest.mark.parametrize("by", ["bytes", "text", "id"])
-def test_log_probs_are_taken_where_every_token_is_the_same(store: ReplayStore, tmp_path: Path, by: str) -> None:
+def test_log_probs_are_taken_where_every_token_is_the_same(file_store: ReplayStore, tmp_path: Path, by: str) -> None:
     row = {**PLAIN, "messages": [*ASKED, {**ANSWER, "logprobs": log_probs("The code is 78.", by=by)}]}
-    report = import_chat(store, written(tmp_path, row), teaching(store, tmp_path))
+    report = import_chat(file_store, written(tmp_path, row), teaching(file_store, tmp_path))
     assert (report.replies_with_log_probs, report.log_probs_refused) == (1, {})
-    found = only_row(store)
+    found = only_row(file_store)
     tokens = found.segments[0].tokens
     sampled = AUTHORS.is_action(tokens.authors)
     assert authors_of(tokens) == {LLM}
@@ -177,10 +171,10 @@ def test_log_probs_are_taken_where_every_token_is_the_same(store: ReplayStore, t
     assert found.record.min_behavior_log_prob == -0.125 * (int(sampled.sum()) - 1)
 
 
-def test_a_response_beside_its_request_is_its_last_message(store: ReplayStore, tmp_path: Path) -> None:
+def test_a_response_beside_its_request_is_its_last_message(file_store: ReplayStore, tmp_path: Path) -> None:
     choice = {"index": 0, "message": {**ANSWER, "refusal": None}, "logprobs": log_probs("The code is 78.")}
     row = {"messages": ASKED, "choices": [choice], "reward": 1, "id": "chatcmpl-1"}
-    report = import_chat(store, written(tmp_path, row), teaching(store, tmp_path))
+    report = import_chat(file_store, written(tmp_path, row), teaching(file_store, tmp_path))
     assert (report.inserted, report.replies_with_log_probs, report.ignored) == (1, 1, {"id": 1})
 
 
@@ -198,22 +192,22 @@ def test_a_response_beside_its_request_is_its_last_message(store: ReplayStore, t
     ],
 )
 def test_other_tokens_log_probs_are_not_ours(
-    store: ReplayStore, tmp_path: Path, given: dict[str, Any], reason: str
+    file_store: ReplayStore, tmp_path: Path, given: dict[str, Any], reason: str
 ) -> None:
     row = {**PLAIN, "messages": [*ASKED, {**ANSWER, "logprobs": given}]}
-    report = import_chat(store, written(tmp_path, PLAIN, row), teaching(store, tmp_path))
+    report = import_chat(file_store, written(tmp_path, PLAIN, row), teaching(file_store, tmp_path))
     assert report.log_probs_refused == {reason: 1}
     assert report.refused_at == [f"{tmp_path / 'chat.jsonl'}:2: {reason}"]
-    for row in store.read([id for (id,) in sql(store, "select id from trajectories")]):
+    for row in file_store.read([id for (id,) in sql(file_store, "select id from trajectories")]):
         assert np.isnan(row.segments[0].tokens.behavior_log_probs).all()
 
 
-def test_examples_and_untrained_replies_are_shown_and_not_trained(store: ReplayStore, tmp_path: Path) -> None:
+def test_examples_and_untrained_replies_are_shown_and_not_trained(file_store: ReplayStore, tmp_path: Path) -> None:
     example = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2.", "weight": 0}]
     middle = [{"role": "assistant", "content": "arrow", "weight": 0}, {"role": "user", "content": "And coral?"}]
     row = {"messages": [*example, *ASKED[1:], ANSWER, ASKED[1], *middle, ANSWER], "reward": 1}
-    import_chat(store, written(tmp_path, row), teaching(store, tmp_path))
-    found = only_row(store)
+    import_chat(file_store, written(tmp_path, row), teaching(file_store, tmp_path))
+    found = only_row(file_store)
     assert replies_of(found.segments[0]) == ["The code is 78.<|im_end|>"] * 2
     assert [m.author for m in found.messages[:3]] == ["user", INITIALIZATION, "user"]
     shown = codec_of().decode(found.segments[0].tokens.token_ids.tolist())
@@ -221,13 +215,13 @@ def test_examples_and_untrained_replies_are_shown_and_not_trained(store: ReplayS
     assert found.record.num_turns == 3
 
 
-def test_rows_of_one_task_are_a_group(store: ReplayStore, tmp_path: Path) -> None:
+def test_rows_of_one_task_are_a_group(file_store: ReplayStore, tmp_path: Path) -> None:
     other = [{"role": "user", "content": "Who?"}, ANSWER]
     rows = [PLAIN, {**PLAIN, "reward": 0.0}, {"messages": other, "reward": 1.0}, {**PLAIN, "reward": 0.0}]
-    report = import_chat(store, written(tmp_path, *rows), teaching(store, tmp_path))
+    report = import_chat(file_store, written(tmp_path, *rows), teaching(file_store, tmp_path))
     assert (report.groups, report.without_signal) == (2, 1)
     found = sql(
-        store,
+        file_store,
         "select t.slot, t.member, g.size, g.reward_mean, g.success_rate, t.advantage "
         'from trajectories t join "groups" g on t.group_id = g.id order by t.slot',
     )
@@ -239,34 +233,38 @@ def test_rows_of_one_task_are_a_group(store: ReplayStore, tmp_path: Path) -> Non
     assert found[2][2:] == (1, 1.0, 1.0, 0.0)
 
 
-def test_reward_and_advantage_can_be_given(store: ReplayStore, tmp_path: Path) -> None:
+def test_reward_and_advantage_can_be_given(file_store: ReplayStore, tmp_path: Path) -> None:
     path = written(tmp_path, {"messages": PLAIN["messages"]}, {**PLAIN, "reward": 0.25, "success": True})
     with pytest.raises(ExchangeError, match=r"chat.jsonl:1: row must hold a reward, got none.*--reward"):
-        import_chat(store, path, teaching(store, tmp_path))
-    report = import_chat(store, path, teaching(store, tmp_path, reward=0.75, advantage=1.5))
+        import_chat(file_store, path, teaching(file_store, tmp_path))
+    report = import_chat(file_store, path, teaching(file_store, tmp_path, reward=0.75, advantage=1.5))
     assert report.without_signal == 0
-    found = sql(store, "select reward, success, advantage from trajectories order by slot")
+    found = sql(file_store, "select reward, success, advantage from trajectories order by slot")
     assert found == [(0.75, 0, 1.5), (0.25, 1, 1.5)]
 
 
-def test_the_same_import_is_stored_once_and_a_changed_file_is_another_set(store: ReplayStore, tmp_path: Path) -> None:
+def test_the_same_import_is_stored_once_and_a_changed_file_is_another_set(
+    file_store: ReplayStore, tmp_path: Path
+) -> None:
     path = written(tmp_path, PLAIN)
-    assert import_chat(store, path, teaching(store, tmp_path)).inserted == 1
-    report = import_chat(store, path, teaching(store, tmp_path))
+    assert import_chat(file_store, path, teaching(file_store, tmp_path)).inserted == 1
+    report = import_chat(file_store, path, teaching(file_store, tmp_path))
     assert (report.inserted, report.duplicates) == (0, 1)
     written(tmp_path, PLAIN, PLAIN)
-    assert import_chat(store, path, teaching(store, tmp_path)).inserted == 2
+    assert import_chat(file_store, path, teaching(file_store, tmp_path)).inserted == 2
 
 
-def test_rows_are_drawn_by_the_run_they_were_made_for(store: ReplayStore, tmp_path: Path) -> None:
-    import_chat(store, written(tmp_path, PLAIN, {**PLAIN, "reward": 0.0}), teaching(store, tmp_path), name="expert")
-    drawn = store.draw(request(1, 5), make_sampler("uniform", 0))
+def test_rows_are_drawn_by_the_run_they_were_made_for(file_store: ReplayStore, tmp_path: Path) -> None:
+    import_chat(
+        file_store, written(tmp_path, PLAIN, {**PLAIN, "reward": 0.0}), teaching(file_store, tmp_path), name="expert"
+    )
+    drawn = file_store.draw(request(1, 5), make_sampler("uniform", 0))
     assert [(row.trajectory.record.source, row.draw.staleness) for row in drawn] == [("expert", None)] * 2
 
 
-def test_rows_survive_being_exported(store: ReplayStore, tmp_path: Path) -> None:
-    import_chat(store, written(tmp_path, PLAIN), teaching(store, tmp_path))
-    export_file(store, tmp_path / "rows.jsonl")
+def test_rows_survive_being_exported(file_store: ReplayStore, tmp_path: Path) -> None:
+    import_chat(file_store, written(tmp_path, PLAIN), teaching(file_store, tmp_path))
+    export_file(file_store, tmp_path / "rows.jsonl")
     with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
         assert import_file(other, tmp_path / "rows.jsonl", name=None).inserted == 1
         export_file(other, tmp_path / "again.jsonl")
@@ -340,32 +338,32 @@ BAD: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("row", "message"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
 def test_bad_conversation_is_named_and_nothing_is_stored(
-    store: ReplayStore, tmp_path: Path, row: Any, message: str
+    file_store: ReplayStore, tmp_path: Path, row: Any, message: str
 ) -> None:
     path = tmp_path / "chat.jsonl"
     bad = row if isinstance(row, str) else json.dumps({"reward": 1.0, **row})
     path.write_text(f"{json.dumps(PLAIN)}\n{bad}\n")
     with pytest.raises(ExchangeError, match=f"chat.jsonl:2: .*{message}") as refused:
-        import_chat(store, path, teaching(store, tmp_path))
+        import_chat(file_store, path, teaching(file_store, tmp_path))
     assert "\n" not in str(refused.value)
-    assert sql(store, "select count(*) from trajectories") == [(0,)]
-    report = import_chat(store, path, teaching(store, tmp_path), skip_bad=True)
+    assert sql(file_store, "select count(*) from trajectories") == [(0,)]
+    report = import_chat(file_store, path, teaching(file_store, tmp_path), skip_bad=True)
     assert (report.inserted, report.bad) == (1, 1)
 
 
-def test_a_conversation_fits_the_context_of_the_run(store: ReplayStore, tmp_path: Path) -> None:
-    made = teaching(store, tmp_path)
+def test_a_conversation_fits_the_context_of_the_run(file_store: ReplayStore, tmp_path: Path) -> None:
+    made = teaching(file_store, tmp_path)
     small = replace(made, run=replace(made.run, config={"context": {"max_tokens": 20}}))
     with pytest.raises(ExchangeError, match="conversation must fit context.max_tokens"):
-        import_chat(store, written(tmp_path, PLAIN), small)
+        import_chat(file_store, written(tmp_path, PLAIN), small)
 
 
-def test_another_tokenizer_is_refused(store: ReplayStore, tmp_path: Path) -> None:
+def test_another_tokenizer_is_refused(file_store: ReplayStore, tmp_path: Path) -> None:
     own, other = save_model(tmp_path / "own"), save_model(tmp_path / "other", "llama3")
-    assert teaching_of(store, None, own, group_advantages, model=own).run.id == RUN
+    assert teaching_of(file_store, None, own, group_advantages, model=own).run.id == RUN
     with pytest.raises(ExchangeError, match=f"--model must hold the tokenizer and chat template of run {RUN}"):
-        teaching_of(store, None, own, group_advantages, model=other)
+        teaching_of(file_store, None, own, group_advantages, model=other)
     with pytest.raises(ExchangeError, match="--model must hold the tokenizer and chat template"):
-        teaching_of(store, None, None, group_advantages, model=other)
+        teaching_of(file_store, None, None, group_advantages, model=other)
     with pytest.raises(ExchangeError, match="--model must be the folder of the run's tokenizer"):
-        teaching_of(store, None, None, group_advantages)
+        teaching_of(file_store, None, None, group_advantages)

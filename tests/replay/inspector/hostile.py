@@ -13,9 +13,18 @@ from typing import Any
 from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
-from replay.records import FRESH, DrawRecord, IterationRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay.records import TaskRecord, Trajectory
 from replay.storage.databases import Location
-from tests.fakes.records import SHORT, group, policy, run_record, trajectory
+from tests.fakes.records import (
+    SHORT,
+    fresh_draws,
+    group,
+    iteration_record,
+    measured,
+    policy,
+    run_record,
+    trajectory,
+)
 
 MARK = "hostile-mark"
 SUM = "4900280003"
@@ -57,12 +66,10 @@ def messages() -> tuple[Message, ...]:
 
 
 def hostile(id: str, **changes: Any) -> Trajectory:
+    texts = dict.fromkeys(("stop_reason", "error_kind", "environment", "environment_version", "logprobs_mode"), TEXT)
+    place = {"run": RUN, "task": TASK, "source": "import", "group": f"group-{HOSTILE}"}
     segments = (Segment(SHORT), Segment(SHORT, reason=TEXT))
-    record: TrajectoryRecord = replace(
-        trajectory(id).record, run=RUN, task=TASK, stop_reason=TEXT, error_kind=TEXT, environment=TEXT,
-        environment_version=TEXT, logprobs_mode=TEXT, source="import", group=f"group-{HOSTILE}",
-    )  # fmt: skip
-    return Trajectory(replace(record, **changes), segments, messages())
+    return trajectory(id, segments=segments, messages=messages(), **{**texts, **place, **changes})
 
 
 def hostile_buffer(location: Location) -> ReplayStore:
@@ -73,28 +80,13 @@ def hostile_buffer(location: Location) -> ReplayStore:
     store.add_run(run_record(EMPTY))
     for version in range(3):
         store.add_policy(policy(version, run=RUN))
-    born = group(f"group-{HOSTILE}", run=RUN, task=TASK)
+    collected = group(f"group-{HOSTILE}", run=RUN, task=TASK)
     rows = [hostile(HOSTILE), hostile(PLAIN, member=1, slot=1, success=False, reward=0.0)]
-    store.append([TaskRecord(TASK, TEXT, {TEXT: SPOKEN, "store": [MARKED]})], [born], rows)
+    store.append([TaskRecord(TASK, TEXT, {TEXT: SPOKEN, "store": [MARKED]})], [collected], rows)
     for iteration in (1, 2):
-        drawn = [
-            DrawRecord(RUN, iteration, slot, row.id, FRESH, probability=None, staleness=0)
-            for slot, row in enumerate(rows)
-        ]
+        drawn = fresh_draws(rows, iteration=iteration)
         store.reserve_fresh(drawn)
-        measured = [
-            replace(
-                draw, advantage=0.5, drift_mean=1.1, drift_max=1.5, ess_share=0.5, approx_kl=0.01, clip_fraction=0.1
-            )
-            for draw in drawn
-        ]
-        store.commit(_iteration(iteration), measured, sampler_state={})
+        metrics = {"actor/grad_norm": 0.5, "rollout/success": 0.5, f"rollout/stop/{MARKED}": 0.5}
+        done = iteration_record(iteration, replay=0, run=RUN, fresh=2, fraction=0.0, metrics=metrics)
+        store.commit(done, measured(drawn), sampler_state={})
     return store
-
-
-def _iteration(iteration: int) -> IterationRecord:
-    return IterationRecord(
-        run=RUN, iteration=iteration, policy_version=iteration - 1, planned_fresh=2, planned_replay=0, fresh=2,
-        replay=0, fraction=0.0, optimizer_steps=1,
-        metrics={"actor/grad_norm": 0.5, "rollout/success": 0.5, f"rollout/stop/{MARKED}": 0.5},
-    )  # fmt: skip

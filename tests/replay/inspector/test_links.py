@@ -27,13 +27,13 @@ def inspector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with closing(new_store(path)) as store:
         iterate(store, 1, make_sampler("uniform", 3))
         store.add_run(run_record("import-1"))
-        born = [group(), group("newest", iteration=2), replace(group("theirs", iteration=7), run="import-1")]
+        collected = [group(), group("newest", iteration=2), replace(group("theirs", iteration=7), run="import-1")]
         rows = [
             trajectory("mine", slot=90),
             trajectory("newest", iteration=2, group="newest"),
             trajectory("theirs", iteration=7, group="theirs", run="import-1", source="import"),
         ]
-        store.append([task()], born, rows)
+        store.append([task()], collected, rows)
     with (
         closing(ReplayStore.open(path, read_only=True)) as reader,
         served(create_app(OpenBuffer(reader), Guard())) as found,

@@ -9,7 +9,7 @@ from replay.mixing.mixer import with_completions
 from replay.mixing.request import Limits, Pick
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from tests.fakes.records import Born, new_store, request
+from tests.fakes.records import FreshRows, new_store, request
 
 
 def test_a_flat_group_is_completed_out_of_the_largest_pick() -> None:
@@ -49,8 +49,8 @@ def test_one_stored_row_completes_one_group_and_completions_never_exceed_the_rep
 
 def test_picks_draw_rows_of_another_reward_and_groups_of_the_stated_size(location: Location) -> None:
     with closing(new_store(location)) as store:
-        Born(1, rates=(0.5, 0.25)).append_to(store)
-        Born(2, rates=(0.5,), size=2).append_to(store)
+        FreshRows(1, rates=(0.5, 0.25)).append_to(store)
+        FreshRows(2, rates=(0.5,), size=2).append_to(store)
         sampler = make_sampler("uniform", 0)
         available = store.available(request(3, 1), sampler)
         assert available.by_task_reward == {("task-1", 1.0): 4, ("task-1", 0.0): 6}
@@ -67,7 +67,7 @@ def test_picks_draw_rows_of_another_reward_and_groups_of_the_stated_size(locatio
 )
 def test_what_is_there_is_told_within_the_caps(location: Location, limits: Limits, rows: int) -> None:
     with closing(new_store(location)) as store:
-        Born(1, rates=(0.5, 0.25)).append_to(store)
+        FreshRows(1, rates=(0.5, 0.25)).append_to(store)
         available = store.available(replace(request(3, 1), limits=limits), make_sampler("uniform", 0))
         assert available.rows == available.by_task["task-1"] == available.by_source["self"] == rows
         assert available.by_source_task == {("self", "task-1"): rows}

@@ -29,7 +29,7 @@ REWARDS = (0.0, 0.1 + 0.2, 0.3, 1.0)
 
 
 @pytest.fixture(scope="module")
-def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+def sixty_rows(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
     """Sixty rows in groups of three, 39 of them of a run whose newest policy is 4, the others of one without."""
     store = new_store(databases.new(tmp_path_factory.mktemp("spreads") / "replay.sqlite"))
     store.add_run(run_record(OTHER))
@@ -71,13 +71,13 @@ QUESTIONS = [
 @pytest.mark.parametrize("query", QUESTIONS)
 @pytest.mark.parametrize("values", [5_000, 3])
 def test_every_bar_counts_the_rows_that_its_filter_chooses(
-    store: ReplayStore, query: Query, values: int, monkeypatch: pytest.MonkeyPatch
+    sixty_rows: ReplayStore, query: Query, values: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a field has more values than are counted one by one."""
     monkeypatch.setattr(import_module("replay.queries.distributions"), "_VALUES", values)
-    answer = queries.distributions(store, query)
+    answer = queries.distributions(sixty_rows, query)
     assert json.loads(json.dumps(answer)) == answer
-    total = len(queries.page(store, query, limit=ROWS)["rows"])
+    total = len(queries.page(sixty_rows, query, limit=ROWS)["rows"])
     assert answer["total"] == total
     assert list(answer["fields"]) == ["reward", "tokens", "staleness", "uses", "group_success", "turns"]
     for name, field in answer["fields"].items():
@@ -87,14 +87,14 @@ def test_every_bar_counts_the_rows_that_its_filter_chooses(
             asked[f"{name} is None"] = field["unknown"]
         for filter, count in asked.items():
             narrower = Query(query.run, (*query.filters, filter))
-            assert len(queries.page(store, narrower, limit=ROWS)["rows"]) == count
+            assert len(queries.page(sixty_rows, narrower, limit=ROWS)["rows"]) == count
     assert len({bar["filter"] for field in answer["fields"].values() for bar in field["bars"]}) == sum(
         len(field["bars"]) for field in answer["fields"].values()
     )
 
 
-def test_few_values_have_a_bar_each_and_many_share_round_ones(store: ReplayStore) -> None:
-    fields = queries.distributions(store, Query(RUN))["fields"]
+def test_few_values_have_a_bar_each_and_many_share_round_ones(sixty_rows: ReplayStore) -> None:
+    fields = queries.distributions(sixty_rows, Query(RUN))["fields"]
     # Groups 0, 3, 6, ... are the other run's, so slots 0-2, 9-11, ... are left out.
     slots = [slot for slot in range(ROWS) if slot // 3 % 3]
     assert len(slots) == 39
@@ -116,14 +116,14 @@ def test_few_values_have_a_bar_each_and_many_share_round_ones(store: ReplayStore
     assert fields["staleness"]["unknown"] == 0
 
 
-def test_rows_of_a_run_without_policies_have_no_known_staleness(store: ReplayStore) -> None:
-    assert queries.distributions(store, Query(OTHER))["fields"]["staleness"] == {"unknown": 21, "bars": []}
-    both = queries.distributions(store, Query())["fields"]["staleness"]
+def test_rows_of_a_run_without_policies_have_no_known_staleness(sixty_rows: ReplayStore) -> None:
+    assert queries.distributions(sixty_rows, Query(OTHER))["fields"]["staleness"] == {"unknown": 21, "bars": []}
+    both = queries.distributions(sixty_rows, Query())["fields"]["staleness"]
     assert (both["unknown"], sum(bar["count"] for bar in both["bars"])) == (21, 39)
 
 
-def test_choices_are_counted_the_most_frequent_first(store: ReplayStore) -> None:
-    choices = queries.distributions(store, Query())["choices"]
+def test_choices_are_counted_the_most_frequent_first(sixty_rows: ReplayStore) -> None:
+    choices = queries.distributions(sixty_rows, Query())["choices"]
     # Of 60 rows every tenth is a teacher's.
     assert list(choices["source"].items()) == [("self", 54), ("teacher", 6)]
     assert choices["state"] == {"eligible": 60}
@@ -132,11 +132,11 @@ def test_choices_are_counted_the_most_frequent_first(store: ReplayStore) -> None
 
 
 def test_no_run_is_missing_where_runs_and_texts_make_many_pairs(
-    store: ReplayStore, monkeypatch: pytest.MonkeyPatch
+    sixty_rows: ReplayStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two runs, two sources and three stop reasons are twelve pairs and six without the run."""
     monkeypatch.setattr(import_module("replay.queries.distributions"), "_TEXTS", 6)
-    choices = queries.distributions(store, Query())["choices"]
+    choices = queries.distributions(sixty_rows, Query())["choices"]
     assert {name: len(texts) for name, texts in choices.items()} == {
         "state": 1,
         "source": 2,
@@ -145,17 +145,17 @@ def test_no_run_is_missing_where_runs_and_texts_make_many_pairs(
     }
 
 
-def test_nothing_to_count_has_no_bars_and_no_choices(store: ReplayStore) -> None:
-    answer = queries.distributions(store, Query(None, ("tokens > 1000",)))
+def test_nothing_to_count_has_no_bars_and_no_choices(sixty_rows: ReplayStore) -> None:
+    answer = queries.distributions(sixty_rows, Query(None, ("tokens > 1000",)))
     assert answer["total"] == 0
     assert all(field == {"unknown": 0, "bars": []} for field in answer["fields"].values())
     assert answer["choices"] == {"state": {}, "source": {}, "stop_reason": {}, "run": {}}
 
 
-def test_what_was_said_is_not_counted(store: ReplayStore) -> None:
+def test_what_was_said_is_not_counted(sixty_rows: ReplayStore) -> None:
     """It would be read in every conversation."""
     for filter in ("'drawer' in text", "success and (tool == 'lookup' or reward > 0)"):
-        answer = queries.distributions(store, Query(RUN, (filter,)))
+        answer = queries.distributions(sixty_rows, Query(RUN, (filter,)))
         assert answer == {"total": None, "fields": None, "choices": None}
 
 

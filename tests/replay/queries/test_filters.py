@@ -86,7 +86,7 @@ ROWS = summarised([row(index) for index in range(2 * len(ODD))], default_authors
 
 
 @pytest.fixture(scope="module")
-def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+def odd_rows(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
     store = new_store(databases.new(tmp_path_factory.mktemp("where") / "replay.sqlite"))
     store.add_run(run_record(RUN_2))
     store.add_policy(policy(NEWEST))
@@ -277,23 +277,23 @@ def joined(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 @settings(deadline=None, max_examples=100)
 @given(text=st.recursive(comparisons(), joined, max_leaves=5))
-def test_filter_finds_what_python_finds(store: ReplayStore, text: str) -> None:
-    assert found(store, text) == found_by_python(text)
+def test_filter_finds_what_python_finds(odd_rows: ReplayStore, text: str) -> None:
+    assert found(odd_rows, text) == found_by_python(text)
 
 
 @settings(deadline=None, max_examples=60)
 @given(text=comparisons(["text", "tool"]))
-def test_conversations_are_found_by_what_is_said_in_them(store: ReplayStore, text: str) -> None:
+def test_conversations_are_found_by_what_is_said_in_them(odd_rows: ReplayStore, text: str) -> None:
     """They are searched as a whole before they are taken apart: nothing may be passed over."""
-    assert found(store, text) == found_by_python(text)
+    assert found(odd_rows, text) == found_by_python(text)
 
 
 @pytest.mark.parametrize("odd", ODD, ids=ascii)
-def test_every_piece_of_an_odd_text_is_found(store: ReplayStore, odd: str) -> None:
+def test_every_piece_of_an_odd_text_is_found(odd_rows: ReplayStore, odd: str) -> None:
     """Also where the text is stored as JSON and the piece alone would not be."""
     for piece in {odd[at : at + 3] for at in range(len(odd))}:
-        assert found(store, f"{piece!r} in text") == found_by_python(f"{piece!r} in text")
-    assert found(store, f"task.startswith({odd[:3]!r})") == found_by_python(f"task.startswith({odd[:3]!r})")
+        assert found(odd_rows, f"{piece!r} in text") == found_by_python(f"{piece!r} in text")
+    assert found(odd_rows, f"task.startswith({odd[:3]!r})") == found_by_python(f"task.startswith({odd[:3]!r})")
 
 
 @pytest.mark.parametrize(
@@ -308,8 +308,8 @@ def test_every_piece_of_an_odd_text_is_found(store: ReplayStore, odd: str) -> No
         "error != 'plain' and 'x' not in error",
     ],
 )
-def test_forms_of_python_are_read(store: ReplayStore, text: str) -> None:
-    assert found(store, text) == found_by_python(text.strip()) != []
+def test_forms_of_python_are_read(odd_rows: ReplayStore, text: str) -> None:
+    assert found(odd_rows, text) == found_by_python(text.strip()) != []
 
 
 def test_a_text_with_a_backslash_before_any_letter_is_no_warning() -> None:
@@ -456,28 +456,28 @@ def test_filters_together_are_as_large_as_one() -> None:
         conditions(["success and not (uses > 1 or turns > 2)"] * 67 + ["success"])
 
 
-def test_largest_filters_are_answered(store: ReplayStore) -> None:
-    assert found(store, " or ".join(["not (not success)"] * 100 + ["uses > 1"] * 100)) == found(store, "success")
-    assert found(store, f"slot in [{','.join(map(str, range(500)))}]") == [row.id for row in ROWS]
-    assert found(store, "(" * 50 + "success" + ")" * 50) == found(store, "success")
-    assert len(found(store, f"task == '{'x' * 10_000}'")) == 2
+def test_largest_filters_are_answered(odd_rows: ReplayStore) -> None:
+    assert found(odd_rows, " or ".join(["not (not success)"] * 100 + ["uses > 1"] * 100)) == found(odd_rows, "success")
+    assert found(odd_rows, f"slot in [{','.join(map(str, range(500)))}]") == [row.id for row in ROWS]
+    assert found(odd_rows, "(" * 50 + "success" + ")" * 50) == found(odd_rows, "success")
+    assert len(found(odd_rows, f"task == '{'x' * 10_000}'")) == 2
     # Each of these texts is looked for in two forms.
     accented = ", ".join(f"'é{at}'" for at in range(500))
-    assert found(store, " or ".join(["success"] * 199 + [f"text in [{accented}]"])) == found(store, "success")
+    assert found(odd_rows, " or ".join(["success"] * 199 + [f"text in [{accented}]"])) == found(odd_rows, "success")
 
 
-def test_uses_and_staleness_are_those_of_the_listing(store: ReplayStore) -> None:
-    for row in listed(store):
-        assert row["id"] in found(store, f"uses == {row['uses']}")
+def test_uses_and_staleness_are_those_of_the_listing(odd_rows: ReplayStore) -> None:
+    for row in listed(odd_rows):
+        assert row["id"] in found(odd_rows, f"uses == {row['uses']}")
         known = "is None" if row["staleness"] is None else f"== {row['staleness']}"
-        assert row["id"] in found(store, f"staleness {known}")
+        assert row["id"] in found(odd_rows, f"staleness {known}")
 
 
-def test_bytes_are_those_of_the_stored_row(store: ReplayStore) -> None:
-    with store.reading() as connection:
+def test_bytes_are_those_of_the_stored_row(odd_rows: ReplayStore) -> None:
+    with odd_rows.reading() as connection:
         sizes = connection.execute(sa.select(trajectories.c.id, trajectories.c.num_bytes)).all()
     least = min(size for _, size in sizes)
-    assert set(found(store, f"bytes <= {least}")) == {id for id, size in sizes if size == least}
+    assert set(found(odd_rows, f"bytes <= {least}")) == {id for id, size in sizes if size == least}
 
 
 def test_every_field_is_documented() -> None:

@@ -15,7 +15,7 @@ from replay.records import EVICTED, FRESH, ORPHANED, REPLAY, DrawRecord, Histogr
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.ratio_histograms import EDGES, count
-from tests.fakes.records import RUN, Born, iterate, iteration_record, new_store, set_state, sql, task
+from tests.fakes.records import RUN, FreshRows, iterate, iteration_record, new_store, set_state, sql, task
 from tests.fakes.replay_command import ask, counted
 
 SPREAD = [
@@ -120,7 +120,7 @@ def tried(location: Location) -> ReplayStore:
     """The same task in three iterations, 1, 2 and 4 of 4 successful; of the last only one row is left to draw."""
     store = new_store(location)
     for iteration, rate in ((1, 0.25), (2, 0.5), (3, 1.0)):
-        Born(iteration, rates=(rate,)).append_to(store)
+        FreshRows(iteration, rates=(rate,)).append_to(store)
     for (id,) in sql(store, "select id from trajectories where iteration = 3 and member > 0"):
         set_state(store, id, EVICTED)
     return store
@@ -184,10 +184,10 @@ def test_task_lists_its_trajectories_page_by_page(location: Location) -> None:
         queries.task(store, "task-1", after="nobody")
 
 
-def test_policies_of_a_long_run_are_told_together(location: Location) -> None:
-    store = new_store(location)
-    born = [Born(iteration, size=2) for iteration in range(1, 101)]
-    store.append([task()], [g for each in born for g in each.groups], [t for each in born for t in each.trajectories])
+def test_policies_of_a_long_run_are_told_together(store: ReplayStore) -> None:
+    collected = [FreshRows(iteration, size=2) for iteration in range(1, 101)]
+    groups = [group for each in collected for group in each.groups]
+    store.append([task()], groups, [row for each in collected for row in each.trajectories])
     versions = queries.task(store, "task-1")["versions"]
     # 100 versions in steps of 99 // 40 + 1 = 3.
     assert len(versions) == 34
@@ -209,7 +209,7 @@ def test_answers_take_as_many_queries_for_much_as_for_little(location: Location)
         queries.task(store, "task-1")
     other = new_store(location, "run-2")
     for iteration in (1, 2):
-        Born(iteration, rates=(0.5,) * 40, run="run-2").append_to(other)
+        FreshRows(iteration, rates=(0.5,) * 40, run="run-2").append_to(other)
     for iteration in (4, 5):
         iterate(store, iteration, make_sampler("uniform", 0), count=8)
     with counted() as many:

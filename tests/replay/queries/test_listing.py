@@ -70,7 +70,7 @@ def append(store: ReplayStore, run: str, indices: range) -> None:
 
 
 @pytest.fixture(scope="module")
-def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+def two_runs(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
     store = new_store(databases.new(tmp_path_factory.mktemp("listing") / "replay.sqlite"))
     store.add_run(run_record(UNPUBLISHED))
     store.add_policy(policy(NEWEST))
@@ -119,33 +119,33 @@ def pages(store: ReplayStore, query: Query, limit: int, **options: Any) -> list[
 
 @pytest.mark.parametrize("sort", list(Sort))
 def test_pages_joined_are_the_sorted_list_in_either_direction_with_ties_and_unknown_values(
-    store: ReplayStore, sort: Sort
+    two_runs: ReplayStore, sort: Sort
 ) -> None:
     for ascending in (False, True):
         for run in (None, RUN, UNPUBLISHED):
             query = Query(run, (), sort, ascending)
-            wanted = in_order(store, query)
+            wanted = in_order(two_runs, query)
             size = {None: SIZE + SIZE // 2, RUN: SIZE, UNPUBLISHED: SIZE // 2}[run]
             assert len(wanted) == size
             # 45, 30 or 15 rows: the last page of 15 is full, and nothing comes after it.
             for limit in (7, 15):
-                found = pages(store, query, limit)
+                found = pages(two_runs, query, limit)
                 assert [len(page) for page in found[:-1]] == [limit] * (len(found) - 1)
                 assert [id for page in found for id in page] == wanted
                 assert len(found) == -(-size // limit)
 
 
 @pytest.mark.parametrize("sort", [Sort.iteration, Sort.reward, Sort.staleness, Sort.stop_reason])
-def test_pages_are_the_same_ones_backwards(store: ReplayStore, sort: Sort) -> None:
+def test_pages_are_the_same_ones_backwards(two_runs: ReplayStore, sort: Sort) -> None:
     query = Query(None, (), sort)
-    answers = [queries.page(store, query, limit=8)]
+    answers = [queries.page(two_runs, query, limit=8)]
     while answers[-1]["after"]:
-        answers.append(queries.page(store, query, limit=8, after=answers[-1]["after"]))
+        answers.append(queries.page(two_runs, query, limit=8, after=answers[-1]["after"]))
     assert answers[0]["before"] is None
     for earlier, later in itertools.pairwise(answers):
-        back = queries.page(store, query, limit=8, before=later["before"])
+        back = queries.page(two_runs, query, limit=8, before=later["before"])
         assert ids(back) == ids(earlier)
-        assert ids(queries.page(store, query, limit=8, after=back["after"])) == ids(later)
+        assert ids(queries.page(two_runs, query, limit=8, after=back["after"])) == ids(later)
         assert (back["before"] is None) == (earlier is answers[0])
 
 
@@ -178,10 +178,9 @@ def check_appended_between_pages(location: Location, sort: Sort, ascending: bool
 @pytest.mark.parametrize("ascending", [False, True])
 @pytest.mark.parametrize("run", [RUN, None])
 def test_no_row_is_lost_or_seen_twice_while_policies_are_published(
-    location: Location, ascending: bool, run: str | None
+    store: ReplayStore, ascending: bool, run: str | None
 ) -> None:
     """Each publish makes all rows of the run staler by one, also the one a page ended with."""
-    store = new_store(location)
     store.add_run(run_record(UNPUBLISHED))
     store.add_policy(policy(NEWEST))
     append(store, RUN, range(SIZE))
@@ -197,7 +196,6 @@ def test_no_row_is_lost_or_seen_twice_while_policies_are_published(
             assert ids(queries.page(store, query, limit=8, before=answer["before"])) == ids(last)
             seen.append(ids(answer))
     assert [id for page in seen for id in page] == wanted
-    store.close()
 
 
 def test_rows_newer_than_their_run_s_policy_come_before_those_of_unknown_staleness(tmp_path: Path) -> None:
@@ -213,9 +211,9 @@ def test_rows_newer_than_their_run_s_policy_come_before_those_of_unknown_stalene
     store.close()
 
 
-def test_filters_all_hold(store: ReplayStore) -> None:
+def test_filters_all_hold(two_runs: ReplayStore) -> None:
     where = ("reward > 0.2 or staleness == 3", "not success", "staleness is not None")
-    found = {each["id"]: each for each in queries.page(store, Query(None, where))["rows"]}
+    found = {each["id"]: each for each in queries.page(two_runs, Query(None, where))["rows"]}
     wanted = {
         row(index, RUN).id for index in range(SIZE) if (index % 4 > 0 or NEWEST - index % 4 == 3) and index % 4 != 3
     }
@@ -223,8 +221,8 @@ def test_filters_all_hold(store: ReplayStore) -> None:
     assert {each["run"] for each in found.values()} == {RUN}
 
 
-def test_row_of_a_page_is_plain_and_tells_what_the_list_shows(store: ReplayStore) -> None:
-    answer = queries.page(store, Query(UNPUBLISHED, ("slot == 0 and iteration == 2",)))
+def test_row_of_a_page_is_plain_and_tells_what_the_list_shows(two_runs: ReplayStore) -> None:
+    answer = queries.page(two_runs, Query(UNPUBLISHED, ("slot == 0 and iteration == 2",)))
     assert json.loads(json.dumps(answer)) == answer
     (found,) = answer["rows"]
     assert found == {
@@ -238,35 +236,35 @@ def test_row_of_a_page_is_plain_and_tells_what_the_list_shows(store: ReplayStore
 @pytest.mark.parametrize("patience", [Patience(rows=4, seconds=60), Patience(rows=600, seconds=0)])
 @pytest.mark.parametrize("sort", [Sort.iteration, Sort.reward])
 def test_search_for_a_text_goes_on_where_its_patience_ended(
-    store: ReplayStore, sort: Sort, patience: Patience, monkeypatch: pytest.MonkeyPatch
+    two_runs: ReplayStore, sort: Sort, patience: Patience, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replay.storage.format.rows._MOST_PARAMETERS", 4)
     query = Query(RUN, (f"'{WORD}' in text", "reward >= 0"), sort)
-    first = queries.page(store, query, limit=5, patience=patience)
+    first = queries.page(two_runs, query, limit=5, patience=patience)
     # No time: the first four rows are looked at. Time for all: so many are looked at as patience has rows.
     assert (first["searched"], first["complete"]) == (4, False)
     needles = {row(index, RUN).id for index in range(0, SIZE, 3)}
-    found = [id for page in pages(store, query, 5, patience=patience) for id in page]
-    assert found == [id for id in in_order(store, query) if id in needles]
+    found = [id for page in pages(two_runs, query, 5, patience=patience) for id in page]
+    assert found == [id for id in in_order(two_runs, query) if id in needles]
     assert len(found) == SIZE / 3
 
 
-def test_search_that_has_time_fills_its_page(store: ReplayStore) -> None:
+def test_search_that_has_time_fills_its_page(two_runs: ReplayStore) -> None:
     query = Query(RUN, (f"'{WORD}' in text and tokens > 0",))
-    answer = queries.page(store, query, limit=4, patience=Patience(seconds=60))
+    answer = queries.page(two_runs, query, limit=4, patience=Patience(seconds=60))
     assert (len(answer["rows"]), answer["complete"], answer["searched"]) == (4, True, SIZE)
-    whole = queries.page(store, query, limit=50, patience=Patience(seconds=60))
+    whole = queries.page(two_runs, query, limit=50, patience=Patience(seconds=60))
     assert (len(whole["rows"]), whole["after"], whole["complete"]) == (10, None, True)
-    assert queries.page(store, Query(RUN, ("turns == 1",)))["searched"] is None
+    assert queries.page(two_runs, Query(RUN, ("turns == 1",)))["searched"] is None
 
 
-def test_cursor_of_another_question_is_refused(store: ReplayStore) -> None:
+def test_cursor_of_another_question_is_refused(two_runs: ReplayStore) -> None:
     query = Query(RUN, (), Sort.reward)
-    after = queries.page(store, query, limit=5)["after"]
+    after = queries.page(two_runs, query, limit=5)["after"]
     others = [Query(None, (), Sort.reward), Query(RUN, (), Sort.tokens), Query(RUN, (), Sort.reward, True)]
     for other in others:
         with pytest.raises(ReplayError, match="after must be a cursor of this list, got '.*'. Begin at its first page"):
-            queries.page(store, other, after=after)
+            queries.page(two_runs, other, after=after)
     begun = '["reward","False","run-1",'
     made = (
         f"{begun}{rest}]" for rest in ("1e999,1,0,'x'", '1e999,1,0,"x"', '0.5,1e30,0,"x"', '0.5,9e999,0,"x"', "0.5")
@@ -276,12 +274,12 @@ def test_cursor_of_another_question_is_refused(store: ReplayStore) -> None:
     cursors = [base64.urlsafe_b64encode(text.encode()).decode() for text in texts]
     for odd in ("", "x", "W10", "bm90anNvbg", after[:-3], after + "AAAA", "é", *cursors):
         with pytest.raises(ReplayError, match="before must be a cursor of this list"):
-            queries.page(store, query, before=odd)
+            queries.page(two_runs, query, before=odd)
 
 
-def test_texts_no_database_can_hold_are_places_too(store: ReplayStore) -> None:
-    found = pages(store, Query(RUN, (), Sort.stop_reason), 3)
-    assert [id for page in found for id in page] == in_order(store, Query(RUN, (), Sort.stop_reason))
+def test_texts_no_database_can_hold_are_places_too(two_runs: ReplayStore) -> None:
+    found = pages(two_runs, Query(RUN, (), Sort.stop_reason), 3)
+    assert [id for page in found for id in page] == in_order(two_runs, Query(RUN, (), Sort.stop_reason))
 
 
 @contextmanager
@@ -301,25 +299,25 @@ def statements(store: ReplayStore) -> Iterator[list[tuple[str, Any]]]:
         sa.event.remove(engine, "before_cursor_execute", note)
 
 
-def test_page_takes_three_statements_however_long_it_is(store: ReplayStore) -> None:
+def test_page_takes_three_statements_however_long_it_is(two_runs: ReplayStore) -> None:
     for limit in (1, 50):
         for where in ((), ("group_success == 0.5 and staleness < 9",)):
-            with statements(store) as asked:
-                queries.page(store, Query(RUN, where, Sort.uses), limit=limit)
+            with statements(two_runs) as asked:
+                queries.page(two_runs, Query(RUN, where, Sort.uses), limit=limit)
             # The newest policy, the places of the page, its rows.
             assert len(asked) == 3
 
 
-def test_search_takes_a_statement_more_for_every_five_hundred_rows_it_looks_at(store: ReplayStore) -> None:
-    with statements(store) as asked:
-        queries.page(store, Query(RUN, ("'nowhere' in text",)), patience=Patience(seconds=60))
+def test_search_takes_a_statement_more_for_every_five_hundred_rows_it_looks_at(two_runs: ReplayStore) -> None:
+    with statements(two_runs) as asked:
+        queries.page(two_runs, Query(RUN, ("'nowhere' in text",)), patience=Patience(seconds=60))
     assert len(asked) == 3
 
 
-def test_spreads_and_choices_take_four_statements_and_of_all_runs_five(store: ReplayStore) -> None:
+def test_spreads_and_choices_take_four_statements_and_of_all_runs_five(two_runs: ReplayStore) -> None:
     for run, count in ((RUN, 4), (None, 5)):
-        with statements(store) as asked:
-            queries.distributions(store, Query(run, ("success",)))
+        with statements(two_runs) as asked:
+            queries.distributions(two_runs, Query(run, ("success",)))
         # The newest policies, the numbers, the texts there are, their counts, the runs.
         assert len(asked) == count
 
@@ -384,8 +382,7 @@ def test_what_is_counted_of_a_run_s_rows_is_read_off_its_index(
     assert all("USING COVERING INDEX trajectories_by_run" in step for step in looks), looks
 
 
-def test_rows_know_their_uses_whatever_happens_to_their_draws(location: Location) -> None:
-    store = new_store(location)
+def test_rows_know_their_uses_whatever_happens_to_their_draws(store: ReplayStore) -> None:
     sampler = make_sampler("uniform", 0)
     told = "select id, uses from trajectories order by id"
     plain = (
@@ -414,7 +411,6 @@ def test_rows_know_their_uses_whatever_happens_to_their_draws(location: Location
     assert sum(uses for _, uses in sql(store, told)) == 4 < whole
     store.resume(UNPUBLISHED, 0)
     assert {uses for _, uses in sql(store, told)} == {0}
-    store.close()
 
 
 def test_ls_goes_on_behind_a_page(tmp_path: Path) -> None:

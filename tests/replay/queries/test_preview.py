@@ -40,7 +40,7 @@ def lived(location: Location, iterations: int = 3, sampler: str = "uniform") -> 
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+def three_iterations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
     """Three such iterations, to be read only."""
     path = tmp_path_factory.mktemp("run") / "replay.sqlite"
     lived(path).close()
@@ -75,11 +75,11 @@ def test_example_batch_is_what_the_next_draw_takes(location: Location, unit: str
     assert len(told) == rows
 
 
-def test_preview_takes_nothing(store: ReplayStore) -> None:
+def test_preview_takes_nothing(three_iterations: ReplayStore) -> None:
     tables = ("draws", "sampler_state", "trajectories", "iterations")
-    stored = [sql(store, f"select * from {table} order by 1, 2") for table in tables]
-    assert before(store, **THREE, sampler="uniform") == before(store, **THREE, sampler="uniform")
-    assert [sql(store, f"select * from {table} order by 1, 2") for table in tables] == stored
+    stored = [sql(three_iterations, f"select * from {table} order by 1, 2") for table in tables]
+    assert before(three_iterations, **THREE, sampler="uniform") == before(three_iterations, **THREE, sampler="uniform")
+    assert [sql(three_iterations, f"select * from {table} order by 1, 2") for table in tables] == stored
 
 
 def test_preview_follows_a_run_that_goes_on(tmp_path: Path) -> None:
@@ -127,13 +127,13 @@ def test_funnel_counts_what_each_rule_leaves_out(tmp_path: Path) -> None:
     store.close()
 
 
-def test_plan_tells_planned_and_achieved(store: ReplayStore) -> None:
-    plan = before(store, fraction="0.25")["plan"]
+def test_plan_tells_planned_and_achieved(three_iterations: ReplayStore) -> None:
+    plan = before(three_iterations, fraction="0.25")["plan"]
     # A quarter of 128 is 32; 9 of the 24 rows are successes, and the sampler `success` weighs all of their groups.
     assert (plan["planned_replay"], plan["replay"], plan["shortfall"], plan["fresh"]) == (32, 9, 23, 119)
-    observed = before(store, fraction="0.25", mode="observe")["plan"]
+    observed = before(three_iterations, fraction="0.25", mode="observe")["plan"]
     assert (observed["observes"], observed["fresh"], observed["replay"]) == (True, 128, 9)
-    nothing = before(store)
+    nothing = before(three_iterations)
     assert (nothing["plan"]["replay"], nothing["batch"]["rows"]) == (0, [])
 
 
@@ -188,10 +188,10 @@ def test_members_of_every_group_are_of_the_tasks_tried_longest_ago(tmp_path: Pat
     ],
 )
 def test_a_wrong_setting_is_told_beside_its_control(
-    store: ReplayStore, given: dict[str, str], field: str, message: str
+    three_iterations: ReplayStore, given: dict[str, str], field: str, message: str
 ) -> None:
     with pytest.raises(WrongSettings) as raised:
-        before(store, **given)
+        before(three_iterations, **given)
     assert list(raised.value.errors) == [field]
     assert message in raised.value.errors[field]
 
@@ -242,8 +242,8 @@ def test_what_is_given_takes_the_place_of_what_is_stored() -> None:
     assert changed(stored, {"sampler": "uniform", "recency.half_life": "4"}).replay.sampler_options == {}
 
 
-def test_batches_to_come_begin_with_the_next_one(store: ReplayStore) -> None:
-    answer = before(store, fraction="0.5")
+def test_batches_to_come_begin_with_the_next_one(three_iterations: ReplayStore) -> None:
+    answer = before(three_iterations, fraction="0.5")
     first, second = answer["batches"][:2]
     assert {name: first[name] for name in ("fresh", "replay")} == {"fresh": 119, "replay": 9}
     assert (first["iteration"], len(answer["batches"])) == (4, 20)
@@ -264,8 +264,8 @@ def test_a_run_that_is_over_goes_on_by_its_fraction(tmp_path: Path) -> None:
     store.close()
 
 
-def test_spreads_are_shares_of_the_batch_and_of_the_buffer(store: ReplayStore) -> None:
-    answer = before(store, **THREE, max_staleness="1", sampler="uniform")
+def test_spreads_are_shares_of_the_batch_and_of_the_buffer(three_iterations: ReplayStore) -> None:
+    answer = before(three_iterations, **THREE, max_staleness="1", sampler="uniform")
     by_name = {spread["name"]: spread["bins"] for spread in answer["spreads"]}
     assert [(bin["label"], bin["rows"]) for bin in by_name["staleness"]] == [("0", 0), ("1", 8), ("2-3", 16)]
     assert [bin["batch"] for bin in by_name["staleness"]] == [0.0, 1.0, 0.0]

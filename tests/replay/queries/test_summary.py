@@ -22,7 +22,7 @@ from replay.storage.format import schema
 from tests.fakes.databases import Databases
 from tests.fakes.records import (
     RUN,
-    Born,
+    FreshRows,
     group,
     iterate,
     new_store,
@@ -38,7 +38,7 @@ from tests.fakes.replay_command import counted, listed
 
 
 @pytest.fixture(scope="module")
-def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+def resumed_run(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
     """Four iterations, the last one resumed over; 8 fresh rows each, up to 3 drawn; three reserved for a fifth."""
     location = databases.new(tmp_path_factory.mktemp("run") / "replay.sqlite")
     store = new_store(location)
@@ -54,28 +54,28 @@ def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield reader
 
 
-def test_summary_agrees_with_plain_sql(store: ReplayStore) -> None:
-    answer = queries.summary(store)
+def test_summary_agrees_with_plain_sql(resumed_run: ReplayStore) -> None:
+    answer = queries.summary(resumed_run)
     plain = (
         "select count(*), sum(num_tokens), sum(num_action_tokens), sum(cast(success as integer)), avg(reward) "
         "from trajectories"
     )
     names = ("trajectories", "tokens", "action_tokens", "successes", "reward_mean")
-    assert tuple(answer[name] for name in names) == sql(store, plain)[0]
+    assert tuple(answer[name] for name in names) == sql(resumed_run, plain)[0]
     for table in ("iterations", "policies", "groups", "tasks", "runs"):
-        assert answer[table] == sql(store, f"select count(*) from {table}")[0][0]
-    streams = dict(sql(store, "select stream, count(*) from draws where state='committed' group by stream"))
+        assert answer[table] == sql(resumed_run, f"select count(*) from {table}")[0][0]
+    streams = dict(sql(resumed_run, "select stream, count(*) from draws where state='committed' group by stream"))
     assert {stream: answer["draws"][stream] for stream in ("fresh", "replay")} == streams
     plain = (
         "select count(distinct trajectory), avg(cast(staleness as double precision)), max(staleness) from draws "
         "where stream='replay' and state='committed'"
     )
     replayed = ("trajectories_replayed", "staleness_mean", "staleness_max")
-    assert tuple(answer["draws"][name] for name in replayed) == sql(store, plain)[0]
+    assert tuple(answer["draws"][name] for name in replayed) == sql(resumed_run, plain)[0]
 
 
-def test_summary_by_hand(store: ReplayStore) -> None:
-    answer = queries.summary(store)
+def test_summary_by_hand(resumed_run: ReplayStore) -> None:
+    answer = queries.summary(resumed_run)
     # 5 x 8 rows of 6 tokens, 3 of them sampled; 2 + 1 successes of 8.
     assert (answer["trajectories"], answer["tokens"], answer["action_tokens"], answer["successes"]) == (
         40,
@@ -91,13 +91,12 @@ def test_summary_by_hand(store: ReplayStore) -> None:
     assert answer["draws"]["replay"] == 9
     assert answer["draws"]["reserved"] == 3
     assert answer["stop_reasons"] == {"final": 40}
-    assert queries.summary(store, "another run")["trajectories"] == 0
+    assert queries.summary(resumed_run, "another run")["trajectories"] == 0
 
 
 @pytest.mark.parametrize("number", [math.inf, 1e308])
-def test_mean_of_numbers_that_nobody_wrote_is_refused(location: Location, number: float) -> None:
+def test_mean_of_numbers_that_nobody_wrote_is_refused(store: ReplayStore, number: float) -> None:
     """Infinity is no JSON, and the drift of an update that was taken is finite."""
-    store = new_store(location)
     for iteration in (1, 2, 3):
         iterate(store, iteration, make_sampler("uniform", 0), count=2)
     sql(store, "update draws set drift_mean = ? where stream = 'replay'", number)
@@ -116,11 +115,13 @@ def test_summary_of_an_empty_buffer_is_json_without_numbers_that_are_none(locati
     )
 
 
-def test_listing_counts_uses_and_staleness(store: ReplayStore) -> None:
-    rows = listed(store)
+def test_listing_counts_uses_and_staleness(resumed_run: ReplayStore) -> None:
+    rows = listed(resumed_run)
     assert len(rows) == 40
     plain: dict[Any, Any] = dict(
-        sql(store, "select trajectory, count(*) from draws where state='committed' and stream='replay' group by 1")
+        sql(
+            resumed_run, "select trajectory, count(*) from draws where state='committed' and stream='replay' group by 1"
+        )
     )
     assert {row["id"]: row["uses"] for row in rows} == {row["id"]: plain.get(row["id"], 0) for row in rows}
     # The newest policy is 4; rows of iteration i were sampled by policy i - 1.
@@ -129,21 +130,21 @@ def test_listing_counts_uses_and_staleness(store: ReplayStore) -> None:
 
 
 @pytest.mark.parametrize("sort", list(Sort))
-def test_listing_is_sorted_the_greatest_first(store: ReplayStore, sort: Sort) -> None:
+def test_listing_is_sorted_the_greatest_first(resumed_run: ReplayStore, sort: Sort) -> None:
     key = {"turns": "num_turns", "tools": "num_tool_calls", "tokens": "num_tokens"}.get(sort, sort.value)
-    values = [row[key] for row in listed(store, sort=sort)]
+    values = [row[key] for row in listed(resumed_run, sort=sort)]
     assert values == sorted(values, reverse=True)
 
 
-def test_listing_filters_and_limits(store: ReplayStore) -> None:
-    assert [row["success"] for row in listed(store, filter="success")] == [True] * 15
-    assert [row["success"] for row in listed(store, filter="not success")[:4]] == [False] * 4
-    assert listed(store, "another run") == []
+def test_listing_filters_and_limits(resumed_run: ReplayStore) -> None:
+    assert [row["success"] for row in listed(resumed_run, filter="success")] == [True] * 15
+    assert [row["success"] for row in listed(resumed_run, filter="not success")[:4]] == [False] * 4
+    assert listed(resumed_run, "another run") == []
 
 
-def test_trajectory_tells_its_tokens_and_every_use(store: ReplayStore) -> None:
-    most = listed(store, sort=Sort.uses)[0]
-    answer = queries.trajectory(store, most["id"])
+def test_trajectory_tells_its_tokens_and_every_use(resumed_run: ReplayStore) -> None:
+    most = listed(resumed_run, sort=Sort.uses)[0]
+    answer = queries.trajectory(resumed_run, most["id"])
     json.dumps(answer, allow_nan=False)
     segment = answer["segments"][0]
     assert segment["token_ids"] == [5, 6, 7, 8, 9, 10]
@@ -151,7 +152,7 @@ def test_trajectory_tells_its_tokens_and_every_use(store: ReplayStore) -> None:
     assert segment["loss_mask"] == [False, False, True, True, False, True]
     assert segment["behavior_log_probs"] == [None, None, -0.5, -1.0, None, -1.5]
     plain = sql(
-        store,
+        resumed_run,
         "select iteration, slot from draws where trajectory = ? and state = 'committed' order by 1, 2",
         most["id"],
     )
@@ -170,8 +171,7 @@ def test_trajectory_tells_its_tokens_and_every_use(store: ReplayStore) -> None:
     assert answer["messages"][2]["tool_calls"] == [{"name": "lookup", "arguments": {"key": "k1"}, "id": "call-0"}]
 
 
-def test_trajectory_is_found_by_the_beginning_of_its_id(location: Location) -> None:
-    store = new_store(location)
+def test_trajectory_is_found_by_the_beginning_of_its_id(store: ReplayStore) -> None:
     store.append([task()], [group()], [trajectory("abc1"), trajectory("abc2"), trajectory("%bc"), trajectory("abc2x")])
     assert queries.find(store, "abc1") == "abc1"
     assert queries.find(store, "%") == "%bc"
@@ -189,33 +189,29 @@ def test_trajectory_is_found_by_the_beginning_of_its_id(location: Location) -> N
             queries.find(store, prefix)
 
 
-def test_whole_id_is_found_though_another_begins_with_it(location: Location) -> None:
-    store = new_store(location)
+def test_whole_id_is_found_though_another_begins_with_it(store: ReplayStore) -> None:
     store.append([task()], [group()], [trajectory("abc"), trajectory("abcd")])
     assert queries.find(store, "abc") == "abc"
 
 
-def test_corrupt_trajectory_is_told_and_not_shown(location: Location) -> None:
-    store = new_store(location)
+def test_corrupt_trajectory_is_told_and_not_shown(store: ReplayStore) -> None:
     store.append([task()], [group()], [trajectory("a")])
     sql(store, "update segments set tokens = ?", bytes(40))
     with pytest.raises(CorruptTrajectory, match="trajectory a must read back as it was written"):
         queries.trajectory(store, "a")
 
 
-def test_metrics_come_in_order(store: ReplayStore) -> None:
-    assert queries.metric_series(store, RUN) == {"actor/grad_norm": [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]}
+def test_metrics_come_in_order(resumed_run: ReplayStore) -> None:
+    assert queries.metric_series(resumed_run, RUN) == {"actor/grad_norm": [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]}
 
 
-def test_metrics_that_are_no_numbers_leave_a_gap(location: Location) -> None:
-    store = new_store(location)
+def test_metrics_that_are_no_numbers_leave_a_gap(store: ReplayStore) -> None:
     for iteration, value in enumerate([1.0, float("nan"), float("inf"), 4.0]):
         store.add_metrics(RUN, iteration, {"loss": value})
     assert queries.metric_series(store, RUN) == {"loss": [(0, 1.0), (3, 4.0)]}
 
 
-def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(location: Location) -> None:
-    store = new_store(location)
+def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(store: ReplayStore) -> None:
     store.add_metrics(RUN, 0, {"loss": 8.0, "eval/success": 0.25})
     for iteration, loss in enumerate([1.0, 2.0, float("nan"), 6.0, 4.0, 5.0, 9.0], start=1):
         store.add_metrics(RUN, iteration, {"loss": loss, "ratio_max": loss, "climax": 0.0})
@@ -240,9 +236,8 @@ def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(location
 
 @pytest.mark.parametrize(("last", "merged"), [((), 1), ((256,), 1), ((257,), 2), ((512, 3), 2), ((513,), 4)])
 def test_so_many_iterations_make_a_point_that_curves_stay_short(
-    location: Location, last: tuple[int, ...], merged: int
+    store: ReplayStore, last: tuple[int, ...], merged: int
 ) -> None:
-    store = new_store(location)
     store.add_run(run_record("run-2"))
     for run, iteration in zip((RUN, "run-2"), last, strict=False):
         store.add_metrics(run, iteration, {"loss": 1.0})
@@ -251,18 +246,16 @@ def test_so_many_iterations_make_a_point_that_curves_stay_short(
     assert queries.merging(store, [RUN, "run-2"], range(100)) == 1
 
 
-def test_metrics_are_chosen_by_name_and_by_how_the_name_begins(location: Location) -> None:
-    store = new_store(location)
+def test_metrics_are_chosen_by_name_and_by_how_the_name_begins(store: ReplayStore) -> None:
     store.add_metrics(RUN, 1, {"loss": 1.0, "losses": 2.0, "ess/age_1": 3.0, "ess/age-1": 4.0, "stop/%": 5.0})
     found = queries.metric_series(store, RUN, names=["loss", "nothing"], families=["ess/age_", "stop/"])
     assert found == {"loss": [(1, 1.0)], "ess/age_1": [(1, 3.0)], "stop/%": [(1, 5.0)]}
 
 
-def test_questions_of_one_run_leave_others_out(location: Location) -> None:
-    store = new_store(location)
+def test_questions_of_one_run_leave_others_out(store: ReplayStore) -> None:
     store.add_run(run_record("run-2"))
-    Born(1).append_to(store)
-    Born(1, run="run-2").append_to(store)
+    FreshRows(1).append_to(store)
+    FreshRows(1, run="run-2").append_to(store)
     assert queries.summary(store)["trajectories"] == 8
     assert queries.summary(store, "run-2")["trajectories"] == 4
     assert {row["run"] for row in listed(store, "run-2")} == {"run-2"}
@@ -270,12 +263,12 @@ def test_questions_of_one_run_leave_others_out(location: Location) -> None:
     assert {row["staleness"] for row in listed(store, "run-2")} == {None}
 
 
-def test_stats_never_write(store: ReplayStore) -> None:
+def test_stats_never_write(resumed_run: ReplayStore) -> None:
     tables = ("runs", "trajectories", "draws", "iterations", "metrics", "buffer_state")
-    before = [sorted(sql(store, f"select * from {table}"), key=repr) for table in tables]
-    queries.summary(store)
-    listed(store)
-    assert [sorted(sql(store, f"select * from {table}"), key=repr) for table in tables] == before
+    before = [sorted(sql(resumed_run, f"select * from {table}"), key=repr) for table in tables]
+    queries.summary(resumed_run)
+    listed(resumed_run)
+    assert [sorted(sql(resumed_run, f"select * from {table}"), key=repr) for table in tables] == before
 
 
 class Bytes:
@@ -336,8 +329,7 @@ def test_tokens_know_the_turn_they_were_said_in(split: ReplayStore) -> None:
     assert turns == [[None, None, 0, 0, None, 1, 1], [None] * 4, [None, None, None, None, 2, 2]]
 
 
-def test_tokens_of_a_row_with_more_turns_than_replies_have_none(location: Location) -> None:
-    store = new_store(location)
+def test_tokens_of_a_row_with_more_turns_than_replies_have_none(store: ReplayStore) -> None:
     store.append([task()], [group()], [trajectory("a", num_turns=3)])
     assert queries.tokens(store, "a")["turns"] == [None] * 6
 
@@ -367,8 +359,7 @@ def test_tokens_of_a_scored_row_have_current_log_probs_and_clamped_drift(split: 
     assert (unscored["current_log_probs"], unscored["drift"], unscored["scored_by"]) == (None, None, None)
 
 
-def test_character_of_several_tokens_stands_with_the_first_wherever_a_range_begins(location: Location) -> None:
-    store = new_store(location)
+def test_character_of_several_tokens_stands_with_the_first_wherever_a_range_begins(store: ReplayStore) -> None:
     ids = list("aé€😀".encode() * 9)  # 1 + 2 + 3 + 4 tokens, nine times
     said = Segment(tokens(ids, [LLM] * len(ids)))
     store.append([task()], [group()], [trajectory("a", segments=(said,), num_turns=1)])
@@ -379,16 +370,15 @@ def test_character_of_several_tokens_stands_with_the_first_wherever_a_range_begi
         assert found["texts"] == texts[first : first + 15]
 
 
-def test_advantage_is_that_of_the_last_draw(store: ReplayStore) -> None:
-    most = listed(store, sort=Sort.uses)[0]
-    last = queries.overview(store, most["id"])["uses"][-1]
-    answer = queries.tokens(store, most["id"])
+def test_advantage_is_that_of_the_last_draw(resumed_run: ReplayStore) -> None:
+    most = listed(resumed_run, sort=Sort.uses)[0]
+    last = queries.overview(resumed_run, most["id"])["uses"][-1]
+    answer = queries.tokens(resumed_run, most["id"])
     assert answer["advantage"] == {"value": 0.5, "run": RUN, "iteration": last["iteration"]}
     assert last["makes_policy_version"] == last["iteration"]
 
 
-def test_overview_of_a_corrupt_row_tells_the_error_and_no_content(location: Location) -> None:
-    store = new_store(location)
+def test_overview_of_a_corrupt_row_tells_the_error_and_no_content(store: ReplayStore) -> None:
     store.append([task()], [group()], [trajectory("a")])
     sql(store, "update segments set tokens = ?", bytes(40))
     answer = queries.overview(store, "a")
@@ -398,8 +388,7 @@ def test_overview_of_a_corrupt_row_tells_the_error_and_no_content(location: Loca
         queries.tokens(store, "a")
 
 
-def test_damaged_scores_are_told_and_not_shown(location: Location) -> None:
-    store = new_store(location)
+def test_damaged_scores_are_told_and_not_shown(store: ReplayStore) -> None:
     store.append([task()], [group()], [trajectory("a")])
     store.add_scores(RUN, 1, {("a", 0): np.zeros(6, np.float32)})
     sql(store, "update token_scores set log_probs = ?", bytes(40))
@@ -410,8 +399,7 @@ def test_damaged_scores_are_told_and_not_shown(location: Location) -> None:
     assert (segment["score_problem"], segment["current_log_probs"]) == ("log_probs with a wrong header", None)
 
 
-def test_overview_of_a_forgotten_row_keeps_its_numbers(location: Location) -> None:
-    store = new_store(location)
+def test_overview_of_a_forgotten_row_keeps_its_numbers(store: ReplayStore) -> None:
     store.append([task()], [group()], [trajectory("a")])
     store.forget(schema.trajectories.c.id == "a", dry_run=False)
     answer = queries.overview(store, "a")
@@ -421,8 +409,7 @@ def test_overview_of_a_forgotten_row_keeps_its_numbers(location: Location) -> No
         queries.tokens(store, "a")
 
 
-def test_questions_about_a_trajectory_take_as_many_statements_whatever_its_size(location: Location) -> None:
-    store = new_store(location)
+def test_questions_about_a_trajectory_take_as_many_statements_whatever_its_size(store: ReplayStore) -> None:
     few = trajectory("few")
     parts = tuple(Segment(FIRST, "clean" if i == 0 else "strategy_rewrite") for i in range(40))
     members = [trajectory(f"m{i}", member=i, slot=i) for i in range(2, 40)]
@@ -437,8 +424,7 @@ def test_questions_about_a_trajectory_take_as_many_statements_whatever_its_size(
     assert counts[0] == counts[1] <= 20
 
 
-def test_runs_are_read_with_one_tokenizer_where_both_name_the_same(location: Location) -> None:
-    store = new_store(location)
+def test_runs_are_read_with_one_tokenizer_where_both_name_the_same(store: ReplayStore) -> None:
     for run, tokenizer in (("run-2", "tok"), ("run-3", "other")):
         store.add_run(run_record(run))
         store.add_policy(policy(0, run=run, tokenizer=tokenizer))
@@ -447,10 +433,9 @@ def test_runs_are_read_with_one_tokenizer_where_both_name_the_same(location: Loc
     assert [queries.same_tokenizer(store, RUN, other) for other in others] == [True, True, False, False, False]
 
 
-def test_runs_tell_how_far_each_came(location: Location) -> None:
-    store = new_store(location)
+def test_runs_tell_how_far_each_came(store: ReplayStore) -> None:
     store.add_run(replace(run_record("run-2"), name="another"))
-    Born(1).append_to(store)
+    FreshRows(1).append_to(store)
     for iteration, success in ((0, 0.25), (4, 0.5), (8, float("nan"))):
         store.add_metrics(RUN, iteration, {"eval/success": success, "rollout/success": 1.0})
     found = {row["id"]: row for row in queries.runs(store)}
@@ -460,8 +445,7 @@ def test_runs_tell_how_far_each_came(location: Location) -> None:
     assert (found["run-2"]["success"], found["run-2"]["trajectories"]) == (None, 0)
 
 
-def test_progress_of_a_run_without_a_folder_is_told_by_its_newest_policy(location: Location) -> None:
-    store = new_store(location)
+def test_progress_of_a_run_without_a_folder_is_told_by_its_newest_policy(store: ReplayStore) -> None:
     run = replace(run_record(), config={"run": {"iterations": 4}})
     assert queries.progress(store, run) | {"seconds_since": 0} == {
         "state": "live",

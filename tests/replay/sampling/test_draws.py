@@ -5,8 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +13,11 @@ import numpy as np
 import pytest
 
 from replay import BatchRow, InvalidRecord, Limits, Pick, ReplayStore
-from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.records import (
     RUN,
-    Born,
+    FreshRows,
     group,
     iterate,
     iteration_record,
@@ -34,19 +32,13 @@ from tests.fakes.records import (
 )
 
 
-@pytest.fixture
-def store(location: Location) -> Iterator[ReplayStore]:
-    with closing(new_store(location)) as store:
-        yield store
-
-
 def place(store: ReplayStore, ids: list[str]) -> list[tuple[int, int]]:
     """(iteration, slot): what stays the same when a run is resumed and ids change."""
     return [(row.record.iteration, row.record.slot) for row in store.read(ids)]
 
 
 def test_draw_reserves_slots_with_probability_and_staleness(store: ReplayStore) -> None:
-    Born(1, rates=(0.5, 0.75)).append_to(store)
+    FreshRows(1, rates=(0.5, 0.75)).append_to(store)
     drawn = store.draw(request(3, 4), make_sampler("success", 0))
     assert [row.draw.slot for row in drawn] == [8, 9, 10, 11]
     for row in drawn:
@@ -62,7 +54,7 @@ def test_draw_reserves_slots_with_probability_and_staleness(store: ReplayStore) 
 
 def test_rows_of_the_drawing_iteration_and_later_ones_are_never_drawn(store: ReplayStore) -> None:
     for iteration in (1, 2, 3):
-        Born(iteration).append_to(store)
+        FreshRows(iteration).append_to(store)
     sampler = make_sampler("uniform", 0)
     assert store.available(request(1, 1), sampler).rows == 0
     assert store.draw(request(1, 5), sampler) == []
@@ -70,9 +62,9 @@ def test_rows_of_the_drawing_iteration_and_later_ones_are_never_drawn(store: Rep
 
 
 def test_draw_gives_every_row_once_and_fewer_than_asked_when_there_are_no_more(store: ReplayStore) -> None:
-    born = Born(1, rates=(0.25, 1.0)).append_to(store)
+    collected = FreshRows(1, rates=(0.25, 1.0)).append_to(store)
     drawn = store.draw(request(2, 99), make_sampler("success", 0))
-    assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in born.trajectories[:4])
+    assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in collected.trajectories[:4])
     assert store.available(request(2, 99), make_sampler("success", 0)).rows == 4
 
 
@@ -84,7 +76,7 @@ def test_any_text_is_an_id_that_is_drawn(store: ReplayStore) -> None:
 
 
 def test_draw_of_successes_only(store: ReplayStore) -> None:
-    Born(1, rates=(0.5, 0.25)).append_to(store)
+    FreshRows(1, rates=(0.5, 0.25)).append_to(store)
     wanted = request(2, 99, successful_only=True)
     assert store.available(wanted, make_sampler("uniform", 0)).rows == 3
     assert all(row.trajectory.record.success for row in store.draw(wanted, make_sampler("uniform", 0)))
@@ -95,16 +87,16 @@ def test_draws_do_not_depend_on_row_order_or_on_the_resume_count(new_location: C
     for name, attempt, backwards in (("a", 0, False), ("b", 0, True), ("c", 3, False)):
         store = new_store(new_location(name))
         for iteration in (2, 1) if backwards else (1, 2):
-            born = Born(iteration, rates=(0.5, 0.25, 0.0), attempt=attempt)
-            rows = born.trajectories[::-1] if backwards else born.trajectories
-            store.append([task()], born.groups, rows)
+            collected = FreshRows(iteration, rates=(0.5, 0.25, 0.0), attempt=attempt)
+            rows = collected.trajectories[::-1] if backwards else collected.trajectories
+            store.append([task()], collected.groups, rows)
         found = store.draw(request(3, 6), make_sampler("success", 4))
         drawn.append(place(store, [row.trajectory.id for row in found]))
     assert drawn[0] == drawn[1] == drawn[2]
 
 
-def test_draws_do_not_depend_on_the_hash_seed(store: ReplayStore, location: Location) -> None:
-    Born(1, rates=(0.5, 0.25)).append_to(store)
+def test_draws_do_not_depend_on_the_hash_seed(file_store: ReplayStore) -> None:
+    FreshRows(1, rates=(0.5, 0.25)).append_to(file_store)
     program = (
         "import sys; from replay import *; s = ReplayStore.open(sys.argv[1]);"
         "d = s.draw(DrawRequest('run-1', 2, 1, (Pick(4),), 8), make_sampler('success', 3));"
@@ -112,7 +104,7 @@ def test_draws_do_not_depend_on_the_hash_seed(store: ReplayStore, location: Loca
     )
     outputs = {
         subprocess.check_output(
-            [sys.executable, "-c", program, str(location)], env={**os.environ, "PYTHONHASHSEED": seed}
+            [sys.executable, "-c", program, str(file_store.path)], env={**os.environ, "PYTHONHASHSEED": seed}
         )
         for seed in ("1", "2")
     }
@@ -135,8 +127,7 @@ def test_commit_writes_statistics_iteration_metrics_and_sampler_together(store: 
 
 
 def test_commit_of_other_draws_than_the_reserved_ones_changes_nothing(store: ReplayStore) -> None:
-    born = Born(1).append_to(store)
-    fresh = [DrawRecord(RUN, 1, slot, row.id, FRESH, None, 0) for slot, row in enumerate(born.trajectories)]
+    fresh = FreshRows(1).append_to(store).draws()
     store.reserve_fresh(fresh)
     swapped = [replace(fresh[0], trajectory=fresh[1].trajectory), *fresh[1:]]
     for wrong in (fresh[:-1], swapped, [*fresh, replace(fresh[0], slot=7)]):
@@ -148,8 +139,7 @@ def test_commit_of_other_draws_than_the_reserved_ones_changes_nothing(store: Rep
 
 
 def test_commit_done_again_counts_as_done_and_another_of_the_same_iteration_is_refused(store: ReplayStore) -> None:
-    born = Born(1).append_to(store)
-    fresh = [DrawRecord(RUN, 1, slot, row.id, FRESH, None, 0) for slot, row in enumerate(born.trajectories)]
+    fresh = FreshRows(1).append_to(store).draws()
     record = replace(iteration_record(1, replay=0), fraction=0.1)
     for _ in range(2):
         store.reserve_fresh(fresh)
@@ -164,8 +154,7 @@ def test_commit_done_again_counts_as_done_and_another_of_the_same_iteration_is_r
 
 
 def test_commit_that_fails_in_the_middle_leaves_the_reservations(store: ReplayStore) -> None:
-    born = Born(1).append_to(store)
-    fresh = [DrawRecord(RUN, 1, slot, row.id, FRESH, None, 0) for slot, row in enumerate(born.trajectories)]
+    fresh = FreshRows(1).append_to(store).draws()
     store.reserve_fresh(fresh)
     with pytest.raises(TypeError):
         store.commit(iteration_record(1, replay=0), fresh, sampler_state={"not": {"json"}})
@@ -174,8 +163,7 @@ def test_commit_that_fails_in_the_middle_leaves_the_reservations(store: ReplaySt
 
 
 def test_slot_is_reserved_once(store: ReplayStore) -> None:
-    born = Born(1).append_to(store)
-    draw = DrawRecord(RUN, 1, 0, born.trajectories[0].id, FRESH, None, 0)
+    draw = FreshRows(1).append_to(store).draws()[0]
     with pytest.raises(InvalidRecord, match="^slot must be reserved once"):
         store.reserve_fresh([draw, draw])
     store.reserve_fresh([draw])
@@ -185,7 +173,7 @@ def test_slot_is_reserved_once(store: ReplayStore) -> None:
 
 
 def test_draw_done_again_takes_the_place_of_the_one_before(store: ReplayStore) -> None:
-    Born(1, size=8).append_to(store)
+    FreshRows(1, size=8).append_to(store)
     asked = replace(request(2, 6), limits=Limits(max_uses=1))
     store.draw(asked, make_sampler("uniform", 1))
     second = store.draw(asked, make_sampler("uniform", 2))
@@ -197,8 +185,7 @@ def test_draw_done_again_takes_the_place_of_the_one_before(store: ReplayStore) -
 
 
 def test_unknown_statistics_are_stored_as_null(store: ReplayStore) -> None:
-    born = Born(1, size=1, rates=(1.0,)).append_to(store)
-    draw = DrawRecord(RUN, 1, 0, born.trajectories[0].id, FRESH, None, 0)
+    (draw,) = FreshRows(1, size=1, rates=(1.0,)).append_to(store).draws()
     store.reserve_fresh([draw])
     measured = replace(draw, drift_mean=None, approx_kl=0.0)
     store.commit(iteration_record(1, replay=0), [measured], sampler_state={})
@@ -212,12 +199,12 @@ def test_resume_goes_back_to_the_checkpoint(store: ReplayStore) -> None:
     kept = sampler.state()
     iterate(store, 3, sampler)
     # A crash between the draw and the update of iteration 4.
-    born = Born(4, rates=(0.5, 0.25)).append_to(store)
+    collected = FreshRows(4, rates=(0.5, 0.25)).append_to(store)
     store.draw(request(4, 2), sampler)
     store.add_metrics(RUN, 3, {"eval/success": 0.5})
 
     report = store.resume(RUN, 2)
-    # Iteration 3 had 8 fresh and 2 drawn rows; 8 rows each were born in 3 and 4.
+    # Iteration 3 had 8 fresh and 2 drawn rows; 8 rows each were collected in 3 and 4.
     assert (report.released, report.rolled_back, report.orphaned) == (2, 10, 16)
     assert report.sampler_state == kept
     for table in ("draws", "iterations", "metrics", "sampler_state"):
@@ -226,7 +213,7 @@ def test_resume_goes_back_to_the_checkpoint(store: ReplayStore) -> None:
     states = sql(store, "select iteration, state, count(*) from trajectories group by 1, 2 order by 1")
     assert states == [(1, "eligible", 8), (2, "eligible", 8), (3, "orphaned", 8), (4, "orphaned", 8)]
     # Kept for people.
-    assert store.read([born.trajectories[0].id])[0].record.state == "orphaned"
+    assert store.read([collected.trajectories[0].id])[0].record.state == "orphaned"
 
 
 def test_resume_twice_changes_nothing_more(store: ReplayStore) -> None:
@@ -244,7 +231,7 @@ def test_resumed_run_draws_what_the_unbroken_one_draws(new_location: Callable[[s
     sampler = make_sampler("success", 9)
     for iteration in range(1, 5):
         iterate(broken, iteration, sampler, count=3)
-    Born(5, rates=(0.5, 0.25)).append_to(broken)
+    FreshRows(5, rates=(0.5, 0.25)).append_to(broken)
     broken.draw(request(5, 3), sampler)
     state = broken.resume(RUN, 3).sampler_state
     assert state is not None
@@ -268,16 +255,16 @@ def test_orphans_are_never_drawn(store: ReplayStore) -> None:
     }
 
 
-def other_run(store: ReplayStore, *, tokenizer: str, source: str = "self") -> Born:
+def other_run(store: ReplayStore, *, tokenizer: str, source: str = "self") -> FreshRows:
     store.add_run(run_record("run-0"))
     store.add_policy(policy(0, run="run-0", tokenizer=tokenizer))
-    return Born(7, run="run-0", source=source, version=6).append_to(store)
+    return FreshRows(7, run="run-0", source=source, version=6).append_to(store)
 
 
 def test_rows_of_another_run_with_the_same_tokens_have_no_staleness(store: ReplayStore) -> None:
-    born = other_run(store, tokenizer="tok", source="earlier")
+    collected = other_run(store, tokenizer="tok", source="earlier")
     drawn = store.draw(request(1, 99), make_sampler("uniform", 0))
-    assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in born.trajectories)
+    assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in collected.trajectories)
     assert {row.draw.staleness for row in drawn} == {None}
 
 
@@ -292,15 +279,15 @@ def test_resume_leaves_other_runs_alone(store: ReplayStore) -> None:
     assert sql(store, "select distinct state from trajectories") == [("eligible",)]
 
 
-def test_rows_of_equal_weight_are_drawn_alike_and_others_in_proportion(store: ReplayStore) -> None:
-    store.append([task()], [group()], [])
-    Born(1, rates=(0.0, 0.5, 0.75), size=4).append_to(store)
+def test_rows_of_equal_weight_are_drawn_alike_and_others_in_proportion(file_store: ReplayStore) -> None:
+    file_store.append([task()], [group()], [])
+    FreshRows(1, rates=(0.0, 0.5, 0.75), size=4).append_to(file_store)
     sampler = make_sampler("success", 11)
     counts = {0: 0, 1: 0, 2: 0}
     for _ in range(140):
-        (row,) = store.draw(request(2, 1), sampler)
+        (row,) = file_store.draw(request(2, 1), sampler)
         counts[int(row.trajectory.record.group[-1])] += 1
-        store.resume(RUN, 1)
+        file_store.resume(RUN, 1)
     # Weights 4 : 2 : 1 by group; 13.82 is the 99.9 % quantile of chi-square with two degrees of freedom.
     expected = [140 * share / 7 for share in (4, 2, 1)]
     assert sum((counts[i] - e) ** 2 / e for i, e in enumerate(expected)) < 13.82
@@ -312,7 +299,7 @@ def picked(store: ReplayStore, *picks: Pick) -> list[BatchRow]:
 
 def test_picks_are_served_in_order_and_no_row_twice(store: ReplayStore) -> None:
     store.append([task("task-2")], [], [])
-    Born(1, rates=(0.5,)).append_to(store)
+    FreshRows(1, rates=(0.5,)).append_to(store)
     taught = [trajectory(f"b{slot}", group="g2", task="task-2", slot=slot, source="teacher") for slot in (10, 11)]
     store.append([], [group("g2", task="task-2", size=2)], taught)
     drawn = picked(store, Pick(1, source="teacher"), Pick(2, task="task-1"), Pick(9, source="teacher"), Pick(9))
@@ -325,7 +312,7 @@ def test_picks_are_served_in_order_and_no_row_twice(store: ReplayStore) -> None:
 
 
 def test_group_picks_give_whole_groups_and_never_a_part(store: ReplayStore) -> None:
-    Born(1, rates=(0.5, 0.25, 1.0), size=4).append_to(store)
+    FreshRows(1, rates=(0.5, 0.25, 1.0), size=4).append_to(store)
     gone = store.read([row.trajectory.id for row in picked(store, Pick(99))])
     gone_id = next(row.id for row in gone if row.record.group == "run-1-1-0-2")
     store.resume(RUN, 1)
@@ -339,7 +326,7 @@ def test_group_picks_give_whole_groups_and_never_a_part(store: ReplayStore) -> N
 
 
 def test_availability_counts_rows_and_complete_groups_by_source_and_task(store: ReplayStore) -> None:
-    Born(1, rates=(0.5, 0.25), size=4).append_to(store)
+    FreshRows(1, rates=(0.5, 0.25), size=4).append_to(store)
     sql(store, "update trajectories set source = 'teacher' where group_id = 'run-1-1-0-1'")
     found = store.available(request(9, 0), make_sampler("uniform", 0))
     assert (found.rows, found.by_task, found.groups) == (8, {"task-1": 8}, {4: 2})
@@ -353,7 +340,7 @@ def test_availability_counts_rows_and_complete_groups_by_source_and_task(store: 
 
 def test_a_changed_bit_is_found_by_the_draw_or_does_no_harm(tmp_path: Path) -> None:
     store, random = new_store(tmp_path / "replay.sqlite"), np.random.default_rng(0)
-    written = {row.id: row for row in Born(1, rates=(0.5,) * 6, size=50).append_to(store).trajectories}
+    written = {row.id: row for row in FreshRows(1, rates=(0.5,) * 6, size=50).append_to(store).trajectories}
     with sqlite3.connect(tmp_path / "replay.sqlite") as database:
         for id, blob in database.execute("select trajectory, tokens from segments").fetchall():
             bit = int(random.integers(8 * len(blob)))
@@ -371,6 +358,6 @@ def test_a_changed_bit_is_found_by_the_draw_or_does_no_harm(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("numbers", [{"policy_version": np.int64(3)}, {"policy_version": -5}, {"first_slot": -7}])
 def test_draw_checks_the_numbers_it_stores(store: ReplayStore, numbers: dict[str, int]) -> None:
-    Born(1).append_to(store)
+    FreshRows(1).append_to(store)
     with pytest.raises(InvalidRecord, match=f"^{next(iter(numbers))} must be "):
         store.draw(replace(request(2, 1), **numbers), make_sampler("uniform", 0))

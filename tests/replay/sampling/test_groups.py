@@ -4,7 +4,7 @@ import numpy as np
 
 from replay.sampling.groups import whole_groups
 
-# Rows 0 to 7 of groups 5, 7, 5, 9, 7, 9, 9 and 8; group 8 was born with two members.
+# Rows 0 to 7 of groups 5, 7, 5, 9, 7, 9, 9 and 8; group 8 had two members.
 COLUMNS = {"group": np.array([5, 7, 5, 9, 7, 9, 9, 8]), "group_size": np.array([2, 2, 2, 3, 2, 3, 3, 2])}
 
 

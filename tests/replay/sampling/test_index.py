@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +13,11 @@ import sqlalchemy as sa
 
 from replay import DrawRequest, Limits, Pick, ReplayError, ReplayStore, make_sampler
 from replay.sampling.index import EligibleIndex
-from replay.storage.databases import Location
 from replay.storage.retention import Capacity
-from tests.fakes.records import RUN, Born, iterate, iteration_record, new_store, policy, run_record, sql
+from tests.fakes.records import RUN, FreshRows, iterate, iteration_record, new_store, policy, run_record, sql
 from tests.fakes.replay_command import rows_read
 
 OTHER = "run-0"
-
-
-@pytest.fixture
-def store(location: Location) -> Iterator[ReplayStore]:
-    with closing(new_store(location)) as store:
-        yield store
 
 
 def asked(iteration: int, *picks: Pick, run: str = RUN, **limits: Any) -> DrawRequest:
@@ -56,10 +49,10 @@ def add_runs(store: ReplayStore, count: int) -> None:
 
 def test_a_run_draws_its_own_rows_and_imported_ones_and_those_of_runs_it_names(store: ReplayStore) -> None:
     add_other(store)
-    Born(1).append_to(store)
-    Born(1, run=OTHER, rates=(0.5, 0.5)).append_to(store)
-    Born(2, run=OTHER, source="gateway").append_to(store)
-    Born(3, run=OTHER, source="earlier").append_to(store)
+    FreshRows(1).append_to(store)
+    FreshRows(1, run=OTHER, rates=(0.5, 0.5)).append_to(store)
+    FreshRows(2, run=OTHER, source="gateway").append_to(store)
+    FreshRows(3, run=OTHER, source="earlier").append_to(store)
     # Four of its own and four that were imported; the other run collected eight by itself and four as a gateway.
     assert available(store, 9) == 8
     assert available(store, 9, sources=("self", OTHER)) == 4 + 16
@@ -73,7 +66,7 @@ def test_a_run_draws_its_own_rows_and_imported_ones_and_those_of_runs_it_names(s
 
 def test_a_run_that_is_not_there_is_refused_and_a_source_may_still_come(store: ReplayStore) -> None:
     store.add_run(replace(run_record("0" * 32), name="lookup-001"))
-    Born(1).append_to(store)
+    FreshRows(1).append_to(store)
     missing = "f" * 32
     with pytest.raises(ReplayError, match=f"other runs by the id they have in this database, got '{missing}'. Leave"):
         available(store, 2, sources=("self", missing))
@@ -83,7 +76,7 @@ def test_a_run_that_is_not_there_is_refused_and_a_source_may_still_come(store: R
 
 
 def test_uses_are_exact_beside_any_number_of_runs(store: ReplayStore) -> None:
-    Born(1, size=8).append_to(store)
+    FreshRows(1, size=8).append_to(store)
     add_runs(store, 1200)
     store.add_policy(policy(0, run="many-1200"))
     assert len(use(store, 2, 5, max_uses=1)) == 5
@@ -96,7 +89,7 @@ def test_uses_are_exact_beside_any_number_of_runs(store: ReplayStore) -> None:
 
 def test_another_run_s_resume_makes_a_trainer_read_only_what_it_took_back(store: ReplayStore) -> None:
     add_other(store)
-    Born(1, rates=(0.5,) * 10, size=10).append_to(store)
+    FreshRows(1, rates=(0.5,) * 10, size=10).append_to(store)
     for iteration in range(2, 8):
         use(store, iteration, 10, max_uses=3)
     use(store, 2, 4, run=OTHER, sources=(RUN,))
@@ -112,14 +105,14 @@ def test_another_run_s_resume_makes_a_trainer_read_only_what_it_took_back(store:
 
 def test_solved_tasks_are_told_from_groups_that_are_new(store: ReplayStore) -> None:
     for iteration in range(1, 11):
-        Born(iteration, rates=(0.5,) * 4).append_to(store)
+        FreshRows(iteration, rates=(0.5,) * 4).append_to(store)
     with rows_read() as read:
         assert available(store, 11, retire_solved=1.0) == 160
     assert read["groups"] == 40
     with rows_read() as read:
         available(store, 11, retire_solved=1.0)
     assert read["groups"] == 4
-    Born(11, rates=(1.0, 1.0)).append_to(store)
+    FreshRows(11, rates=(1.0, 1.0)).append_to(store)
     with rows_read() as read:
         assert available(store, 12, retire_solved=1.0) == 0
     # The four of iteration 10, which may have got more since, and two.
@@ -127,7 +120,7 @@ def test_solved_tasks_are_told_from_groups_that_are_new(store: ReplayStore) -> N
 
 
 def test_a_solved_task_rests_again_when_it_gets_rows_again(store: ReplayStore) -> None:
-    Born(1, rates=(1.0,)).append_to(store)
+    FreshRows(1, rates=(1.0,)).append_to(store)
     for state, rows in (("evicted", 0), ("eligible", 4)):
         assert available(store, 2, retire_solved=1.0) == 0
         sql(store, "update buffer_state set value = value + 1 where name = 'changed'")
@@ -139,12 +132,12 @@ def test_a_solved_task_rests_again_when_it_gets_rows_again(store: ReplayStore) -
 
 def test_a_draw_beside_rows_of_other_runs_reads_none_of_them(store: ReplayStore) -> None:
     add_other(store)
-    Born(1).append_to(store)
+    FreshRows(1).append_to(store)
     limits: dict[str, Any] = {"max_uses": 9, "cooldown": 1, "retire_solved": 1.0}
     read = []
     for iteration, others in ((2, 0), (3, 500)):
         if others:
-            Born(1, run=OTHER, rates=(0.5,) * 5, size=others // 5).append_to(store)
+            FreshRows(1, run=OTHER, rates=(0.5,) * 5, size=others // 5).append_to(store)
         fresh = ReplayStore.open(store.path or store.url)
         with rows_read() as first:
             use(fresh, iteration, 2, **limits)
@@ -161,7 +154,7 @@ def test_a_draw_beside_rows_of_other_runs_reads_none_of_them(store: ReplayStore)
 
 def test_rows_are_found_by_what_they_are_drawn_by(tmp_path: Path) -> None:
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        Born(1).append_to(store)
+        FreshRows(1).append_to(store)
         plans = plans_of(store, lambda: (use(store, 2, 2, max_uses=2, cooldown=3), available(store, 3, max_uses=2)))
     looks = [step for plan in plans for step in plan if "trajectories" in step or "draws" in step]
     assert {step for step in looks if "changed" in step} == {
@@ -202,7 +195,7 @@ def test_names_of_rows_that_are_gone_are_forgotten(store: ReplayStore) -> None:
     index = EligibleIndex(RUN)
     sizes = []
     for iteration in range(1, 21):
-        Born(iteration, rates=(0.5,) * 4, size=2).append_to(store)
+        FreshRows(iteration, rates=(0.5,) * 4, size=2).append_to(store)
         store.evict(RUN, iteration, policy_version=iteration, capacity=Capacity(rows=16))
         followed(store, index)
         sizes.append(len(index.codes["group"].names))
@@ -231,18 +224,18 @@ def test_uses_change_no_row_s_place(store: ReplayStore) -> None:
 
 
 def test_a_damaged_number_of_a_row_hides_no_later_ones(store: ReplayStore) -> None:
-    first = Born(1).append_to(store)
+    first = FreshRows(1).append_to(store)
     sql(store, "update trajectories set changed = 9000000000 where id = ?", first.trajectories[0].id)
     assert available(store, 2) == 4
-    Born(2).append_to(store)
+    FreshRows(2).append_to(store)
     assert available(store, 3) == 8
 
 
 def test_a_change_by_hand_is_seen_by_a_trainer_that_runs(store: ReplayStore) -> None:
-    born = Born(1, rates=(0.0,)).append_to(store)
+    collected = FreshRows(1, rates=(0.0,)).append_to(store)
     assert available(store, 2, successful_only=True) == 0
     sql(store, "update buffer_state set value = value + 1 where name = 'changed'")
     newest = "(select value from buffer_state where name = 'changed')"
     edit = f"update trajectories set success = true, record_checksum = null, changed = {newest} where id = ?"
-    sql(store, edit, born.trajectories[0].id)
+    sql(store, edit, collected.trajectories[0].id)
     assert available(store, 2, successful_only=True) == 1

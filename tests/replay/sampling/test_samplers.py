@@ -14,7 +14,7 @@ from replay import Rows, Sampler, Trajectory
 from replay.mixing.request import DrawRequest, Limits, Pick
 from replay.sampling.samplers import SAMPLERS, DrawClock, RankedSampler, make_sampler
 from replay.sampling.sum_tree import SumTree, draw_some
-from tests.fakes.records import RUN, Born, new_store, policy, run_record
+from tests.fakes.records import RUN, FreshRows, new_store, policy, run_record
 
 # Rows of a buffer made by hand: four of each of these groups of eight, by successes of the group.
 SUCCESSES = (0, 2, 4, 6, 8)
@@ -201,12 +201,12 @@ def test_rows_are_drawn_in_proportion_to_their_stated_weights(name: str, options
 def drawn_entropies(path: Path, options: dict[str, Any], measured: dict[float, float] | None = None) -> list[float]:
     """Entropies of three rows drawn from ten of 0 to 0.8 and one that is unknown; in order of the draw."""
     store = new_store(path)
-    born = Born(1, rates=(0.5,), size=10)
-    values = {row.id: None if at == 9 else at / 10 for at, row in enumerate(born.trajectories)}
-    born.trajectories = [
-        replace(row, record=replace(row.record, mean_entropy=values[row.id])) for row in born.trajectories
+    collected = FreshRows(1, rates=(0.5,), size=10)
+    values = {row.id: None if at == 9 else at / 10 for at, row in enumerate(collected.trajectories)}
+    collected.trajectories = [
+        replace(row, record=replace(row.record, mean_entropy=values[row.id])) for row in collected.trajectories
     ]
-    born.append_to(store)
+    collected.append_to(store)
 
     def measure(rows: Sequence[Trajectory]) -> list[float]:
         return [(measured or {}).get(values[row.id] or 0.0, math.nan) for row in rows]
@@ -296,7 +296,7 @@ def test_state_survives_json_and_continues_the_same_sequence() -> None:
 
 def test_selection_of_a_seed_is_the_same_on_every_machine(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
-    Born(1, rates=(0.5,), size=10).append_to(store)
+    FreshRows(1, rates=(0.5,), size=10).append_to(store)
     drawn = store.draw(DrawRequest(RUN, 2, 1, (Pick(5),)), make_sampler("uniform", 0))
     # PCG64(0) gives .637 .270 .041 .017 .813: of ten rows alike the 7th, 3rd, 1st, 1st again and 9th; then .913 gives
     # the last of the six that are left.
@@ -321,6 +321,6 @@ def test_limits_leave_everything_in_by_default(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
     store.add_run(run_record("run-0"))
     store.add_policy(policy(0, run="run-0"))
-    Born(3, run="run-0", source="earlier").append_to(store)
-    Born(1).append_to(store)
+    FreshRows(3, run="run-0", source="earlier").append_to(store)
+    FreshRows(1).append_to(store)
     assert store.available(DrawRequest(RUN, 2, 1, limits=Limits()), make_sampler("uniform", 0)).rows == 8

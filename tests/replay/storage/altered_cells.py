@@ -38,7 +38,7 @@ from replay.storage.write import Admission
 from tests.fakes.records import (
     RUN,
     SHORT,
-    Born,
+    FreshRows,
     group,
     iterate,
     new_store,
@@ -136,7 +136,7 @@ def fill(location: Location) -> None:
         store.append([], [group("g-long", iteration=3)], [long, cut])
         given = trajectory("redacted", slot=10, **place)
         store.append([], [], [given], admission=Admission(redact=lambda said: said[:2]))
-        Born(4, attempt=1).append_to(store)
+        FreshRows(4, attempt=1).append_to(store)
         # The first iteration's rows have no content any more, the second's still have it.
         store.evict(RUN, 3, policy_version=3, capacity=Capacity(age=1))
         store.purge(RUN, 3)

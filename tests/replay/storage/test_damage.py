@@ -26,7 +26,7 @@ from replay.storage.format.encoding import content_hash
 from replay.storage.format.rows import CHECKED_COLUMNS, record_checksum
 from replay.storage.format.token_summary import summarised
 from replay.storage.retention import Capacity
-from tests.fakes.records import AUTHORS, RUN, Born, group, new_store, request, sql, task, tokens, trajectory
+from tests.fakes.records import AUTHORS, RUN, FreshRows, group, new_store, request, sql, task, tokens, trajectory
 from tests.fakes.replay_command import listed
 
 PAGE = 4096
@@ -48,8 +48,8 @@ def flip_bits(location: Location, chance: random.Random) -> None:
 def check_flipped(location: Location, count: int) -> None:
     """F12: every flipped bit is found, or changes nothing that is read."""
     with closing(new_store(location)) as store:
-        born = Born(1, rates=(0.5,) * (count // 4)).append_to(store)
-        whole = {row.id: row for row in born.trajectories}
+        collected = FreshRows(1, rates=(0.5,) * (count // 4)).append_to(store)
+        whole = {row.id: row for row in collected.trajectories}
         flip_bits(location, random.Random(12))
         drawn = store.draw(request(2, count), make_sampler("uniform", 0))
         harmless = {row.trajectory.id for row in drawn}
@@ -179,7 +179,7 @@ def test_two_hundred_damaged_files_give_what_was_written_or_an_error_by_name(sto
 
 def test_row_with_text_in_a_column_of_numbers_is_quarantined_by_the_draw(tmp_path: Path) -> None:
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        first, *others = Born(1).append_to(store).trajectories
+        first, *others = FreshRows(1).append_to(store).trajectories
         sql(store, "update trajectories set advantage = '?' where id = ?", first.id)
         drawn = store.draw(request(2, 4), make_sampler("uniform", 0))
         assert {row.trajectory.id for row in drawn} == {row.id for row in others}

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from replay import ReplayStore
-from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.schema import REVISION, metadata
 from tests.fakes.databases import SQLITE, Databases
-from tests.fakes.records import RUN, Born, iterate, iteration_record, new_store, request, sql, task
+from tests.fakes.records import RUN, FreshRows, iterate, iteration_record, measured, new_store, request, sql, task
 from tests.replay.storage.kill_points import Copies, copies, killed_at
 from tests.replay.storage.old_databases import REVISIONS, fill_old
 
@@ -38,21 +36,15 @@ def learn(location: Location, told: Callable[[], None]) -> None:
     """An iteration: append, reserve, draw, commit. Then back to the one before it."""
     with closing(ReplayStore.open(location)) as store:
         sampler = make_sampler("uniform", 1)
-        born = Born(2).append_to(store)
+        collected = FreshRows(2).append_to(store)
         told()
-        fresh = [
-            DrawRecord(RUN, 2, slot, row.id, FRESH, probability=None, staleness=0)
-            for slot, row in enumerate(born.trajectories)
-        ]
+        fresh = collected.draws()
         store.reserve_fresh(fresh)
         told()
         drawn = store.draw(request(2, 2), sampler)
         told()
-        measured = [
-            replace(draw, advantage=0.5, drift_mean=1.0, drift_max=1.0, ess_share=0.1, approx_kl=0.0, clip_fraction=0.0)
-            for draw in [*fresh, *(row.draw for row in drawn)]
-        ]
-        store.commit(iteration_record(2, replay=len(drawn)), measured, sampler_state=sampler.state())
+        records = measured([*fresh, *(row.draw for row in drawn)])
+        store.commit(iteration_record(2, replay=len(drawn)), records, sampler_state=sampler.state())
         told()
         store.resume(RUN, 1)
         told()
@@ -94,13 +86,13 @@ def check_steps(databases: Databases, *, every: int) -> None:
 def send_again(location: Location, *, stored: bool) -> None:
     """Every row of what was killed is there exactly once."""
     with closing(ReplayStore.open(location)) as store:
-        born = Born(2)
-        report = store.append([task()], born.groups, born.trajectories)
+        collected = FreshRows(2)
+        report = store.append([task()], collected.groups, collected.trajectories)
         assert (report.inserted, report.duplicates) == ((0, 4) if stored else (4, 0))
         # 8 of iteration 1 and 4 of iteration 2, each of one segment and one conversation.
         for table, count in (("trajectories", 12), ("segments", 12), ("messages", 12)):
             assert sql(location, f"select count(*) from {table}") == [(count,)]
-        assert len(store.read([row.id for row in born.trajectories])) == 4
+        assert len(store.read([row.id for row in collected.trajectories])) == 4
 
 
 def test_kill_leaves_all_or_nothing_in_a_file() -> None:

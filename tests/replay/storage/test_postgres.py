@@ -19,7 +19,7 @@ from replay import DatabaseRefused, InvalidRecord, ReplayError, ReplayStore, que
 from replay.storage.databases import open_database
 from replay.storage.format.schema import REVISION, metadata
 from tests.fakes.postgres_servers import QUICK, Binaries, LocalServer, Postgres, found_binaries
-from tests.fakes.records import Born, group, new_store, sql, task, trajectory
+from tests.fakes.records import FreshRows, group, new_store, sql, task, trajectory
 from tests.fakes.replay_command import listed
 from tests.replay.storage.old_databases import REVISIONS, fill_old
 
@@ -181,7 +181,7 @@ def test_password_is_in_no_text(new_database: NewDatabase) -> None:
 def test_reader_without_the_right_to_write_may_look(postgres: Postgres, new_database: NewDatabase) -> None:
     url = new_database()
     with closing(new_store(url)) as store:
-        Born(1).append_to(store)
+        FreshRows(1).append_to(store)
     sql(url, "create role looks login")
     try:
         sql(url, "grant select on all tables in schema public to looks")

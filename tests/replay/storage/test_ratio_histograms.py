@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +11,6 @@ import pytest
 from replay import InvalidRecord, ReplayStore
 from replay.records import Histogram
 from replay.sampling.samplers import make_sampler
-from replay.storage.databases import Location
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.ratio_histograms import (
     BINS,
@@ -28,7 +25,7 @@ from replay.storage.format.ratio_histograms import (
     quantile_bounds,
     scale_for,
 )
-from tests.fakes.records import RUN, iterate, iteration_record, new_store, sql
+from tests.fakes.records import RUN, iterate, iteration_record, sql
 
 MIDDLE = 47
 """46 narrower and wider bins and the outermost one stand below the bin around 0."""
@@ -112,12 +109,6 @@ def test_counts_come_back_as_they_were_and_nothing_else_does() -> None:
     for wrong in (counts[1:], counts - 10_000, counts.astype(np.float64)):
         with pytest.raises(ValueError, match="95 whole numbers >= 0"):
             encode(wrong)
-
-
-@pytest.fixture
-def store(location: Location) -> Iterator[ReplayStore]:
-    with closing(new_store(location)) as store:
-        yield store
 
 
 def kept(store: ReplayStore) -> list[tuple[int, str]]:

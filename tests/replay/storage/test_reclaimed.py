@@ -23,7 +23,7 @@ from replay.storage.format import schema
 from replay.storage.retention import Capacity
 from replay.storage.write import Admission
 from tests.fakes.databases import Databases
-from tests.fakes.records import RUN, Born, group, iterate, new_store, request, sql, task, trajectory
+from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, request, sql, task, trajectory
 from tests.fakes.replay_command import ask
 from tests.replay.storage.old_databases import fill_old
 
@@ -88,8 +88,7 @@ def test_draw_knows_that_rows_went_since_the_last_one(location: Location) -> Non
         other.close()
 
 
-def test_payload_of_a_task_goes_with_its_last_row_and_comes_back_with_it(location: Location) -> None:
-    store = new_store(location)
+def test_payload_of_a_task_goes_with_its_last_row_and_comes_back_with_it(store: ReplayStore) -> None:
     made = TaskRecord("made-1", "lookup_chain", {"text": "long " * 100})
     rows = [trajectory("a", slot=0), trajectory("b", group="g2", task="made-1", slot=1)]
     store.append([task(), made], [group(), group("g2", task="made-1")], rows)
@@ -107,18 +106,18 @@ def test_payload_of_a_task_goes_with_its_last_row_and_comes_back_with_it(locatio
 def test_id_of_a_reclaimed_row_is_taken(location: Location) -> None:
     store = trained(location)
     reclaim(store, 3, age=1)
-    born = Born(1, rates=(0.5, 0.25))
-    report = store.append([task()], born.groups, born.trajectories)
+    collected = FreshRows(1, rates=(0.5, 0.25))
+    report = store.append([task()], collected.groups, collected.trajectories)
     assert (report.inserted, report.duplicates, counts(store, "trajectories")) == (0, 8, [16])
-    other = replace(born.trajectories[0], record=replace(born.trajectories[0].record, reward=7.0))
+    other = replace(collected.trajectories[0], record=replace(collected.trajectories[0].record, reward=7.0))
     with pytest.raises(ReplayError, match="reward must be the stored 1.0 of the same id, got 7.0"):
-        store.append([task()], born.groups, [other])
+        store.append([task()], collected.groups, [other])
 
 
 def test_no_attempt_is_made_twice_though_its_rows_are_gone(location: Location) -> None:
     store = trained(location, 2)
     assert store.resume(RUN, 1).next_attempt == 1
-    Born(2, rates=(0.5,), attempt=1).append_to(store)
+    FreshRows(2, rates=(0.5,), attempt=1).append_to(store)
     assert store.resume(RUN, 1).next_attempt == 2
     store.prune(RUN, rows=schema.trajectories.c.attempt == 1, dry_run=False)
     assert store.resume(RUN, 1).next_attempt == 2
@@ -193,8 +192,7 @@ def test_pruned_and_forgotten_rows_leave_the_same(location: Location) -> None:
     assert len(queries.overview(store, ids[1])["uses"]) >= 1
 
 
-def test_redacted_row_counts_as_kept_until_a_limit_evicts_it(location: Location) -> None:
-    store = new_store(location)
+def test_redacted_row_counts_as_kept_until_a_limit_evicts_it(store: ReplayStore) -> None:
     rows = [trajectory(f"r{slot}", slot=slot) for slot in range(4)]
     hidden = Admission(redact=lambda said: said[:1])
     store.append([task()], [group()], rows[:2], admission=hidden)
@@ -235,7 +233,7 @@ def test_work_of_an_iteration_does_not_grow_with_rows_that_went(tmp_path: Path) 
     found = {}
     for iteration in range(1, 61):
         with counted_steps() as steps:
-            Born(iteration, rates=(0.5, 0.5)).append_to(store)
+            FreshRows(iteration, rates=(0.5, 0.5)).append_to(store)
             store.available(request(iteration, 0), sampler)
             reclaim(store, iteration, rows=40, age=30, staleness=30, per_task=40)
         found[iteration] = steps[0]

@@ -24,7 +24,7 @@ from tests.fakes.records import (
     RUN,
     TEMPLATE,
     USER,
-    Born,
+    FreshRows,
     group,
     iterate,
     new_store,
@@ -111,8 +111,7 @@ def test_limits_evict(location: Location, limits: dict[str, int], gone: list[tup
     assert evicted(store) == gone
 
 
-def test_limit_per_task_counts_every_task_for_itself(location: Location) -> None:
-    store = new_store(location)
+def test_limit_per_task_counts_every_task_for_itself(store: ReplayStore) -> None:
     groups = [group("a", task="task-1"), group("b", task="task-2")]
     rows = [trajectory(f"a{i}", group="a", slot=i) for i in range(3)]
     rows += [trajectory(f"b{i}", group="b", task="task-2", slot=3 + i) for i in range(2)]
@@ -144,19 +143,19 @@ def test_rows_that_cannot_be_drawn_go_before_those_that_can(location: Location) 
 def test_rows_of_other_runs_stay_and_count_for_nothing(location: Location) -> None:
     store = filled(location, 2)
     store.add_run(run_record("teacher"))
-    Born(1, run="teacher").append_to(store)
+    FreshRows(1, run="teacher").append_to(store)
     evict(store, 2, rows=12, age=1)
     assert evicted(store) == rows_of(1, range(4))
     assert sql(store, "select count(*) from trajectories where run = 'teacher' and state = 'eligible'") == [(4,)]
 
 
 def test_eviction_does_not_depend_on_the_order_rows_were_stored_in(new_location: Callable[[str], Location]) -> None:
-    born = [Born(iteration, rates=(0.5, 0.25)) for iteration in (1, 2, 3)]
+    collected = [FreshRows(iteration, rates=(0.5, 0.25)) for iteration in (1, 2, 3)]
     left = []
     for name, order in (("one", [0, 1, 2]), ("two", [2, 0, 1])):
         store = new_store(new_location(name))
         for index in order:
-            rows = born[index]
+            rows = collected[index]
             store.append([task()], rows.groups, rows.trajectories[:: 1 if name == "one" else -1])
         evict(store, 3, rows=13, per_task=15)
         left.append(sql(store, "select id from trajectories where state = 'eligible' order by id"))
@@ -165,8 +164,7 @@ def test_eviction_does_not_depend_on_the_order_rows_were_stored_in(new_location:
     assert len(left[0]) == 13
 
 
-def test_evicted_rows_are_never_drawn(location: Location) -> None:
-    store = new_store(location)
+def test_evicted_rows_are_never_drawn(store: ReplayStore) -> None:
     sampler = make_sampler("uniform", 3)
     for iteration in (1, 2, 3):
         iterate(store, iteration, sampler, count=4)
@@ -204,8 +202,8 @@ def test_appending_an_evicted_row_again_brings_nothing_back(location: Location) 
     store = filled(location)
     evict(store, 3, age=1)
     store.purge(RUN, 3)
-    born = Born(1, rates=(0.5, 0.25))
-    assert store.append([task()], born.groups, born.trajectories).duplicates == 8
+    collected = FreshRows(1, rates=(0.5, 0.25))
+    assert store.append([task()], collected.groups, collected.trajectories).duplicates == 8
     assert content(store) == (16, 16)
 
 
@@ -253,8 +251,7 @@ def spoken(id: str, ids: list[int], **changes: Any) -> Any:
     return trajectory(id, segments=segments, **changes)
 
 
-def test_row_with_the_tokens_of_an_eligible_one_of_its_task_is_stored_in_numbers(location: Location) -> None:
-    store = new_store(location)
+def test_row_with_the_tokens_of_an_eligible_one_of_its_task_is_stored_in_numbers(store: ReplayStore) -> None:
     same, other = [5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 9, 11]
     groups = [group(), group("group-2", task="task-2")]
     rows = [
@@ -299,8 +296,7 @@ def said(id: str, text: str, slot: int) -> Any:
     return replace(spoken(id, [5, 6, 7, 8, 9, 10], slot=slot), messages=(Message("user", text),))
 
 
-def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(location: Location) -> None:
-    store = new_store(location)
+def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(store: ReplayStore) -> None:
     rows = [said("a", "nothing to hide", 0), said("b", "my key is sk-abc123", 1), said("c", "burn this", 2)]
     admission = Admission(redact=hide_keys)
     report = store.append([task()], [group()], rows, admission=admission)
@@ -323,8 +319,7 @@ def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(location: Loca
         store.read(["b"])
 
 
-def test_redactor_that_fails_stores_nothing(location: Location) -> None:
-    store = new_store(location)
+def test_redactor_that_fails_stores_nothing(store: ReplayStore) -> None:
 
     def fail(messages: tuple[Message, ...]) -> None:
         raise ReplayError("no")

@@ -18,7 +18,7 @@ from replay import InvalidRecord, Limits, ReplayError, ReplayStore, make_sampler
 from replay.errors import ConnectionLost
 from replay.storage.format import schema
 from tests.fakes.postgres_servers import LocalServer, Postgres
-from tests.fakes.records import RUN, Born, group, iterate, new_store, policy, sql, task, trajectory
+from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, policy, sql, task, trajectory
 from tests.fakes.server_faults import LosesReplies, end_connections, hurt_at, kill_backend
 from tests.replay.storage.writers import Writer, begin, check_acknowledged, stored_ids, wait_for
 
@@ -264,7 +264,7 @@ def test_deletion_that_was_not_answered_says_that_nobody_knows(
 ) -> None:
     url, way = unreliable
     with closing(new_store(url)) as store:
-        Born(1).append_to(store)
+        FreshRows(1).append_to(store)
         way.losses = 1
         with pytest.raises(ConnectionLost, match="Whether the transaction was stored is not known") as error:
             store.prune(rows=schema.trajectories.c.slot < 3, dry_run=False)

@@ -11,35 +11,29 @@ import pytest
 
 from replay import ReplayStore
 from replay.errors import ReplayError, RunReplaced
-from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.schema import metadata
 from replay.storage.retention import Capacity
-from tests.fakes.records import RUN, Born, iterate, iteration_record, new_store, policy, request, run_record, sql
+from tests.fakes.records import RUN, FreshRows, iterate, iteration_record, new_store, policy, request, run_record, sql
 
 OTHER = "run-2"
-
-
-def fresh(born: Born) -> list[DrawRecord]:
-    return [
-        DrawRecord(born.run, born.iteration, slot, row.id, FRESH, None, 0) for slot, row in enumerate(born.trajectories)
-    ]
+ZEROS = np.zeros(6, np.float32)
 
 
 def commit(store: ReplayStore) -> None:
-    store.commit(iteration_record(3, replay=0), fresh(Born(3)), sampler_state={})
+    store.commit(iteration_record(3, replay=0), FreshRows(3).draws(), sampler_state={})
 
 
 WRITES: dict[str, Callable[[ReplayStore], Any]] = {
     "add_policy": lambda store: store.add_policy(policy(7)),
-    "append": lambda store: Born(4).append_to(store),
-    "groups": lambda store: store.append([], Born(4).groups, []),
-    "reserve_fresh": lambda store: store.reserve_fresh(fresh(Born(4))),
+    "append": lambda store: FreshRows(4).append_to(store),
+    "groups": lambda store: store.append([], FreshRows(4).groups, []),
+    "reserve_fresh": lambda store: store.reserve_fresh(FreshRows(4).draws()),
     "draw": lambda store: store.draw(request(3, 2), make_sampler("uniform", 0)),
     "commit": commit,
     "add_metrics": lambda store: store.add_metrics(RUN, 2, {"eval/success": 0.5}),
-    "add_scores": lambda store: store.add_scores(RUN, 1, {(Born(3).trajectories[0].id, 0): np.zeros(6, np.float32)}),
+    "add_scores": lambda store: store.add_scores(RUN, 1, {(FreshRows(3).trajectories[0].id, 0): ZEROS}),
     "evict": lambda store: store.evict(RUN, 3, policy_version=2, capacity=Capacity(rows=1)),
     "purge": lambda store: store.purge(RUN, 3),
     "refuse_replaced": lambda store: store.refuse_replaced(RUN),
@@ -59,8 +53,8 @@ def test_store_whose_run_was_resumed_by_another_writes_nothing_of_it(location: L
     store.evict(RUN, 2, policy_version=1, capacity=Capacity(rows=1))
     other = ReplayStore.open(location)
     other.resume(RUN, 2)
-    Born(3).append_to(other)
-    other.reserve_fresh(fresh(Born(3)))
+    FreshRows(3).append_to(other)
+    other.reserve_fresh(FreshRows(3).draws())
     before = contents(other)
     for name, write in WRITES.items():
         with pytest.raises(RunReplaced) as error:
@@ -72,7 +66,7 @@ def test_store_whose_run_was_resumed_by_another_writes_nothing_of_it(location: L
     assert contents(other) == before
     # It may look, and the one that took over goes on.
     assert store.available(request(3, 2), make_sampler("uniform", 0)).rows > 0
-    assert store.read([Born(3).trajectories[0].id])[0].record.iteration == 3
+    assert store.read([FreshRows(3).trajectories[0].id])[0].record.iteration == 3
     commit(other)
     for write in [WRITES[name] for name in WRITES if name != "commit"]:
         write(other)
@@ -94,12 +88,12 @@ def test_only_the_run_that_was_resumed_changes_hands(location: Location) -> None
     store.add_run(run_record(OTHER))
     other = ReplayStore.open(location)
     other.resume(OTHER, 0)
-    Born(1).append_to(store)
+    FreshRows(1).append_to(store)
     with pytest.raises(RunReplaced, match="run-2 was resumed"):
-        Born(1, run=OTHER).append_to(store)
+        FreshRows(1, run=OTHER).append_to(store)
     with pytest.raises(RunReplaced, match="run-2 was resumed"):
-        mixed = Born(2)
-        store.append([], [*mixed.groups, *Born(2, run=OTHER).groups], mixed.trajectories)
+        mixed = FreshRows(2)
+        store.append([], [*mixed.groups, *FreshRows(2, run=OTHER).groups], mixed.trajectories)
     assert sql(store, "select run, count(*) from trajectories group by 1") == [(RUN, 4)]
 
 
@@ -110,8 +104,8 @@ def test_store_that_only_adds_to_a_run_outlives_its_resumes(location: Location) 
     tool = ReplayStore.open(location)
     tool.add_run(run_record())
     trainer.resume(RUN, 0)
-    born = Born(1).append_to(tool)
-    tool.add_scores(RUN, 1, {(born.trajectories[0].id, 0): np.zeros(6, np.float32)})
+    collected = FreshRows(1).append_to(tool)
+    tool.add_scores(RUN, 1, {(collected.trajectories[0].id, 0): ZEROS})
     trainer.add_policy(replace(policy(1), checkpoint="policies/000001"))
 
 

@@ -23,7 +23,7 @@ BIG = 2**31
 
 
 @pytest.fixture(scope="module")
-def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+def empty(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
     with closing(new_store(databases.new(tmp_path_factory.mktemp("buffer") / "replay.sqlite"))) as store:
         yield store
 
@@ -63,8 +63,8 @@ def refuses(store: ReplayStore, bad: Any, message: str) -> None:
         ({"stop_reason": None}, "^stop_reason must be a valid string, got None"),
     ],
 )
-def test_record_field_is_refused_by_name(store: ReplayStore, changes: dict[str, Any], message: str) -> None:
-    refuses(store, trajectory("a", **changes), message)
+def test_record_field_is_refused_by_name(empty: ReplayStore, changes: dict[str, Any], message: str) -> None:
+    refuses(empty, trajectory("a", **changes), message)
 
 
 def test_numbers_that_follow_from_the_tokens_are_filled_in(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_numbers_of_numpy_are_stored_as_the_numbers_they_are(tmp_path: Path) -> 
     assert store.verify().corrupt == {}
 
 
-def test_id_must_not_be_empty(store: ReplayStore) -> None:
-    refuses(store, trajectory(""), "^id must be a text of at least one character")
+def test_id_must_not_be_empty(empty: ReplayStore) -> None:
+    refuses(empty, trajectory(""), "^id must be a text of at least one character")
 
 
 def changed(field: str, position: int, value: float) -> tuple[Segment, ...]:
@@ -138,9 +138,9 @@ def changed(field: str, position: int, value: float) -> tuple[Segment, ...]:
     ],
 )
 def test_token_is_refused_by_field_and_position(
-    store: ReplayStore, field: str, position: int, value: float, message: str
+    empty: ReplayStore, field: str, position: int, value: float, message: str
 ) -> None:
-    refuses(store, trajectory("a", segments=changed(field, position, value)), message)
+    refuses(empty, trajectory("a", segments=changed(field, position, value)), message)
 
 
 def spoken(**changes: Any) -> tuple[Segment, ...]:
@@ -149,7 +149,7 @@ def spoken(**changes: Any) -> tuple[Segment, ...]:
     return (Segment(TokenSequence.concatenate([SHORT, replace(said, **changes)])),)
 
 
-def test_demonstrated_tokens_are_action_tokens_that_nobody_sampled(store: ReplayStore, tmp_path: Path) -> None:
+def test_demonstrated_tokens_are_action_tokens_that_nobody_sampled(empty: ReplayStore, tmp_path: Path) -> None:
     given = trajectory("a", segments=spoken())
     other = new_store(tmp_path / "replay.sqlite")
     other.append([task()], [group()], [given])
@@ -158,15 +158,15 @@ def test_demonstrated_tokens_are_action_tokens_that_nobody_sampled(store: Replay
     assert (stored.record.num_action_tokens, stored.record.policy_version_min) == (3 + 3, 0)
     zeros, versions = np.zeros(3, np.float32), np.zeros(3, np.int32)
     message = r"behavior_log_probs\[6\] must be NaN where no behavior policy is known, got 0.0"
-    refuses(store, trajectory("b", segments=spoken(behavior_log_probs=zeros)), message)
+    refuses(empty, trajectory("b", segments=spoken(behavior_log_probs=zeros)), message)
     message = r"policy_versions\[6\] must be >= 0 for a sampled token and -1 for others, got 0"
-    refuses(store, trajectory("b", segments=spoken(policy_versions=versions)), message)
+    refuses(empty, trajectory("b", segments=spoken(policy_versions=versions)), message)
 
 
-def test_trajectory_without_tokens_is_refused(store: ReplayStore) -> None:
-    refuses(store, trajectory("a", segments=()), "^segments must hold at least one token, got 0")
+def test_trajectory_without_tokens_is_refused(empty: ReplayStore) -> None:
+    refuses(empty, trajectory("a", segments=()), "^segments must hold at least one token, got 0")
     empty = Segment(TokenSequence.constant([], 0))
-    refuses(store, trajectory("a", segments=(empty,)), "^segments must hold at least one token, got 0")
+    refuses(empty, trajectory("a", segments=(empty,)), "^segments must hold at least one token, got 0")
 
 
 def test_trajectories_checked_together_are_found_to_be_what_they_are_alone() -> None:
@@ -204,15 +204,15 @@ def test_unequal_lengths_can_not_be_made() -> None:
         (group(size=0), "^size must be greater than or equal to 1"),
     ],
 )
-def test_group_field_is_refused_by_name(store: ReplayStore, bad: Any, message: str) -> None:
+def test_group_field_is_refused_by_name(empty: ReplayStore, bad: Any, message: str) -> None:
     with pytest.raises(InvalidRecord, match=message):
-        store.append([task()], [bad], [])
+        empty.append([task()], [bad], [])
 
 
 @pytest.mark.parametrize("payload", [{"x": NAN}, {"x": {1, 2}}, {"x": object()}])
-def test_task_payload_must_be_json(store: ReplayStore, payload: dict[str, Any]) -> None:
+def test_task_payload_must_be_json(empty: ReplayStore, payload: dict[str, Any]) -> None:
     with pytest.raises(InvalidRecord, match="^payload must be JSON"):
-        store.append([replace(task(), payload=payload)], [], [])
+        empty.append([replace(task(), payload=payload)], [], [])
 
 
 numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)

@@ -19,7 +19,7 @@ from replay.storage.databases import Location
 from replay.storage.format.ratio_histograms import count
 from replay.storage.format.schema import segments
 from replay.storage.write import Admission
-from tests.fakes.records import RUN, Born, group, iterate, new_store, policy, request, sql, task, trajectory
+from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, policy, request, sql, task, trajectory
 
 
 def filled(location: Location, iterations: int = 3) -> ReplayStore:
@@ -58,7 +58,7 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
     """One bit of each of 1,000 rows, in any of its blobs; a flip that leaves the content what it was does no harm."""
     store = new_store(tmp_path / "replay.sqlite")
     for iteration in range(1, 11):
-        Born(iteration, rates=(0.5,) * 10, size=10).append_to(store)
+        FreshRows(iteration, rates=(0.5,) * 10, size=10).append_to(store)
     random = np.random.default_rng(0)
     with store._database.writing() as connection:
         for trajectory, tokens in connection.execute(sa.select(segments.c.trajectory, segments.c.tokens)).all():
@@ -112,8 +112,7 @@ def test_row_whose_messages_are_gone_without_eviction_is_corrupt(location: Locat
     assert store.verify().corrupt == {sql(store, one)[0][0]: "0 messages where 5 were written"}
 
 
-def test_redacted_row_whose_messages_are_gone_is_corrupt(location: Location) -> None:
-    store = new_store(location)
+def test_redacted_row_whose_messages_are_gone_is_corrupt(store: ReplayStore) -> None:
     redacted = Admission(redact=lambda said: said[:2])
     store.append([task()], [group()], [trajectory("a")], admission=redacted)
     with pytest.raises(ContentGone):
@@ -131,7 +130,7 @@ def test_table_of_authors_that_is_not_the_one_its_hash_is_of_is_told(location: L
     asks: list[Callable[[ReplayStore], object]] = [
         lambda opened: opened.run(RUN),
         lambda opened: opened.draw(request(4, 2), make_sampler("uniform", 0)),
-        lambda opened: Born(4).append_to(opened),
+        lambda opened: FreshRows(4).append_to(opened),
     ]
     for ask in asks:
         with closing(ReplayStore.open(location)) as opened, pytest.raises(DamagedCell, match=told):
@@ -155,7 +154,7 @@ def test_verify_holds_no_snapshot_while_others_write(tmp_path: Path) -> None:
     """The log can be emptied between any two batches of 64 rows."""
     path = tmp_path / "replay.sqlite"
     store = new_store(path)
-    Born(1, rates=(0.5,) * 40).append_to(store)
+    FreshRows(1, rates=(0.5,) * 40).append_to(store)
     emptied = []
 
     def empty(*_: object) -> None:
@@ -205,20 +204,18 @@ def test_uses_that_are_not_those_of_the_draws_are_told(location: Location) -> No
     assert store.verify().damage == ["trajectories.uses: 3 rows were used another number of times, by their draws"]
 
 
-def test_scores_that_are_not_what_was_written_are_told(location: Location) -> None:
-    store = new_store(location)
-    born = Born(1, rates=(0.5,), size=2).append_to(store)
+def test_scores_that_are_not_what_was_written_are_told(store: ReplayStore) -> None:
+    collected = FreshRows(1, rates=(0.5,), size=2).append_to(store)
     store.add_policy(policy(1))
-    store.add_scores(RUN, 1, {(row.id, 0): np.zeros(6, np.float32) for row in born.trajectories})
+    store.add_scores(RUN, 1, {(row.id, 0): np.zeros(6, np.float32) for row in collected.trajectories})
     assert store.verify().damage == []
-    second = born.trajectories[1].id
+    second = collected.trajectories[1].id
     sql(store, "update token_scores set log_probs = ? where trajectory = ?", bytes(12), second)
     told = f"token_scores: 1 are not what was written, the first of segment 0 of trajectory {second}"
     assert store.verify().damage == [told]
 
 
-def test_histogram_that_is_not_what_was_written_is_told(location: Location) -> None:
-    store = new_store(location)
+def test_histogram_that_is_not_what_was_written_is_told(store: ReplayStore) -> None:
     spread = [Histogram(quantity, FRESH, "", count([0.0, 0.5])) for quantity in ("ratio", "drift")]
     for iteration in (1, 2, 3):
         iterate(store, iteration, make_sampler("uniform", 0), histograms=spread)
@@ -229,9 +226,8 @@ def test_histogram_that_is_not_what_was_written_is_told(location: Location) -> N
 
 
 @pytest.mark.parametrize("text", ["{", "1", '"plain"'])
-def test_mark_of_an_escape_before_what_is_none_is_told_by_column(location: Location, text: str) -> None:
+def test_mark_of_an_escape_before_what_is_none_is_told_by_column(store: ReplayStore, text: str) -> None:
     """Read as another text it would not be found again: pages ended nowhere."""
-    store = new_store(location)
     iterate(store, 1, make_sampler("uniform", 0), histograms=[Histogram("ratio", FRESH, "", count([0.5]))])
     sql(store, "update histograms set quantity = ?", f"\ue000json:{text}")
     (told,) = store.verify().damage

@@ -7,17 +7,17 @@ import signal
 import sys
 import time
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
 from replay import DatabaseRefused, InvalidRecord, ReplayStore, RunReplaced
 from replay.mixing.request import DrawRequest, Limits, Pick
-from replay.records import FRESH, DrawRecord
+from replay.records import DrawRecord
 from replay.sampling.samplers import Sampler, make_sampler
 from replay.storage.databases import Location
 from replay.storage.retention import Capacity
-from tests.fakes.records import Born, iteration_record, policy, run_record, sql, trajectory
+from tests.fakes.records import FreshRows, iteration_record, policy, run_record, sql, trajectory
 from tests.fakes.small_processes import SMALL
 
 TEACHER = "teacher-run"
@@ -85,16 +85,12 @@ def _train(location: Location, run: str, at: int, iterations: int) -> None:
 
 
 def _iterate(store: ReplayStore, run: str, iteration: int, sampler: Sampler, *, attempt: int) -> None:
-    born = Born(iteration, rates=(0.5, 0.25), attempt=attempt, run=run).append_to(store)
-    fresh = [
-        DrawRecord(run, iteration, slot, row.id, FRESH, probability=None, staleness=0)
-        for slot, row in enumerate(born.trajectories)
-    ]
+    fresh = FreshRows(iteration, rates=(0.5, 0.25), attempt=attempt, run=run).append_to(store).draws()
     store.reserve_fresh(fresh)
     picks = (Pick(OWN, source="self"), Pick(TAUGHT, source=TEACHER))
     drawn = store.draw(DrawRequest(run, iteration, iteration - 1, picks, FRESH_ROWS, LIMITS), sampler)
     records = [*fresh, *(row.draw for row in drawn)]
-    done = replace(iteration_record(iteration, replay=len(drawn)), run=run, planned_replay=OWN + TAUGHT)
+    done = iteration_record(iteration, replay=len(drawn), run=run, planned_replay=OWN + TAUGHT)
     if iteration % 4 == 0:
         _err(store, run, records[1:], sampler)
     store.commit(done, records, sampler_state=sampler.state())
@@ -107,7 +103,7 @@ def _err(store: ReplayStore, run: str, wrong: list[DrawRecord], sampler: Sampler
     """Mistakes of one trainer: nothing of them is stored."""
     iteration = wrong[0].iteration
     with pytest.raises(InvalidRecord, match="must be the reserved"):
-        store.commit(replace(iteration_record(iteration, replay=0), run=run), wrong, sampler_state=sampler.state())
+        store.commit(iteration_record(iteration, replay=0, run=run), wrong, sampler_state=sampler.state())
     bad = trajectory(f"bad-{run}-{iteration}", run=run, group=f"nowhere-{run}")
     with pytest.raises(InvalidRecord, match="must be appended with or before its members"):
         store.append([], [], [bad])

@@ -28,7 +28,7 @@ CHOSEN = {"fraction": "0.0625", "sampler": "uniform", "successful_only": "false"
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+def three_iterations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
     """24 fresh rows of three iterations, two drawn in each."""
     path = tmp_path_factory.mktemp("run") / "replay.sqlite"
     writer, sampler = new_store(path), make_sampler("uniform", 3)
@@ -40,8 +40,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
 
 
 @pytest.fixture(scope="module")
-def server(store: ReplayStore) -> Iterator[Served]:
-    with served(create_app(OpenBuffer(store, named="runs/quickstart-001"), Guard())) as found:
+def server(three_iterations: ReplayStore) -> Iterator[Served]:
+    with served(create_app(OpenBuffer(three_iterations, named="runs/quickstart-001"), Guard())) as found:
         yield found
 
 
@@ -51,15 +51,15 @@ def page(server: Served, **parameters: str) -> str:
     return answer.text
 
 
-def test_twin_is_the_answer_to_the_same_address(server: Served, store: ReplayStore) -> None:
+def test_twin_is_the_answer_to_the_same_address(server: Served, three_iterations: ReplayStore) -> None:
     answer = json.loads(server.ask(f"/mixing.json?{urlencode(CHOSEN)}").text)
     assert (answer.pop("errors"), answer.pop("own")["fraction"]) == ({}, 0.0)
-    assert answer == preview_of(store, RUN, CHOSEN)
+    assert answer == preview_of(three_iterations, RUN, CHOSEN)
 
 
-def test_page_shows_the_batch_with_links_to_its_rows(server: Served, store: ReplayStore) -> None:
+def test_page_shows_the_batch_with_links_to_its_rows(server: Served, three_iterations: ReplayStore) -> None:
     text = page(server, **CHOSEN)
-    answer = preview_of(store, RUN, CHOSEN)
+    answer = preview_of(three_iterations, RUN, CHOSEN)
     # A sixteenth of 128 rows; the rest is fresh, in groups of 8.
     assert len(answer["batch"]["rows"]) == 8
     for row in answer["batch"]["rows"]:
@@ -91,10 +91,10 @@ def test_command_of_the_page_asks_the_same(server: Served) -> None:
     assert """--set replay.sampler=recency --set 'replay.sampler_options={"half_life": 3}'</code>""" in text
 
 
-def test_rows_tell_how_often_they_were_replayed(store: ReplayStore) -> None:
-    rows = preview_of(store, RUN, CHOSEN)["batch"]["rows"]
+def test_rows_tell_how_often_they_were_replayed(three_iterations: ReplayStore) -> None:
+    rows = preview_of(three_iterations, RUN, CHOSEN)["batch"]["rows"]
     counted = "select count(*) from draws where trajectory = ? and stream = 'replay' and state = 'committed'"
-    assert [row["replayed"] for row in rows] == [sql(store, counted, row["id"])[0][0] for row in rows]
+    assert [row["replayed"] for row in rows] == [sql(three_iterations, counted, row["id"])[0][0] for row in rows]
     assert any(row["replayed"] for row in rows)
 
 
@@ -168,15 +168,17 @@ def test_options_at_their_ends_are_tried_out(server: Served, given: dict[str, st
     assert json.loads(answer.text)["errors"] == {}
 
 
-def test_a_password_of_the_database_is_in_no_command(store: ReplayStore) -> None:
-    source = OpenBuffer(store, named="postgresql://me:pass-word@host/db")
+def test_a_password_of_the_database_is_in_no_command(three_iterations: ReplayStore) -> None:
+    source = OpenBuffer(three_iterations, named="postgresql://me:pass-word@host/db")
     with served(create_app(source, Guard())) as found:
         text = unescape(page(found, fraction="0.5"))
     assert "pass-word" not in text
-    assert f"agentloop replay mix {store.url} --set replay.fraction=0.5" in text
+    assert f"agentloop replay mix {three_iterations.url} --set replay.fraction=0.5" in text
 
 
-def test_a_database_of_several_runs_asks_which(store: ReplayStore, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_database_of_several_runs_asks_which(
+    three_iterations: ReplayStore, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.mktemp("two") / "replay.sqlite"
     writer = new_store(path)
     writer.add_run(run_record("run-2"))
@@ -188,18 +190,20 @@ def test_a_database_of_several_runs_asks_which(store: ReplayStore, tmp_path_fact
     writer.close()
 
 
-def test_page_writes_nothing(server: Served, store: ReplayStore) -> None:
+def test_page_writes_nothing(server: Served, three_iterations: ReplayStore) -> None:
     tables = ("draws", "sampler_state", "iterations", "metrics")
-    before = [sql(store, f"select * from {table} order by 1, 2, 3") for table in tables]
+    before = [sql(three_iterations, f"select * from {table} order by 1, 2, 3") for table in tables]
     page(server, **CHOSEN)
-    assert [sql(store, f"select * from {table} order by 1, 2, 3") for table in tables] == before
+    assert [sql(three_iterations, f"select * from {table} order by 1, 2, 3") for table in tables] == before
 
 
-def test_a_large_buffer_is_announced_before_it_is_read(store: ReplayStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert store.path is not None
+def test_a_large_buffer_is_announced_before_it_is_read(
+    three_iterations: ReplayStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert three_iterations.path is not None
     monkeypatch.setattr(mixing_page, "_MANY", 20)
     with (
-        closing(ReplayStore.open(store.path, read_only=True)) as cold,
+        closing(ReplayStore.open(three_iterations.path, read_only=True)) as cold,
         served(create_app(OpenBuffer(cold), Guard())) as found,
     ):
         first = page(found, **CHOSEN, max_uses="")

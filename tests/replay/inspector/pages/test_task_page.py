@@ -15,7 +15,7 @@ from replay import ReplayStore, queries
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.queries.open_buffer import OpenBuffer
-from tests.fakes.records import RUN, Born, new_store, run_record, sql, task
+from tests.fakes.records import RUN, FreshRows, new_store, run_record, sql, task
 from tests.replay.inspector.serving import Served, served
 
 HERE = "/tasks/task-1"
@@ -27,22 +27,22 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tasks") / "replay.sqlite"
     with closing(new_store(path)) as store:
         for iteration, rate in ((1, 0.25), (2, 0.5), (3, 1.0)):
-            Born(iteration, rates=(rate,)).append_to(store)
+            FreshRows(iteration, rates=(rate,)).append_to(store)
         store.add_run(run_record("run-2"))
-        Born(1, rates=(0.5,), run="run-2").append_to(store)
+        FreshRows(1, rates=(0.5,), run="run-2").append_to(store)
         store.append([task("task-2")], [], [])
     return path
 
 
 @pytest.fixture(scope="module")
-def store(path: Path) -> Iterator[ReplayStore]:
+def reader(path: Path) -> Iterator[ReplayStore]:
     with closing(ReplayStore.open(path, read_only=True)) as store:
         yield store
 
 
 @pytest.fixture(scope="module")
-def inspector(store: ReplayStore) -> Iterator[Served]:
-    with served(create_app(OpenBuffer(store), Guard())) as server:
+def inspector(reader: ReplayStore) -> Iterator[Served]:
+    with served(create_app(OpenBuffer(reader), Guard())) as server:
         yield server
 
 
@@ -60,9 +60,9 @@ def titles(html: str) -> list[str]:
     return re.findall(r"<title>([^<]+)</title>", html)[1:]
 
 
-def test_twin_is_what_the_terminal_answers(inspector: Served, store: ReplayStore) -> None:
+def test_twin_is_what_the_terminal_answers(inspector: Served, reader: ReplayStore) -> None:
     for query, run in (("", None), ("?run=*", None), (f"?run={RUN}", RUN)):
-        assert json.loads(page(inspector, f"{HERE}.json{query}")) == queries.task(store, "task-1", run)
+        assert json.loads(page(inspector, f"{HERE}.json{query}")) == queries.task(reader, "task-1", run)
 
 
 def test_page_shows_success_by_policy_of_each_run_and_every_bucket(inspector: Served) -> None:
