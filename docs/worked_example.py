@@ -140,7 +140,7 @@ def collect(answer: str, iteration: int, config: RunConfig):
     policy = WrittenPolicy(f"version {iteration - 1}", answer=answer)
     actors = Actors(factory, policy, renderer, ReactParser(), AUTHORS, vocab_size=len(ID))
     scorer = RewardScorer(config.reward, max_tokens=config.context.max_tokens)
-    collector = Collector(actors, config, scorer, AdvantageEstimator(config))
+    collector = Collector(actors, config, scorer, AdvantageEstimator(config).of_groups)
     return collector.collect([(factory.example, 1)], CollectedBy("worked", iteration, 0))
 
 
@@ -157,7 +157,7 @@ def follow(store: ReplayStore) -> dict[str, Any]:
     request = replace(request, picks=plan.picks, first_slot=plan.fresh)
     own = request.fresh_rows(fresh.trajectories)
     store.reserve_fresh([row.draw for row in own])
-    rows = AdvantageEstimator(config).of_batch([*own, *store.draw(request, sampler)], config.replay.baseline).rows
+    rows = AdvantageEstimator(config).of_batch([*own, *store.draw(request, sampler)], config.replay.baseline)[0]
 
     batch = build_batch(rows, AUTHORS)
     scored = score_batch(batch, WrittenPolicy("version 1"), WrittenPolicy("version 0"), config, reuse=False)
