@@ -138,11 +138,6 @@ class ContextManager:
         return min(left, self._asked[0].max_answer_tokens) if self._asked else left
 
     @property
-    def asking(self) -> bool:
-        """The next reply answers a question of the strategy: it is no turn of the episode."""
-        return self._asked is not None
-
-    @property
     def question(self) -> Question | None:
         """What the next reply answers if a strategy asked; None: it is a turn of the episode."""
         return self._asked[0] if self._asked else None

@@ -57,13 +57,11 @@ class RunConfig(Section):
         default_factory=ComputeSection, description="How numbers are made; see docs/scaling.md."
     )
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The mixing ratio and how rows are drawn.")
-    reward: RewardSection = Field(default_factory=RewardSection, description="What an episode is worth.")
-    advantage: AdvantageSection = Field(
-        default_factory=AdvantageSection, description="What a trajectory is worth beside others."
-    )
+    reward: RewardSection = Field(default_factory=RewardSection, description="Rewards of an episode.")
+    advantage: AdvantageSection = Field(default_factory=AdvantageSection, description="Advantages of trajectories.")
     loss: LossSection = Field(default_factory=LossSection, description="The heterogeneous on/off-policy loss.")
     kl: KlSection = Field(default_factory=KlSection, description="Distance to a reference policy.")
-    critic: CriticSection = Field(default_factory=CriticSection, description="What an action is worth (PPO).")
+    critic: CriticSection = Field(default_factory=CriticSection, description="Values of states (PPO).")
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="What moves the policy.")
     sft: SftSection = Field(default_factory=SftSection, description="Supervised training on demonstrations of yours.")
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection, description="Held-out success.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -128,9 +128,8 @@ class UpdateTotals:
             if trained and scored:
                 metrics[f"actor/{stream}/ratio_mean"] = float(self.ratio[rows].sum()) / scored
                 ratios = self.ratios_of(replayed=replayed)
-                metrics[f"actor/{stream}/ratio_min"] = float(ratios.min())
-                metrics[f"actor/{stream}/ratio_max"] = float(ratios.max())
-                metrics |= {f"actor/{stream}/ratio_{name}": value for name, value in quantiles(ratios).items()}
+                ends = {"min": float(ratios.min()), "max": float(ratios.max())}
+                metrics |= _named(f"actor/{stream}/ratio", ends | quantiles(ratios))
         return metrics
 
     def ratios_of(self, *, replayed: bool) -> Tensor:
@@ -242,7 +241,7 @@ def drift_quantiles(drift: Tensor, replay_mask: Tensor) -> dict[str, float]:
         values = drift[replay_mask == flag].flatten()
         known = values[~values.isnan()]
         if len(known):
-            metrics |= {f"actor/{stream}/drift_{name}": value for name, value in quantiles(known).items()}
+            metrics |= _named(f"actor/{stream}/drift", quantiles(known))
     return metrics
 
 
@@ -251,6 +250,10 @@ def quantiles(values: Tensor) -> dict[str, float]:
     ordered = values.sort().values
     ranks = {percent: -(-percent * len(values) // 100) - 1 for percent in _QUANTILES}
     return {f"p{percent:02d}": float(ordered[rank]) for percent, rank in ranks.items()}
+
+
+def _named(name: str, values: Mapping[str, float]) -> dict[str, float]:
+    return {f"{name}_{key}": value for key, value in values.items()}
 
 
 def row_stats(drift: Drift, totals: UpdateTotals, trajectory_ids: Sequence[str]) -> dict[str, RowStats]:

@@ -89,7 +89,7 @@ def rollout(
     problem: str | None = None
     while stop_reason is None:
         # An answer to a strategy's question has the strategy's own limit, which `room` knows.
-        budget = context.room if context.asking else min(limits.max_tokens_per_turn, context.room)
+        budget = context.room if context.question else min(limits.max_tokens_per_turn, context.room)
         if budget < 1:
             stop_reason = CONTEXT_FULL
             break

@@ -108,7 +108,7 @@ class DemonstrationReader:
             raise _TooLong
         if stopped is not None:
             raise BadRow(f"conversation must fit the chat template and context.strategy, got {stopped}.")
-        if context.asking:
+        if context.question:
             raise UserError(
                 f"context.strategy must be one that asks the policy nothing, for demonstrations hold no answers, got "
                 f"{self._config.context.strategy}. Set context.strategy: linear."

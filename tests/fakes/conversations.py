@@ -97,7 +97,7 @@ class Episode:
 
     def _settle(self) -> None:
         """Answer the strategy's question, if it has one."""
-        if not self.context.asking:
+        if not self.context.question:
             return
         self.questions += 1
         self.parser.reply = Reply("final", Message("assistant", self.answer(self.questions), "llm"), None)

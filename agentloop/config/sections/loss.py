@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from replay.section import NonNegative, PositiveFloat, Section
+from replay.section import BelowOne, NonNegative, PositiveFloat, Section
 
 OBJECTIVE_NAMES = (
     "reinforce",
@@ -26,28 +26,26 @@ OBJECTIVE_NAMES = (
 )
 _WITHOUT_RATIO = frozenset({"reinforce", "gpg", "luffy", "bc"})
 """Their anchor is a denominator of nothing but the metrics."""
+AboveOne = Annotated[float, Field(gt=1.0)]
 
 
 class PpoClipSection(Section):
-    clip_low: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.2, description="Ratios below 1 - clip_low are clipped.")
+    clip_low: BelowOne = Field(0.2, description="Ratios below 1 - clip_low are clipped.")
     clip_high: NonNegative = Field(0.28, description="Ratios above 1 + clip_high are clipped.")
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
-        3.0,
-        description="Where the advantage is negative, the loss is at most dual_clip x |advantage|; null: off.",
+    dual_clip: AboveOne | None = Field(
+        3.0, description="Where the advantage is negative, the loss is at most dual_clip x |advantage|; null: off."
     )
 
 
 class ReplayPpoClipSection(PpoClipSection):
     clip_high: NonNegative = Field(0.2, description="Ratios above 1 + clip_high are clipped.")
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
+    dual_clip: AboveOne | None = Field(
         None, description="Where the advantage is negative, the loss is at most dual_clip x |advantage|; null: off."
     )
 
 
 class GspoSection(Section):
-    clip_low: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        3e-4, description="Trajectory ratios below 1 - clip_low are clipped."
-    )
+    clip_low: BelowOne = Field(3e-4, description="Trajectory ratios below 1 - clip_low are clipped.")
     clip_high: NonNegative = Field(4e-4, description="Trajectory ratios above 1 + clip_high are clipped.")
 
 

@@ -193,5 +193,5 @@ class BatchSection(BatchSize, Section):
     layout: Literal["padded", "packed"] = Field(
         "padded",
         description="Rows of a pass: padded to one width, or packed one behind another, without padding. Packed is "
-        "quicker with flash-attention, which is told where rows begin, and slower where a mask says so, as on CPUs.",
+        "quicker with flash-attention, which knows where rows begin, and slower where a mask says so, as on CPUs.",
     )

@@ -253,7 +253,7 @@ def test_truncated_notes_stop_the_episode_and_stay_sampled_tokens() -> None:
         parser.reply = Reply("tool_calls", Message("assistant", "", "llm", (ToolCall("lookup", {}),)), None)
         context.record_reply([said.ids[0], MODEL.end_id], [-1.0, -1.0], policy_version=0)
         assert context.observe([Message("tool", said.result, "env")]) is None
-        if context.asking:
+        if context.question:
             break
     assert context.room == 3
     reply = context.record_reply([60, 61, 62], [-1.0] * 3, policy_version=0)

@@ -183,7 +183,7 @@ def test_strategy_that_rewrites_tokenises_no_text_twice(name: str) -> None:
     context.begin([Message("user", "What is the code?")], ())
     given = 0
     for turn in range(60):
-        while context.asking:
+        while context.question:
             ids = [*chatml.codec.encode_text(f"note {turn}"), chatml.end_id]
             context.record_reply(ids, [-1.0] * len(ids), policy_version=0)
         reply = f"<think>\nthought {turn}\n</think>\n\nsaid {turn}" + chatml.call
