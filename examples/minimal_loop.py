@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentloop.algorithms.advantages import Member, mean_baseline
-from agentloop.algorithms.diagnostics import trajectory_drift
 from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss
-from agentloop.algorithms.objectives.ratio import ppo_clip
+from agentloop.algorithms.objectives.token_level import ppo_clip
+from agentloop.algorithms.ratios import trajectory_drift
 from agentloop.learning.batch import build_batch
 from agentloop.models.actor import Actor
 from context import ChatTemplate, ContextManager, Message, Renderer, Reply, TokenCodec, ToolCall, default_authors

@@ -1,4 +1,4 @@
-"""Log-probs of tokens: the next-token shift, the temperature, and ratios that stay finite."""
+"""Log-probs of tokens: the next-token shift, and the softmax at a temperature."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-LOG_RATIO_BOUND = 20.0
-"""Nats. e^20 is still far from the float32 limit; beyond the bound a ratio carries no gradient."""
 
 _LOWEST_SCORE = -1e4  # a probability that underflows to 0 has a log of -inf; its product must count as 0
 
@@ -50,14 +47,3 @@ def log_softmax(logits: Tensor, temperature: Tensor) -> Tensor:
 def entropies(scores: Tensor) -> Tensor:
     """-sum p log p of [N, V] log-probabilities; nats."""
     return -(scores.exp() * scores.clamp_min(_LOWEST_SCORE)).sum(dim=-1)
-
-
-def log_ratios(log_probs: Tensor, anchor_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """clamp(log_probs - anchor_log_probs, -20, 20) where `mask`, 0 elsewhere; nats.
-
-    Masked inputs are replaced before the subtraction: a NaN or a wild stored value outside the mask would
-    otherwise reach the gradient as 0 x inf.
-    """
-    zero = torch.zeros((), dtype=log_probs.dtype, device=log_probs.device)
-    difference = torch.where(mask, log_probs, zero) - torch.where(mask, anchor_log_probs, zero)
-    return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)

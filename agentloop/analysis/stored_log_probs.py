@@ -13,7 +13,7 @@ import sqlalchemy as sa
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.diagnostics import effective_sample_size, trajectory_drift
+from agentloop.algorithms.ratios import effective_sample_size, trajectory_drift
 from agentloop.config import RunConfig
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError

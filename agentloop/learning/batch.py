@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.diagnostics import sum_by_trajectory
 from agentloop.algorithms.objectives import ObjectiveInput
+from agentloop.algorithms.ratios import sum_by_trajectory
 from context.authors import AuthorTable
 from context.tokens.masks import loss_mask, response_mask
 from replay.mixing.apportion import apportion

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.aggregation import Normalise, token_weights
-from agentloop.algorithms.diagnostics import sum_by_trajectory
 from agentloop.algorithms.heterogeneous import anchor_log_probs, heterogeneous_loss
 from agentloop.algorithms.kl import kl_estimate, kl_loss
+from agentloop.algorithms.ratios import sum_by_trajectory
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.learning.batch import Batch, cut_micro_batches, cut_whole_trajectories

@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.diagnostics import Drift, trajectory_drift
-from agentloop.algorithms.log_probs import log_ratios
+from agentloop.algorithms.ratios import Drift, log_ratios, trajectory_drift
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.learning.batch import Batch, cut_micro_batches

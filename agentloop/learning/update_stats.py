@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.diagnostics import Drift, EssWeights, sum_by_trajectory
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
+from agentloop.algorithms.ratios import Drift, EssWeights, sum_by_trajectory
 from agentloop.distributed.ranks import Ranks
 from agentloop.learning.scoring import ScoredBatch
 from replay.records import FRESH, REPLAY, Histogram, age_bucket

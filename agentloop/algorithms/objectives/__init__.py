@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentloop.algorithms.objectives.objective import Objective, ObjectiveInput, PolicyLoss
-from agentloop.algorithms.objectives.ratio import cispo, dppo_kl, dppo_tv, ppo_clip, surrogate
 from agentloop.algorithms.objectives.score import bc, gpg, reinforce, topr
-from agentloop.algorithms.objectives.sequence import gmpo, gspo
+from agentloop.algorithms.objectives.sequence_level import gmpo, gspo
 from agentloop.algorithms.objectives.soft import exgrpo, luffy, sapo
+from agentloop.algorithms.objectives.token_level import cispo, dppo_kl, dppo_tv, ppo_clip, surrogate
 
 __all__ = ["OBJECTIVES", "Objective", "ObjectiveInput", "ObjectiveKind", "PolicyLoss"]
 

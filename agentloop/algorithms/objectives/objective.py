@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.log_probs import log_ratios
+from agentloop.algorithms.ratios import log_ratios
 
 
 @dataclass(frozen=True)

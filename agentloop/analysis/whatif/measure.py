@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from agentloop.algorithms.diagnostics import Drift, EssWeights, sum_by_trajectory
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
+from agentloop.algorithms.ratios import Drift, EssWeights, sum_by_trajectory
 from agentloop.analysis.stored_log_probs import compute_asked, load_weights, weights_of_run
 from agentloop.analysis.whatif.compared_rows import RowChoice, advantages_in_words, bucket_of, buckets_of, choose_rows
 from agentloop.analysis.whatif.losses import WhatIfLoss

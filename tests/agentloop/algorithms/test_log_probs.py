@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from agentloop.algorithms.log_probs import entropies, log_ratios, log_softmax, predictions
+from agentloop.algorithms.log_probs import entropies, log_softmax, predictions
 
 
 def test_prediction_of_token_t_uses_logits_at_t_minus_1() -> None:
@@ -34,12 +34,3 @@ def test_log_softmax_of_half_precision_is_float32() -> None:
 def test_entropy_of_uniform_and_certain_distributions() -> None:
     scores = torch.log_softmax(torch.tensor([[0.0] * 8, [0.0] + [-math.inf] * 7]), dim=-1)
     assert entropies(scores).tolist() == pytest.approx([math.log(8), 0.0], abs=1e-6)
-
-
-def test_log_ratios_are_clamped_and_zero_outside_the_mask() -> None:
-    ratios = log_ratios(
-        torch.tensor([-1.0, -1.0, -1.0, -1.0]),
-        torch.tensor([-1.5, -99.0, 99.0, math.nan]),
-        torch.tensor([True, True, True, False]),
-    )
-    assert ratios.tolist() == [0.5, 20.0, -20.0, 0.0]

@@ -4,8 +4,14 @@ from typing import get_args
 import pytest
 import torch
 
-from agentloop.algorithms.diagnostics import Drift, EssWeights, effective_sample_size, trajectory_drift
-from agentloop.algorithms.log_probs import LOG_RATIO_BOUND
+from agentloop.algorithms.ratios import (
+    LOG_RATIO_BOUND,
+    Drift,
+    EssWeights,
+    effective_sample_size,
+    log_ratios,
+    trajectory_drift,
+)
 from replay.queries.tokens import LOG_RATIO_BOUND as BOUND_WITHOUT_TENSORS
 
 
@@ -83,3 +89,12 @@ def test_long_trajectories_drift_by_their_tokens_while_their_means_stay() -> Non
 
 def test_drift_is_clamped_alike_without_tensors() -> None:
     assert BOUND_WITHOUT_TENSORS == LOG_RATIO_BOUND
+
+
+def test_log_ratios_are_clamped_and_zero_outside_the_mask() -> None:
+    ratios = log_ratios(
+        torch.tensor([-1.0, -1.0, -1.0, -1.0]),
+        torch.tensor([-1.5, -99.0, 99.0, math.nan]),
+        torch.tensor([True, True, True, False]),
+    )
+    assert ratios.tolist() == [0.5, 20.0, -20.0, 0.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from agentloop.algorithms.objectives.objective import ObjectiveInput, PolicyLoss
-from agentloop.algorithms.objectives.ratio import clipped_surrogate
+from agentloop.algorithms.objectives.token_level import clipped_surrogate
 
 
 def gspo(inputs: ObjectiveInput, *, clip_low: float, clip_high: float) -> PolicyLoss:

@@ -1,4 +1,4 @@
-"""How far the policy has moved away from its data. Nothing here carries gradient."""
+"""Ratios of probabilities that stay finite, and how far by them the policy has moved away from its data."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.log_probs import LOG_RATIO_BOUND, log_ratios
+LOG_RATIO_BOUND = 20.0
+"""Nats. e^20 is still far from the float32 limit; beyond the bound a ratio carries no gradient."""
 
 EssWeights = Literal["mean", "sequence", "token"]
+
+
+def log_ratios(log_probs: Tensor, anchor_log_probs: Tensor, mask: Tensor) -> Tensor:
+    """clamp(log_probs - anchor_log_probs, -20, 20) where `mask`, 0 elsewhere; nats.
+
+    Masked inputs are replaced before the subtraction: a NaN or a wild stored value outside the mask would
+    otherwise reach the gradient as 0 x inf.
+    """
+    zero = torch.zeros((), dtype=log_probs.dtype, device=log_probs.device)
+    difference = torch.where(mask, log_probs, zero) - torch.where(mask, anchor_log_probs, zero)
+    return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 @dataclass(frozen=True)
