@@ -177,7 +177,7 @@ def test_groups_of_equal_rewards_are_collected_anew(tmp_path: Path, qwen2: Path)
 
 
 def test_rewards_of_ones_own_are_stored_and_success_stays_the_environments(tmp_path: Path, qwen2: Path) -> None:
-    function = f"{Path(__file__).with_name('reward_functions.py')}:length_or_nothing"
+    function = f"{ENVIRONMENTS / 'reward_functions.py'}:length_or_nothing"
     reward = {"environment": 0.5, "functions": [{"function": function, "weight": 4.0}], "on_error": "drop"}
     display = SilentDisplay()
     config = quick(tmp_path, qwen2, reward=reward, replay={"fraction": 0.25}, rollout={"max_tokens_per_turn": 24})

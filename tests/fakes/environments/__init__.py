@@ -1,4 +1,4 @@
-"""Environments as users write them: each file is one that a configuration names."""
+"""Environments and reward functions as users write them: each file is one that a configuration names."""
 
 from pathlib import Path
 
