@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +35,11 @@ def modules() -> list[Path]:
     return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def words_of(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
 
@@ -55,7 +61,7 @@ def test_names_hold_no_private_words() -> None:
     for path in modules():
         words = set(words_of(path.stem)) & BANNED
         found += [f"{path.relative_to(ROOT)}: {word}" for word in words]
-        for name, line in names_in(ast.parse(path.read_text())):
+        for name, line in names_in(tree_of(path)):
             found += [f"{path.relative_to(ROOT)}:{line}: {name}" for word in words_of(name) if word in BANNED]
     assert not found, "\n".join(found)
 
@@ -65,7 +71,7 @@ def test_no_two_modules_and_no_two_classes_share_a_name() -> None:
     for path in modules():
         if path.name not in ("__init__.py", "__main__.py") and len(path.relative_to(ROOT).parts) > 2:
             stems[path.stem].append(str(path.relative_to(ROOT)))
-        for node in ast.parse(path.read_text()).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     twice = [f"{name}: {places}" for names in (stems, classes) for name, places in names.items() if len(places) > 1]

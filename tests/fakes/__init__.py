@@ -1,1 +1,11 @@
-"""What tests use in the place of models, people and other machines: scripted, small, and real wherever it can be."""
+"""What several folders of tests use in the place of models, people and other machines: scripted, small, and real
+wherever it can be.
+
+records: every row that a buffer holds; replay_command: what is asked of it from a shell.
+databases, postgres_servers: where buffers are: SQLite, and every PostgreSQL server on this machine.
+batch_rows: rows of an update, and models of two layers to update.
+runs: whole runs in a second, and the models they start from; processes, ranks: runs in processes of their own.
+conversations, scripted: policies that say what is written down; families, trl_templates: chat templates and tokenizers.
+environments: files that a configuration names.
+shell: the command in this process; small_processes: processes without torch.
+"""

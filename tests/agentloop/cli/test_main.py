@@ -64,11 +64,6 @@ def database(standing: Path) -> Path:
     return standing / "runs/small-001/replay.sqlite"
 
 
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(monkeypatch, capfd)
-
-
 # Help
 
 

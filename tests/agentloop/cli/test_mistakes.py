@@ -166,11 +166,6 @@ SPOILT: dict[str, Callable[[Path], object]] = {
 """Models that can't be trained, by what was done to a good one."""
 
 
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(monkeypatch, capfd)
-
-
 def training(*sets: str) -> list[str]:
     return ["train", "small.yaml", *(word for each in ("run.folder=new", *sets) for word in ("--set", each))]
 

@@ -38,11 +38,6 @@ def running(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(monkeypatch, capfd)
-
-
 def test_report_of_the_newest_run_is_written_while_it_goes_on_and_without_torch(running: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, "report"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

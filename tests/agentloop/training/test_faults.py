@@ -22,6 +22,7 @@ from agentloop.config import RunConfig
 from agentloop.distributed.tensor_files import read_tensors
 from agentloop.errors import UserError
 from agentloop.runs.checkpoint import complete_checkpoints, load_checkpoint
+from agentloop.runs.run_folder import RunFolder
 from agentloop.runs.run_report import report_run
 from agentloop.runs.sinks import MetricsFile
 from agentloop.training.train import train
@@ -142,9 +143,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     )
     child = int(done.stdout)
     try:
-        check = "import sys\n" + holder.partition("child =")[0]
-        again = subprocess.run([sys.executable, "-c", check, str(tmp_path)], cwd=ROOT, check=False)
-        assert (done.returncode, again.returncode) == (-signal.SIGKILL, 0)
+        assert done.returncode == -signal.SIGKILL
+        with RunFolder(tmp_path, "id", RunConfig()).lock():
+            pass
     finally:
         os.kill(child, signal.SIGKILL)
 

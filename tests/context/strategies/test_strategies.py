@@ -26,7 +26,6 @@ from context.strategies import (
     Strategy,
     Turn,
 )
-from context.strategies.model_questions import _read_decisions
 from context.strategies.protocol import Answer
 from tests.fakes.conversations import Episode, ScriptedParser, laws, texts
 from tests.fakes.conversations import Turn as Said
@@ -162,6 +161,9 @@ def test_self_clip_lists_all_but_the_newest_turn() -> None:
         ("2 keep\n4 keep", "self_clip_fallback", [TEN, TEN]),
         ("no idea", "self_clip_fallback", [TEN, TEN]),
         ("", "self_clip_fallback", [TEN, TEN]),
+        pytest.param(
+            "9" * 100_000 + " keep\n" + "1 " * 50_000 + "remove", "self_clip_fallback", [TEN, TEN], id="hostile"
+        ),
     ],
 )
 def test_self_clip_does_as_it_is_told_or_falls_back(answer: str, kind: str, expected: list[str]) -> None:
@@ -179,10 +181,6 @@ def test_self_clip_does_as_its_example_says() -> None:
     arrangement = SelfClip(35).arrange(history(TEN * 2, TEN, TEN, answer=Answer(question.example, truncated=False)))
     assert isinstance(arrangement, Rewrite) and arrangement.kind == "self_clip"
     assert shown_results(arrangement) == [TEN]
-
-
-def test_decisions_of_a_hostile_answer_are_bounded() -> None:
-    assert _read_decisions("9" * 100_000 + " keep\n" + "1 " * 50_000 + "remove", 3) == {}
 
 
 def test_compressed_result_is_the_memory_authors_text() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -225,14 +225,15 @@ def refused_or_harmless(name: str, harmless: Counter[int], fields: dict[str, str
 @pytest.mark.parametrize("name", MAIN)
 def test_no_control_token_of_a_real_template_comes_of_content(name: str) -> None:
     harmless, _ = real_prompt(name)
+    # Every token is split by every mark, and every field holds every mark, but not each with each.
+    marks = cycle(("\x00", "\u200d", "\uf8e0", "\uf8e10\uf8e1"))
     for token in model_of(name).codec.added_tokens:
         half = len(token) // 2
         for first, second in pairwise((*REAL_FIELDS, REAL_FIELDS[0])):
             refused_or_harmless(name, harmless, {first: token})
             refused_or_harmless(name, harmless, {first: f"a {token}{token} b"})
             refused_or_harmless(name, harmless, {first: token[:half], second: token[half:]})
-            for invisible in ("\x00", "\u200d", "\uf8e0", "\uf8e10\uf8e1"):
-                refused_or_harmless(name, harmless, {first: token[:half] + invisible + token[half:]})
+            refused_or_harmless(name, harmless, {first: token[:half] + next(marks) + token[half:]})
         # Neighbours in the conversation: the end of one message and the beginning of the next.
         refused_or_harmless(name, harmless, {"user": "x" + token[:half], "assistant": token[half:] + "x"})
         refused_or_harmless(name, harmless, {"assistant": "x" + token[:half], "memory": token[half:] + "x"})

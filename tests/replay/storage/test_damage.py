@@ -334,15 +334,14 @@ def test_change_that_takes_the_checksum_away_is_meant(location: Location) -> Non
 @given(reward=st.floats(-1e6, 1e6), entropy=st.none() | st.floats(0, 9), text=st.text(max_size=9))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_a_record_holds_its_checksum_holds(
-    location: Location, reward: float, entropy: float | None, text: str
+    store: ReplayStore, reward: float, entropy: float | None, text: str
 ) -> None:
     """Also what databases write otherwise than Python: whole numbers as reals, a negative zero, a NUL."""
-    with closing(new_store(location)) as store:
-        id = f"{reward}/{entropy}/{text}"
-        made = trajectory(id, slot=0, group=id, reward=reward, mean_entropy=entropy, stop_reason=text)
-        whole = trajectory(f"{id}/whole", slot=1, group=id, reward=-0.0, advantage=3, stop_reason=text)
-        store.append([task()], [group(id)], [made, whole])
-        assert [row.id for row in store.read([id, f"{id}/whole"])] == [id, f"{id}/whole"]
+    id = f"{reward}/{entropy}/{text}"
+    made = trajectory(id, slot=0, group=id, reward=reward, mean_entropy=entropy, stop_reason=text)
+    whole = trajectory(f"{id}/whole", slot=1, group=id, reward=-0.0, advantage=3, stop_reason=text)
+    store.append([task()], [group(id)], [made, whole])
+    assert [row.id for row in store.read([id, f"{id}/whole"])] == [id, f"{id}/whole"]
 
 
 def test_message_that_can_not_be_read_quarantines_its_row(location: Location) -> None:

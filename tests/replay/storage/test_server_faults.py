@@ -19,7 +19,7 @@ from replay.errors import ConnectionLost
 from replay.storage.format import schema
 from tests.fakes.postgres_servers import LocalServer, Postgres
 from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, policy, sql, task, trajectory
-from tests.fakes.server_faults import LosesReplies, end_connections, hurt_at, kill_backend
+from tests.replay.storage.server_faults import LosesReplies, end_connections, hurt_at, kill_backend
 from tests.replay.storage.writers import Writer, begin, check_acknowledged, stored_ids, wait_for
 
 NewDatabase = Callable[..., str]

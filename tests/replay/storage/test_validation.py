@@ -165,8 +165,8 @@ def test_demonstrated_tokens_are_action_tokens_that_nobody_sampled(empty: Replay
 
 def test_trajectory_without_tokens_is_refused(empty: ReplayStore) -> None:
     refuses(empty, trajectory("a", segments=()), "^segments must hold at least one token, got 0")
-    empty = Segment(TokenSequence.constant([], 0))
-    refuses(empty, trajectory("a", segments=(empty,)), "^segments must hold at least one token, got 0")
+    nothing = Segment(TokenSequence.constant([], 0))
+    refuses(empty, trajectory("a", segments=(nothing,)), "^segments must hold at least one token, got 0")
 
 
 def test_trajectories_checked_together_are_found_to_be_what_they_are_alone() -> None:
