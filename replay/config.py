@@ -8,12 +8,12 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from context.wording import suggest
 from replay.errors import DatabaseRefused, ReplayError
+from replay.mixing.mix_settings import SAME_TASK, MixRule, MixSection
 from replay.mixing.request import Limits, LimitSection
-from replay.mixing.rule import SAME_TASK, MixRule, MixSection
 from replay.records import SOURCE_NAME, RunRecord
 from replay.sampling.compatibility import MISMATCHES
 from replay.sampling.samplers import SAMPLERS, RankedSampler, make_sampler
-from replay.section import Fraction, NonNegative, Positive, Section
+from replay.setting_types import Fraction, NonNegative, Positive, Section
 from replay.storage.databases.open import check_url
 from replay.storage.retention import Capacity
 

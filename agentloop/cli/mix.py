@@ -14,7 +14,7 @@ from replay.cli.common import AsJson, Run, RunId, opened, say
 from replay.cli.tables import number, share, table
 from replay.config import StoredConfig, TaskPool
 from replay.locate import own_folder
-from replay.mixing.rule import SAME_TASK
+from replay.mixing.mix_settings import SAME_TASK
 from replay.queries.open_buffer import OpenBuffer, asked_run
 from replay.queries.preview.forecast import Horizon, new_run
 from replay.queries.preview.settings import WrongSettings

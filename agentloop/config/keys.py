@@ -9,7 +9,7 @@ from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.config.model_defaults import MODEL_DEFAULTS
-from replay.section import rule_in_words
+from replay.setting_types import rule_in_words
 
 
 @dataclass(frozen=True)

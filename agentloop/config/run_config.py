@@ -26,8 +26,8 @@ from agentloop.config.sections.rollout import EnvironmentSection, EvaluationSect
 from agentloop.config.sections.run_section import CheckpointSection, MetricsSection, RunSection
 from agentloop.config.sections.supervised_learning import SftSection, WarmUpSection
 from replay.config import ReplayConfig
-from replay.mixing.rule import MixRule
-from replay.section import Section
+from replay.mixing.mix_settings import MixRule
+from replay.setting_types import Section
 
 
 class RunConfig(Section):

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from replay.records import FRESH, BatchRow, Count, DrawRecord, Trajectory
-from replay.section import Fraction, Positive, Section
+from replay.setting_types import Fraction, Positive, Section
 
 
 class LimitSection(Section):

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from replay.section import Fraction, NonNegative, Section
+from replay.setting_types import Fraction, NonNegative, Section
 
 Step = tuple[NonNegative, Fraction]
 

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from pydantic import Field
 
 from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED, REDACTED
-from replay.section import Positive, Section
+from replay.setting_types import Positive, Section
 from replay.storage.counters import is_live, set_state
 from replay.storage.format.rows import chunked
 from replay.storage.format.schema import draws, policies, runs, trajectories

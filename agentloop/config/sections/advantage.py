@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from replay.config import check_task_pool
-from replay.section import Fraction, NonNegative, Section
+from replay.setting_types import Fraction, NonNegative, Section
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig

@@ -15,7 +15,7 @@ from context.strategies import STRATEGIES, Strategy
 from context.tokens.control import TrainingControl
 from context.wording import suggest
 from replay.errors import first_problem
-from replay.section import Positive, Section
+from replay.setting_types import Positive, Section
 
 
 def make_strategy(name: str, options: Mapping[str, Any]) -> Strategy:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from replay.config import TaskData
-from replay.section import Section
+from replay.setting_types import Section
 
 _Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from replay.section import BelowOne, NonNegative, PositiveFloat, Section
+from replay.setting_types import BelowOne, NonNegative, PositiveFloat, Section
 
 OBJECTIVE_NAMES = (
     "reinforce",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from replay.section import Positive, PositiveFloat, Section
+from replay.setting_types import Positive, PositiveFloat, Section
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig

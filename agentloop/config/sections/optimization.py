@@ -8,7 +8,7 @@ from pydantic import Field
 
 from agentloop.config.model_defaults import defaults_of
 from replay.config import BatchSize
-from replay.section import BelowOne, Fraction, NonNegative, Positive, PositiveFloat, Section
+from replay.setting_types import BelowOne, Fraction, NonNegative, Positive, PositiveFloat, Section
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from replay.section import Positive, PositiveFloat, Section
+from replay.setting_types import Positive, PositiveFloat, Section
 
 Weight = Annotated[float, Field(allow_inf_nan=False)]
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from replay.config import TaskPool
-from replay.section import NonNegative, Positive, PositiveFloat, Section
+from replay.setting_types import NonNegative, Positive, PositiveFloat, Section
 
 
 class EnvironmentSection(TaskPool, Section):

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from replay.config import RunLength
-from replay.section import Fraction, Positive, Section
+from replay.setting_types import Fraction, Positive, Section
 
 
 class RunSection(RunLength, Section):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from replay.section import Positive, PositiveFloat, Section
+from replay.setting_types import Positive, PositiveFloat, Section
 
 
 class SftSection(Section):

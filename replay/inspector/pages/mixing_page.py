@@ -17,7 +17,7 @@ from replay.inspector.drawings.bars import Bar, Height, Tone, bars
 from replay.inspector.server.page_views import Page, run_of
 from replay.inspector.server.query_string import QueryString
 from replay.locate import own_folder
-from replay.mixing.rule import SAME_TASK
+from replay.mixing.mix_settings import SAME_TASK
 from replay.queries import QueryResult
 from replay.queries.open_buffer import OpenBuffer
 from replay.queries.preview.settings import CONTROLS, WrongSettings, changed, options_of, shown

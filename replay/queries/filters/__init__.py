@@ -4,7 +4,7 @@ A filter is a Python expression. Whatever it holds, it reaches the database as b
 come from a fixed table.
 """
 
-from replay.queries.filters.expression import SplitCondition, WrongFilter, condition, conditions
+from replay.queries.filters.expression_to_sql import SplitCondition, WrongFilter, condition, conditions
 from replay.queries.filters.fields import FIELDS, Field
 
 __all__ = ["FIELDS", "Field", "SplitCondition", "WrongFilter", "condition", "conditions"]

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from replay.config import ReplayConfig, StoredConfig
 from replay.mixing.apportion import Remainders
+from replay.mixing.batch_plan import BatchPlan
 from replay.mixing.mixer import Mixer, ReplayStarved
 from replay.mixing.request import Availability
-from replay.mixing.rule import BatchPlan
 from replay.queries.filters.query import QueryResult
 
 _LIKELY = 0.5

@@ -17,9 +17,9 @@ import sqlalchemy as sa
 
 from replay.config import StoredConfig, stored_config
 from replay.errors import ReplayError
+from replay.mixing.batch_plan import BatchPlan
 from replay.mixing.mixer import Mixer
 from replay.mixing.request import Availability, DrawRequest
-from replay.mixing.rule import BatchPlan
 from replay.mixing.schedule import Schedule
 from replay.queries.filters.query import QueryResult
 from replay.queries.preview.batch_distributions import spreads

@@ -10,8 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from replay.mixing.mix_settings import MixRule
 from replay.mixing.mixer import Mixer
-from replay.mixing.rule import MixRule
 from replay.sampling.samplers import Sampler
 from replay.storage.format.schema import groups, iterations, metrics, policies, sampler_state
 

@@ -17,7 +17,7 @@ from replay.config import ReplayConfig, StoredConfig
 from replay.errors import ReplayError
 from replay.queries.filters.query import QueryResult
 from replay.sampling.samplers import SAMPLERS
-from replay.section import rule_in_words
+from replay.setting_types import rule_in_words
 
 CONTROLS = ("fraction", "unit", "task_members", "sampler", "successful_only", "max_staleness", "max_uses", "mode")
 """Keys of `replay` that are chosen. Besides, `SAMPLER.OPTION` is an option of that sampler."""

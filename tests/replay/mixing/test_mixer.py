@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.config import StoredConfig
+from replay.mixing.batch_plan import BatchPlan
+from replay.mixing.mix_settings import EssRule, MixRule, StartRule
 from replay.mixing.mixer import Mixer, ReplayStarved
 from replay.mixing.request import Availability, Pick
-from replay.mixing.rule import BatchPlan, EssRule, MixRule, StartRule
 from replay.mixing.schedule import Schedule
 
 GROUP = 4

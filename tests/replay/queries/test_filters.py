@@ -23,7 +23,7 @@ from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.queries.filters import FIELDS, WrongFilter, condition, conditions
 from replay.queries.filters.fields import Field, FieldKind
-from replay.queries.filters.sql_spelling import in_python
+from replay.queries.filters.old_spelling import in_python
 from replay.storage.format.column_types import is_storable
 from replay.storage.format.schema import trajectories
 from replay.storage.format.token_summary import summarised

@@ -1,4 +1,4 @@
-"""The four units: from a share of the batch to groups to collect and rows to draw, given what the buffer has."""
+"""One batch, planned: from its replayed share to the groups to collect and the rows to draw, by each of the four units."""
 
 from __future__ import annotations
 
@@ -8,11 +8,46 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from replay.mixing.apportion import Remainders, group_sizes
+from replay.mixing.mix_settings import MixRule, Unit
 from replay.mixing.request import Availability, Pick
-from replay.mixing.rule import BatchPlan, MixRule, Unit
 
 _ALL = None
 """In place of a source's name: whatever the sampler takes."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """One iteration's batch in trajectories: what was configured, what the rule makes of it, what there will be."""
+
+    planned_fresh: int
+    """Ruled: after start, controller and rounding."""
+    planned_replay: int
+    planned_sources: Mapping[str, int]
+    """Ruled rows of each declared source."""
+    groups: tuple[tuple[int, int], ...]
+    """(slot, size) of every group to collect; slots count the iteration's tasks from 0."""
+    num_tasks: int
+    """Slots: tasks the iteration goes through. A slot that is replayed whole has no group to collect."""
+    picks: tuple[Pick, ...]
+    starved_groups: int
+    """Groups for which the buffer had fewer members than ruled."""
+    fraction: float = 0.0
+    """Configured for this iteration: `replay.fraction` along its schedule."""
+
+    @property
+    def fresh(self) -> int:
+        """To be collected."""
+        return sum(size for _, size in self.groups)
+
+    @property
+    def replay(self) -> int:
+        """To be drawn."""
+        return sum(pick.count for pick in self.picks)
+
+    @property
+    def shortfall(self) -> int:
+        """Ruled rows the buffer can't give."""
+        return self.planned_replay - self.replay
 
 
 @dataclass

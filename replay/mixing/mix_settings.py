@@ -1,16 +1,14 @@
-"""What is declared about a batch, and what becomes of it in one iteration."""
+"""What is configured about what a batch is made of, and the rule a run has of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from replay.mixing.request import Pick
 from replay.mixing.schedule import Schedule
-from replay.section import Fraction, Positive, Section
+from replay.setting_types import Fraction, Positive, Section
 
 Unit = Literal["any", "trajectory", "task", "group"]
 
@@ -110,38 +108,3 @@ class MixRule(MixSection):
     def fraction_at(self, iteration: int) -> float:
         """The configured share of 1-based `iteration`."""
         return self.schedule.at(self.fraction, iteration, self.iterations)
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """One iteration's batch in trajectories: what was configured, what the rule makes of it, what there will be."""
-
-    planned_fresh: int
-    """Ruled: after start, controller and rounding."""
-    planned_replay: int
-    planned_sources: Mapping[str, int]
-    """Ruled rows of each declared source."""
-    groups: tuple[tuple[int, int], ...]
-    """(slot, size) of every group to collect; slots count the iteration's tasks from 0."""
-    num_tasks: int
-    """Slots: tasks the iteration goes through. A slot that is replayed whole has no group to collect."""
-    picks: tuple[Pick, ...]
-    starved_groups: int
-    """Groups for which the buffer had fewer members than ruled."""
-    fraction: float = 0.0
-    """Configured for this iteration: `replay.fraction` along its schedule."""
-
-    @property
-    def fresh(self) -> int:
-        """To be collected."""
-        return sum(size for _, size in self.groups)
-
-    @property
-    def replay(self) -> int:
-        """To be drawn."""
-        return sum(pick.count for pick in self.picks)
-
-    @property
-    def shortfall(self) -> int:
-        """Ruled rows the buffer can't give."""
-        return self.planned_replay - self.replay

@@ -24,7 +24,7 @@ from context.wording import excerpt, suggest
 from replay.errors import ReplayError
 from replay.queries.filters.comparison import Known, Value, compared
 from replay.queries.filters.fields import FIELDS, Field, FieldKind
-from replay.queries.filters.sql_spelling import in_python
+from replay.queries.filters.old_spelling import in_python
 
 _LONGEST = 50_000
 """Characters of one filter."""
