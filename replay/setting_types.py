@@ -1,4 +1,4 @@
-"""What every part of the configuration is made of, and its rules in words."""
+"""Types that settings are made of, and a rule of a schema in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One batch, planned: from its replayed share to the groups to collect and the rows to draw, by each of the four units."""
+"""One batch, planned by each of the four units: from its replayed share to groups to collect and rows to draw."""
 
 from __future__ import annotations
 
