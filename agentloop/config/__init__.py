@@ -1,4 +1,4 @@
-"""The configuration: every section of its configuration, and reading it from files and the command line."""
+"""The configuration of a run: every section of it, and reading it from files and the command line."""
 
 from agentloop.config.run_config import RunConfig
 from agentloop.config.sections.model import ModelSection, TinyModelSection

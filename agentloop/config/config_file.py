@@ -1,4 +1,4 @@
-"""From a YAML file to a `RunConfig`, with every mistake named in one line that names its place and its key.
+"""From a YAML file to a `RunConfig`; every mistake is one line that names its place and its key.
 
 The form of an error: `FILE:LINE: <config.path> must <rule>, got <value>. <what to do>`.
 """

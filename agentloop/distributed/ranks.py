@@ -132,7 +132,7 @@ def _leave(ranks: Ranks) -> None:
     """Rank 0 sends the others home, and the groups end with their threads: Python can't go down under one that runs.
 
     Also after an error: the others wait for an order, and would for ever. Those who are gone need none; those in the
-    middle of one would know of it after their timeout, and notice at once that this process ends.
+    middle of one would learn it only after their timeout, but notice at once that this process ends.
     """
     with suppress(RankLost), rank_failures():  # there may be nobody left
         if ranks.index == 0 and ranks.others_listen:
