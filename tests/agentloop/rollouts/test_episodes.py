@@ -41,7 +41,7 @@ def episode(*replies: str, max_tokens: int = 4000) -> tuple[Trajectory, list[str
         (call("fail", '{"kind": "value"}'), "raised", "ValueError: bad value"),
         (call("fail", '{"kind": "exit"}'), "raised", "SystemExit: 3"),
         (call("hang", '{"kind": "sleep, catching"}'), "timeout", "hang took longer than 0.3 s"),
-        (call("flood"), None, "xxxxxxxx... [cut: 104857540 characters left out]"),
+        (call("flood"), None, "xxxxxxxx... [cut: 16777156 characters left out]"),
         (call("give", '{"kind": "surrogate"}'), "not_text", "a\ufffdb"),
         (call("gve"), "unknown_tool", "Did you mean give?"),
         (call("add", '{"a": "x"}'), "bad_arguments", "argument 'a'"),

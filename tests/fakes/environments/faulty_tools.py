@@ -221,7 +221,7 @@ class Graded(Faulty):
 
     @tool
     def flood(self) -> str:
-        """Return and print a hundred megabytes."""
-        text = "x" * (100 << 20)
+        """Return and print sixteen megabytes."""
+        text = "x" * (16 << 20)
         print(text)
         return text
