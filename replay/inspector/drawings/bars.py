@@ -12,7 +12,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from replay.inspector.text.visible import visible_text
+from replay.inspector.text.written_out import visible_text
 
 Tone = Literal["plain", "fresh", "replay"]
 """Which stream is counted."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from replay.inspector.text.visible import visible_text
+from replay.inspector.text.written_out import visible_text
 
 _RADIUS = 3.0
 _SIDE = 5.2

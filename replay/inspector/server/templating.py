@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from replay.inspector.server.query_string import address
-from replay.inspector.text.visible import visible, visible_text
+from replay.inspector.text.written_out import visible, visible_text
 from replay.report.svg import number
 
 

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from context.authors import DISCARD_SUFFIX
 from context.tokens.codec import TokenCodec
 from replay import queries
-from replay.inspector.text.visible import visible
+from replay.inspector.text.written_out import visible
 from replay.queries import CodecOf
 from replay.queries.open_buffer import OpenBuffer
 

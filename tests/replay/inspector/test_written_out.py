@@ -5,7 +5,7 @@ import unicodedata
 import pytest
 
 from replay.inspector.server.templating import environment
-from replay.inspector.text.visible import mark, visible, visible_text
+from replay.inspector.text.written_out import mark, visible, visible_text
 
 
 def test_every_character_that_acts_or_hides_is_marked() -> None:
