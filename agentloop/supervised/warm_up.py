@@ -176,18 +176,18 @@ def _cooling(update: int, target_met_at: int | None, section: WarmUpSection) -> 
 def _accumulate(
     actor: Actor, demonstrated: Sequence[Sequence[TokenSequence]], authors: AuthorTable, control_ids: frozenset[int]
 ) -> float:
-    """Gradients of the mean loss of the demonstrated tokens; the mean of `_hardest_of_last_reply`."""
+    """Gradients of the mean loss of the demonstrated tokens; the mean of `hardest_of_last_reply`."""
     rows = [row for sequences in demonstrated for row in sequences]
     learned = learn(actor, rows, authors, max_tokens=_MICRO_BATCH_TOKENS)
     hardest = 0.0
     for end in itertools.accumulate(len(sequences) for sequences in demonstrated):
         last = rows[end - 1]
         control = [token in control_ids for token in last.token_ids.tolist()]
-        hardest += _hardest_of_last_reply(learned.of_tokens[end - 1], loss_mask(last, authors).tolist(), control)
+        hardest += hardest_of_last_reply(learned.of_tokens[end - 1], loss_mask(last, authors).tolist(), control)
     return hardest / len(demonstrated)
 
 
-def _hardest_of_last_reply(losses: Sequence[float], marked: Sequence[bool], control: Sequence[bool]) -> float:
+def hardest_of_last_reply(losses: Sequence[float], marked: Sequence[bool], control: Sequence[bool]) -> float:
     """The largest loss in the last run of action tokens, apart from its first word and the control tokens before it."""
     end = len(marked) - 1 - list(marked)[::-1].index(True)
     start = end

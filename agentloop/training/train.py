@@ -80,7 +80,7 @@ def train(
                     folder, display, checkpoint, ranks=ranks, new=not resume, environment_changed=environment_changed
                 )
                 with closing(parts):
-                    loop = Loop(parts, _begin(parts, checkpoint), trace=trace)
+                    loop = Loop(parts, begin_run(parts, checkpoint), trace=trace)
                     if not loop.state.evaluations:
                         _first_evaluation(loop)
                     report = _run(loop, stop)
@@ -133,7 +133,7 @@ def _components(
         raise
 
 
-def _begin(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
+def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     """Everything in place for the next iteration; a start is a resume that found no checkpoint."""
     folder = parts.folder
     parts.store.add_run(_run_record(parts))

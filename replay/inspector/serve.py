@@ -26,8 +26,8 @@ _SHORTEST_TOKEN = 16
 def serve(source: OpenBuffer, *, host: str, port: int | None, token: str | None, browser: bool) -> None:
     """Until it is interrupted. `port` None: the usual one, or the next that is free."""
     check_token(host, token)
-    listening = _listen(host, port)
-    address = _address(listening, token)
+    listening = listen(host, port)
+    address = address_of(listening, token)
     print(f"{source.store.url} is shown at {address}", flush=True)
     print("Ctrl-C ends it.", flush=True)
     if browser and _has_screen():
@@ -67,12 +67,12 @@ def check_token(host: str, token: str | None) -> None:
         raise ReplayError("--token must be of printable ASCII characters, which a cookie can hold. Or give: auto")
 
 
-def _listen(host: str, port: int | None) -> socket.socket:
+def listen(host: str, port: int | None) -> socket.socket:
     wanted = range(PORT, PORT + _PORTS_TRIED) if port is None else [port]
     problem: OSError | None = None
     for number in wanted:
         try:
-            return _bound(host, number)
+            return bound_socket(host, number)
         except OSError as error:
             problem = error
     raise ReplayError(
@@ -81,14 +81,14 @@ def _listen(host: str, port: int | None) -> socket.socket:
     ) from problem
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound_socket(host: str, port: int) -> socket.socket:
     """A port that was left a moment ago can be taken again at once; `::` is also listened to as 0.0.0.0."""
     family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     return socket.create_server(where, family=family, backlog=128, dualstack_ipv6=both)
 
 
-def _address(listening: socket.socket, token: str | None) -> str:
+def address_of(listening: socket.socket, token: str | None) -> str:
     host, port = listening.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()

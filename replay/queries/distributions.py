@@ -111,9 +111,9 @@ class _Counting:
             if name not in counted:
                 _refuse_nan(name, values)
                 bars = bars_of([value for value in values if value is not None], whole=_is_whole(name))
-                counted[name] = (values[None], _in_bars(values, bars))
+                counted[name] = (values[None], counted_in_bars(values, bars))
             unknown, numbered = counted[name]
-            answers[name] = {"unknown": unknown, "bars": [_answer(name, *each) for each in numbered.items()]}
+            answers[name] = {"unknown": unknown, "bars": [bar_answer(name, *each) for each in numbered.items()]}
         return answers
 
     def _counted_here(self) -> dict[str, Counts]:
@@ -188,7 +188,7 @@ def _refuse_nan(name: str, values: Iterable[float | None]) -> None:
         raise DamagedCell(name, "be a number", "nan")
 
 
-def _in_bars(values: Counts, bars: Sequence[ValueRange]) -> dict[ValueRange, int]:
+def counted_in_bars(values: Counts, bars: Sequence[ValueRange]) -> dict[ValueRange, int]:
     """Known ones, each of which is in one of the bars."""
     lows = [float(bar.low) for bar in bars]
     found = dict.fromkeys(bars, 0)
@@ -229,7 +229,7 @@ def _round_width(least: Decimal, *, whole: bool) -> Decimal:
     return max(width, Decimal(1)) if whole else width
 
 
-def _answer(name: str, bar: ValueRange, count: int) -> QueryResult:
+def bar_answer(name: str, bar: ValueRange, count: int) -> QueryResult:
     return {"low": _number(bar.low), "high": _number(bar.high), "count": count, "filter": bar.filter(name)}
 
 

@@ -51,7 +51,7 @@ class Guard:
         name = _host_name(host)
         if name in LOOPBACK or (name is not None and name == self.host):
             return name not in ("0.0.0.0", "::")
-        return self.token is not None and name is not None and (_is_address(name) or name in _own_names())
+        return self.token is not None and name is not None and (_is_address(name) or name in own_names())
 
 
 class GuardedApp:
@@ -139,6 +139,6 @@ def _is_address(name: str) -> bool:
 
 
 @cache
-def _own_names() -> tuple[str, ...]:
+def own_names() -> tuple[str, ...]:
     """Once: who has no token could make a name server be waited for with every request."""
     return socket.gethostname().lower(), socket.getfqdn().lower()

@@ -24,7 +24,7 @@ from agentloop.runs.display import describe_iteration
 from agentloop.runs.run_folder import create_run_folder
 from agentloop.training.components import build_components
 from agentloop.training.loop import Loop, LoopState
-from agentloop.training.train import _begin
+from agentloop.training.train import begin_run
 from context import HermesParser, default_authors, loss_mask
 from replay.store import ReplayStore
 from tests.agentloop.rollouts.collecting import collect
@@ -178,7 +178,7 @@ def test_run_with_a_flaky_engine_goes_on_with_smaller_groups(tmp_path: Path, qwe
         flaky = FlakyGenerator(parts.generator, nth=5)
         actors = replace(parts.actors, generator=flaky)
         loop = Loop(replace(parts, collector=replace(parts.collector, actors=actors)), LoopState())
-        _begin(loop.components, None)
+        begin_run(loop.components, None)
         loop.iterate(1)
     (metrics,), lost = display.iterations, flaky.lost
     assert 0 < lost < 16

@@ -14,7 +14,7 @@ from agentloop.environments import load_environment
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.models.tiny import build_tiny_model
-from agentloop.supervised.warm_up import Demonstrator, WarmUpResult, _hardest_of_last_reply, demonstrations, warm_up
+from agentloop.supervised.warm_up import Demonstrator, WarmUpResult, demonstrations, hardest_of_last_reply, warm_up
 from context import Message, default_authors, loss_mask, response_mask
 from context.parse import choose_parser
 from context.strategies import Hint, Linear, LinearThink, Memory, SelfClip, Strategy
@@ -165,13 +165,13 @@ def test_hardest_of_last_reply_skips_its_first_word() -> None:
     losses = [9.0, 9.0, 0.0, 7.0, 0.5, 0.25, 0.0]
     marked = [False, True, False, True, True, True, False]
     # The last run is 7.0, 0.5, 0.25; its first token is a choice.
-    assert _hardest_of_last_reply(losses, marked, [False] * 7) == 0.5
+    assert hardest_of_last_reply(losses, marked, [False] * 7) == 0.5
     # 7.0 as the thinking's opening tag: then 0.5 is the choice.
-    assert _hardest_of_last_reply(losses, marked, [False] * 3 + [True] + [False] * 3) == 0.25
+    assert hardest_of_last_reply(losses, marked, [False] * 3 + [True] + [False] * 3) == 0.25
 
 
 def test_hardest_of_a_reply_of_one_token_is_that_token() -> None:
-    assert _hardest_of_last_reply([0.0, 3.0], [False, True], [False, True]) == 3.0
+    assert hardest_of_last_reply([0.0, 3.0], [False, True], [False, True]) == 3.0
 
 
 def test_warm_up_ends_some_updates_after_the_target(loaded: LoadedModel) -> None:

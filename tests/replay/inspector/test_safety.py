@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from replay import ReplayError, ReplayStore
 from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard, _own_names
+from replay.inspector.server.guard import Guard, own_names
 from replay.queries.open_buffer import OpenBuffer
 from replay.storage.databases import Location
 from tests.fakes.records import group, task, trajectory
@@ -197,11 +197,11 @@ def test_cookies_of_other_programs_of_this_machine_do_no_harm(locked_inspector: 
 def test_foreign_names_ask_a_name_server_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr("socket.getfqdn", lambda: (asked.append("own"), "me.example")[1])
-    _own_names.cache_clear()
+    own_names.cache_clear()
     listening = Guard(TOKEN, "0.0.0.0")
     assert [listening.names(name) for name in ("evil.example", "me.example", "other.example")] == [False, True, False]
     assert asked == ["own"]
-    _own_names.cache_clear()
+    own_names.cache_clear()
 
 
 def _cookie(port: int | str, token: str = TOKEN) -> list[tuple[str, str]]:

@@ -34,19 +34,19 @@ def test_the_next_free_port_is_taken_unless_one_is_asked_for(monkeypatch: pytest
         taken.listen()
         port = taken.getsockname()[1]
         monkeypatch.setattr(serve, "PORT", port)
-        with closing(serve._listen("127.0.0.1", None)) as next_one:
+        with closing(serve.listen("127.0.0.1", None)) as next_one:
             assert port < next_one.getsockname()[1] < port + 20
         with pytest.raises(ReplayError, match=f"must be free to listen on, got .* for 127.0.0.1 port {port}"):
-            serve._listen("127.0.0.1", port)
+            serve.listen("127.0.0.1", port)
 
 
 def test_printed_address_brings_the_token() -> None:
-    with closing(serve._bound("127.0.0.1", 0)) as listening:
+    with closing(serve.bound_socket("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        assert serve._address(listening, None) == f"http://127.0.0.1:{port}/"
-        assert serve._address(listening, "t" * 16) == f"http://127.0.0.1:{port}/?token={'t' * 16}"
+        assert serve.address_of(listening, None) == f"http://127.0.0.1:{port}/"
+        assert serve.address_of(listening, "t" * 16) == f"http://127.0.0.1:{port}/?token={'t' * 16}"
         assert (
-            serve._address(listening, "a&b=c#d+e f%20;?")
+            serve.address_of(listening, "a&b=c#d+e f%20;?")
             == f"http://127.0.0.1:{port}/?token=a%26b%3Dc%23d%2Be%20f%2520%3B%3F"
         )
 

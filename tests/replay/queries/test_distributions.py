@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore, queries
 from replay.queries import Query
-from replay.queries.distributions import ValueRange, _answer, _in_bars, bars_of
+from replay.queries.distributions import ValueRange, bar_answer, bars_of, counted_in_bars
 from replay.queries.filters import condition
 from replay.storage.databases import Location
 from tests.fakes.databases import Databases
@@ -193,12 +193,12 @@ def test_each_value_is_in_exactly_one_of_at_most_thirteen_bars(values: list[floa
     edges = [(float(bar.low), float(bar.high)) for bar in bars]
     inside = [sum(value == low if low == high else low <= value < high for value in values) for low, high in edges]
     assert sum(inside) == len(values)
-    assert _in_bars(Counter([None, *values]), bars) == dict(zip(bars, inside, strict=True))
+    assert counted_in_bars(Counter([None, *values]), bars) == dict(zip(bars, inside, strict=True))
     if len(values) > 12:
         assert all(earlier.high == later.low for earlier, later in pairwise(bars))
     for bar in bars:
         condition(bar.filter("reward"))
-        told = _answer("reward", bar, 1)
+        told = bar_answer("reward", bar, 1)
         assert math.isfinite(told["low"]) and math.isfinite(told["high"])
 
 
