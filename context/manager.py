@@ -13,7 +13,7 @@ import numpy as np
 
 from context.authors import DEMONSTRATION, HISTORY, LLM
 from context.message_checks import admitted, visible
-from context.messages import Message
+from context.messages import Message, ToolCall
 from context.parse import Reply, ReplyParser
 from context.strategies import (
     CONTEXT_FULL,
@@ -31,7 +31,7 @@ from context.strategies import (
     shown,
 )
 from context.templates.chat_template import RenderError
-from context.templates.render import Renderer
+from context.templates.render import Renderer, Rendering
 from context.tokens.control import TrainingControl, withhold
 from context.tokens.segments import OpenSegment
 from context.tokens.token_sequence import NOT_SAMPLED, Segment, SegmentReason, TokenSequence
@@ -46,13 +46,16 @@ class PrefixError(RuntimeError):
     """The next prompt would not extend what the policy had seen, and `strict` forbids it."""
 
 
+_THOUGHT_OPENINGS = ("<think>", "[THINK]", "<seed:think>", "<|START_THINKING|>", "<|channel>thought")
+
+
 @dataclass(frozen=True)
 class _Next:
     """The next prompt if the strategy changes nothing."""
 
-    reply: Message
     view: tuple[Message, ...]
     """What the policy then sees."""
+    grown: Rendering
     increment: TokenSequence | None
     """What follows the reply; None: the template rewrites what was before it."""
     length: int
@@ -93,11 +96,18 @@ class ContextManager:
         self._messages: list[Message] = []
         self._view: tuple[Message, ...] = ()
         """What the next prompt shows of them."""
-        self._rendered: tuple[Sequence[Message], _Tools, TokenSequence] | None = None
+        self._shown: Rendering | None = None
+        """The prompt of the main segment for its newest reply."""
+        self._opened = ""
+        """The thought that the current prompt opened for the policy."""
+        self._rendered: tuple[Sequence[Message], _Tools, Rendering, TokenSequence] | None = None
         """The last prompt that was rendered whole."""
         self._num_turns = 0
         self._last: Reply | None = None
         """The reply that waits for an observation; None while the policy is to speak."""
+        self._stop: int | None = None
+        """The token it ended in; None: a stop string."""
+        self._num_calls = 0
         self._asked: tuple[Question, _Next] | None = None
         """The question that waits for its answer, and what was to follow."""
         self.rewrites: Counter[str] = Counter()
@@ -157,16 +167,15 @@ class ContextManager:
         if self._current is None or self._last is not None or self.stopped is not None:
             raise RuntimeError("record_reply must follow begin or observe.")
         self._check_reply(token_ids, log_probs, policy_version)
-        n = len(token_ids)
-        stopped = token_ids[-1] in self._renderer.stop_ids
-        reply = self._parser.parse(self._renderer.codec.decode(token_ids[: n - stopped]), stopped=stopped)
+        reply = self._read(token_ids)
         author = DEMONSTRATION if math.isnan(log_probs[0]) else LLM
         sampled = self._sampled(token_ids, log_probs, policy_version, author)
         if self._asked is not None:
             return self._take_answer(reply, sampled)
         self._current.say(sampled, turn=self._num_turns)
         self._num_turns += 1
-        reply = replace(reply, message=replace(reply.message, author=author))
+        self._stop = token_ids[-1] if token_ids[-1] in self._renderer.stop_ids else None
+        reply = replace(reply, message=replace(reply.message, author=author, tool_calls=self._calls(reply)))
         self._messages.append(reply.message)
         self._view = (*self._view, reply.message)
         self._last = reply
@@ -183,7 +192,7 @@ class ContextManager:
         given = admitted(messages, self._renderer.authors, opening=False)
         self.problem = None
         try:
-            following = self._following(self._last.message, given)
+            following = self._following(given)
             self.stopped = self._arrange(following, None)
         except RenderError as error:
             # The template has its own idea of a text (it cuts, moves or refuses it): what the policy would see is
@@ -203,14 +212,46 @@ class ContextManager:
             if segment.has_replies or index == 0
         )
 
-    def _following(self, reply: Message, given: Sequence[Message]) -> _Next:
+    def _read(self, token_ids: Sequence[int]) -> Reply:
+        """The reply in words, with the thought that the prompt opened for it, and without what ended it."""
+        if token_ids[-1] in self._renderer.stop_ids:
+            text = self._renderer.codec.decode(token_ids[:-1])
+            return self._parser.parse(self._opened + text, stopped=True)
+        text = self._renderer.codec.decode(token_ids)
+        end = next((end for end in self._renderer.stop_strings if text.endswith(end)), "")
+        return self._parser.parse(self._opened + text.removesuffix(end), stopped=bool(end))
+
+    def _calls(self, reply: Reply) -> tuple[ToolCall, ...]:
+        """The calls of a reply, numbered where the template needs it and the policy's format has no numbers."""
+        calls = reply.message.tool_calls
+        if not self._renderer.template.needs_call_ids:
+            return calls
+        first = self._num_calls
+        self._num_calls += len(calls)
+        return tuple(
+            call if call.id is not None else replace(call, id=f"call{number:05d}")
+            for number, call in enumerate(calls, first)
+        )
+
+    def _following(self, given: Sequence[Message]) -> _Next:
         assert self._current is not None
         added = visible(given, self._renderer.authors)
-        view = (*self._view, *added)
-        if self._renderer.rewrites(self._view, added, self._tools):
-            return _Next(reply, view, None, self._measure(view))
-        increment = self._renderer.increment(reply, added)
-        return _Next(reply, view, increment, len(self._current) + len(increment))
+        try:
+            return self._extended((*self._view, *added))
+        except RenderError:
+            called = self._last is not None and self._last.message.tool_calls
+            if called or all(message.role == "user" for message in added):
+                raise
+            # Some templates take a tool's result behind a call only: what answers a call that could not be read is
+            # shown as a user's message there.
+            asked = [replace(message, role="user", name=None, tool_call_id=None) for message in added]
+            return self._extended((*self._view, *asked))
+
+    def _grown(self, view: tuple[Message, ...]) -> tuple[Rendering, TokenSequence | None]:
+        """The prompt that shows the reply and what follows, and what that adds; None: it does not only add."""
+        assert self._shown is not None
+        grown = self._renderer.render(self._hinted(view), self._tools, after=self._shown)
+        return grown, self._renderer.increment(self._shown, grown, stop=self._stop)
 
     def _arrange(self, following: _Next, answer: Answer | None) -> str | None:
         """Make the next prompt as the strategy wants it; why not, if it can't be."""
@@ -244,6 +285,8 @@ class ContextManager:
                 self._segments.append(self._main)
             self._current = self._main
             self._current.show(following.increment)
+            self._show(following.grown)
+            self._shown = following.grown
         else:
             self._open(following.view, "template_rewrite")
             self.rewrites[TEMPLATE_REWRITE] += 1
@@ -254,9 +297,7 @@ class ContextManager:
         seen = len(self._view)
         if following.increment is not None and arrangement.messages[:seen] == self._view:
             # Only what has not been seen yet is changed: still an extension.
-            increment = self._renderer.increment(following.reply, arrangement.messages[seen:])
-            following = replace(following, view=arrangement.messages, increment=increment)
-            problem = self._append(replace(following, length=len(self._main or ()) + len(increment)))
+            problem = self._append(self._extended(arrangement.messages))
             if problem is not None:
                 return problem
         elif self._measure(arrangement.messages) >= self._max_tokens:
@@ -266,6 +307,11 @@ class ContextManager:
             self._view = arrangement.messages
         self.rewrites[arrangement.kind] += 1
         return None
+
+    def _extended(self, view: tuple[Message, ...]) -> _Next:
+        grown, increment = self._grown(view)
+        length = self._measure(view) if increment is None else len(self._main or ()) + len(increment)
+        return _Next(view, grown, increment, length)
 
     def _ask(self, question: Question, following: _Next, answer: Answer | None) -> str | None:
         if answer is not None:
@@ -303,23 +349,31 @@ class ContextManager:
     ) -> None:
         """`plain` is what is trained on; the policy sees `seen`, which may hold a hint."""
         tools = self._tools if tools is None else tools
-        hinted = self._render(seen, tools) if seen != plain else None
-        opened = OpenSegment(self._render(plain, tools), hinted, reason=reason)
+        plainly, trained = self._render(plain, tools)
+        rendering, shown = self._render(seen, tools) if seen != plain else (plainly, None)
+        opened = OpenSegment(trained, shown, reason=reason)
         self._check_strict(reason, opened.ids)
         self._segments.append(opened)
         self._current = opened
+        self._show(rendering)
         if reason != "fork":
-            self._main = opened
+            self._main, self._shown = opened, rendering
+
+    def _show(self, rendering: Rendering) -> None:
+        text = rendering.written.text.rstrip()
+        opening = next((opening for opening in _THOUGHT_OPENINGS if text.endswith(opening)), "")
+        self._opened = rendering.written.text[text.rfind(opening) :] if opening else ""
 
     def _measure(self, messages: Sequence[Message], *, tools: bool = True) -> int:
         seen = self._as_history(self._hinted(tuple(messages)))
-        return len(self._render(seen, self._tools if tools else ()))
+        return len(self._render(seen, self._tools if tools else ())[1])
 
-    def _render(self, messages: Sequence[Message], tools: _Tools) -> TokenSequence:
+    def _render(self, messages: Sequence[Message], tools: _Tools) -> tuple[Rendering, TokenSequence]:
         """What is measured is often shown next: the last prompt is kept."""
         if self._rendered is None or self._rendered[:2] != (messages, tools):
-            self._rendered = messages, tools, self._renderer.initial(messages, tools)
-        return self._rendered[2]
+            rendering = self._renderer.render(messages, tools, after=self._shown)
+            self._rendered = messages, tools, rendering, self._renderer.tokens(rendering)
+        return self._rendered[2:]
 
     def _hinted(self, view: tuple[Message, ...]) -> tuple[Message, ...]:
         if self._hint is None:

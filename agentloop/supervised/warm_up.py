@@ -126,7 +126,7 @@ class Demonstrator:
         user = Message("user", "x")
         start = template.render([user], generation_prompt=True)
         text = template.render([user, reply], generation_prompt=False).removeprefix(start)
-        ids = codec.encode_template(text)
+        ids = codec.encode(text)
         end = next(i for i, token in enumerate(ids) if token in self._loaded.stop_ids)
         return ids[: end + 1]
 

@@ -1,15 +1,18 @@
 """Where in a rendering an assistant message stands that somebody wrote in the policy's place.
 
 Its turn is all that the policy would have had to sample: what follows the generation prompt, markup of thinking and
-calls among it, up to and with the stop token. Texts here are neutral renderings, with markers for contents.
+calls among it, up to and with the stop token. Texts here are renderings with a numbered mark before and behind each
+content.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from context.templates import marks
 from context.templates.chat_template import RenderError
-from context.templates.placeholders import Piece, last_marker, next_marker, outline
+from context.templates.marks import Span
 from context.templates.template_probe import shared_length
 from context.tokens.codec import TokenCodec
 
@@ -26,6 +29,26 @@ class Around:
     """Ending in it."""
 
 
+def turn_spans(
+    marked: str,
+    write: Callable[[int, bool], str],
+    speakers: Mapping[int, str],
+    codec: TokenCodec,
+    stop_ids: frozenset[int],
+) -> list[Span]:
+    """The turns of the messages of these numbers; `write` renders the first so many messages, with a prompt or without.
+
+    Places are those of the text without marks.
+    """
+    spans = []
+    for number, author in speakers.items():
+        around = Around(write(number, False), write(number, True), write(number + 1, False))
+        first, end = turn_span(marked, around, codec, stop_ids)
+        before, turn = (len(marks.numbered_spans(part)[0]) for part in (marked[:first], marked[first:end]))
+        spans.append(Span(before, before + turn, author))
+    return spans
+
+
 def turn_span(neutral: str, around: Around, codec: TokenCodec, stop_ids: frozenset[int]) -> tuple[int, int]:
     """First and last character (exclusive) of a message's turn in `neutral`, the whole conversation.
 
@@ -38,7 +61,7 @@ def turn_span(neutral: str, around: Around, codec: TokenCodec, stop_ids: frozens
         raise RenderError(
             "chat template must write something before an action author's message, got nothing. Begin with another one."
         )
-    content = last_marker(around.ended)
+    content = marks.last_end(around.ended)
     if content and content not in around.prompt:
         end_of_reply = neutral.find(content, start) + len(content)
         tail = around.ended.rpartition(content)[2]
@@ -48,26 +71,21 @@ def turn_span(neutral: str, around: Around, codec: TokenCodec, stop_ids: frozens
         end_of_reply = start
         tail = around.ended.removeprefix(around.prompt)
         tail = tail.rpartition(content)[2] if content else tail
-    stop = codec.first_of(stop_ids, neutral[end_of_reply : next_marker(neutral, end_of_reply)])
+    stop = codec.first_of(stop_ids, neutral[end_of_reply : marks.next_begin(neutral, end_of_reply)])
     expected = codec.first_of(stop_ids, tail)
     if stop is not None and expected is not None and stop[0] == expected[0]:
         return start, end_of_reply + stop[1]
     return start, end_of_reply + len(tail) if neutral.startswith(tail, end_of_reply) else end_of_reply
 
 
-def cut_pieces(neutral: str) -> list[Piece]:
-    """The outline of a part of a rendering, which may begin and end in a content."""
-    return [piece for piece in outline(neutral, {}) if piece != ""]
-
-
 def _behind(neutral: str, around: Around, codec: TokenCodec) -> int:
     """Where the generation prompt ends, or where the message parts from it."""
-    content = last_marker(around.prompt)
+    content = marks.last_end(around.prompt)
     asked, without = (_from(content, text) for text in (around.prompt, around.without))
     if neutral.startswith(around.prompt):
         return len(around.prompt)
     at = neutral.find(content)  # what is before that content, a template may write in another way
-    written = neutral[at : next_marker(neutral, at + len(content))]
+    written = neutral[at : marks.next_begin(neutral, at + len(content))]
     cut = len(content) + codec.boundary(written[len(content) :], shared_length(asked, written) - len(content))
     if at < 0 or cut <= len(without):
         raise _unlike_a_reply(written[-40:])

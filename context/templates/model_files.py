@@ -132,8 +132,8 @@ def _end_of_turn(template: ChatTemplate, codec: TokenCodec, plan: str) -> int | 
         text = _rendered(template, conversation(plan)[:length], generation_prompt=length == 3)
         # What stands between two calls of one turn belongs to a call, and does not end the turn.
         parallel = _rendered(template, conversation(plan.replace("c", "p"))[:length], generation_prompt=length == 3)
-        repeated = codec.encode_template("".join(parallel.split(mark(1))[1:-1]))
-        behind = codec.encode_template(text.partition(mark(1))[2].partition(mark(2))[0])
+        repeated = codec.encode("".join(parallel.split(mark(1))[1:-1]))
+        behind = codec.encode(text.partition(mark(1))[2].partition(mark(2))[0])
         controls = [token for token in behind if token in codec.added_ids.difference(repeated)]
         if controls:
             return controls[-1] if called and length == 2 else controls[0]

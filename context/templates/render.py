@@ -3,288 +3,345 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from context.authors import TEMPLATE, AuthorTable
-from context.messages import Message, to_template
+from context.messages import Message
+from context.templates import marks
 from context.templates.chat_template import ChatTemplate, RenderError
-from context.templates.demonstrated_turns import Around, cut_pieces, turn_span
-from context.templates.placeholders import REPLY, Piece, Row, Slots, openings, outline, read_along
-from context.templates.template_probe import Event, Thinking, changes, mark, rewrites_history
-from context.tokens.codec import TokenCodec
+from context.templates.contents import Content, Row, contents, find_spans, first_place, row, tool_rows
+from context.templates.demonstrated_turns import turn_spans
+from context.templates.marks import MarkedText, Span
+from context.templates.reply_end import ReplyEnd, Tail, reply_end
+from context.templates.written_reply import written_reply
+from context.tokens.codec import Control, Piece, TokenCodec, storable
 from context.tokens.token_sequence import NOT_SAMPLED, TokenSequence
 
-__all__ = ["ChatTemplate", "RenderError", "Renderer", "TokenCodec"]
-_MAX_CACHED = 1024
-_MAX_CACHED_CHARS = 8_000_000
-"""Characters of contents: a conversation that is shown anew is not tokenised anew."""
+__all__ = ["ChatTemplate", "RenderError", "Renderer", "Rendering", "TokenCodec"]
+_Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
+_Tools = Sequence[Mapping[str, Any]]
+_MAX_CACHED_CHARS = 2_000_000
+"""Characters of texts: a conversation that is shown anew is not tokenised anew."""
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """What a template writes around any contents of one shape."""
+class Rendering:
+    """A conversation as its template writes it, up to where the next reply begins."""
 
-    opening: tuple[Row, ...]
-    """Made-up turns to be rendered before the messages."""
-    skipped: str
-    """Rendered text that comes before what is wanted."""
-    pieces: tuple[Piece, ...]
-    demonstrated: Mapping[int, str] = field(default_factory=dict)
-    """Place in `pieces` -> author, of template text that is part of what a message's author had to write."""
+    messages: tuple[Message, ...]
+    rows: tuple[Row, ...]
+    """What the template was given: contents, with marks in what spells control tokens."""
+    tools: _Tools
+    written: MarkedText
+    now: datetime
+    """The time that the template was told; it stays the same while a conversation grows."""
 
 
 class Renderer:
     """Turns messages into tokens so that no content can become a control token.
 
-    Template text is encoded with control tokens, contents without them; each content's tokens carry its
-    message's author, all else `template`. An action author's assistant message is a reply in the policy's place:
-    all of its turn is its author's, from behind the generation prompt to the stop token. What the policy sampled
-    is never rendered: after a reply, only what the template writes behind the reply's stop token is.
+    The tokens are those of the whole text, as transformers makes them: it is cut only at control tokens that the
+    template wrote. A content that spells one is encoded by a tokenizer that knows none. Each content's tokens carry
+    its message's author, all else `template`; a token across a border belongs to the author of its first character.
+    An action author's assistant message is a reply in the policy's place: all of its turn is its author's, from behind
+    the generation prompt to the stop token. What the policy sampled is never rendered: after a reply, only what the
+    template writes behind the reply's stop token is.
     """
 
     def __init__(
-        self, codec: TokenCodec, template: ChatTemplate, *, authors: AuthorTable, stop_ids: frozenset[int]
+        self,
+        codec: TokenCodec,
+        template: ChatTemplate,
+        *,
+        authors: AuthorTable,
+        stop_ids: frozenset[int],
+        stop_strings: tuple[str, ...] = (),
     ) -> None:
         self.codec = codec
         self.authors = authors
         self.stop_ids = stop_ids
         """Tokens that end a reply: the template's end of turn and the model's eos."""
+        self.stop_strings = stop_strings
+        """Texts that end a reply, for models without an end of turn of their own."""
         if not stop_ids:
             raise ValueError("stop_ids must hold at least one token, got none. Give the template's end of turn.")
-        self._template = template
+        self.template = template
+        self._stops = {token: codec.decode([token]) for token in stop_ids}
         self._template_code = authors.code(TEMPLATE)
-        self._plans: dict[str, _Plan] = {}
-        self._template_ids: dict[str, list[int]] = {}
-        self._content_ids: dict[str, npt.NDArray[np.int32]] = {}
-        self._content_chars = 0
-        self._rewrites: dict[tuple[Event, Thinking, bool], bool] = {}
+        self._broken = _Recent[str, str](len)
+        self._pieces = _Recent[tuple[str, Control | None, bool], Piece](lambda key: len(key[0]))
+        self._tools: tuple[_Tools, list[Any]] = ((), [])
 
-    def initial(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> TokenSequence:
+    def initial(self, messages: Sequence[Message], tools: _Tools) -> TokenSequence:
         """The whole first prompt, with the generation prompt."""
-        slots = Slots()
-        rows, tool_rows = slots.messages(messages), slots.tools(tools)
+        return self.tokens(self.render(messages, tools))
+
+    def render(self, messages: Sequence[Message], tools: _Tools, *, after: Rendering | None = None) -> Rendering:
+        """The text of a prompt; `after` is one of the same conversation, earlier."""
+        known = () if after is None else after.messages
+        rows = tuple(
+            after.rows[place] if after and place < len(known) and _same(message, known[place]) else self._row(message)
+            for place, message in enumerate(messages)
+        )
+        now = datetime.now() if after is None else after.now
+        return Rendering(tuple(messages), rows, tools, MarkedText(self._write(rows, tools, now=now)), now)
+
+    def tokens(self, rendering: Rendering) -> TokenSequence:
+        """All of a prompt."""
+        text, written = rendering.written.text, rendering.written
+        spans = self._spans(rendering, 0, 0)
         speakers = {
-            index: message.author
-            for index, message in enumerate(messages)
+            place: message.author
+            for place, message in enumerate(rendering.messages)
             if message.role == "assistant" and self.authors.author(message.author).action
         }
+        if speakers:
+            spans = [*self._turns(rendering, speakers), *spans]
+        controls = [
+            Control(found.token, written.place(found.first), written.place(found.end))
+            for found in self.codec.controls(written.marked)
+        ]
+        return self._encode(text, controls, spans, start=0, lead=None)
 
-        def plan() -> _Plan:
-            neutral = self._template.render_rows(rows, tools=tool_rows, generation_prompt=True)
-            pieces = outline(neutral, slots.required)
-            return self._plan_demonstrated(neutral, rows, tool_rows, speakers) if speakers else _Plan((), "", pieces)
+    def increment(self, before: Rendering, grown: Rendering, *, stop: int | None) -> TokenSequence | None:
+        """What follows the reply that answered `before`: the rest of its turn, the messages behind it, the next prompt.
 
-        return self._render(repr((rows, tool_rows, speakers)), plan, slots, messages, tools)
-
-    def increment(self, reply: Message, messages: Sequence[Message]) -> TokenSequence:
-        """What follows the stop token of `reply`: the rest of its turn, `messages`, the generation prompt."""
-        slots = Slots()
-        rows = slots.messages(messages)
-        calls = [(call.name, call.id) for call in reply.tool_calls]
-        return self._render(
-            repr((calls, rows)),
-            lambda: self._plan_increment(reply, messages, rows, slots),
-            slots,
-            messages,
-            (),
-        )
+        `grown` shows the reply and them too. `stop`: the token that the reply ended in; None: a stop string. None is
+        returned where the template writes anew what stands already: what was shown before the reply, or the reply.
+        """
+        if not grown.written.marked.startswith(before.written.marked):
+            return None
+        tail = MarkedText(grown.written.marked[len(before.written.marked) :])
+        length = len(before.written.text)
+        spans = [
+            Span(span.first - length, span.end - length, span.author)
+            for span in self._spans(grown, len(before.messages) + 1, length)
+        ]
+        following = spans[0].first if spans else len(tail.text)
+        end = self._reply_end(before, grown, tail, following, stop)
+        if end is None:
+            return None
+        return self._encode(tail.text, end.controls, spans, start=end.cut, lead=end.lead, opens=False)
 
     def reply(self, message: Message) -> list[int]:
         """The tokens of a reply as the template writes it, its stop token last: what a policy says to say this.
 
         For replies that nobody sampled here: a teacher's, a demonstrator's. Contents become no control token.
         """
-        asked = Message("user", "x")
-        slots = Slots()
-        rows = slots.messages([asked, message])
-        pieces = outline(self._template.render_rows(rows, generation_prompt=False), slots.required)
-        real = self._template.render_rows([to_template(asked), to_template(message)], generation_prompt=False)
-        texts = read_along(real, pieces, slots.texts, 0)
-        prompt = self._template.render_rows([to_template(asked)], generation_prompt=True)
-        if not real.startswith(prompt):
-            raise RenderError(
-                "chat template must begin a reply as it does when it asks for one, got one that does not. "
-                "Use another template."
-            )
-        parts, skipped = [], len(prompt)
-        for piece, text in zip(pieces, texts, strict=True):
-            parts.append((text[skipped:], isinstance(piece, str)))
-            skipped = max(0, skipped - len(text))
-        ids = self.codec.encode_reply(parts)
-        stops = self.stop_ids & self.codec.added_ids or self.stop_ids
-        end = next((place for place, token in enumerate(ids) if token in stops), None)
+        rows = [self._row(Message("user", "x")), self._row(message)]
+        lead, said = written_reply(self.template, rows, self.codec, self.stop_ids)
+        whole = MarkedText(lead + said)
+        controls = [
+            Control(found.token, whole.place(found.first), whole.place(found.end))
+            for found in self.codec.controls(whole.marked)
+        ]
+        length = len(MarkedText(lead).text)
+        ids = self._encode(whole.text, controls, [], start=0, lead=None).token_ids.tolist()
+        asked = self._encode(
+            whole.text[:length], [found for found in controls if found.end <= length], [], start=0, lead=None
+        ).token_ids.tolist()
+        if ids[: len(asked)] == asked:
+            ids = ids[len(asked) :]
+        else:  # its first token would begin in the prompt, which a policy can't sample
+            behind = [Control(c.token, c.first - length, c.end - length) for c in controls if c.first >= length]
+            ids = self._encode(whole.text[length:], behind, [], start=0, lead=None, opens=False).token_ids.tolist()
+        end = next((place for place, token in enumerate(ids) if token in self.stop_ids), None)
         if end is None:
             raise RenderError("chat template must end a reply with a stop token, got one that does not.")
         return ids[: end + 1]
 
     def count(self, message: Message) -> int:
         """Tokens of a message's contents; what the template writes around them is not counted."""
-        slots = Slots()
-        slots.messages([message])
-        return sum(len(self._encode_content(text)) for text in slots.texts)
+        return sum(len(self._piece(content.text, None, opens=False).ids) for content in contents(message))
 
-    def rewrites(
-        self, shown: Sequence[Message], messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
-    ) -> bool:
-        """Does the template write some of `shown`, which ends in a reply, anew when `messages` follow?
+    def _reply_end(
+        self, before: Rendering, grown: Rendering, tail: MarkedText, following: int, stop: int | None
+    ) -> ReplyEnd | None:
+        controls = [
+            Control(found.token, tail.place(found.first), tail.place(found.end))
+            for found in self.codec.controls(tail.marked)
+        ]
+        reply, rows = len(before.messages), grown.rows
 
-        The whole conversation is rendered only for templates that are known to do so after such an event.
-        """
-        event: Event = "user" if any(message.role == "user" for message in messages) else "tool_results"
-        thoughts = {_thinking(message) for message in shown if message.role == shown[-1].role}
-        if not any(self._may_rewrite(event, thinking, bool(tools)) for thinking in thoughts):
-            return False
-        rows = [_marked_row(index, message) for index, message in enumerate([*shown, *messages])]
-        return bool(changes(self._template, rows, reply=len(shown) - 1, tools=Slots().tools(tools)))
-
-    def _may_rewrite(self, event: Event, thinking: Thinking, tools: bool) -> bool:
-        case = (event, thinking, tools)
-        if case not in self._rewrites:
-            self._rewrites[case] = rewrites_history(self._template, event=event, thinking=thinking, tools=tools)
-        return self._rewrites[case]
-
-    def _plan_demonstrated(
-        self, neutral: str, rows: list[Row], tools: Sequence[Mapping[str, Any]], speakers: Mapping[int, str]
-    ) -> _Plan:
-        """The outline of `neutral` with the turns of these messages cut out, each its author's."""
-        pieces: list[Piece] = []
-        demonstrated: dict[int, str] = {}
-        at = 0
-        for index, author in speakers.items():
-            around = Around(
-                *(
-                    self._template.render_rows(rows[:count], tools=tools, generation_prompt=prompted)
-                    for count, prompted in ((index, False), (index, True), (index + 1, False))
-                )
-            )
-            start, end = turn_span(neutral, around, self.codec, self.stop_ids)
-            pieces += cut_pieces(neutral[at:start])
-            turn = cut_pieces(neutral[start:end])
-            demonstrated |= {len(pieces) + i: author for i, piece in enumerate(turn) if isinstance(piece, str)}
-            pieces += turn
-            at = end
-        return _Plan((), "", (*pieces, *cut_pieces(neutral[at:])), demonstrated)
-
-    def _plan_increment(self, reply: Message, messages: Sequence[Message], rows: list[Row], slots: Slots) -> _Plan:
-        problem: RenderError | None = None
-        for opening in openings(reply, messages):
+        @cache
+        def ended(thought: str | None) -> str | None:
+            """How the template writes the conversation that ends in the reply, behind the prompt for it."""
+            last = rows[reply] if thought is None else {**rows[reply], "reasoning_content": thought}
             try:
-                neutral = self._template.render_rows([*opening, *rows], generation_prompt=True)
-                return self._cut_behind_reply(opening, neutral, slots)
-            except RenderError as error:
-                if problem is None or "tool_calls" not in opening[-1]:  # the plain opening's says most
-                    problem = error
-        assert problem is not None
-        raise problem
-
-    def _cut_behind_reply(self, opening: list[Row], neutral: str, slots: Slots) -> _Plan:
-        before, reply, behind = neutral.rpartition(REPLY)
-        if not reply:
-            raise RenderError("chat template must write replies, got one that does not. Use another template.")
-        pieces = outline(behind, slots.required)
-        first = str(pieces[0])
-        end = self.codec.first_of(self.stop_ids, first)
-        if end is None and "tool_calls" in opening[-1]:  # what closes the made-up call was sampled in the real one
-            raise RenderError(
-                "chat template must end a turn of tool calls with one of the stop tokens, got one that does not. "
-                "Add its end of turn to the stop tokens."
-            )
-        cut = 0 if end is None else end[1]
-        return _Plan(tuple(opening), before + reply + first[:cut], (first[cut:], *pieces[1:]))
-
-    def _render(
-        self,
-        shape: str,
-        make_plan: Callable[[], _Plan],
-        slots: Slots,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-    ) -> TokenSequence:
-        real_rows = [to_template(message) for message in messages]
-        plan = self._plans.get(shape)
-        if plan is not None:
-            try:
-                return self._encode(plan, self._read(plan, real_rows, tools, slots), slots)
+                text = self._write((*rows[:reply], last), grown.tools, generation_prompt=False, now=grown.now)
             except RenderError:
-                del self._plans[shape]  # templates may write the date: outlines can grow old
-        plan = make_plan()
-        texts = self._read(plan, real_rows, tools, slots)
-        _remember(self._plans, shape, plan)
-        return self._encode(plan, texts, slots)
+                return None
+            return MarkedText(text.removeprefix(before.written.marked)).text
 
-    def _read(self, plan: _Plan, rows: list[Row], tools: Sequence[Mapping[str, Any]], slots: Slots) -> list[str]:
-        real = self._template.render_rows([*plan.opening, *rows], tools=tools, generation_prompt=True)
-        if not real.startswith(plan.skipped):
-            raise RenderError(
-                "chat template must write the same text before a reply whatever follows it, "
-                "got one that does not. Use another template."
-            )
-        return read_along(real, plan.pieces, slots.texts, len(plan.skipped))
+        return reply_end(Tail(tail.text, controls, following), grown.messages[reply], self._stops, stop, ended)
 
-    def _encode(self, plan: _Plan, texts: list[str], slots: Slots) -> TokenSequence:
-        ids: list[npt.NDArray[np.int32]] = []
-        codes: list[int] = []
-        for place, (piece, text) in enumerate(zip(plan.pieces, texts, strict=True)):
-            if isinstance(piece, str):
-                ids.append(np.array(self._encode_template(text), np.int32))
-                codes.append(
-                    self.authors.code(plan.demonstrated[place]) if place in plan.demonstrated else self._template_code
+    def _row(self, message: Message) -> Row:
+        return row(message, self._break, self._break)
+
+    def _break(self, text: str) -> str:
+        found = self._broken.get(text)
+        if found is None:
+            found = self.codec.broken(storable(text), marks.BREAK)
+            self._broken.put(text, found)
+        return found
+
+    def _write(
+        self, rows: Sequence[Row], tools: _Tools, *, now: datetime | None = None, generation_prompt: bool = True
+    ) -> str:
+        if self._tools[0] is not tools:
+            self._tools = tools, tool_rows(tools, self._break)
+        return self.template.render_rows(rows, tools=self._tools[1], generation_prompt=generation_prompt, now=now)
+
+    def _spans(self, rendering: Rendering, first: int, start: int) -> list[Span]:
+        """Where the contents of the messages from `first` on stand in the text, behind `start`."""
+        text = rendering.written.text
+        wanted = [content for message in rendering.messages[first:] for content in contents(message)]
+        spans = find_spans(text, wanted, start)
+        if spans is not None:
+            return spans
+        marked, _ = self._numbered(rendering, first)
+        told, places = marks.numbered_spans(marks.without_breaks(marked))
+        if told != text:  # a template that looks at how contents begin or end
+            places = _in_turn(text, wanted, start)
+        for number, content in enumerate(wanted):
+            if content.required and number not in places:
+                raise RenderError(
+                    f"chat template must render every message, got one that leaves out {_place(rendering, content)}. "
+                    "Use a template that knows this role, or give another role."
                 )
-            else:
-                ids.append(self._encode_content(text))
-                codes.append(self.authors.code(slots.authors[piece]))
+        found = [Span(*places[number], content.author) for number, content in enumerate(wanted) if number in places]
+        return sorted((span for span in found if span.first >= start), key=lambda span: span.first)
+
+    def _numbered(self, rendering: Rendering, first: int) -> tuple[str, tuple[Row, ...]]:
+        """The text with a mark before and behind each content of the messages from `first` on; and its rows."""
+        number = -1
+
+        def numbered(text: str) -> str:
+            nonlocal number
+            number += 1
+            inner = text.strip()
+            before, _, behind = text.partition(inner)
+            return before + marks.begin(number) + self._break(inner) + marks.end(number) + behind
+
+        rows = (*rendering.rows[:first], *(row(message, numbered, self._break) for message in rendering.messages[first:]))
+        return self._write(rows, rendering.tools, now=rendering.now), rows
+
+    def _turns(self, rendering: Rendering, speakers: Mapping[int, str]) -> list[Span]:
+        """The turns of those who speak in the policy's place."""
+        marked, rows = self._numbered(rendering, 0)
+        if marks.numbered_spans(marks.without_breaks(marked))[0] != rendering.written.text:
+            raise RenderError(
+                "chat template must write an action author's message whatever it begins or ends with, got one that "
+                "does not. Use author 'initialization', or another template."
+            )
+
+        def write(count: int, prompted: bool) -> str:
+            return marks.without_breaks(
+                self._write(rows[:count], rendering.tools, now=rendering.now, generation_prompt=prompted)
+            )
+
+        return turn_spans(marks.without_breaks(marked), write, speakers, self.codec, self.stop_ids)
+
+    def _encode(
+        self,
+        text: str,
+        controls: Sequence[Control],
+        spans: Sequence[Span],
+        *,
+        start: int,
+        lead: Control | None,
+        opens: bool = True,
+    ) -> TokenSequence:
+        """Tokens from `start` on, or from behind `lead`, the control token before it."""
+        cuts = [found for found in controls if found.first >= start]
+        heads: list[Control | None] = [*([lead] if lead else []), *cuts]
+        firsts = [start if found is None else found.first for found in heads]
+        if not heads or (lead is None and firsts[0] > start):
+            heads, firsts = [None, *heads], [start, *firsts]
+        ids, codes = [], []
+        for place, (head, first) in enumerate(zip(heads, firsts, strict=True)):
+            end = firsts[place + 1] if place + 1 < len(firsts) else len(text)
+            within = None if head is None else Control(head.token, head.first - first, head.end - first)
+            piece = self._piece(text[first:end], within, opens=opens and first == 0)
+            authors = np.full(len(piece.ids), self._template_code, np.uint8)
+            for span in spans:
+                if span.first < end and span.end > first:
+                    last = len(authors) if span.end >= end else piece.token_from(span.end - first)
+                    authors[piece.token_from(span.first - first) : last] = self.authors.code(span.author)
+            skipped = 1 if lead is not None and head is lead else 0
+            ids.append(piece.ids[skipped:])
+            codes.append(authors[skipped:])
         n = sum(map(len, ids))
         return TokenSequence(
             np.concatenate(ids),
-            np.repeat(np.array(codes, np.uint8), [len(piece_ids) for piece_ids in ids]),
+            np.concatenate(codes),
             np.full(n, np.nan, np.float32),
             np.full(n, NOT_SAMPLED, np.int32),
         )
 
-    def _encode_content(self, text: str) -> npt.NDArray[np.int32]:
-        ids = self._content_ids.pop(text, None)
-        if ids is None:
-            ids = np.array(self.codec.encode_text(text), np.int32)
-            self._content_chars += len(text)
-            while self._content_ids and self._content_chars > _MAX_CACHED_CHARS:
-                oldest = next(iter(self._content_ids))
-                del self._content_ids[oldest]
-                self._content_chars -= len(oldest)
-        self._content_ids[text] = ids  # at the end: the one used longest ago goes first
-        return ids
-
-    def _encode_template(self, text: str) -> list[int]:
-        ids = self._template_ids.get(text)
-        if ids is None:
-            ids = self.codec.encode_template(text)
-            _remember(self._template_ids, text, ids)
-        return ids
+    def _piece(self, text: str, control: Control | None, *, opens: bool) -> Piece:
+        key = (text, control, opens)
+        piece = self._pieces.get(key)
+        if piece is None:
+            piece = self.codec.piece(storable(text), control, opens=opens)
+            self._pieces.put(key, piece)
+        return piece
 
 
-def _marked_row(index: int, message: Message) -> Row:
-    """A message as `changes` wants it: contents that it recognises in any rendering."""
-    row = to_template(message)
-    if message.content.strip() or not message.tool_calls:
-        row["content"] = mark(index)
-    if message.reasoning is not None:
-        row["reasoning_content"] = "" if _thinking(message) == "empty" else mark(index, "thinking")
-    for call in row.get("tool_calls", ()):
-        call["function"]["arguments"] = {"reply": mark(index)}
-    return row
+class _Recent(Generic[_Key, _Value]):
+    """What was made of the texts used last, up to a number of characters."""
+
+    def __init__(self, size: Callable[[_Key], int]) -> None:
+        self._size = size
+        self._kept: dict[_Key, _Value] = {}
+        self._chars = 0
+
+    def get(self, key: _Key) -> _Value | None:
+        found = self._kept.pop(key, None)
+        if found is not None:
+            self._kept[key] = found  # at the end: the one used longest ago goes first
+        return found
+
+    def put(self, key: _Key, value: _Value) -> None:
+        self._kept[key] = value
+        self._chars += self._size(key)
+        while self._chars > _MAX_CACHED_CHARS and len(self._kept) > 1:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest]
+            self._chars -= self._size(oldest)
 
 
-def _thinking(message: Message) -> Thinking:
-    if message.reasoning is None:
-        return "none"
-    return "some" if message.reasoning.strip() else "empty"
+def _same(message: Message, known: Message) -> bool:
+    """Whether a template is given the same of both, told without comparing long texts."""
+    return message is known or (
+        message.content is known.content
+        and message.tool_calls is known.tool_calls
+        and message.reasoning is known.reasoning
+        and message.note == known.note
+        and (message.role, message.name, message.tool_call_id) == (known.role, known.name, known.tool_call_id)
+    )
 
 
-def _remember(cache: dict[str, _Value], key: str, value: _Value) -> None:
-    if len(cache) >= _MAX_CACHED:
-        cache.clear()
-    cache[key] = value
+def _place(rendering: Rendering, content: Content) -> str:
+    """Which message a content is of, for people."""
+    places = (n for n, message in enumerate(rendering.messages) if content in contents(message))
+    number = next(places)
+    return f"messages[{number}] (role {rendering.messages[number].role})"
+
+
+def _in_turn(text: str, wanted: Sequence[Content], start: int) -> dict[int, tuple[int, int]]:
+    """Each content's first place behind the one before it."""
+    found: dict[int, tuple[int, int]] = {}
+    at = start
+    for number, content in enumerate(wanted):
+        place = first_place(text, content.text, at)
+        if place is not None:
+            found[number] = place
+            at = place[1]
+    return found

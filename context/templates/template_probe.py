@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Literal
 
 from context.templates.chat_template import ChatTemplate, RenderError
 
-Event = Literal["tool_results", "user"]
 Thinking = Literal["none", "empty", "some"]
 """What replies have before their content: no thinking, an empty block of it, or thoughts."""
 Row = dict[str, Any]
@@ -30,21 +29,6 @@ LOOKUP: Row = {
 """The tool of every probed conversation."""
 _CALL_IDS = ("call00001", "call00002")  # nine letters and digits, as Mistral's templates demand
 _MARK = re.compile("\uf8e0(thinking|text)([0-9]+)\uf8e1")
-
-
-def rewrites_history(template: ChatTemplate, *, event: Event, thinking: Thinking, tools: bool = False) -> bool:
-    """Does adding this after a reply change what was rendered before it, or the reply's own thinking and end?
-
-    Measured against what the policy saw: the prompt up to where the reply begins, and then the reply. `thinking` is
-    what all replies have; with `tools`, the conversation has a tool schema. False for an event that the template
-    refuses: rendering it says why.
-    """
-    schemas = (LOOKUP,) if tools else ()
-    for forms in _conversations(event, thinking):
-        found = (changes(template, rows, reply=len(rows) - 2, tools=schemas) for rows in forms)
-        if next((answer for answer in found if answer is not None), ()):
-            return True
-    return False
 
 
 def changes(
@@ -124,13 +108,6 @@ def _change(rows: Sequence[Row], key: _Key, now: Mapping[tuple[str, int], object
     if ("thinking", index) not in now and "reasoning_content" in rows[index]:
         return f"{where}: its thinking is left out"
     return f"{where}: is written differently"
-
-
-def _conversations(event: Event, thinking: Thinking) -> Iterator[list[list[Row]]]:
-    """Conversations that end in a reply and the event, each in the forms a template may know, best first."""
-    turns = ("au",) if event == "user" else ("cr", "ar")
-    for before in ("u", "ucr", "uau", "ucrau"):
-        yield [conversation(before + turn, thinking=thinking) for turn in turns]
 
 
 def conversation(plan: str, *, thinking: Thinking = "none") -> list[Row]:

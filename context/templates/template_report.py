@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +11,7 @@ from context.authors import default_authors
 from context.messages import Message, ToolCall
 from context.templates.chat_template import RenderError
 from context.templates.model_files import ModelFiles
-from context.templates.render import Renderer
+from context.templates.render import Renderer, Rendering
 from context.templates.template_probe import LOOKUP, Thinking, changes, conversation
 from context.tokens.token_sequence import TokenSequence
 
@@ -28,7 +27,7 @@ class Case:
     details: tuple[str, ...]
     """Which messages are rewritten, or why it is not supported."""
     borders: int
-    """Places where contents meet template text and tokens would differ if the whole text were encoded at once."""
+    """Ends of replies where tokens would differ if the whole text were encoded at once."""
 
 
 @dataclass(frozen=True)
@@ -103,27 +102,44 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
     messages = [_message(row) for row in rows]
     schemas = (LOOKUP,) if tools else ()
     found: dict[str, None] = {}
+    borders = 0
     turns = list(_turns(plan))
     try:
-        parts = [renderer.initial(messages[: turns[0][0]], schemas)]
+        first = renderer.render(messages[: turns[0][0]], schemas)
+        renderer.tokens(first)
         if plan == "uau" and tools:
             _check_tools_shown(model, rows[: turns[0][0]])
         for reply, end in turns:
-            parts.append(renderer.increment(messages[reply], messages[reply + 1 : end]))
-            changed = changes(model.template, rows[:end], reply=reply, tools=schemas)
-            if changed is None:  # a template that leaves calls out: they stand in the text of the reply
-                unmarked = conversation(re.sub("[cp]", "a", plan), thinking=thinking)
-                changed = changes(model.template, unmarked[:end], reply=reply, tools=schemas)
-            found |= dict.fromkeys(changed or ())
+            before = renderer.render(messages[:reply], schemas, after=first)
+            grown = renderer.render(messages[:end], schemas, after=before)
+            increment = renderer.increment(before, grown, stop=_stop(renderer, before, grown))
+            if increment is None:
+                changed = changes(model.template, rows[:end], reply=reply, tools=schemas)
+                found |= dict.fromkeys(changed or (f"message {reply} (assistant): what was shown is written differently",))
+            else:
+                borders += _joined(renderer, before, grown, increment)
     except (RenderError, ValueError) as error:
         return Case(name, "unsupported", (str(error),), 0)
     details = list(found)
     try:
-        parts.append(renderer.initial(messages, schemas))
+        renderer.initial(messages, schemas)
     except (RenderError, ValueError) as error:
         details.append(f"can't be shown again once rewritten: {error}")
-    borders = sum(border_differences(renderer, tokens) for tokens in parts)
     return Case(name, "rewrites_history" if found else "append_only", tuple(details), borders)
+
+
+def _stop(renderer: Renderer, before: Rendering, grown: Rendering) -> int | None:
+    """The stop token that a policy that writes like the template would end its reply in."""
+    tail = grown.written.marked[len(before.written.marked) :]
+    return next((found.token for found in renderer.codec.controls(tail) if found.token in renderer.stop_ids), None)
+
+
+def _joined(renderer: Renderer, before: Rendering, grown: Rendering, increment: TokenSequence) -> int:
+    """At how many of both ends of the reply tokens would differ, were the conversation's text encoded as one."""
+    whole, shown, added = (
+        tokens.token_ids.tolist() for tokens in (renderer.tokens(grown), renderer.tokens(before), increment)
+    )
+    return (whole[: len(shown)] != shown) + (whole[len(whole) - len(added) :] != added)
 
 
 def _check_tools_shown(model: ModelFiles, prompt: Sequence[dict[str, Any]]) -> None:
@@ -132,14 +148,6 @@ def _check_tools_shown(model: ModelFiles, prompt: Sequence[dict[str, Any]]) -> N
         raise RenderError(
             "chat template must show the tools, got one that leaves them out. Describe them in a message."
         )
-
-
-def border_differences(renderer: Renderer, tokens: TokenSequence) -> int:
-    """How many of the borders between authors the tokenizer would join, were the text encoded as one."""
-    codec = renderer.codec
-    edges = [0, *(t for t in range(1, len(tokens)) if tokens.authors[t] != tokens.authors[t - 1]), len(tokens)]
-    pieces = [tokens.token_ids[a:b].tolist() for a, b in pairwise(edges)]
-    return sum(codec.encode_template(codec.decode(a + b)) != a + b for a, b in pairwise(pieces))
 
 
 def _turns(plan: str) -> Iterator[tuple[int, int]]:

@@ -1,101 +1,184 @@
-"""Text to token ids and back: trusted template text one way, untrusted content another."""
+"""Text to token ids and back. What a template wrote may hold control tokens, contents never do."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from tokenizers import Tokenizer
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Encoding
+
+from context.tokens import tokenizer_parts as parts
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_SENTENCEPIECE_SPACE = "\u2581"
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(0x100 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)
 }
 """How byte-level tokenizers (GPT-2 and its heirs) spell bytes that are no printable character."""
+_STAND_IN = "?"
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control token in a text: characters first..end-1, white space it takes up among them."""
+
+    token: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a text as tokens."""
+
+    ids: npt.NDArray[np.int32]
+    _encoding: Encoding
+    _length: int
+    """Characters of the text."""
+    _first: int
+    """Number among `ids` of the encoding's first token."""
+    _cut: int
+    """Where the encoding's text begins in the piece's."""
+
+    def token_from(self, place: int) -> int:
+        """The first token that begins at or behind a character."""
+        if place <= 0:
+            return 0
+        encoding = self._encoding
+        for character in range(max(0, place - self._cut), self._length - self._cut):
+            token = encoding.char_to_token(character)
+            if token is not None:
+                while token < len(encoding) and encoding.token_to_chars(token)[0] + self._cut < place:
+                    token += 1
+                return self._first + int(token)
+        return len(self.ids)
 
 
 class TokenCodec:
     """A tokenizer file with its control tokens kept apart.
 
     Control tokens are the tokenizer's added tokens, special or not, except those that stand for plain text:
-    runs of white space and the unknown token. Pieces are encoded as they stand inside a longer text: no BOS,
-    no prefix space, no truncation, no padding.
+    runs of white space, the unknown token, single letters.
     """
 
-    def __init__(self, tokenizer_json: str) -> None:
-        description = json.loads(tokenizer_json)
-        _only_pieces(description)
-        control = [row for row in description["added_tokens"] if not _is_plain_text(row, description["model"])]
+    def __init__(self, tokenizer_json: str, *, special: Iterable[str] = ()) -> None:
+        """`special`: tokens that the model names (bos, eos, pad), which are never plain text."""
+        description = parts.whole_text_rules_off(json.loads(tokenizer_json))
+        control = parts.control_tokens(description, frozenset(special))
         self.hash = hashlib.sha256(tokenizer_json.encode()).hexdigest()
         self.added_ids = frozenset(int(row["id"]) for row in control)
         """Ids that only a template or the policy may write."""
         self.added_tokens = tuple(str(row["content"]) for row in control)
+        self._control_ids = [int(row["id"]) for row in control]
+        self._beginnings = frozenset(text[:n] for text in self.added_tokens for n in range(1, len(text)))
+        self._endings = frozenset(text[n:] for text in self.added_tokens for n in range(1, len(text)))
+        self._longest = max(map(len, self.added_tokens), default=1)
         self._byte_level = '"ByteLevel"' in json.dumps(description.get("decoder"))
-        self._template = Tokenizer.from_str(json.dumps(description))
-        self._text = _without_control_tokens(description, self.added_ids)
-        self.vocab_size: int = self._template.get_vocab_size()
+        self._full = parts.full(description)
+        self._text = parts.without_control_tokens(description, self.added_ids)
+        inside = parts.inside_a_text(description)
+        self._full_inside = self._full if inside == description else parts.full(inside)
+        self._text_inside = self._text if inside == description else parts.without_control_tokens(inside, self.added_ids)
+        self._scanner = parts.scanner(description, control)
+        self.vocab_size: int = self._full.get_vocab_size()
 
-    def encode_text(self, text: str) -> list[int]:
-        """Untrusted content, whatever it spells. Lone surrogates become U+FFFD."""
-        ids = _encode(self._text, text)
-        if not self.added_ids.isdisjoint(ids):
-            found = next(token for token in ids if token in self.added_ids)
-            raise ValueError(
-                f"tokenizer must not write control tokens from content, got id {found} "
-                f"({self._template.id_to_token(found)!r}). This tokenizer can't be used safely."
-            )
+    def encode(self, text: str) -> list[int]:
+        """Trusted text that follows another one: control tokens are recognised."""
+        ids: list[int] = self._full_inside.encode(text, add_special_tokens=False).ids
         return ids
 
-    def encode_template(self, text: str) -> list[int]:
-        """Trusted template text: control tokens are recognised."""
-        return _encode(self._template, text)
+    def encode_text(self, text: str) -> list[int]:
+        """Untrusted text that follows another one, whatever it spells. Lone surrogates become U+FFFD."""
+        return list(self._untrusted(storable(text), opens=False).ids)
 
-    def encode_reply(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
-        """Template text (True) and contents (False) as the one text that a policy would have written.
+    def controls(self, text: str) -> list[Control]:
+        """The control tokens that the tokenizer recognises in a text."""
+        encoding = self._scanner.encode(text, add_special_tokens=False)
+        return [
+            Control(self._control_ids[number - 1], first, end)
+            for number, (first, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            if number
+        ]
 
-        Only in template text are control tokens recognised; what stands between two of them is encoded as a whole.
+    def broken(self, text: str, mark: str) -> str:
+        """The text with `mark` inside of all that would read as a control token, alone or with what stands beside it."""
+        places = {found.first + 1 for found in self.controls(text)}
+        lengths = range(min(self._longest - 1, len(text)), 0, -1)
+        ending = next((n for n in lengths if text[-n:] in self._beginnings), 0)
+        beginning = next((n for n in lengths if text[:n] in self._endings), 0)
+        if ending:
+            places.add(len(text) - ending + 1)
+        if beginning:
+            places.add(0)
+        for place in sorted(places, reverse=True):
+            text = text[:place] + mark + text[place:]
+        return text
+
+    def piece(self, text: str, control: Control | None, *, opens: bool) -> Piece:
+        """A text that may begin with a control token, and holds no other, whatever it spells.
+
+        `opens`: nothing stands before it. The tokens are the tokenizer's own for this text, but where these hold a
+        control token: then they are those of a tokenizer that knows none.
         """
-        ids: list[int] = []
-        plain = ""
-        for text, trusted in parts:
-            start = 0
-            encoding = self._template.encode(text, add_special_tokens=False) if trusted else None
-            for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True) if encoding else ():
-                if token in self.added_ids:
-                    ids += [*self.encode_text(plain + text[start:begin]), token]
-                    plain, start = "", end
-            plain += text[start:]
-        return ids + self.encode_text(plain)
+        encoding = (self._full if opens or control else self._full_inside).encode(text, add_special_tokens=False)
+        found = [place for place, token in enumerate(encoding.ids) if token in self.added_ids]
+        if control is None and not found:
+            return Piece(np.array(encoding.ids, np.int32), encoding, len(text), 0, 0)
+        if control is not None and [encoding.ids[place] for place in found] == [control.token]:
+            # What is put before the first word of a whole text stands before the control token.
+            skipped = 0 if opens else found[0]
+            return Piece(np.array(encoding.ids[skipped:], np.int32), encoding, len(text), -skipped, 0)
+        head = [] if control is None else [control.token]
+        cut = 0 if control is None else control.end
+        encoding = self._untrusted(text[cut:], opens=opens and control is None)
+        return Piece(np.array([*head, *encoding.ids], np.int32), encoding, len(text), len(head), cut)
+
+    def _untrusted(self, text: str, *, opens: bool) -> Encoding:
+        tokenizer = self._text if opens else self._text_inside
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        found = [place for token, place in zip(encoding.ids, encoding.offsets, strict=True) if token in self.added_ids]
+        if found:  # an unknown token that is a control token too: characters it stands for become others
+            characters = list(text)
+            for first, end in found:
+                characters[first:end] = _STAND_IN * (end - first)
+            encoding = tokenizer.encode("".join(characters), add_special_tokens=False)
+            token = next((token for token in encoding.ids if token in self.added_ids), None)
+            if token is not None:
+                raise ValueError(
+                    f"tokenizer must not write control tokens from content, got id {token} "
+                    f"({self._full.id_to_token(token)!r}). This tokenizer can't be used safely."
+                )
+        return encoding
 
     def token_bytes(self, token: int) -> bytes:
         """What a token adds to a text, which need not be whole characters."""
-        written = str(self._template.id_to_token(token))
+        written = str(self._full.id_to_token(token))
         if token in self.added_ids:
             return written.encode()
         if self._byte_level:
             return bytes(_BYTE_OF[character] for character in written)
         if match := _BYTE_TOKEN.fullmatch(written):
             return bytes([int(match[1], 16)])
-        return written.replace(_SENTENCEPIECE_SPACE, " ").encode()
+        return written.replace(parts.SENTENCEPIECE_SPACE, " ").encode()
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text for people and parsers, control tokens visible. Unknown ids are left out."""
-        return str(self._template.decode(list(ids), skip_special_tokens=False))
+        return str(self._full.decode(list(ids), skip_special_tokens=False))
 
     def token_id(self, token: str) -> int | None:
-        found: int | None = self._template.token_to_id(token)
+        found: int | None = self._full.token_to_id(token)
         return found
 
     def first_of(self, ids: Iterable[int], text: str) -> tuple[int, int] | None:
         """The first token of template text that is one of `ids`, and the character offset it ends at."""
         wanted = frozenset(ids)
-        encoding = self._template.encode(text, add_special_tokens=False)
+        encoding = self._full.encode(text, add_special_tokens=False)
         for token, (_, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token in wanted:
                 return token, end
@@ -103,78 +186,15 @@ class TokenCodec:
 
     def boundary(self, text: str, at: int) -> int:
         """The last border between tokens of template text at or before character `at`."""
-        offsets = self._template.encode(text, add_special_tokens=False).offsets
+        offsets = self._full.encode(text, add_special_tokens=False).offsets
         return max((end for _, end in offsets if end <= at), default=0)
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+def storable(text: str) -> str:
+    """The text with U+FFFD for half characters, which neither a tokenizer nor a database can hold."""
     try:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    except TypeError:  # what the tokenizer raises for text that UTF-8 can't hold
-        ids = tokenizer.encode(_LONE_SURROGATE.sub("\ufffd", text), add_special_tokens=False).ids
-    return ids
+        text.encode()
+    except UnicodeEncodeError:
+        return _LONE_SURROGATE.sub("\ufffd", text)
+    return text
 
-
-def _only_pieces(description: dict[str, Any]) -> None:
-    """Switch off what is meant for whole texts: special tokens, prefix spaces, truncation, padding."""
-    description.update(truncation=None, padding=None, post_processor=None)
-    if description["model"].get("dropout") is not None:
-        description["model"]["dropout"] = None
-    for kind, parts in (
-        ("normalizer", "normalizers"),
-        ("pre_tokenizer", "pretokenizers"),
-        ("decoder", "decoders"),
-    ):
-        component = description.get(kind)
-        if component is None:
-            continue
-        rows = component[parts] if component["type"] == "Sequence" else [component]
-        kept = [_without_prefix(row) for row in rows if not _is_prefix(row)]
-        description[kind] = {"type": "Sequence", parts: kept} if kept else None
-
-
-def _is_prefix(component: Mapping[str, Any]) -> bool:
-    """Adds a space before a text, or takes it away again."""
-    return component["type"] == "Prepend" or (component["type"] == "Strip" and component.get("content") == " ")
-
-
-def _without_prefix(component: dict[str, Any]) -> dict[str, Any]:
-    if component["type"] == "Metaspace":
-        rest = {key: value for key, value in component.items() if key != "add_prefix_space"}
-        return {**rest, "prepend_scheme": "never"}
-    return {**component, "add_prefix_space": False} if "add_prefix_space" in component else component
-
-
-def _is_plain_text(added: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
-    """White space (GPT-NeoX, Gemma) carries no control; the unknown token is what plain text turns into."""
-    content = str(added["content"])
-    if content.replace(_SENTENCEPIECE_SPACE, " ").isspace() or content == model.get("unk_token"):
-        return True
-    return model.get("unk_id") is not None and added["id"] == model["unk_id"]
-
-
-def _without_control_tokens(description: dict[str, Any], control: frozenset[int]) -> Tokenizer:
-    """The tokenizer, ignorant of control tokens: as added tokens, vocabulary entries and merge results.
-
-    Leaving them in the vocabulary would be a way in: merges can spell them, and `ignore_merges` looks words
-    up whole.
-    """
-    model = dict(description["model"])
-    plain = [row for row in description["added_tokens"] if row["id"] not in control]
-    if isinstance(model["vocab"], dict):
-        removed = {token for token, token_id in model["vocab"].items() if token_id in control}
-        model["vocab"] = {token: i for token, i in model["vocab"].items() if token not in removed}
-        # An added token outside the vocabulary would be numbered anew; as an entry it keeps its id.
-        model["vocab"].update({row["content"]: row["id"] for row in plain})
-        if removed and "merges" in model:
-            model["merges"] = [pair for pair in model["merges"] if removed.isdisjoint(_mentioned(pair))]
-    else:
-        model["vocab"] = [
-            ["", score] if i in control else [piece, score] for i, (piece, score) in enumerate(model["vocab"])
-        ]
-    return Tokenizer.from_str(json.dumps({**description, "added_tokens": plain, "model": model}))
-
-
-def _mentioned(merge: str | Sequence[str]) -> tuple[str, str, str]:
-    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
-    return left, right, left + right

@@ -40,7 +40,7 @@ class TrainingControl:
         mask = np.zeros(len(token_ids), bool)
         ids = list(token_ids)
         for text in self.blackout:
-            wanted = codec.encode_template(text)
+            wanted = codec.encode(text)
             first = next((i for i in range(len(ids)) if ids[i : i + len(wanted)] == wanted), None)
             if first is not None:
                 mask[first : first + len(wanted)] = True

@@ -10,6 +10,7 @@ import pytest
 
 from context import ContextManager, Message, choose_parser, default_authors, loss_mask, response_mask
 from tests.fakes.families import Family, families, family
+from tests.fakes.increments import increment
 
 NO_TOOLS: tuple[dict[str, object], ...] = ()
 START = (Message("system", "You are careful.", "initialization"), Message("user", "What is the code?"))
@@ -26,7 +27,7 @@ def manager(model: Family, *, max_tokens: int = 4000) -> ContextManager:
 
 
 def sampled(model: Family, text: str, *, stopped: bool = True) -> list[int]:
-    ids = model.codec.encode_template(text)
+    ids = model.codec.encode(text)
     return [*ids, model.end_id] if stopped else ids
 
 
@@ -42,10 +43,11 @@ def test_prompt_of_each_turn_is_all_that_came_before_it(model: Family) -> None:
         assert context.prompt_ids == expected
         # Any ids at all, as a policy at high temperature samples them: no text has this tokenization.
         ids = [rng.choice(range(20, 250)) for _ in range(7)] + [model.end_id]
+        opening = context.messages
         reply = context.record_reply(ids, log_probs(ids), policy_version=turn)
         result = model.tool_result(f"result {turn}")
         assert context.observe([result]) is None
-        expected += ids + model.renderer().increment(reply.message, [result]).token_ids.tolist()
+        expected += ids + increment(model.renderer(), reply.message, [result], opening=opening).token_ids.tolist()
     (segment,) = context.segments()
     assert segment.reason == "clean"
     assert segment.tokens.token_ids.tolist() == context.prompt_ids == expected
@@ -145,7 +147,7 @@ def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
     ids = sampled(model, model.call)
     reply = long.record_reply(ids, log_probs(ids), policy_version=0)
     result = model.tool_result("78")
-    full = len(long.prompt_ids) + len(model.renderer().increment(reply.message, [result]))
+    full = len(long.prompt_ids) + len(increment(model.renderer(), reply.message, [result], opening=START))
     for max_tokens, fits in ((full + 1, True), (full, False), (full - 1, False)):
         context = manager(model, max_tokens=max_tokens)
         context.begin(START, NO_TOOLS)

@@ -29,7 +29,7 @@ def test_view_names_authors_masks_and_tokens() -> None:
     model = family("chatml")
     context = ContextManager(model.renderer(), choose_parser("hermes", ""), max_tokens=1000)
     context.begin([Message("user", "What?")], ())
-    ids = [*model.codec.encode_template("78"), model.end_id]
+    ids = [*model.codec.encode("78"), model.end_id]
     context.record_reply(ids, [-0.25] * len(ids), policy_version=0)
     tokens = context.segments()[0].tokens
     lines = token_view(tokens, TABLE, model.codec, log_probs=True).plain.splitlines()

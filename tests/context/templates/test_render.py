@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from context import ChatTemplate, Message, Renderer, RenderError, TokenCodec, ToolCall, default_authors
+from tests.fakes.increments import ASKED, increment
 from tests.fakes.families import Family, families, family
 
 LOOKUP = {
@@ -104,29 +105,29 @@ def test_increment_is_the_text_behind_the_stop_token(model: Family, count: int) 
     results = [model.tool_result(f'{{"next": "arrow {i}"}}') for i in range(count)]
     calls = tuple(ToolCall("lookup", {"key": "pearl"}) for _ in range(count if model.name != "llama3" else 1))
     reply = Message("assistant", "", "llm", calls)
-    before = (Message("user", "What?"), reply)
+    before = (*ASKED, reply)
     whole = model.template.render((*before, *results), generation_prompt=True)
     until_stop = model.template.render(before, generation_prompt=False)
     until_stop = until_stop[: until_stop.rindex(model.end) + len(model.end)]
     assert whole.startswith(until_stop)
-    increment = model.renderer().increment(reply, results)
-    assert model.codec.decode(increment.token_ids.tolist()).strip() == whole.removeprefix(until_stop).strip()
+    added = increment(model.renderer(), reply, results)
+    assert model.codec.decode(added.token_ids.tolist()).strip() == whole.removeprefix(until_stop).strip()
 
 
 def test_increment_after_chatml_reply_begins_with_the_newline_the_template_writes() -> None:
     model = family("chatml")
-    increment = model.renderer().increment(CALLED, [model.tool_result("78")])
+    added = increment(model.renderer(), CALLED, [model.tool_result("78")])
     text = "\n<|im_start|>user\n<tool_response>\n78\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    assert model.codec.decode(increment.token_ids.tolist()) == text
-    assert by_author(model, increment, "env") == "78"
-    assert by_author(model, increment, "template") == text.replace("78", "", 1)
+    assert model.codec.decode(added.token_ids.tolist()) == text
+    assert by_author(model, added, "env") == "78"
+    assert by_author(model, added, "template") == text.replace("78", "", 1)
 
 
 def test_increment_after_a_malformed_reply_works_where_tool_results_need_a_call() -> None:
     model = family("mistral")
-    increment = model.renderer().increment(Message("assistant", "oops", "llm"), [model.tool_result("bad call")])
+    added = increment(model.renderer(), Message("assistant", "oops", "llm"), [model.tool_result("bad call")])
     assert (
-        model.codec.decode(increment.token_ids.tolist()).strip()
+        model.codec.decode(added.token_ids.tolist()).strip()
         == '[TOOL_RESULTS] {"content": "bad call"}[/TOOL_RESULTS]'
     )
 
@@ -135,8 +136,8 @@ def test_increment_without_end_of_turn_in_the_template_drops_nothing() -> None:
     model = family("chatml")
     template = ChatTemplate("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}", {})
     renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
-    increment = renderer.increment(Message("assistant", "hi", "llm"), [Message("user", "more")])
-    assert model.codec.decode(increment.token_ids.tolist()) == "\nuser: more\n"
+    added = increment(renderer, Message("assistant", "hi", "llm"), [Message("user", "more")])
+    assert model.codec.decode(added.token_ids.tolist()) == "\nuser: more\n"
 
 
 def test_template_without_a_tool_role_says_so() -> None:
@@ -145,64 +146,81 @@ def test_template_without_a_tool_role_says_so() -> None:
     template = ChatTemplate(source, {})
     renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
     for reply in (CALLED, Message("assistant", "oops", "llm")):
-        with pytest.raises(RenderError, match=r"leaves out messages\[0\] \(role tool\)"):
-            renderer.increment(reply, [model.tool_result("78")])
+        with pytest.raises(RenderError, match=r"leaves out messages\[2\] \(role tool\)"):
+            increment(renderer, reply, [model.tool_result("78")])
 
 
-def test_increment_stands_where_the_template_strips_what_was_said_before() -> None:
-    # The made-up reply loses its thinking block once something follows it, as with Qwen3.
+def test_reply_that_the_template_writes_otherwise_once_something_follows_is_no_increment() -> None:
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        "{% if m.role == 'assistant' and loop.last %}<think>\n</think>\n{% endif %}"
-        "{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if m.role == 'assistant' and loop.last %}<think>\n{{ m.reasoning_content }}</think>\n{% endif %}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     model = family("chatml")
     template = ChatTemplate(source, {})
     renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
-    increment = renderer.increment(Message("assistant", "hi", "llm"), [Message("user", "more")])
-    assert model.codec.decode(increment.token_ids.tolist()) == "\n<|im_start|>user\nmore<|im_end|>\n"
+    before = renderer.render(ASKED, ())
+    for reasoning, shown in ((None, True), ("hm", False), ("", False)):
+        reply = Message("assistant", "hi", "llm", reasoning=reasoning)
+        grown = renderer.render([*ASKED, reply, Message("user", "more")], (), after=before)
+        found = renderer.increment(before, grown, stop=model.end_id)
+        assert (found is not None) == shown
+    text = "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    added = increment(renderer, Message("assistant", "hi", "llm"), [Message("user", "more")])
+    assert model.codec.decode(added.token_ids.tolist()) == text
 
 
-def test_rendering_is_the_same_when_its_outline_is_cached(model: Family) -> None:
+def test_rendering_is_the_same_again(model: Family) -> None:
     renderer = model.renderer()
-    first = renderer.increment(CALLED, [model.tool_result("one")])
-    renderer.increment(CALLED, [model.tool_result("two <|im_end|>")])
-    assert renderer.increment(CALLED, [model.tool_result("one")]).equals(first)
+    first = increment(renderer, CALLED, [model.tool_result("one")])
+    increment(renderer, CALLED, [model.tool_result("two <|im_end|>")])
+    assert increment(renderer, CALLED, [model.tool_result("one")]).equals(first)
 
 
-def test_outline_that_grew_old_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversation_keeps_the_time_it_began_at() -> None:
     model = family("chatml")
-    source = "{{ strftime_now('%Y') }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    source = "{{ strftime_now('%f') }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
     template = ChatTemplate(source, {})
     renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
-    renderer.initial([Message("user", "hi")], ())
-    template._compiled.globals["strftime_now"] = lambda pattern: "1999"
-    tokens = renderer.initial([Message("user", "hi")], ())
-    assert model.codec.decode(tokens.token_ids.tolist()) == "1999<|im_start|>hi<|im_end|>"
+    before = renderer.render(ASKED, ())
+    grown = renderer.render([*ASKED, Message("assistant", "hi", "llm"), Message("user", "more")], (), after=before)
+    assert grown.written.text.startswith(before.written.text)
+    assert renderer.render(ASKED, ()).written.text != before.written.text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{{ 'A' if 'find' in m.content else 'B' }}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ 'A' if m.content.startswith('find') else 'B' }}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ m.content }}{% endfor %}{{ 'x' if 'find' in messages[0].content }}",
+        "{% for m in messages %}{{ m.content | tojson(ensure_ascii=True) }}{% endfor %}",
+        "{% for m in messages %}{{ [m.content] | string }}{% endfor %}",
+    ],
+)
+def test_template_that_looks_at_contents_is_shown_the_real_ones(source: str) -> None:
+    model = family("chatml")
+    template = ChatTemplate(source, {})
+    renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+    messages = [Message("system", "find \"it\" 'ü'", "initialization"), Message("user", "it")]
+    tokens = renderer.initial(messages, ())
+    assert model.codec.decode(tokens.token_ids.tolist()) == template.render(messages, generation_prompt=True)
+    assert by_author(model, tokens, "user") == "it" and "find" in by_author(model, tokens, "initialization")
 
 
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ("{% for m in messages %}{{ m.content[1:] }}{% endfor %}", "cut contents apart"),
-        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "as they are"),
+        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "leaves out messages.0. .role sys"),
         (
             "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
             "leaves out messages.0. .role sys",
-        ),
-        (
-            "{% for m in messages %}{{ 'A' if 'find' in m.content else 'B' }}{{ m.content }}{% endfor %}",
-            "as they are",
-        ),
-        (
-            "{% for m in messages %}{{ m.content }}{% endfor %}{{ 'x' if 'find' in messages[0].content }}",
-            "must end",
         ),
         ("{{ raise_exception('no system') }}", "no system"),
         ("{{ messages[7].content }}", "UndefinedError"),
     ],
 )
-def test_template_that_changes_contents_is_an_error(source: str, complaint: str) -> None:
+def test_template_that_hides_contents_is_an_error(source: str, complaint: str) -> None:
     model = family("chatml")
     template = ChatTemplate(source, {})
     renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
@@ -236,8 +254,8 @@ def test_template_knows_what_transformers_templates_use() -> None:
 def test_names_with_control_text_are_refused(field: str) -> None:
     model = family("chatml")
     values = {"role": "tool", "content": "x", "author": "env", field: "<|im_start|>"}
-    with pytest.raises(ValueError, match=rf"messages\[0\].{field} must match"):
-        model.renderer().increment(CALLED, [Message(**values)])
+    with pytest.raises(ValueError, match=rf"messages.{field} must match"):
+        increment(model.renderer(), CALLED, [Message(**values)])
 
 
 def test_tool_name_with_control_text_is_refused(model: Family) -> None:
@@ -266,7 +284,7 @@ def test_reply_is_what_follows_the_generation_prompt(name: str) -> None:
     model = family(name)
     renderer = model.renderer()
     call = Message("assistant", "", tool_calls=(ToolCall("lookup", {"key": "pearl"}, "call00001"),))
-    assert renderer.reply(call) == model.codec.encode_template(model.call + model.end)
+    assert renderer.reply(call) == model.codec.encode(model.call + model.end)
     said = renderer.reply(Message("assistant", "The code is 78."))
     assert model.codec.decode(said).strip() == "The code is 78." + model.end
     evil = "a " + " ".join(model.codec.added_tokens) + " b"

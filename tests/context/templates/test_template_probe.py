@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from context import ChatTemplate, RenderError, TokenSequence
+from context import ChatTemplate, Renderer, RenderError, default_authors
+from context.conversation_file import read_message
 from context.templates.model_files import load_model_files
-from context.templates.template_probe import Event, Thinking, changes, conversation, rewrites_history
-from context.templates.template_report import TemplateReport, border_differences, check_template
+from context.templates.template_probe import LOOKUP, Thinking, changes, conversation
+from context.templates.template_report import TemplateReport, check_template
 from tests.fakes.families import CHATML, LLAMA3, family
 from tests.fakes.trl_templates import model, originals
 
@@ -21,6 +23,34 @@ PLAIN = "{% for m in messages %}" + TURN + "{% endfor %}" + PROMPT
 
 def states(verdict: TemplateReport) -> dict[str, str]:
     return {case.name: case.state for case in verdict.cases}
+
+
+def rewrites(renderer: Renderer, *, event: str, thinking: Thinking, tools: bool = False) -> bool:
+    """Whether some conversation that ends in a reply and the event is shown anew; refused ones aside."""
+    turns = ("au",) if event == "user" else ("cr", "ar")
+    return any(
+        _rewrites(renderer, conversation(before + turn, thinking=thinking), (LOOKUP,) if tools else ())
+        for before in ("u", "ucr", "uau", "ucrau")
+        for turn in turns
+    )
+
+
+def _rewrites(renderer: Renderer, rows: list[dict[str, Any]], tools: tuple[dict[str, Any], ...]) -> bool:
+    messages = [read_message(place, row) for place, row in enumerate(rows)]
+    try:
+        before = renderer.render(messages[:-2], tools)
+        grown = renderer.render(messages, tools, after=before)
+        tail = grown.written.text[len(before.written.text) :]
+        stop = next((c.token for c in renderer.codec.controls(tail) if c.token in renderer.stop_ids), None)
+        return renderer.increment(before, grown, stop=stop) is None
+    except RenderError:
+        return False
+
+
+def chatml_renderer(source: str) -> Renderer:
+    chatml = family("llama3" if source == LLAMA3 else "chatml")
+    template = ChatTemplate(source, chatml.special_tokens)
+    return Renderer(chatml.codec, template, authors=default_authors(), stop_ids=frozenset({chatml.end_id}))
 
 
 THINKING: tuple[Thinking, Thinking] = ("none", "some")
@@ -48,19 +78,19 @@ KNOWN = [
 def test_real_templates_rewrite_history_when_their_text_shows_it(
     name: str, results: tuple[bool, bool], user: tuple[bool, bool]
 ) -> None:
-    template = model(name).template
+    renderer = model(name).renderer(default_authors())
     for thinking in THINKING:
-        assert rewrites_history(template, event="tool_results", thinking=thinking) == results[thinking == "some"]
-        assert rewrites_history(template, event="user", thinking=thinking) == user[thinking == "some"]
+        assert rewrites(renderer, event="tool_results", thinking=thinking) == results[thinking == "some"]
+        assert rewrites(renderer, event="user", thinking=thinking) == user[thinking == "some"]
 
 
 @pytest.mark.parametrize("event", ["tool_results", "user"])
 @pytest.mark.parametrize("source", [PLAIN, CHATML, LLAMA3], ids=["plain", "chatml", "llama3"])
-def test_template_that_only_appends_rewrites_nothing(source: str, event: Event) -> None:
-    template = ChatTemplate(source, {"bos_token": "<s>"})
+def test_template_that_only_appends_rewrites_nothing(source: str, event: str) -> None:
+    renderer = chatml_renderer(source)
     for thinking in (*THINKING, "empty"):
         for tools in (False, True):
-            assert not rewrites_history(template, event=event, thinking=thinking, tools=tools)
+            assert not rewrites(renderer, event=event, thinking=thinking, tools=tools)
 
 
 def test_tools_that_move_to_the_last_user_rewrite_history() -> None:
@@ -72,9 +102,9 @@ def test_tools_that_move_to_the_last_user_rewrite_history() -> None:
         + "{% endfor %}"
         + PROMPT
     )
-    template = ChatTemplate(source, {})
-    assert rewrites_history(template, event="user", thinking="none", tools=True)
-    assert not rewrites_history(template, event="user", thinking="none", tools=False)
+    renderer = chatml_renderer(source)
+    assert rewrites(renderer, event="user", thinking="none", tools=True)
+    assert not rewrites(renderer, event="user", thinking="none", tools=False)
 
 
 @pytest.mark.parametrize(
@@ -215,24 +245,6 @@ def test_verdict_looks_at_calls_as_text_where_a_template_leaves_them_out() -> No
 def test_every_original_template_gets_a_verdict() -> None:
     found = {name: check_template(model(name)).state for name in originals()}
     assert {name for name, state in found.items() if state == "unsupported"} == {"idefics3", "llava_next", "smolvlm"}
-
-
-def test_borders_are_counted_where_the_tokenizer_would_join_them() -> None:
-    renderer = family("chatml").renderer()
-    codec, authors = renderer.codec, renderer.authors
-    assert len(codec.encode_text("pearl")) == 1
-
-    def borders(*texts: str) -> int:
-        codes = [authors.code(name) for name in ("template", "user", "template")]
-        parts = zip(texts, codes, strict=True)
-        return border_differences(
-            renderer,
-            TokenSequence.concatenate(TokenSequence.constant(codec.encode_text(text), code) for text, code in parts),
-        )
-
-    assert borders("\n", "pearl", "\n") == 0
-    assert borders("pe", "arl", "\n") == 1  # "pearl" would be one token
-    assert borders("pe", "arl pe", "arl") == 2
 
 
 def test_arguments_are_given_as_json_text_where_a_template_pastes_them() -> None:

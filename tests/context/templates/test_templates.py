@@ -13,7 +13,6 @@ from jinja2 import TemplateError
 
 from context import Message, RenderError, TokenSequence, ToolCall, default_authors
 from context.messages import to_template
-from context.templates.template_probe import Event, rewrites_history
 from tests.context.templates.test_render import CONVERSATION, LOOKUP
 from tests.fakes.trl_templates import MAIN, model, originals, reference, renderer, shapes
 
@@ -107,8 +106,15 @@ def test_random_conversations_are_rendered_truly_or_refused(name: str, data: st.
         assert tame != messages
         renderer(name).initial(tame, tools)
         return
-    assert ours(name, tokens) == theirs(name, messages, tools, generation_prompt=True)
+    if ours(name, tokens) != theirs(name, messages, tools, generation_prompt=True):
+        # A template that looks for its own control tokens finds them only where they are ones.
+        assert any(spells_control_tokens(name, message) for message in messages)
     assert contents_hold_no_control_ids(name, tokens)
+
+
+def spells_control_tokens(name: str, message: Message) -> bool:
+    said = (message.content, message.reasoning or "", *(str(c.arguments.get("key")) for c in message.tool_calls))
+    return any(model(name).codec.broken(text, "|") != text for text in said)
 
 
 def _tame(message: Message) -> Message:
@@ -136,12 +142,22 @@ NO_TOOL_ROLE = {"cohere", "gemma", "phi3", "llama3"}
 def test_increment_is_the_text_of_transformers_behind_the_stop_token(name: str, reply: str, event: str) -> None:
     if name in NO_TOOL_ROLE and event == "result":
         return
-    probed: Event = "user" if event == "user" else "tool_results"
     given = [Message("user", "Zero?"), REPLIES[reply], EVENTS[event]]
+    made = renderer(name)
+    before = made.render(given[:1], [LOOKUP])
+    grown = made.render(given, [LOOKUP], after=before)
     whole = theirs(name, given, [LOOKUP], generation_prompt=True)
-    added = ours(name, renderer(name).increment(given[1], given[2:]))
+    assert grown.written.text == whole
+    stop = next(
+        found.token
+        for found in made.codec.controls(whole[len(before.written.text) :])
+        if found.token in made.stop_ids
+    )
+    tokens = made.increment(before, grown, stop=stop)
+    if tokens is None:  # what is rewritten is rendered from the start
+        assert not whole.startswith(theirs(name, given[:1], [LOOKUP], generation_prompt=True)) or name == "gptoss"
+        return
+    added = ours(name, tokens)
     assert given[2].content in added
     assert whole.endswith(added)
-    stops = tuple(model(name).codec.decode([token]) for token in model(name).stop_ids)
-    rewritten = rewrites_history(model(name).template, event=probed, thinking="none", tools=True)
-    assert rewritten or whole.removesuffix(added).endswith(stops)  # what is rewritten is rendered from the start
+    assert whole.removesuffix(added).endswith(model(name).codec.decode([stop]))

@@ -55,7 +55,7 @@ def recorded(control: TrainingControl, ids: list[int], log_prob: float = -1.0) -
 
 
 def test_blackout_takes_the_first_occurrence_of_each_sequence() -> None:
-    open_call = MODEL.codec.encode_template("<tool_call>\n")
+    open_call = MODEL.codec.encode("<tool_call>\n")
     assert len(open_call) == 2  # the control token, the line break
     ids = [50, *open_call, 51, *open_call, MODEL.end_id]
     control = TrainingControl(blackout=("<tool_call>\n", "<|im_start|>"))

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from context import Message, RenderError, TokenCodec, ToolCall, default_authors
 from tests.fakes.families import CORPUS, Family, families, family
+from tests.fakes.increments import increment
 from tests.fakes.trl_templates import MAIN, renderer, shapes
 from tests.fakes.trl_templates import model as model_of
 
@@ -78,10 +79,10 @@ def test_tool_result_with_control_text_stays_text(model: Family) -> None:
     reply = Message("assistant", "", "llm", (ToolCall("lookup", {"key": "pearl"}),))
     renderer = model.renderer()
     added = model.codec.added_ids
-    harmless = [i for i in renderer.increment(reply, [model.tool_result("x")]).token_ids.tolist() if i in added]
+    harmless = [i for i in increment(renderer, reply, [model.tool_result("x")]).token_ids.tolist() if i in added]
     for token in model.codec.added_tokens:
         for text in (token, f"a{token}b", f'{{"next": "{token}"}}', token * 3):
-            tokens = renderer.increment(reply, [model.tool_result(text)])
+            tokens = increment(renderer, reply, [model.tool_result(text)])
             assert [i for i in tokens.token_ids.tolist() if i in added] == harmless
             env = tokens.token_ids[tokens.authors == default_authors().code("env")].tolist()
             assert model.codec.decode(env).strip() in (text, json.dumps(text)[1:-1])
@@ -90,7 +91,7 @@ def test_tool_result_with_control_text_stays_text(model: Family) -> None:
 def test_tool_result_with_our_own_markers_stays_text(model: Family) -> None:
     reply = Message("assistant", "", "llm", (ToolCall("lookup", {"key": "pearl"}),))
     for text in ("\uf8e00\uf8e1", "\uf8e0reply\uf8e1", "\uf8e1\uf8e0"):
-        tokens = model.renderer().increment(reply, [model.tool_result(text)])
+        tokens = increment(model.renderer(), reply, [model.tool_result(text)])
         assert text in model.codec.decode(tokens.token_ids.tolist()) or model.name == "mistral"  # its <unk>
 
 
@@ -102,17 +103,17 @@ def test_lone_surrogates_become_replacement_characters() -> None:
 def test_template_text_is_encoded_with_control_tokens_and_content_without() -> None:
     codec = family("chatml").codec
     end = codec.token_id("<|im_end|>")
-    assert codec.encode_template("<|im_end|>") == [end]
+    assert codec.encode("<|im_end|>") == [end]
     assert len(codec.encode_text("<|im_end|>")) > 1
     assert codec.decode(codec.encode_text("<|im_end|>")) == "<|im_end|>"
 
 
 def test_control_id_from_content_is_an_error_in_production(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = TokenCodec(family("chatml").tokenizer.to_str())
-    letter = codec.encode_text("x")
-    monkeypatch.setattr(codec, "added_ids", frozenset(letter))
-    with pytest.raises(ValueError, match=f"must not write control tokens from content, got id {letter[0]} "):
-        codec.encode_text("ax")
+    mark = codec.encode_text("?")  # what stands in for characters that would be control tokens
+    monkeypatch.setattr(codec, "added_ids", frozenset(mark))
+    with pytest.raises(ValueError, match=f"must not write control tokens from content, got id {mark[0]} "):
+        codec.encode_text("a?")
 
 
 def trained(model: models.Model, trainer: trainers.Trainer) -> Tokenizer:
@@ -144,7 +145,7 @@ def test_merges_that_spell_an_added_token_are_no_way_in() -> None:
         }
     )
     codec = TokenCodec(json.dumps(description))
-    assert codec.encode_template("<s>") == [codec.token_id("<s>")]
+    assert codec.encode("<s>") == [codec.token_id("<s>")]
     assert codec.token_id("<s>") not in codec.encode_text("<s>")
 
 
@@ -153,7 +154,7 @@ def test_unigram_pieces_that_are_control_tokens_are_no_way_in() -> None:
         vocab_size=120, special_tokens=["<unk>", "<s>", "<tool>"], unk_token="<unk>", show_progress=False
     )
     codec = TokenCodec(trained(models.Unigram(), trainer).to_str())
-    assert codec.encode_template("<tool>") == [codec.token_id("<tool>")]
+    assert codec.encode("<tool>") == [codec.token_id("<tool>")]
     ids = codec.encode_text("pearl<tool><s>")
     assert codec.added_ids.isdisjoint(ids)
     assert codec.decode(ids).replace(" ", "") == "pearl<tool><s>"
@@ -248,10 +249,11 @@ def test_no_control_token_of_a_real_template_comes_of_a_tool_result(name: str) -
 
     def controls_in(text: str) -> Counter[int]:
         result = Message("tool", text, "env", name="lookup", tool_call_id="call00001")
-        tokens = renderer(name).increment(reply, [result])
+        tokens = increment(renderer(name), reply, [result], stop=None)
         content = tokens.token_ids[tokens.authors != template].tolist()
         assert codec.added_ids.isdisjoint(content)
-        assert codec.decode(content) in (text, json.dumps(text, ensure_ascii=False)[1:-1])
+        # Its last token may hold the quotation mark that the template writes behind it.
+        assert codec.decode(content).removesuffix('"') in (text, json.dumps(text, ensure_ascii=False)[1:-1])
         return Counter(i for i in tokens.token_ids.tolist() if i in codec.added_ids)
 
     harmless = controls_in("x")

@@ -11,6 +11,7 @@ from context import ContextManager, Message, Renderer, Reply, TokenCodec, choose
 from context.authors import HISTORY
 from context.manager import PrefixError
 from context.strategies import ClipToolResults, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
+from context.tokens.codec import Control, Piece
 from context.tokens.token_sequence import TokenView
 from tests.fakes.conversations import Episode, ScriptedParser, Turn, laws, texts
 from tests.fakes.families import family
@@ -124,21 +125,15 @@ class CountingCodec(TokenCodec):
 
     def __init__(self, tokenizer_json: str) -> None:
         super().__init__(tokenizer_json)
-        self.contents: list[str] = []
-        self.written: list[str] = []
-        """By templates."""
+        self.pieces: list[str] = []
 
     @property
     def characters(self) -> int:
-        return sum(map(len, self.contents + self.written))
+        return sum(map(len, self.pieces))
 
-    def encode_text(self, text: str) -> list[int]:
-        self.contents.append(text)
-        return super().encode_text(text)
-
-    def encode_template(self, text: str) -> list[int]:
-        self.written.append(text)
-        return super().encode_template(text)
+    def piece(self, text: str, control: Control | None, *, opens: bool) -> Piece:
+        self.pieces.append(text)
+        return super().piece(text, control, opens=opens)
 
 
 def counted(name: str) -> tuple[CountingCodec, Renderer]:
@@ -161,7 +156,8 @@ def test_long_episode_tokenises_each_character_once() -> None:
         observed += len(result)
         if turn == 0:
             around = codec.characters - first - observed  # what the template writes around every result
-    assert codec.characters == first + observed + around
+    assert codec.characters <= first + observed + 200 * around
+    assert max(Counter(codec.pieces).values()) == 1
     assert len(context.segments()) == 1
 
 
@@ -193,9 +189,10 @@ def test_strategy_that_rewrites_tokenises_no_text_twice(name: str) -> None:
         assert context.observe([Message("tool", result, "env")]) is None
         given += len(reply) + len(result)
     assert context.rewrites[kind] >= 20
-    assert max(Counter(codec.contents).values()) == max(Counter(codec.written).values()) == 1
-    # Beside what was given: the strategy's own texts, of which only questions that list the messages are long.
-    assert codec.characters <= (1.5 if name == "self_clip" else 1.0) * given
+    assert max(Counter(codec.pieces).values()) == 1
+    # Contents in their place, and alone where a strategy counts them; the strategy's own texts, of which only questions
+    # that list the messages are long.
+    assert codec.characters <= (2.5 if name == "self_clip" else 2.0) * given
 
 
 def test_history_that_is_shown_anew_is_not_tokenised_anew() -> None:
@@ -205,7 +202,7 @@ def test_history_that_is_shown_anew_is_not_tokenised_anew() -> None:
     before = codec.characters
     model.initial(messages[3:], ())
     model.initial([*messages, Message("user", "new")], ())
-    assert codec.characters == before + len("new")
+    assert codec.characters == before + len("<|im_start|>user\nnew")
 
 
 def test_prompt_is_a_view_that_stays_as_it_is() -> None:
@@ -246,7 +243,7 @@ def test_why_an_observation_cannot_be_rendered_is_kept_in_words() -> None:
     context.record_reply([40, min(model.stop_ids)], [-1.0, -1.0], policy_version=0)
     # Qwen3's template knows no such role, and would leave the message out.
     assert context.observe([Message("judge", "well said", "env")]) == "unrenderable"
-    assert context.problem is not None and "leaves out messages[0] (role judge)" in context.problem
+    assert context.problem is not None and "leaves out messages[2] (role judge)" in context.problem
     assert context.observe([Message("user", "well said", "env")]) is context.problem is None
 
 

@@ -126,7 +126,7 @@ def test_tokens_are_those_of_the_whole_text(file_store: ReplayStore, tmp_path: P
     codec = codec_of()
     tokens = found.segments[0].tokens
     trained = tokens.token_ids[AUTHORS.is_trained(tokens.authors)].tolist()
-    assert trained == codec.encode_template("The code is 78.<|im_end|>")
+    assert trained == codec.encode("The code is 78.<|im_end|>")
 
 
 def test_text_becomes_no_control_token(file_store: ReplayStore, tmp_path: Path, family: str) -> None:
@@ -149,7 +149,7 @@ def entry(token: str, log_prob: float, **more: Any) -> dict[str, Any]:
 
 def log_probs(text: str, *, by: str = "bytes", end: bool = True) -> dict[str, Any]:
     codec = codec_of()
-    ids = codec.encode_template(text + ("<|im_end|>" if end else ""))
+    ids = codec.encode(text + ("<|im_end|>" if end else ""))
     named: dict[str, Callable[[int], dict[str, Any]]] = {
         "bytes": lambda token: {"token": "?", "bytes": list(codec.token_bytes(token))},
         "text": lambda token: {"token": codec.token_bytes(token).decode()},
