@@ -13,9 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tests.fakes.real_templates import RealTemplate, real_template, real_templates
+from tests.fakes.recorded_strategies import STRATEGIES
 from tests.fakes.scripted_conversations import ScriptedConversation, scripted_conversations
-from tests.fakes.template_plays import STRATEGIES, Counts, play_all, subject
-from tests.fakes.tokenizer_kinds import lossless, tokenizer_kinds
+from tests.fakes.template_plays import Counts, play_all
+from tests.fakes.template_subjects import subject
+from tests.fakes.tokenizer_kinds import tokenizer_kinds
 
 MUST_BE_ZERO = (
     "wrong_text",
@@ -85,14 +87,13 @@ def some_cases() -> list[Case]:
 
 
 def rows(cases: Iterable[Case]) -> list[Row]:
-    kinds = tokenizer_kinds()
     scripts = {script.name: script for script in scripted_conversations()}
     found = []
     for case in cases:
         template = real_template(case.template)
         chosen: list[ScriptedConversation] = [scripts[name] for name in case.scripts]
         try:
-            under_test = subject(template, case.kind, kinds[case.kind](template.text), lossless=lossless(case.kind))
+            under_test = subject(template, case.kind)
         except ValueError as error:
             counts = Counts()
             counts.add("refused", f"{template.name} {case.kind}: {error}")

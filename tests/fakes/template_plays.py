@@ -2,62 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
-from context import ContextManager, Message, Renderer, Reply, default_authors, loss_mask, response_mask
-from context.strategies import (
-    Append,
-    Arrangement,
-    ClipToolResults,
-    Hint,
-    History,
-    Linear,
-    LinearThink,
-    Memory,
-    Rewrite,
-    SelfClip,
-    SlidingWindow,
-    Strategy,
-)
-from context.templates.model_files import load_model_files
+from context import ContextManager, Message, Reply, loss_mask, response_mask
+from context.strategies import Append, Rewrite
 from tests.fakes.conversations import ScriptedParser
-from tests.fakes.real_templates import RealTemplate
+from tests.fakes.recorded_strategies import RecordingStrategy, strategy
 from tests.fakes.scripted_conversations import ScriptedConversation
-from tests.fakes.template_reference import Reference, Tools
+from tests.fakes.template_reference import Tools
+from tests.fakes.template_subjects import Subject
 
-STRATEGIES = ("linear", "linear_think", "sliding_window", "clip_tool_results", "memory", "self_clip", "hint")
 HINT = "Think of coral."
 NOTES = "Pearl is 78."
 MAX_TOKENS = 1_000_000
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>")
-
-
-@dataclass
-class Subject:
-    """A template with a tokenizer: loaded as a model's folder is, and as transformers has it."""
-
-    template: RealTemplate
-    kind: str
-    renderer: Renderer
-    reference: Reference
-    lossless: bool
-
-
-def subject(template: RealTemplate, kind: str, tokenizer_json: str, *, lossless: bool) -> Subject:
-    with TemporaryDirectory() as folder:
-        path = Path(folder)
-        (path / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
-        (path / "tokenizer_config.json").write_text(json.dumps(dict(template.special_tokens)), encoding="utf-8")
-        (path / "chat_template.jinja").write_text(template.text, encoding="utf-8")
-        renderer = load_model_files(path).renderer(default_authors())
-    return Subject(template, kind, renderer, Reference(template, tokenizer_json), lossless)
 
 
 @dataclass
@@ -74,42 +35,6 @@ class Counts:
     def update(self, other: Counts) -> None:
         self.counted.update(other.counted)
         self.examples = {**other.examples, **self.examples}
-
-
-@dataclass
-class RecordingStrategy(Strategy):
-    """Another strategy, and what it last asked for."""
-
-    strategy: Strategy
-    arrangement: Arrangement | None = None
-    measured: tuple[Message, ...] | None = None
-    """What it measured last, while it was deciding."""
-    tools_measured: bool = True
-
-    def arrange(self, history: History) -> Arrangement:
-        def measure(messages: Sequence[Message], *, tools: bool = True) -> int:
-            self.measured, self.tools_measured = tuple(messages), tools
-            return history.measure(messages, tools=tools)
-
-        self.arrangement = self.strategy.arrange(replace(history, measure=measure))
-        return self.arrangement
-
-    def hinted(self, opening: Sequence[Message], hint: str | None) -> tuple[Message, ...]:
-        return self.strategy.hinted(opening, hint)
-
-
-def strategy(name: str, budget: int) -> Strategy:
-    made: dict[str, Any] = {
-        "linear": Linear,
-        "linear_think": LinearThink,
-        "sliding_window": lambda: SlidingWindow(budget),
-        "clip_tool_results": lambda: ClipToolResults(budget, keep_chars=8),
-        "memory": lambda: Memory(budget, max_summary_tokens=48),
-        "self_clip": lambda: SelfClip(budget, max_answer_tokens=200, excerpt_chars=40),
-        "hint": Hint,
-    }
-    found: Strategy = made[name]()
-    return found
 
 
 class Play:
@@ -133,7 +58,7 @@ class Play:
         """All that was shown and sampled in the main segment; None: nothing yet."""
         self._is_sampled: list[bool] = []
         self._texts: set[str] = set()
-        """That as text, replies as the template writes them: with and without their stop token."""
+        """That as text, replies as the template writes them. Some write a stop token only when nothing follows."""
         self._appended: str | None = None
         """The last prompt and reply, as the template writes them."""
         self._natural = True
@@ -232,7 +157,7 @@ class Play:
         stop = self._reference.controls.get(ids[-1], "")
         if natural is None or (self._subject.lossless and said not in (natural, natural + stop)):
             self._natural = False
-        bodies = {said} if natural is None else {natural, natural + stop}
+        bodies = {said} if natural is None else {natural, natural + stop, natural.removesuffix(stop)}
         self._texts = {text + body for text in self._texts for body in bodies}
         return reply
 

@@ -16,6 +16,8 @@ from tests.fakes.real_templates import RealTemplate
 
 Rows = list[dict[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
+_UNKNOWN = ("<unk>", "[UNK]")
+"""What plain text turns into: of no control."""
 _READS_THINKING = re.compile(r"""message(\.|\[["'])thinking\b""")
 
 
@@ -31,12 +33,11 @@ class Reference:
             **template.special_tokens,
         )
         self._texts: dict[str, str | None] = {}
-        described = json.loads(tokenizer_json)
-        unknown = described["model"].get("unk_token")
+        added = json.loads(tokenizer_json)["added_tokens"]
         self.controls = {
             int(row["id"]): str(row["content"])
-            for row in described["added_tokens"]
-            if not row["content"].isspace() and (row["content"] != unknown or row["content"] == "</s>")
+            for row in added
+            if not row["content"].isspace() and row["content"] not in _UNKNOWN
         }
         """Ids and spellings of the tokens that only a template or a policy may write."""
         self._thinking = "reasoning_content" not in template.text and bool(_READS_THINKING.search(template.text))

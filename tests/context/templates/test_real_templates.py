@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from tests.fakes.real_templates import PACKAGES, RealTemplate, real_template, real_templates
+from tests.fakes.recorded_strategies import STRATEGIES
 from tests.fakes.scripted_conversations import scripted_conversations
-from tests.fakes.template_plays import STRATEGIES
 from tests.fakes.template_reference import Reference
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
 from tests.real_template_table import MUST_BE_ZERO, REPRESENTATIVE, Row, all_cases, failures, rows, some_cases
