@@ -20,7 +20,18 @@ from context.strategies import (
     Strategy,
 )
 
-STRATEGIES = ("linear", "linear_think", "sliding_window", "clip_tool_results", "memory", "self_clip", "hint")
+OTHER_TOKENS = "linear_other_tokens"
+"""Linear, with replies that are sampled letter by letter."""
+STRATEGIES = (
+    "linear",
+    OTHER_TOKENS,
+    "linear_think",
+    "sliding_window",
+    "clip_tool_results",
+    "memory",
+    "self_clip",
+    "hint",
+)
 
 
 @dataclass
@@ -48,6 +59,7 @@ class RecordingStrategy(Strategy):
 def strategy(name: str, budget: int) -> Strategy:
     made: dict[str, Any] = {
         "linear": Linear,
+        OTHER_TOKENS: Linear,
         "linear_think": LinearThink,
         "sliding_window": lambda: SlidingWindow(budget),
         "clip_tool_results": lambda: ClipToolResults(budget, keep_chars=8),

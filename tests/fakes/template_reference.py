@@ -81,6 +81,14 @@ class Reference:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def spelled_out(self, ids: Sequence[int]) -> list[int]:
+        """The same text in tokens of one byte each, control tokens as they are. For byte-level vocabularies."""
+        found: list[int] = []
+        for token in ids:
+            pieces = [self.spelled(token)] if token in self.controls else list(self.spelled(token))
+            found += self._tokenizer.convert_tokens_to_ids(pieces)
+        return found
+
     def spelled(self, token: int) -> str:
         return str(self._tokenizer.convert_ids_to_tokens(token))
 

@@ -78,7 +78,7 @@ def _with_normalized_controls(template_source: str) -> str:
     tokenizer = Tokenizer.from_str(_byte_bpe())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in (BOS, EOS)])
-    tokenizer.add_tokens([AddedToken(name, normalized=True) for name in controls_of(template_source)])
+    tokenizer.add_tokens([AddedToken(name, normalized=True) for name in controls_of(template_source)[2:]])
     return str(tokenizer.to_str())
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
+from context import AuthorTable, ChatTemplate, Renderer, default_authors
 from tests.fakes.real_templates import PACKAGES, RealTemplate, real_template, real_templates
 from tests.fakes.recorded_strategies import STRATEGIES
 from tests.fakes.scripted_conversations import scripted_conversations
+from tests.fakes.template_plays import play_all
 from tests.fakes.template_reference import Reference
+from tests.fakes.template_subjects import subject
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
 from tests.real_template_table import MUST_BE_ZERO, REPRESENTATIVE, Row, all_cases, failures, rows, some_cases
+
+AUTHORS = default_authors().authors
 
 
 @cache
@@ -58,3 +64,37 @@ def test_most_conversations_are_played_to_their_end() -> None:
 @pytest.mark.parametrize("name", MUST_BE_ZERO)
 def test_no_prompt_differs_from_transformers(name: str) -> None:
     assert [line for line in failures(measured()) if f" {name} " in line] == []
+
+
+def counted(renderer_of: str, reference_of: str, script: str) -> Counter[str]:
+    """What the table says of a renderer that has another template than it should."""
+    made = [subject(RealTemplate("made", "here", text), "byte_bpe") for text in (renderer_of, reference_of)]
+    mixed = replace(made[0], reference=made[1].reference)
+    chosen = [found for found in scripted_conversations() if found.name == script]
+    return play_all(mixed, chosen, ("linear",)).counted
+
+
+def test_table_sees_what_is_wrong() -> None:
+    drops = real_template("written/drops_thoughts").text
+    keeps = drops.replace("m.reasoning_content and loop.last", "m.reasoning_content")
+    other = drops.replace("\\n' + (tools", "\\n ' + (tools")
+    assert len({drops, keeps, other}) == 3
+    rewrites = counted(drops, keeps, "thinking")
+    assert rewrites["needless_splits"] > 0 and rewrites["wrong_text"] > 0 and rewrites["first_unequal"] > 0
+    assert counted(keeps, drops, "thinking")["wrong_text"] > 0
+    assert counted(other, drops, "tools")["wrong_text"] > 0
+    assert counted(real_template("written/llama_2").text, drops, "tools")["refused"] == 1
+    assert counted(drops, drops, "thinking")["needless_splits"] == 0
+
+
+def test_table_sees_sampled_tokens_that_are_not_trained() -> None:
+    made = subject(real_template("axolotl/chatml"), "byte_bpe")
+    untrained = [replace(author, trained=False) if author.name == "llm" else author for author in AUTHORS]
+    renderer = Renderer(
+        made.renderer.codec,
+        ChatTemplate(made.template.text, made.template.special_tokens),
+        authors=AuthorTable(untrained),
+        stop_ids=made.renderer.stop_ids,
+    )
+    counts = play_all(replace(made, renderer=renderer), scripted_conversations()[:1], ("linear",))
+    assert counts.counted["not_trained_once"] == 1
