@@ -16,10 +16,10 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
-# trl comes without its dependencies: tests read the chat templates among its files and never import it.
+# trl and axolotl come without their dependencies: tests read the chat templates among their files and never import them.
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps trl
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps trl axolotl
 	@touch $(VENV)/.core $@
 
 ## make quickstart   train the quickstart agent (three to five minutes on two cores)

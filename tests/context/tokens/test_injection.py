@@ -9,9 +9,15 @@ from itertools import cycle, pairwise
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from context import Message, RenderError, TokenCodec, ToolCall, default_authors
+from context import ContextManager, Message, RenderError, TokenCodec, ToolCall, default_authors
+from context.parse.reply import KnownReply
+from context.strategies import Hint
 from tests.fakes.families import CORPUS, Family, families, family
 from tests.fakes.increments import increment
+from tests.fakes.injections import HARMLESS, InjectionCase, disguises, ways_in
+from tests.fakes.real_templates import real_template
+from tests.fakes.template_subjects import subject
+from tests.fakes.tokenizer_kinds import tokenizer_kinds
 from tests.fakes.trl_templates import MAIN, renderer, shapes
 from tests.fakes.trl_templates import model as model_of
 
@@ -280,3 +286,32 @@ def test_names_that_spell_a_control_token_are_refused_everywhere(name: str) -> N
                 made.initial([user, bad], ())
         with pytest.raises(ValueError, match="must match"):
             made.initial([user], [{"type": "function", "function": {"name": token}}])
+
+
+@pytest.mark.parametrize("kind", tokenizer_kinds())
+def test_no_added_token_of_any_kind_of_tokenizer_comes_of_any_content(kind: str) -> None:
+    # This template writes nothing between contents; `make soak` goes through all of them.
+    assert ways_in(InjectionCase(subject(real_template("written/concatenates"), kind))) == {}
+
+
+@pytest.mark.parametrize("kind", tokenizer_kinds())
+def test_no_added_token_comes_of_a_hint_or_of_a_later_tool_result(kind: str) -> None:
+    model = subject(real_template("written/kimi_k2"), kind)
+    reply = Message("assistant", "", "llm", (ToolCall("lookup", {"key": "x"}, "call00001"),))
+    known = model.reference.controls
+
+    def controls_with(hint: str, result: str) -> Counter[int]:
+        parser = KnownReply()
+        parser.message = reply
+        context = ContextManager(model.renderer, parser, max_tokens=100_000, strategy=Hint())
+        context.begin([Message("user", "x")], [], hint=hint)
+        ids = model.renderer.reply(reply)
+        context.record_reply(ids, [-0.5] * len(ids), policy_version=0)
+        assert context.observe([Message("tool", result, "env", name="lookup", tool_call_id="call00001")]) is None
+        return Counter(token for token in context.prompt_ids if token in known)
+
+    harmless = controls_with(HARMLESS, HARMLESS)
+    for token in known.values():
+        for text in disguises(token)[:5]:
+            assert controls_with(text, HARMLESS) - harmless == Counter()
+            assert controls_with(HARMLESS, text) - harmless == Counter()

@@ -1,0 +1,59 @@
+"""Chat templates of published models: from the files of installed packages, which are never imported, and short ones
+written here after the models' documentation, where no package has the family.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+PACKAGES = {"trl": "chat_templates", "axolotl": "utils/chat_templates/templates"}
+WRITTEN_HERE = Path(__file__).parent / "templates"
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+_SOURCE = re.compile(r"\{#- Source: (.*?[.:,] )", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class RealTemplate:
+    name: str
+    """The package and the file's own name."""
+    source: str
+    """The distribution it comes with, or the documentation it was written after."""
+    text: str
+    special_tokens: Mapping[str, str] = field(default_factory=lambda: dict(SPECIAL_TOKENS))
+    """What the template is given by name, as `tokenizer_config.json` has it."""
+
+
+@cache
+def real_templates() -> tuple[RealTemplate, ...]:
+    """All of them, in a fixed order: none patched for training, no text twice."""
+    found: dict[str, RealTemplate] = {}
+    for template in (*_packaged(), *_written()):
+        found.setdefault(template.text, template)
+    return tuple(found.values())
+
+
+@cache
+def real_template(name: str) -> RealTemplate:
+    return next(template for template in real_templates() if template.name == name)
+
+
+def _packaged() -> Iterator[RealTemplate]:
+    for package, folder in PACKAGES.items():
+        spec = find_spec(package)
+        assert spec is not None and spec.submodule_search_locations, f"pip install --no-deps {package} (make test does)"
+        for path in sorted((Path(spec.submodule_search_locations[0]) / folder).glob("*.jinja")):
+            if not path.stem.endswith("_training"):
+                yield RealTemplate(f"{package}/{path.stem}", package, path.read_text(encoding="utf-8"))
+
+
+def _written() -> Iterator[RealTemplate]:
+    for path in sorted(WRITTEN_HERE.glob("*.jinja")):
+        text = path.read_text(encoding="utf-8").removesuffix("\n")
+        named = _SOURCE.match(text)
+        assert named is not None, f"{path.name} must name its source in its first line"
+        yield RealTemplate(f"written/{path.stem}", named[1].rstrip(".:, "), text)

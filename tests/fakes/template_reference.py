@@ -1,0 +1,154 @@
+"""What transformers makes of messages, with the same template and the same tokenizer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from context import Message, ToolCall
+from tests.fakes.real_templates import RealTemplate
+
+Rows = list[dict[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+_UNKNOWN = ("<unk>", "[UNK]")
+"""What plain text turns into: of no control."""
+_READS_THINKING = re.compile(r"""message(\.|\[["'])thinking\b""")
+
+
+class Reference:
+    """One template and one tokenizer, as transformers uses them."""
+
+    def __init__(self, template: RealTemplate, tokenizer_json: str) -> None:
+        self._source = template.text
+        self._tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer.from_str(tokenizer_json),
+            chat_template=template.text,
+            clean_up_tokenization_spaces=False,
+            **template.special_tokens,
+        )
+        self._texts: dict[str, str | None] = {}
+        added = json.loads(tokenizer_json)["added_tokens"]
+        self.controls = {
+            int(row["id"]): str(row["content"])
+            for row in added
+            if not row["content"].isspace() and row["content"] not in _UNKNOWN
+        }
+        """Ids and spellings of the tokens that only a template or a policy may write."""
+        self._thinking = "reasoning_content" not in template.text and bool(_READS_THINKING.search(template.text))
+        self._json_arguments = self._fails(json_arguments=False) and not self._fails(json_arguments=True)
+        self._parts = self._loses_text(parts=False) and not self._loses_text(parts=True)
+
+    def text(self, messages: Sequence[Message], tools: Tools, *, prompted: bool = True) -> str | None:
+        """The rendering; None: the template refuses."""
+        rows = [self._row(message) for message in messages]
+        key = repr((rows, tools, prompted))
+        if key not in self._texts:
+            self._texts[key] = self._rendered(rows, tools, prompted=prompted)
+        return self._texts[key]
+
+    def shows_all(self, messages: Sequence[Message], tools: Tools) -> bool:
+        """Whether the template renders these messages, and leaves out no content of others and no reply as a whole."""
+        text = self.text(messages, tools)
+        if text is None:
+            return False
+        for place, message in enumerate(messages):
+            if message.tool_calls:
+                without = [*messages[:place], replace(message, tool_calls=()), *messages[place + 1 :]]
+                if self.text(without, tools) == text:
+                    return False
+            elif not _holds(text, message.content.rpartition("</think>")[2].strip()):
+                return False
+        return True
+
+    def ids(self, text: str) -> list[int]:
+        found: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
+
+    def template_ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """In one call, as people make it."""
+        rows = [self._row(message) for message in messages]
+        found: list[int] = self._tokenizer.apply_chat_template(
+            rows, tools=list(tools) or None, add_generation_prompt=True, return_dict=False
+        )
+        return found
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def spelled_out(self, ids: Sequence[int]) -> list[int]:
+        """The same text in tokens of one byte each, control tokens as they are. For byte-level vocabularies."""
+        found: list[int] = []
+        for token in ids:
+            pieces = [self.spelled(token)] if token in self.controls else list(self.spelled(token))
+            found += self._tokenizer.convert_tokens_to_ids(pieces)
+        return found
+
+    def spelled(self, token: int) -> str:
+        return str(self._tokenizer.convert_ids_to_tokens(token))
+
+    def spells_control(self, messages: Sequence[Message], tools: Tools) -> bool:
+        """Whether some content holds the spelling of a control token."""
+        written = [json.dumps(list(tools), ensure_ascii=False)]
+        for message in messages:
+            written += [message.content, message.note, message.reasoning or "", message.name or ""]
+            written += [
+                json.dumps([call.name, dict(call.arguments)], ensure_ascii=False) for call in message.tool_calls
+            ]
+        return any(token in text for token in self.controls.values() for text in written)
+
+    def _row(self, message: Message) -> dict[str, Any]:
+        text = "\n\n".join(filter(None, (message.content, message.note)))
+        row: dict[str, Any] = {"role": message.role, "content": [_part(text)] if self._parts else text}
+        if message.tool_calls:
+            row["tool_calls"] = [self._call(call) for call in message.tool_calls]
+        if message.name is not None:
+            row["name"] = message.name
+        if message.tool_call_id is not None:
+            row["tool_call_id"] = message.tool_call_id
+        if message.reasoning is not None:
+            row["reasoning_content"] = message.reasoning
+            if self._thinking:
+                row["thinking"] = message.reasoning
+        return row
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        arguments: Any = dict(call.arguments)
+        if self._json_arguments:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        row = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+        return row if call.id is None else {**row, "id": call.id}
+
+    def _rendered(self, rows: Rows, tools: Tools, *, prompted: bool) -> str | None:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    rows, tools=list(tools) or None, tokenize=False, add_generation_prompt=prompted
+                )
+            )
+        except Exception:  # noqa: BLE001 (a template may raise anything)
+            return None
+
+    def _fails(self, *, json_arguments: bool) -> bool:
+        self._json_arguments, self._parts = json_arguments, False
+        called = Message("assistant", "", "llm", (ToolCall("f", {"x": "y"}, "call00001"),))
+        return self._rendered([self._row(m) for m in (Message("user", "x"), called)], (), prompted=True) is None
+
+    def _loses_text(self, *, parts: bool) -> bool:
+        self._parts = parts
+        text = self._rendered([self._row(Message("user", "marked text"))], (), prompted=True)
+        return text is None or "marked text" not in text
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _holds(text: str, content: str) -> bool:
+    spellings = (content, json.dumps(content, ensure_ascii=False)[1:-1], json.dumps(content)[1:-1])
+    return any(spelling in text for spelling in spellings)

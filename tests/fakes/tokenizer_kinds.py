@@ -1,0 +1,230 @@
+"""Tokenizers of every kind that models come with, in miniature: one vocabulary per kind, trained on a few lines, and
+every control token that a template spells.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from context.templates.model_files import spelled_controls
+
+UNK, BOS, EOS = "<unk>", "<s>", "</s>"
+WORDS = ("sop", "assistant")
+"""Control tokens that are plain words, as ChatGLM2 has them."""
+WHITE_SPACE = ("  ", "    ", "\n\n", "\t\t")
+CORPUS = [
+    "You are a careful agent. What is the code of pearl? The code is 78, and the next one 1024.",
+    '{"name": "lookup", "arguments": {"key": "pearl", "limit": 3}, "parameters": {"type": "object"}}',
+    "system user assistant tool ipython function observation think response result description properties string",
+    "Hello there, how are you today? I will look it up and tell you. Thanks!\n\n    def f(x):\n        return x\n",
+    "Ein paar Wörter für den Anfang, ¿qué tal? 你好，世界。今天 日本語 テスト 한국어 😀",
+] * 8
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+_OTHER_CONTROLS = re.compile(r"\]~!?b[\[\]]|\[e~\[")
+"""MiniMax's, which look like nobody else's."""
+_SPACE = "\u2581"
+
+
+def controls_of(template_source: str) -> list[str]:
+    """bos, eos, and every control token a template spells."""
+    return list(dict.fromkeys([*spelled_controls(template_source), *_OTHER_CONTROLS.findall(template_source)]))
+
+
+def tokenizer_kinds() -> dict[str, Callable[[str], str]]:
+    """Kind -> what makes its tokenizer.json for a template."""
+    plain = _added
+    return {
+        "byte_bpe": partial(plain, _byte_bpe),
+        "byte_bpe_split": partial(plain, _byte_bpe_split),
+        "sp_legacy": partial(plain, _sentencepiece_legacy),
+        "sp_first": partial(plain, partial(_metaspace, "first")),
+        "sp_always": partial(plain, partial(_metaspace, "always")),
+        "sp_never": partial(plain, partial(_metaspace, "never")),
+        "unigram": partial(plain, _unigram),
+        "unigram_spaces": _with_white_space,
+        "wordpiece": partial(plain, _wordpiece),
+        "nfkc": _with_normalized_controls,
+        "words": _with_words,
+        "strips": _with_strips,
+        "unk_is_eos": _with_unk_as_eos,
+    }
+
+
+def lossless(kind: str) -> bool:
+    """Whether text survives encoding and decoding letter by letter."""
+    return kind in ("byte_bpe", "byte_bpe_split", "words", "unk_is_eos")
+
+
+def _added(make: Callable[[], str], template_source: str) -> str:
+    """As most do it: the first tokens are special, the others only added (Qwen's <tool_call>)."""
+    tokenizer = Tokenizer.from_str(make())
+    names = controls_of(template_source)
+    half = (len(names) + 1) // 2
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in names[:half]])
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names[half:]])
+    return str(tokenizer.to_str())
+
+
+def _with_normalized_controls(template_source: str) -> str:
+    tokenizer = Tokenizer.from_str(_byte_bpe())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in (BOS, EOS)])
+    tokenizer.add_tokens([AddedToken(name, normalized=True) for name in controls_of(template_source)[2:]])
+    return str(tokenizer.to_str())
+
+
+def _with_words(template_source: str) -> str:
+    tokenizer = Tokenizer.from_str(_added(_byte_bpe, template_source))
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in WORDS])
+    return str(tokenizer.to_str())
+
+
+def _with_strips(template_source: str) -> str:
+    """As Phi-3's, whose tokens swallow white space on their right; some on their left, some only as whole words."""
+    tokenizer = Tokenizer.from_str(_sentencepiece_legacy())
+    names = controls_of(template_source)
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(name, normalized=False, rstrip=place % 4 != 3, lstrip=place % 4 == 3, single_word=place % 7 == 6)
+            for place, name in enumerate(names)
+        ]
+    )
+    return str(tokenizer.to_str())
+
+
+def _with_unk_as_eos(template_source: str) -> str:
+    """As GPT-2, whose one special token has all parts."""
+    described = json.loads(_added(_byte_bpe_with_eos, template_source))
+    described["model"]["unk_token"] = EOS
+    return json.dumps(described)
+
+
+def _with_white_space(template_source: str) -> str:
+    tokenizer = Tokenizer.from_str(_added(_unigram, template_source))
+    tokenizer.add_tokens([AddedToken(space, normalized=False) for space in WHITE_SPACE])
+    return str(tokenizer.to_str())
+
+
+@cache
+def _byte_bpe() -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return _byte_level(tokenizer, 700)
+
+
+@cache
+def _byte_bpe_with_eos() -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return _byte_level(tokenizer, 700, [EOS])
+
+
+@cache
+def _byte_bpe_split() -> str:
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA3_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    return _byte_level(tokenizer, 800)
+
+
+def _byte_level(tokenizer: Tokenizer, vocab_size: int, special: Sequence[str] = ()) -> str:
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return str(tokenizer.to_str())
+
+
+@cache
+def _sentencepiece() -> dict[str, Any]:
+    """Vocabulary and merges as converted SentencePiece files have them: control pieces first, then all bytes."""
+    tokenizer = Tokenizer(models.BPE(unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    special = [UNK, BOS, EOS, *_byte_pieces()]
+    letters = [chr(code) for code in range(33, 127)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=1100, special_tokens=special, initial_alphabet=[_SPACE, *letters], show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
+    return model
+
+
+def _sentencepiece_bpe() -> Tokenizer:
+    model = _sentencepiece()
+    merges = [tuple(pair) for pair in model["merges"]]
+    tokenizer = Tokenizer(models.BPE(model["vocab"], merges, unk_token=UNK, fuse_unk=True, byte_fallback=True))
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in (UNK, BOS, EOS)])
+    return tokenizer
+
+
+@cache
+def _sentencepiece_legacy() -> str:
+    """As Llama 2 and Mistral convert."""
+    tokenizer = _sentencepiece_bpe()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return str(tokenizer.to_str())
+
+
+@cache
+def _metaspace(scheme: str) -> str:
+    tokenizer = _sentencepiece_bpe()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme, split=False)]
+    )
+    return str(tokenizer.to_str())
+
+
+@cache
+def _unigram() -> str:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    trainer = trainers.UnigramTrainer(
+        vocab_size=400,
+        special_tokens=[UNK, BOS, EOS],
+        unk_token=UNK,
+        initial_alphabet=[_SPACE, *(chr(code) for code in range(33, 127))],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    described = json.loads(tokenizer.to_str())
+    described["model"]["vocab"] += [[piece, -20.0] for piece in _byte_pieces()]
+    described["model"]["byte_fallback"] = True
+    return json.dumps(described)
+
+
+@cache
+def _wordpiece() -> str:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=600, special_tokens=["[UNK]"], show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return str(tokenizer.to_str())
+
+
+def _byte_pieces() -> Sequence[str]:
+    return [f"<0x{byte:02X}>" for byte in range(256)]
