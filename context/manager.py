@@ -107,6 +107,8 @@ class ContextManager:
         """The reply that waits for an observation; None while the policy is to speak."""
         self._stop: int | None = None
         """The token it ended in; None: a stop string."""
+        self._said = ""
+        """Its text, without what ended it."""
         self._num_calls = 0
         self._asked: tuple[Question, _Next] | None = None
         """The question that waits for its answer, and what was to follow."""
@@ -214,12 +216,13 @@ class ContextManager:
 
     def _read(self, token_ids: Sequence[int]) -> Reply:
         """The reply in words, with the thought that the prompt opened for it, and without what ended it."""
-        if token_ids[-1] in self._renderer.stop_ids:
-            text = self._renderer.codec.decode(token_ids[:-1])
-            return self._parser.parse(self._opened + text, stopped=True)
-        text = self._renderer.codec.decode(token_ids)
-        end = next((end for end in self._renderer.stop_strings if text.endswith(end)), "")
-        return self._parser.parse(self._opened + text.removesuffix(end), stopped=bool(end))
+        stopped = token_ids[-1] in self._renderer.stop_ids
+        text = self._renderer.codec.decode(token_ids[: len(token_ids) - stopped])
+        if not stopped:
+            end = next((end for end in self._renderer.stop_strings if text.endswith(end)), "")
+            text, stopped = text.removesuffix(end), bool(end)
+        self._said = text
+        return self._parser.parse(self._opened + text, stopped=stopped)
 
     def _calls(self, reply: Reply) -> tuple[ToolCall, ...]:
         """The calls of a reply, numbered where the template needs it and the policy's format has no numbers."""
@@ -251,7 +254,7 @@ class ContextManager:
         """The prompt that shows the reply and what follows, and what that adds; None: it does not only add."""
         assert self._shown is not None
         grown = self._renderer.render(self._hinted(view), self._tools, after=self._shown)
-        return grown, self._renderer.increment(self._shown, grown, stop=self._stop)
+        return grown, self._renderer.increment(self._shown, grown, sampled=self._said, stop=self._stop)
 
     def _arrange(self, following: _Next, answer: Answer | None) -> str | None:
         """Make the next prompt as the strategy wants it; why not, if it can't be."""

@@ -84,6 +84,11 @@ class ChatTemplate:
         chosen = self._with_tools if tools else self._plain
         return chosen.render(rows, tools=tools, generation_prompt=generation_prompt, now=now)
 
+    @property
+    def knows_thoughts(self) -> bool:
+        """Takes `<think>` and `</think>` in a content for a thought, or writes them around one."""
+        return "</think>" in self.source
+
     @cached_property
     def needs_call_ids(self) -> bool:
         """A call without an id is refused, or written with an id that is nothing or `None`."""

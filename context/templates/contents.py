@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from context.authors import MEMORY
@@ -12,7 +13,11 @@ from context.messages import Message, ToolCall, below
 from context.parse import NAME
 from context.templates.marks import Span
 
+_ROLES = ("system", "developer", "user", "assistant", "tool", "ipython", "function", "observation")
+"""What templates write as it is: there are tokenizers for which some of these are control tokens."""
 Row = dict[str, Any]
+_TELLING = 32
+"""Characters of a text that nothing else spells by chance."""
 Leaf = Callable[[str], str]
 """What becomes of a text before the template gets it."""
 
@@ -42,7 +47,7 @@ def contents(message: Message) -> Iterator[Content]:
 
 def row(message: Message, leaf: Leaf, word: Leaf) -> Row:
     """The dictionary a Hugging Face chat template expects; `leaf` for each content, `word` for names and keys."""
-    if word(checked_name("messages.role", message.role)) != message.role:
+    if message.role not in _ROLES and word(checked_name("messages.role", message.role)) != message.role:
         raise ValueError(f"messages.role must not spell a control token, got {message.role!r}. Use another role.")
     found: Row = {"role": message.role}
     if message.reasoning is not None:
@@ -57,22 +62,27 @@ def row(message: Message, leaf: Leaf, word: Leaf) -> Row:
     return found
 
 
-def tool_rows(tools: Sequence[Mapping[str, Any]], word: Leaf) -> list[Any]:
+def tool_rows(tools: Sequence[Mapping[str, Any]], leaf: Leaf, word: Leaf) -> list[Any]:
     for tool in tools:
         checked_name("tool name", tool.get("function", tool).get("name"))
-    return [_value(tool, word, word) for tool in tools]
+    return [_value(tool, leaf, word) for tool in tools]
 
 
 def find_spans(text: str, wanted: Sequence[Content], start: int) -> list[Span] | None:
-    """Where each of the contents stands behind `start`; None where one is not there exactly once."""
+    """Where each of the contents stands behind `start`, in their order; None where that can't be told from their texts alone.
+
+    A text that is short, or may be left out, could also be found in what the template wrote.
+    """
+    if not all(content.required and len(content.text) >= _TELLING for content in wanted):
+        return None
     spans = []
     for content in wanted:
         place = _only_place(text, content.text, start)
         if place is None:
             return None
         spans.append(Span(*place, content.author))
-    spans.sort(key=lambda span: span.first)
-    apart = all(a.end <= b.first for a, b in zip(spans, spans[1:], strict=False))
+    in_order = sorted(spans, key=lambda span: span.first)
+    apart = all(a.end <= b.first for a, b in pairwise(in_order))
     return spans if apart else None
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from typing import Any, Generic, TypeVar
@@ -12,20 +13,24 @@ import numpy as np
 
 from context.authors import TEMPLATE, AuthorTable
 from context.messages import Message
+from context.parse.reply import split_thinking
 from context.templates import marks
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.contents import Content, Row, contents, find_spans, first_place, row, tool_rows
 from context.templates.demonstrated_turns import turn_spans
 from context.templates.marks import MarkedText, Span
-from context.templates.reply_end import ReplyEnd, Tail, reply_end
+from context.templates.reply_end import Ended, Shown, Tail, is_as_sampled, reply_end
 from context.templates.written_reply import written_reply
 from context.tokens.codec import Control, Piece, TokenCodec, storable
 from context.tokens.token_sequence import NOT_SAMPLED, TokenSequence
 
 __all__ = ["ChatTemplate", "RenderError", "Renderer", "Rendering", "TokenCodec"]
+_WORD = re.compile(r"[A-Za-z0-9_.$-]{0,64}")
+"""What templates look at in schemas ("type": "object"): nothing is put at the ends of it."""
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 _Tools = Sequence[Mapping[str, Any]]
+_END_THINK = "</think>"
 _MAX_CACHED_CHARS = 2_000_000
 """Characters of texts: a conversation that is shown anew is not tokenised anew."""
 
@@ -41,6 +46,10 @@ class Rendering:
     written: MarkedText
     now: datetime
     """The time that the template was told; it stays the same while a conversation grows."""
+
+
+_Placed = tuple[int, Content, Span | None]
+"""A content of the message of that number, and where it stands; None: nowhere."""
 
 
 class Renderer:
@@ -85,17 +94,18 @@ class Renderer:
     def render(self, messages: Sequence[Message], tools: _Tools, *, after: Rendering | None = None) -> Rendering:
         """The text of a prompt; `after` is one of the same conversation, earlier."""
         known = () if after is None else after.messages
+        shown = tuple(map(self._with_thought, messages))
         rows = tuple(
             after.rows[place] if after and place < len(known) and _same(message, known[place]) else self._row(message)
-            for place, message in enumerate(messages)
+            for place, message in enumerate(shown)
         )
         now = datetime.now() if after is None else after.now
-        return Rendering(tuple(messages), rows, tools, MarkedText(self._write(rows, tools, now=now)), now)
+        return Rendering(shown, rows, tools, MarkedText(self._write(rows, tools, now=now)), now)
 
     def tokens(self, rendering: Rendering) -> TokenSequence:
         """All of a prompt."""
-        text, written = rendering.written.text, rendering.written
-        spans = self._spans(rendering, 0, 0)
+        written = rendering.written
+        spans = [span for _, _, span in self._placed(rendering, 0, 0) if span is not None]
         speakers = {
             place: message.author
             for place, message in enumerate(rendering.messages)
@@ -103,31 +113,34 @@ class Renderer:
         }
         if speakers:
             spans = [*self._turns(rendering, speakers), *spans]
-        controls = [
-            Control(found.token, written.place(found.first), written.place(found.end))
-            for found in self.codec.controls(written.marked)
-        ]
-        return self._encode(text, controls, spans, start=0, lead=None)
+        return self._encode(written.text, self._controls(written), spans, start=0, lead=None)
 
-    def increment(self, before: Rendering, grown: Rendering, *, stop: int | None) -> TokenSequence | None:
+    def increment(
+        self, before: Rendering, grown: Rendering, *, sampled: str, stop: int | None
+    ) -> TokenSequence | None:
         """What follows the reply that answered `before`: the rest of its turn, the messages behind it, the next prompt.
 
-        `grown` shows the reply and them too. `stop`: the token that the reply ended in; None: a stop string. None is
-        returned where the template writes anew what stands already: what was shown before the reply, or the reply.
+        `grown` shows the reply and them too. `sampled` is the reply's text, `stop` the token that ended it; None: a
+        stop string. None is returned where the template writes anew what stands already, before the reply or in it.
         """
         if not grown.written.marked.startswith(before.written.marked):
             return None
-        tail = MarkedText(grown.written.marked[len(before.written.marked) :])
-        length = len(before.written.text)
+        written = MarkedText(grown.written.marked[len(before.written.marked) :])
+        controls = self._controls(written)
+        reply, length = len(before.messages), len(before.written.text)
+        known = is_as_sampled(written.text, controls, self._stops, sampled)
+        placed = self._placed(grown, reply + known, length)
         spans = [
             Span(span.first - length, span.end - length, span.author)
-            for span in self._spans(grown, len(before.messages) + 1, length)
+            for number, _, span in placed
+            if span is not None and number > reply
         ]
-        following = spans[0].first if spans else len(tail.text)
-        end = self._reply_end(before, grown, tail, following, stop)
+        shown = None if known else _shown([row for row in placed if row[0] == reply], length)
+        tail = Tail(written.text, controls, min((span.first for span in spans), default=len(written.text)))
+        end = reply_end(tail, grown.messages[reply], shown, self._stops, stop, self._ended(before, grown))
         if end is None:
             return None
-        return self._encode(tail.text, end.controls, spans, start=end.cut, lead=end.lead, opens=False)
+        return self._encode(written.text, controls, spans, start=end.cut, lead=end.lead, opens=False)
 
     def reply(self, message: Message) -> list[int]:
         """The tokens of a reply as the template writes it, its stop token last: what a policy says to say this.
@@ -137,10 +150,7 @@ class Renderer:
         rows = [self._row(Message("user", "x")), self._row(message)]
         lead, said = written_reply(self.template, rows, self.codec, self.stop_ids)
         whole = MarkedText(lead + said)
-        controls = [
-            Control(found.token, whole.place(found.first), whole.place(found.end))
-            for found in self.codec.controls(whole.marked)
-        ]
+        controls = self._controls(whole)
         length = len(MarkedText(lead).text)
         ids = self._encode(whole.text, controls, [], start=0, lead=None).token_ids.tolist()
         asked = self._encode(
@@ -160,18 +170,11 @@ class Renderer:
         """Tokens of a message's contents; what the template writes around them is not counted."""
         return sum(len(self._piece(content.text, None, opens=False).ids) for content in contents(message))
 
-    def _reply_end(
-        self, before: Rendering, grown: Rendering, tail: MarkedText, following: int, stop: int | None
-    ) -> ReplyEnd | None:
-        controls = [
-            Control(found.token, tail.place(found.first), tail.place(found.end))
-            for found in self.codec.controls(tail.marked)
-        ]
+    def _ended(self, before: Rendering, grown: Rendering) -> Ended:
         reply, rows = len(before.messages), grown.rows
 
         @cache
         def ended(thought: str | None) -> str | None:
-            """How the template writes the conversation that ends in the reply, behind the prompt for it."""
             last = rows[reply] if thought is None else {**rows[reply], "reasoning_content": thought}
             try:
                 text = self._write((*rows[:reply], last), grown.tools, generation_prompt=False, now=grown.now)
@@ -179,10 +182,30 @@ class Renderer:
                 return None
             return MarkedText(text.removeprefix(before.written.marked)).text
 
-        return reply_end(Tail(tail.text, controls, following), grown.messages[reply], self._stops, stop, ended)
+        return ended
+
+    def _controls(self, written: MarkedText) -> list[Control]:
+        """The control tokens that the template wrote."""
+        return [
+            Control(found.token, written.place(found.first), written.place(found.end))
+            for found in self.codec.controls(written.marked)
+        ]
+
+    def _with_thought(self, message: Message) -> Message:
+        """A thought that stands in the content is given as templates that know thoughts take it."""
+        if message.role != "assistant" or message.reasoning is not None or _END_THINK not in message.content:
+            return message
+        thought, rest, closed = split_thinking(message.content)
+        if not closed or thought is None or not self.template.knows_thoughts:
+            return message
+        return replace(message, reasoning=thought, content=rest)
 
     def _row(self, message: Message) -> Row:
-        return row(message, self._break, self._break)
+        return row(message, self._break, self._break_word)
+
+    def _break_word(self, text: str) -> str:
+        """Names and keys, which templates compare with their own: nothing is put at their ends."""
+        return self.codec.broken(storable(text), marks.BREAK, edges=False)
 
     def _break(self, text: str) -> str:
         found = self._broken.get(text)
@@ -191,32 +214,41 @@ class Renderer:
             self._broken.put(text, found)
         return found
 
+    def _break_value(self, text: str) -> str:
+        return self._break_word(text) if _WORD.fullmatch(text) else self._break(text)
+
     def _write(
         self, rows: Sequence[Row], tools: _Tools, *, now: datetime | None = None, generation_prompt: bool = True
     ) -> str:
         if self._tools[0] is not tools:
-            self._tools = tools, tool_rows(tools, self._break)
+            self._tools = tools, tool_rows(tools, self._break_value, self._break_word)
         return self.template.render_rows(rows, tools=self._tools[1], generation_prompt=generation_prompt, now=now)
 
-    def _spans(self, rendering: Rendering, first: int, start: int) -> list[Span]:
+    def _placed(self, rendering: Rendering, first: int, start: int) -> list[_Placed]:
         """Where the contents of the messages from `first` on stand in the text, behind `start`."""
         text = rendering.written.text
-        wanted = [content for message in rendering.messages[first:] for content in contents(message)]
-        spans = find_spans(text, wanted, start)
+        wanted = [
+            (number, content)
+            for number, message in enumerate(rendering.messages[first:], first)
+            for content in contents(message)
+        ]
+        spans = find_spans(text, [content for _, content in wanted], start)
         if spans is not None:
-            return spans
+            return [(number, content, span) for (number, content), span in zip(wanted, spans, strict=True)]
         marked, _ = self._numbered(rendering, first)
         told, places = marks.numbered_spans(marks.without_breaks(marked))
         if told != text:  # a template that looks at how contents begin or end
-            places = _in_turn(text, wanted, start)
-        for number, content in enumerate(wanted):
-            if content.required and number not in places:
+            places = _in_turn(text, [content for _, content in wanted], start)
+        placed: list[_Placed] = []
+        for place, (number, content) in enumerate(wanted):
+            if content.required and place not in places:
                 raise RenderError(
-                    f"chat template must render every message, got one that leaves out {_place(rendering, content)}. "
+                    "chat template must render every message, got one that leaves out "
+                    f"messages[{number}] (role {rendering.messages[number].role}). "
                     "Use a template that knows this role, or give another role."
                 )
-        found = [Span(*places[number], content.author) for number, content in enumerate(wanted) if number in places]
-        return sorted((span for span in found if span.first >= start), key=lambda span: span.first)
+            placed.append((number, content, Span(*places[place], content.author) if place in places else None))
+        return placed
 
     def _numbered(self, rendering: Rendering, first: int) -> tuple[str, tuple[Row, ...]]:
         """The text with a mark before and behind each content of the messages from `first` on; and its rows."""
@@ -229,7 +261,7 @@ class Renderer:
             before, _, behind = text.partition(inner)
             return before + marks.begin(number) + self._break(inner) + marks.end(number) + behind
 
-        rows = (*rendering.rows[:first], *(row(message, numbered, self._break) for message in rendering.messages[first:]))
+        rows = (*rendering.rows[:first], *(row(message, numbered, self._break_word) for message in rendering.messages[first:]))
         return self._write(rows, rendering.tools, now=rendering.now), rows
 
     def _turns(self, rendering: Rendering, speakers: Mapping[int, str]) -> list[Span]:
@@ -328,11 +360,9 @@ def _same(message: Message, known: Message) -> bool:
     )
 
 
-def _place(rendering: Rendering, content: Content) -> str:
-    """Which message a content is of, for people."""
-    places = (n for n, message in enumerate(rendering.messages) if content in contents(message))
-    number = next(places)
-    return f"messages[{number}] (role {rendering.messages[number].role})"
+def _shown(placed: Sequence[_Placed], start: int) -> Shown:
+    end = max((span.end for _, _, span in placed if span is not None), default=start)
+    return Shown(end - start, tuple(content.text for _, content, span in placed if span is None))
 
 
 def _in_turn(text: str, wanted: Sequence[Content], start: int) -> dict[int, tuple[int, int]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from context.messages import Message
 from context.templates.chat_template import RenderError
-from context.templates.contents import contents, first_place
+from context.templates.contents import first_place
 from context.tokens.codec import Control
 
 Ended = Callable[[str | None], str | None]
@@ -27,78 +27,82 @@ class Tail:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """What is there of a reply."""
+
+    end: int
+    """Where its last content ends."""
+    missing: tuple[str, ...]
+    """The contents that are not there."""
+
+
+@dataclass(frozen=True)
 class ReplyEnd:
     cut: int
     """What follows the reply begins at this character."""
     lead: Control | None
     """The control token before it."""
-    controls: list[Control]
+
+
+def is_as_sampled(text: str, controls: Sequence[Control], stops: Mapping[int, str], sampled: str) -> bool:
+    """Whether the template writes the reply as the policy did, white space aside, up to its first stop token."""
+    found = next((control for control in controls if control.token in stops), None)
+    return found is not None and _bare(text[: found.first]) == _bare(sampled)
 
 
 def reply_end(
-    tail: Tail, reply: Message, stops: Mapping[int, str], stop: int | None, ended: Ended
+    tail: Tail, reply: Message, shown: Shown | None, stops: Mapping[int, str], stop: int | None, ended: Ended
 ) -> ReplyEnd | None:
     """Where the turn of `reply` ends. `stops`: the stop tokens with their texts; `stop`: the one the reply ended in.
 
     The template's version of the reply ends at its first stop token, where a policy that writes like the template
-    would have stopped. None: it is not shown as it would be if it were the last.
+    would have stopped. `shown` is None if that is known to be what was sampled. None is returned where the reply is
+    not shown as it would be if it were the last.
     """
-    text, controls = tail.text, tail.controls
-    said, complete = _said_until(text[: tail.following], reply)
-    found = next((control for control in controls if control.token in stops and control.first >= said), None)
+    text, said = tail.text, 0 if shown is None else shown.end
+    found = next((control for control in tail.controls if control.token in stops and control.first >= said), None)
     if found is not None and found.first > tail.following:  # the end of another turn
         found = None
-    upto = said if found is None else found.first
-    if (not complete or reply.reasoning == "") and _changed(text[:upto], reply, ended):
-        return None
+    if shown is not None and (shown.missing or reply.reasoning == ""):
+        upto = said if found is None else found.first
+        if _changed(text[:upto], shown.missing, reply, ended):
+            return None
     if found is None:
         if _is_closed(ended(None), text[:said], stops):
             return None
         if not reply.tool_calls:
-            return ReplyEnd(said, None, controls)
+            return ReplyEnd(said, None)
         raise RenderError(
             "chat template must end a turn of tool calls with one of the stop tokens, got one that does not. "
             "Add its end of turn to the stop tokens."
         )
-    if stop == found.token or _ends_by_itself(text, found, ended):
-        if stop is None:  # nobody sampled it
-            return ReplyEnd(found.first, None, controls)
-        return ReplyEnd(found.end, found, controls)
-    return ReplyEnd(found.first, None, controls)  # what opens the next turn
+    if stop == found.token or (stop is not None and _ends_by_itself(text, found, ended)):
+        return ReplyEnd(found.end, found)
+    return ReplyEnd(found.first, None)  # it opens the next turn, or nobody sampled it
 
 
-def _said_until(tail: str, reply: Message) -> tuple[int, bool]:
-    """Where the last content of the reply ends, and whether all of them are there."""
-    end, complete = 0, True
-    for content in contents(reply):
-        place = first_place(tail, content.text)
-        if place is None:
-            complete = False
-        else:
-            end = max(end, place[1])
-    return end, complete
-
-
-def _changed(shown: str, reply: Message, ended: Ended) -> bool:
+def _changed(shown: str, missing: Sequence[str], reply: Message, ended: Ended) -> bool:
     """Whether the template writes the reply otherwise now that something follows it."""
     if reply.reasoning == "":  # a template may leave out an empty thought that was said
         thinking = ended(_THOUGHT)
         if thinking is not None and _THOUGHT in thinking:
             return not _bare(thinking.replace(_THOUGHT, "")).startswith(_bare(shown))
     last = ended(None)
-    return last is not None and not last.startswith(shown.rstrip())
-
-
-def _bare(text: str) -> str:
-    return "".join(text.split())
-
-
-def _ends_by_itself(tail: str, found: Control, ended: Ended) -> bool:
-    """Whether the stop token closes the reply, rather than opens what follows."""
-    last = ended(None)
-    return last is None or last.startswith(tail[: found.end].rstrip())
+    if last is None:
+        return False
+    return not last.startswith(shown.rstrip()) or any(first_place(last, text) for text in missing)
 
 
 def _is_closed(last: str | None, shown: str, stops: Mapping[int, str]) -> bool:
     """Whether the reply ends in a stop token while it is the last."""
     return last is not None and last.removeprefix(shown).lstrip().startswith(tuple(stops.values()))
+
+
+def _ends_by_itself(text: str, found: Control, ended: Ended) -> bool:
+    """Whether the stop token closes the reply, rather than opens what follows."""
+    last = ended(None)
+    return last is None or last.startswith(text[: found.end].rstrip())
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split())

@@ -112,7 +112,7 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
         for reply, end in turns:
             before = renderer.render(messages[:reply], schemas, after=first)
             grown = renderer.render(messages[:end], schemas, after=before)
-            increment = renderer.increment(before, grown, stop=_stop(renderer, before, grown))
+            increment = renderer.increment(before, grown, sampled="", stop=_stop(renderer, before, grown))
             if increment is None:
                 changed = changes(model.template, rows[:end], reply=reply, tools=schemas)
                 found |= dict.fromkeys(changed or (f"message {reply} (assistant): what was shown is written differently",))

@@ -106,16 +106,18 @@ class TokenCodec:
             if number
         ]
 
-    def broken(self, text: str, mark: str) -> str:
-        """The text with `mark` inside of all that would read as a control token, alone or with what stands beside it."""
+    def broken(self, text: str, mark: str, *, edges: bool = True) -> str:
+        """The text with `mark` inside of all that would read as a control token, alone or with what stands beside it.
+
+        Without `edges`: alone.
+        """
         places = {found.first + 1 for found in self.controls(text)}
-        lengths = range(min(self._longest - 1, len(text)), 0, -1)
-        ending = next((n for n in lengths if text[-n:] in self._beginnings), 0)
-        beginning = next((n for n in lengths if text[:n] in self._endings), 0)
-        if ending:
-            places.add(len(text) - ending + 1)
-        if beginning:
-            places.add(0)
+        if edges:
+            lengths = range(min(self._longest - 1, len(text)), 0, -1)
+            ending = next((n for n in lengths if text[-n:] in self._beginnings), 0)
+            beginning = next((n for n in lengths if text[:n] in self._endings), 0)
+            places |= {len(text) - ending + 1} if ending else set()
+            places |= {0} if beginning else set()
         for place in sorted(places, reverse=True):
             text = text[:place] + mark + text[place:]
         return text

@@ -45,12 +45,23 @@ def test_prompt_of_each_turn_is_all_that_came_before_it(model: Family) -> None:
         ids = [rng.choice(range(20, 250)) for _ in range(7)] + [model.end_id]
         opening = context.messages
         reply = context.record_reply(ids, log_probs(ids), policy_version=turn)
-        result = model.tool_result(f"result {turn}")
+        result = Message("user", f"result {turn}", "env")
         assert context.observe([result]) is None
         expected += ids + increment(model.renderer(), reply.message, [result], opening=opening).token_ids.tolist()
     (segment,) = context.segments()
     assert segment.reason == "clean"
     assert segment.tokens.token_ids.tolist() == context.prompt_ids == expected
+
+
+def test_what_answers_an_unreadable_call_is_a_users_where_a_tool_needs_a_call() -> None:
+    model = family("mistral")
+    context = manager(model)
+    context.begin(START, NO_TOOLS)
+    ids = sampled(model, "[TOOL_CALLS] oops")
+    context.record_reply(ids, log_probs(ids), policy_version=0)
+    assert context.observe([model.tool_result("bad call")]) is None
+    assert model.codec.decode(context.prompt_ids[-30:]).endswith("[INST] bad call[/INST]")
+    assert context.messages[-1] == model.tool_result("bad call")
 
 
 def test_masks_cover_the_sampled_tokens_and_nothing_else(model: Family) -> None:
@@ -146,7 +157,7 @@ def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
     long.begin(START, NO_TOOLS)
     ids = sampled(model, model.call)
     reply = long.record_reply(ids, log_probs(ids), policy_version=0)
-    result = model.tool_result("78")
+    result = Message("user", "78", "env")
     full = len(long.prompt_ids) + len(increment(model.renderer(), reply.message, [result], opening=START))
     for max_tokens, fits in ((full + 1, True), (full, False), (full - 1, False)):
         context = manager(model, max_tokens=max_tokens)

@@ -42,7 +42,7 @@ def _rewrites(renderer: Renderer, rows: list[dict[str, Any]], tools: tuple[dict[
         grown = renderer.render(messages, tools, after=before)
         tail = grown.written.text[len(before.written.text) :]
         stop = next((c.token for c in renderer.codec.controls(tail) if c.token in renderer.stop_ids), None)
-        return renderer.increment(before, grown, stop=stop) is None
+        return renderer.increment(before, grown, sampled="", stop=stop) is None
     except RenderError:
         return False
 

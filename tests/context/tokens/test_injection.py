@@ -250,14 +250,14 @@ def test_no_control_token_of_a_real_template_comes_of_content(name: str) -> None
 def test_no_control_token_of_a_real_template_comes_of_a_tool_result(name: str) -> None:
     if not shapes(name)[1]:
         return
-    reply = Message("assistant", "", "llm", (ToolCall("lookup", {"key": "a"}, "call00001"),))
+    reply = Message("assistant", "", "initialization", (ToolCall("lookup", {"key": "a"}, "call00001"),))
     codec, template = model_of(name).codec, default_authors().code("template")
 
     def controls_in(text: str) -> Counter[int]:
         result = Message("tool", text, "env", name="lookup", tool_call_id="call00001")
-        tokens = increment(renderer(name), reply, [result], stop=None)
-        content = tokens.token_ids[tokens.authors != template].tolist()
-        assert codec.added_ids.isdisjoint(content)
+        tokens = renderer(name).initial([Message("user", "x"), reply, result], ())
+        content = tokens.token_ids[tokens.authors == default_authors().code("env")].tolist()
+        assert codec.added_ids.isdisjoint(tokens.token_ids[tokens.authors != template].tolist())
         # Its last token may hold the quotation mark that the template writes behind it.
         assert codec.decode(content).removesuffix('"') in (text, json.dumps(text, ensure_ascii=False)[1:-1])
         return Counter(i for i in tokens.token_ids.tolist() if i in codec.added_ids)
