@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from functools import cached_property
+from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import meta
 
-from context.messages import Message, to_template
+from context.messages import Message, content_hash, to_template
+from context.templates.row_forms import LOOKUP, RowForms, choose_forms, wants_call_ids
+from context.templates.sandbox import TemplateSandbox
 
-# `message.thinking`, `message["thinking"]`: what GPT-OSS and the first LFM2.5 call `reasoning_content`.
-_THINKING_FIELD = re.compile(r"""message(\.|\[["'])thinking\b""")
-_CALLING: tuple[dict[str, Any], ...] = (
-    {"role": "user", "content": "x"},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"type": "function", "id": "call00001", "function": {"name": "f", "arguments": {}}}],
-    },
+_GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"})
+_REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,  # RecursionError among them
+    MemoryError,
+    SyntaxError,  # twenty loops in each other
 )
 
 
@@ -36,26 +36,41 @@ class RenderError(ValueError):
 class ChatTemplate:
     """Messages -> text, as the model's authors wrote it down.
 
-    Templates come with models and are not trusted: they run in jinja2's immutable sandbox.
+    Templates come with models and are not trusted: they run in jinja2's immutable sandbox, for a bounded time.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        tool_use: str | None = None,
+        args: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`tool_use`: the template where there are tools; `args`: further variables of it, such as enable_thinking."""
         self.source = source
-        self.hash = hashlib.sha256(source.encode()).hexdigest()
+        self.tool_use = tool_use
+        self.args = dict(args or {})
         self._special_tokens = dict(special_tokens)
-        try:
-            self._compiled = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise RenderError(f"chat template must be valid jinja2, got: {_one_line(error)}.") from None
-        self._reads_thinking = "reasoning_content" not in source and bool(_THINKING_FIELD.search(source))
-        self._arguments_as_json = self._wants_json_arguments()
+        self._check_args()
+        self.hash = hashlib.sha256(source.encode()).hexdigest()
+        if tool_use is not None or self.args:
+            self.hash = content_hash({"source": source, "tool_use": tool_use, "args": self.args})
+        given = {**self._special_tokens, **self.args}
+        self._plain = _Source(source, given, tools=())
+        self._with_tools = self._plain if tool_use is None else _Source(tool_use, given, tools=(LOOKUP,))
 
     def render(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), generation_prompt: bool
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        generation_prompt: bool,
+        now: datetime | None = None,
     ) -> str:
         """The text of a conversation; with `generation_prompt`, up to where the next reply begins."""
         rows = [to_template(message) for message in messages]
-        return self.render_rows(rows, tools=tools, generation_prompt=generation_prompt)
+        return self.render_rows(rows, tools=tools, generation_prompt=generation_prompt, now=now)
 
     def render_rows(
         self,
@@ -63,94 +78,93 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         generation_prompt: bool,
+        now: datetime | None = None,
     ) -> str:
-        """As `render`, for messages in the form most templates read."""
+        """As `render`, for messages in the form most templates read. `now`: what a template takes for today."""
+        chosen = self._with_tools if tools else self._plain
+        return chosen.render(rows, tools=tools, generation_prompt=generation_prompt, now=now)
+
+    @cached_property
+    def needs_call_ids(self) -> bool:
+        """A call without an id is refused, or written with an id that is nothing or `None`."""
+        return any(source.needs_call_ids for source in (self._plain, self._with_tools))
+
+    def _check_args(self) -> None:
+        for name in self.args:
+            if name in _GIVEN or name in self._special_tokens:
+                raise RenderError(f"template_args must not name what the renderer gives, got {name!r}. Remove it.")
+        try:
+            content_hash(self.args)
+        except (TypeError, ValueError):
+            raise RenderError(f"template_args must hold JSON values, got {str(self.args)[:80]}.") from None
+        read = variables(self.source) | variables(self.tool_use or "") if self.args else set()
+        for name in self.args:
+            if name not in read:
+                known = ", ".join(sorted(read - _GIVEN - self._special_tokens.keys())) or "none"
+                raise RenderError(
+                    f"template_args must name variables that the chat template reads, got {name!r}. It reads: {known}."
+                )
+
+
+class _Source:
+    """One template, compiled, and the form in which it takes messages."""
+
+    def __init__(self, source: str, given: Mapping[str, Any], *, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._sandbox = TemplateSandbox()
+        self._given = given
+        self._probe_tools = tools
+        try:
+            self._compiled = self._sandbox.from_string(source)
+        except _REFUSALS as error:
+            raise RenderError(f"chat template must be valid jinja2, got: {_one_line(error)}.") from None
+        self._forms = choose_forms(source, self._probe)
+
+    @cached_property
+    def needs_call_ids(self) -> bool:
+        return wants_call_ids(lambda rows: self._probe(rows, self._forms))
+
+    def render(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        generation_prompt: bool,
+        now: datetime | None,
+        forms: RowForms | None = None,
+    ) -> str:
+        used = forms or self._forms
+        self._sandbox.bounds.start()
         try:
             return self._compiled.render(
-                messages=[self._adapted(row) for row in rows],
+                messages=[used.adapted(row) for row in rows],
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=generation_prompt,
-                **self._special_tokens,
+                strftime_now=(now or datetime.now()).strftime,
+                **self._given,
             )
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-        ) as error:
-            roles = ", ".join(str(row["role"]) for row in rows)
+        except _REFUSALS as error:
+            roles = ", ".join(str(row["role"]) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
             raise RenderError(
                 f"chat template must render messages with the roles [{roles}], got: {_one_line(error)}. "
                 "Give messages that this template accepts, or another template."
             ) from error
 
-    def _wants_json_arguments(self) -> bool:
-        """Some templates (DeepSeek-V3) paste arguments as they are: these have to be text."""
-        for as_json in (False, True):
-            self._arguments_as_json = as_json
-            try:
-                self.render_rows(_CALLING, generation_prompt=True)
-            except RenderError:
-                continue
-            return as_json
-        return False
-
-    def _adapted(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The message with thinking and arguments where this template looks for them."""
-        if self._reads_thinking and "reasoning_content" in row:
-            row = {**row, "thinking": row["reasoning_content"]}
-        if self._arguments_as_json and "tool_calls" in row:
-            row = {**row, "tool_calls": [_with_json_arguments(call) for call in row["tool_calls"]]}
-        return row
+    def _probe(self, rows: Sequence[Mapping[str, Any]], forms: RowForms) -> str | None:
+        """None where the template refuses."""
+        try:
+            return self.render(rows, tools=self._probe_tools, generation_prompt=True, now=None, forms=forms)
+        except RenderError:
+            return None
 
 
-def _with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": _tojson(function["arguments"])}}
+def variables(source: str) -> set[str]:
+    """The names that a template reads and does not make itself. Raises RenderError for what is no template."""
+    try:
+        return set(meta.find_undeclared_variables(TemplateSandbox().parse(source)))
+    except _REFUSALS as error:
+        raise RenderError(f"chat template must be valid jinja2, got: {_one_line(error)}.") from None
 
 
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}` ... `{% endgeneration %}` marks replies for other tools; here authors do that."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as an instance attribute)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # jinja2's own filter escapes for HTML.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
+def _one_line(error: BaseException) -> str:
+    return next(iter(f"{type(error).__name__}: {error}".splitlines()))[:200]
