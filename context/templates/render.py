@@ -48,12 +48,20 @@ class Renderer:
     """
 
     def __init__(
-        self, codec: TokenCodec, template: ChatTemplate, *, authors: AuthorTable, stop_ids: frozenset[int]
+        self,
+        codec: TokenCodec,
+        template: ChatTemplate,
+        *,
+        authors: AuthorTable,
+        stop_ids: frozenset[int],
+        stop_strings: tuple[str, ...] = (),
     ) -> None:
         self.codec = codec
         self.authors = authors
         self.stop_ids = stop_ids
         """Tokens that end a reply: the template's end of turn and the model's eos."""
+        self.stop_strings = stop_strings
+        """Texts that end a reply as a stop token does."""
         if not stop_ids:
             raise ValueError("stop_ids must hold at least one token, got none. Give the template's end of turn.")
         self._template = template

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, tzinfo
 
 import numpy as np
 import pytest
@@ -170,13 +171,19 @@ def test_rendering_is_the_same_when_its_outline_is_cached(model: Family) -> None
     assert renderer.increment(CALLED, [model.tool_result("one")]).equals(first)
 
 
+class _NewYear(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> _NewYear:
+        return cls(1999, 1, 1, tzinfo=tz)
+
+
 def test_outline_that_grew_old_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = family("chatml")
     source = "{{ strftime_now('%Y') }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
     template = ChatTemplate(source, {})
     renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
     renderer.initial([Message("user", "hi")], ())
-    template._compiled.globals["strftime_now"] = lambda pattern: "1999"
+    monkeypatch.setattr("context.templates.chat_template.datetime", _NewYear)
     tokens = renderer.initial([Message("user", "hi")], ())
     assert model.codec.decode(tokens.token_ids.tolist()) == "1999<|im_start|>hi<|im_end|>"
 
