@@ -20,7 +20,7 @@ _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
 def read_conversation(path: Path | str) -> tuple[list[Message], list[dict[str, Any]]]:
     """Messages and tools of a file that holds a list of messages, or {"messages": [...], "tools": [...]}."""
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        value = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise RenderError(f"FILE must be JSON, got {str(path)!r} ({error}). Mend the file.") from None
     whole = value if isinstance(value, dict) else {"messages": value}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,7 +51,8 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """What a chat template does to a growing conversation, case by case. Exit code 1 if it can do none."""
-    report = check_template(load_model_files(model, template_args=_named(template_arg)))
+    with _refused():
+        report = check_template(load_model_files(model, template_args=_named(template_arg)))
     if as_json:
         print(json.dumps({"state": report.state, **asdict(report)}))
     else:
@@ -97,12 +100,22 @@ def _named(given: list[str] | None) -> dict[str, Any]:
 
 def _show_file(path: Path, model: ModelFiles, as_json: bool) -> None:
     authors = default_authors()
-    tokens = model.renderer(authors).initial(*read_conversation(path))
+    with _refused():
+        tokens = model.renderer(authors).initial(*read_conversation(path))
     if as_json:
         names = [authors.name(code) for code in tokens.authors.tolist()]
         print(json.dumps({"token_ids": tokens.token_ids.tolist(), "authors": names}))
     else:
         Console(highlight=False, soft_wrap=True).print(token_view(tokens, authors, model.codec))
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """What the file says is the user's to mend: names, authors, a tokenizer that is not safe."""
+    try:
+        yield
+    except ValueError as error:
+        raise RenderError(str(error)) from None
 
 
 def _report_text(report: TemplateReport, *, trained: bool) -> str:

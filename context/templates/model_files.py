@@ -117,7 +117,7 @@ def _from_folder(folder: Path, template_args: Mapping[str, Any] | None) -> Model
             "Use an instruction-tuned model, or put a chat_template.jinja there."
         )
     listed = _json(folder / "generation_config.json").get("eos_token_id")
-    ids = [i for i in (listed if isinstance(listed, list) else [listed]) if isinstance(i, int)]
+    ids = [i for i in (listed if isinstance(listed, list) else [listed]) if type(i) is int and i >= 0]
     return _files(codec, written.template(special, template_args), special, ids)
 
 

@@ -104,7 +104,7 @@ def test_show_as_json_has_an_author_per_token(folder: Path, tmp_path: Path) -> N
         ("{}", "FILE must hold a list of messages"),
         ("[]", "FILE must hold a list of messages"),
         ("[3]", r"messages\[0\] must be an object with a role"),
-        ('[{"role": "user", "content": [1]}]', r"messages\[0\]\.content must be text"),
+        ('[{"role": "user", "content": [1]}]', r"messages\[0\]\.content\[0\] must be a text part"),
         (
             '[{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "x"}]}]',
             r"messages\[0\]\.tool_calls must hold",
