@@ -126,6 +126,8 @@ def _text(where: str, value: Any) -> str | None:
 
 
 def _list(where: str, value: Any) -> list[Any]:
-    if value is not None and not isinstance(value, list):
+    if value is None:
+        return []
+    if not isinstance(value, list):
         raise RenderError(f"{where} must be a list, got {str(value)[:80]}.")
-    return value or []
+    return value
