@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from context import TokenCodec
 from context.tokens.stop_strings import before_stop
-from context.tokens.token_text import MOST_TOKENS_OF_A_CHARACTER
+from context.tokens.token_text import MOST_TOKENS_OF_A_CHARACTER, Decoder
 
 
 class StopStrings:
     """Says of sampled tokens whether the last of them completed one of `texts`."""
 
-    def __init__(self, texts: Sequence[str], codec: TokenCodec) -> None:
+    def __init__(self, texts: Sequence[str], codec: Decoder) -> None:
         self._texts = tuple(texts)
         self._codec = codec
         # A token spells at least a byte.
