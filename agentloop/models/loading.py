@@ -152,9 +152,7 @@ def _codec(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> TokenCodec:
     return TokenCodec(backend.to_str())
 
 
-def _template(
-    tokenizer: PreTrainedTokenizerBase, path: str | Path, args: Mapping[str, Any] | None
-) -> ChatTemplate:
+def _template(tokenizer: PreTrainedTokenizerBase, path: str | Path, args: Mapping[str, Any] | None) -> ChatTemplate:
     found: Any = tokenizer.chat_template
     written = written_templates(found if isinstance(found, Mapping) else {"default": found})
     if written is None:

@@ -1,4 +1,4 @@
-"""How much time and memory one rendering of a chat template may take: what would take more is refused before it does."""
+"""How much time and memory a chat template may take: what would take more is refused before it does."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """The folder's templates by name: files before what its configuration says, as in transformers."""
     written = config.get("chat_template")
     rows = written if isinstance(written, list) else [{"name": "default", "template": written}]
-    named = {row.get("name"): row.get("template") for row in rows if isinstance(row, dict)}
+    named = {str(row.get("name")): row.get("template") for row in rows if isinstance(row, dict)}
     source = folder / "chat_template.jinja"
     more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     if source.is_file():
@@ -153,7 +153,7 @@ def _codec(folder: Path) -> TokenCodec:
         return TokenCodec(_read(path))
     except RenderError:
         raise
-    except Exception as error:  # what the tokenizers package raises has no other class
+    except Exception as error:  # noqa: BLE001 (what the tokenizers package raises has no other class)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         raise RenderError(
             f"tokenizer.json must be a tokenizer in the Hugging Face format, got {str(path)!r} ({reason}). "

@@ -26,7 +26,7 @@ class _BoundedCode(CodeGenerator):
     """jinja2's own code with a tick in every loop, macro and block, and bounded sums and texts."""
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
-        repeated = node.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block))
+        repeated: Iterable[Any] = node.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block))
         self._ticking = {id(found.body) for found in repeated}
         super().visit_Template(node, frame)
 
@@ -35,11 +35,12 @@ class _BoundedCode(CodeGenerator):
             self.writeline("environment.tick()")
         super().blockvisit(nodes, frame)
 
-    def visit_Add(self, node: nodes.Add, frame: Frame) -> None:
+    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:
         first: nodes.Expr = node
         others: list[nodes.Expr] = []
-        while isinstance(first, nodes.Add):
-            first, others = first.left, [first.right, *others]
+        while isinstance(first, nodes.Add):  # a + b + c: one call
+            others.insert(0, first.right)
+            first = first.left
         self.write("environment.added(")
         for value in (first, *others):
             self.visit(value, frame)
@@ -77,7 +78,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         if __obj.__class__ is BuiltinMethodType or hasattr(__obj, "__wrapped__"):
             args = __self.bounds.charge_call(__obj, args, kwargs)
         return super().call(__context, __obj, *args, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any, Literal
 
 from context.templates.chat_template import ChatTemplate, RenderError
@@ -52,7 +52,7 @@ class _Ending:
         def controls(text: str) -> list[int]:
             return [token for token in codec.encode_template(text) if token in kept]
 
-        self._ends = controls(commonprefix(behind)) or controls(behind[0])
+        self._ends = controls(_shared_opening(*behind)) or controls(behind[0])
         self._next = controls(followed.partition(_SAID)[2])
 
     def find(self, declared: Collection[int], *, known: Collection[int]) -> dict[int, Role]:
@@ -63,13 +63,18 @@ class _Ending:
                 return {token: self._role}
         if self._ends:  # behind the end of turn stands a generation prompt that nobody asked for
             return {self._ends[0 if self._prompt_ignored else -1]: self._role}
-        return {token: "next_turn" for token in self._next[:1]}
+        return dict.fromkeys(self._next[:1], "next_turn")
 
 
 def _between_calls(template: ChatTemplate, codec: TokenCodec) -> set[int]:
     """Control tokens between two calls of one turn: they belong to a call, and do not end the turn."""
     text = _rendered(template, [_ASKED, _calling(2)], prompted=False, tools=True)
     return set(codec.encode_template("".join(text.split(_SAID)[1:-1])))
+
+
+def _shared_opening(first: str, second: str) -> str:
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return "".join(character for character, _ in same)
 
 
 def _calling(count: int) -> dict[str, Any]:

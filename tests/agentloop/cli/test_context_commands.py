@@ -124,7 +124,10 @@ def test_show_says_what_is_wrong_with_a_file(folder: Path, tmp_path: Path, text:
     [
         ([{"role": "user", "content": "x", "author": "nobody"}], "author must be one of"),
         ([{"role": "", "content": "x"}], r"messages\[0\]\.role must match"),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": [{"function": {"name": ""}}]}, "tool name must match"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "tools": [{"function": {"name": ""}}]},
+            "tool name must match",
+        ),
     ],
 )
 def test_show_refuses_names_as_it_refuses_files(folder: Path, tmp_path: Path, chat: object, complaint: str) -> None:

@@ -11,10 +11,9 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from agentloop.config import RunConfig
+from agentloop.config import ModelSection, RunConfig
 from agentloop.config.config_file import load_config
 from agentloop.config.sections.context import ContextSection, make_strategy
-from agentloop.config import ModelSection
 from agentloop.environments import load_environment
 from agentloop.errors import UserError
 from agentloop.models.adapters import load_policy

@@ -77,7 +77,7 @@ def test_today_is_that_of_the_caller() -> None:
 def test_contents_are_given_in_parts_to_templates_that_take_nothing_else() -> None:
     parts = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
     assert rendered(parts) == "x"
-    either = "{% for m in messages %}{% if m.content is string %}text:{{ m.content }}{% else %}parts{% endif %}{% endfor %}"
+    either = "{% for m in messages %}{{ 'text:' + m.content if m.content is string else 'parts' }}{% endfor %}"
     assert rendered(either) == "text:x"
 
 
@@ -85,7 +85,9 @@ OPTIONAL_ID = (
     "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{% if c.id %}#{{ c.id }}{% endif %}"
     "{% endfor %}{% endfor %}"
 )
-KIMI = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<|c|>{{ c['id'] }}{% endfor %}{% endfor %}"
+KIMI = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<|c|>{{ c['id'] }}{% endfor %}{% endfor %}"
+)
 DEMANDED = (
     "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
     "{% if c.id is not defined or c.id|length != 9 %}{{ raise_exception('ids!') }}{% endif %}{{ c.id }}"
@@ -194,7 +196,8 @@ def test_template_without_an_end_ends_at_the_deadline(monkeypatch: pytest.Monkey
         ("{{ 7 % 4 }}{{ 2 ** 3 }}{{ 2 * 3 }}{{ 'ab' * 2 }}{{ [1] + [2] }}{{ 1 ~ 'a' ~ none }}", "386abab[1, 2]1aNone"),
         ("{{ {'a': 'é<'} | tojson }}{{ [1] | tojson(indent=1) }}", '{"a": "é<"}[\n 1\n]'),
         ("{% for a in [1, 2, 3] if a != 2 %}{{ a }}{% else %}-{% endfor %}{{ 2.567 | round(1) }}", "132.6"),
-        ("{{ {'items': 1}.items() | list }}{{ {'items': 1}['items'] }}{{ {'a': 1}.b is defined }}", "[('items', 1)]1False"),
+        ("{{ {'items': 1}.items() | list }}{{ {'items': 1}['items'] }}", "[('items', 1)]1"),
+        ("{{ {'a': 1}.b is defined }}{{ {'a': 1}.a }}{{ 'a'.__class__ is defined }}", "False1False"),
         ("{{ 'a\nb' | indent(2) }}{{ [1, 2, 3] | batch(2, 0) | list }}", "a\n  b[[1, 2], [3, 0]]"),
     ],
 )
