@@ -12,9 +12,9 @@ import jinja2
 from jinja2 import meta
 
 from context.messages import Message, content_hash, to_template
-from context.templates.bounds import OutOfBounds
+from context.templates.jinja.bounds import OutOfBounds
+from context.templates.jinja.sandbox import TemplateSandbox
 from context.templates.row_forms import LOOKUP, RowForms, choose_forms, wants_call_ids
-from context.templates.sandbox import TemplateSandbox
 
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"})
 _REFUSALS = (

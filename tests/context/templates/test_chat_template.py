@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from context import ChatTemplate, Message, RenderError, ToolCall
-from context.templates import bounds
+from context.templates.jinja import bounds
 from tests.fakes.families import CHATML, MISTRAL
 from tests.fakes.trl_templates import folder, model
 

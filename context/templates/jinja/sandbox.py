@@ -16,7 +16,7 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from context.templates.bounds import Bounds, bounded_filters
+from context.templates.jinja.bounds import Bounds, bounded_filters
 
 _OF_DICTS = frozenset(dir(dict))
 _PLAIN = frozenset({str, LoopContext, Namespace})
