@@ -1,10 +1,12 @@
 """What the model saw and who wrote each token: exact tokens, their authors, and the masks that follow."""
 
 from context.authors import Author, AuthorTable, default_authors, discarded
+from context.conversation_file import read_conversation, read_message
 from context.manager import ContextManager, PrefixError
 from context.messages import Message, ToolCall
 from context.parse import HermesParser, Llama3JsonParser, PythonicParser, ReactParser, Reply, ReplyParser, choose_parser
 from context.templates.chat_template import ChatTemplate, RenderError
+from context.templates.model_files import ModelFiles, load_model_files
 from context.templates.render import Renderer
 from context.tokens.codec import TokenCodec
 from context.tokens.control import TrainingControl
@@ -20,6 +22,7 @@ __all__ = [
     "HermesParser",
     "Llama3JsonParser",
     "Message",
+    "ModelFiles",
     "PrefixError",
     "PythonicParser",
     "ReactParser",
@@ -35,6 +38,9 @@ __all__ = [
     "choose_parser",
     "default_authors",
     "discarded",
+    "load_model_files",
     "loss_mask",
+    "read_conversation",
+    "read_message",
     "response_mask",
 ]

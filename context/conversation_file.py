@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,23 @@ from context.messages import Message, ToolCall
 from context.templates.chat_template import RenderError
 
 _AUTHORS = {"user": USER, "tool": ENV}
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
 
 
-def read_conversation(path: Path) -> tuple[list[Message], list[dict[str, Any]]]:
+def read_conversation(path: Path | str) -> tuple[list[Message], list[dict[str, Any]]]:
     """Messages and tools of a file that holds a list of messages, or {"messages": [...], "tools": [...]}."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        value = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
         raise RenderError(f"FILE must be JSON, got {str(path)!r} ({error}). Mend the file.") from None
     whole = value if isinstance(value, dict) else {"messages": value}
-    rows, tools = whole.get("messages"), whole.get("tools") or []
-    if not isinstance(rows, list) or not rows or not isinstance(tools, list):
+    rows = whole.get("messages")
+    if not isinstance(rows, list) or not rows:
         raise RenderError(
             f'FILE must hold a list of messages, or {{"messages": [...], "tools": [...]}}, got {str(path)!r}.'
         )
-    return [read_message(index, row) for index, row in enumerate(rows)], tools
+    return [read_message(index, row) for index, row in enumerate(rows)], _tools(whole.get("tools"))
 
 
 def read_message(index: int, row: Any) -> Message:
@@ -34,29 +37,97 @@ def read_message(index: int, row: Any) -> Message:
     where = f"messages[{index}]"
     if not isinstance(row, Mapping) or not isinstance(row.get("role"), str):
         raise RenderError(f"{where} must be an object with a role, got {str(row)[:80]}.")
-    content = row.get("content")
-    if content is not None and not isinstance(content, str):
-        raise RenderError(f"{where}.content must be text, got {str(content)[:80]}. Join its parts.")
+    role = row["role"]
+    content = _content(f"{where}.content", row.get("content"), result=role == "tool")
+    reasoning = _text(f"{where}.reasoning_content", row.get("reasoning_content"))
+    if role == "assistant" and reasoning is None and (thought := _THOUGHT.match(content)):
+        reasoning, content = thought[1].strip("\n"), content[thought.end() :]
     return Message(
-        row["role"],
-        content or "",
-        row.get("author") or _AUTHORS.get(row["role"], INITIALIZATION),
-        tuple(_call(f"{where}.tool_calls", call) for call in row.get("tool_calls") or ()),
-        name=row.get("name"),
-        tool_call_id=row.get("tool_call_id"),
-        reasoning=row.get("reasoning_content"),
+        role,
+        content,
+        _text(f"{where}.author", row.get("author")) or _AUTHORS.get(role, INITIALIZATION),
+        tuple(_call(f"{where}.tool_calls", call) for call in _list(f"{where}.tool_calls", row.get("tool_calls"))),
+        name=_text(f"{where}.name", row.get("name")),
+        tool_call_id=_text(f"{where}.tool_call_id", row.get("tool_call_id")),
+        reasoning=reasoning,
     )
 
 
+def _content(where: str, value: Any, *, result: bool) -> str:
+    """A content as text: its text parts joined; what a tool returned as JSON."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, list) and (not result or all(map(_is_part, value))):
+        return "".join(_part(f"{where}[{index}]", part) for index, part in enumerate(value))
+    if not result:
+        raise RenderError(f"{where} must be text or a list of text parts, got {str(value)[:80]}.")
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        raise RenderError(f"{where} must be text or a JSON value, got {str(value)[:80]}.") from None
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("type"), str)
+
+
+def _part(where: str, part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text") if isinstance(part, Mapping) else None
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if kind in _TEXT_PARTS and isinstance(text, str):
+        return text
+    if isinstance(kind, str) and kind not in _TEXT_PARTS:
+        raise RenderError(
+            f"{where} must be a text part, got one of type {kind[:40]!r}. Images, audio and video are not supported: "
+            "leave such messages out."
+        )
+    raise RenderError(f"{where} must be a text part, got {str(part)[:80]}.")
+
+
+def _tools(value: Any) -> list[dict[str, Any]]:
+    """Schemas in OpenAI's form; such as come without their outer object get it."""
+    tools = [tool if not _is_bare(tool) else {"type": "function", "function": tool} for tool in _list("tools", value)]
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RenderError(
+                f'tools[{index}] must be {{"type": "function", "function": {{"name": ...}}}}, got {str(tool)[:80]}.'
+            )
+    return tools
+
+
+def _is_bare(tool: Any) -> bool:
+    return isinstance(tool, dict) and "function" not in tool and isinstance(tool.get("name"), str)
+
+
 def _call(where: str, row: Any) -> ToolCall:
-    """A call in OpenAI's form; its arguments as an object, or as the text of one."""
+    """A call in OpenAI's form; its arguments as an object, as the text of one, or left out."""
     function = row.get("function", row) if isinstance(row, Mapping) else None
-    arguments = function.get("arguments", {}) if isinstance(function, Mapping) else None
+    arguments = function.get("arguments") or {} if isinstance(function, Mapping) else None
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             arguments = None
-    if not isinstance(function, Mapping) or not isinstance(arguments, dict):
+    if not isinstance(function, Mapping) or not isinstance(arguments, dict) or not isinstance(row, Mapping):
         raise RenderError(f"{where} must hold a name and an object of arguments, got {str(row)[:80]}.")
-    return ToolCall(str(function.get("name")), arguments, row.get("id"))
+    name = function.get("name")
+    if not isinstance(name, str):
+        raise RenderError(f"{where} must name a function by a text, got {str(name)[:80]}.")
+    return ToolCall(name, arguments, _text(f"{where}.id", row.get("id")))
+
+
+def _text(where: str, value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise RenderError(f"{where} must be text, got {str(value)[:80]}.")
+    return value
+
+
+def _list(where: str, value: Any) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise RenderError(f"{where} must be a list, got {str(value)[:80]}.")
+    return value

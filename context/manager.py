@@ -34,6 +34,7 @@ from context.templates.chat_template import RenderError
 from context.templates.render import Renderer, Rendering
 from context.tokens.control import TrainingControl, withhold
 from context.tokens.segments import OpenSegment
+from context.tokens.stop_strings import before_stop
 from context.tokens.token_sequence import NOT_SAMPLED, Segment, SegmentReason, TokenSequence
 
 _Tools = Sequence[Mapping[str, Any]]
@@ -219,8 +220,8 @@ class ContextManager:
         stopped = token_ids[-1] in self._renderer.stop_ids
         text = self._renderer.codec.decode(token_ids[: len(token_ids) - stopped])
         if not stopped:
-            end = next((end for end in self._renderer.stop_strings if text.endswith(end)), "")
-            text, stopped = text.removesuffix(end), bool(end)
+            said = before_stop(text, self._renderer.stop_strings)
+            text, stopped = (text, False) if said is None else (said, True)
         self._said = text
         return self._parser.parse(self._opened + text, stopped=stopped)
 

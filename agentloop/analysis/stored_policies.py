@@ -11,8 +11,9 @@ from agentloop.config.seeds import derive_seed
 from agentloop.environments import open_tasks
 from agentloop.errors import UserError
 from agentloop.generation.local import LocalGenerator
+from agentloop.generation.stopping import StopStrings
 from agentloop.models.adapters import load_policy
-from agentloop.rollouts.actors import make_actors
+from agentloop.rollouts.actors import make_actors, stop_strings
 from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
 from agentloop.runs.checkpoint import COMPLETE, complete_checkpoints
 from agentloop.runs.display import open_display
@@ -47,7 +48,12 @@ def evaluate_run(
     factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     weights = _weights(folder, policy)
     loaded = load_policy(config, config.model.path or folder.model, saved=weights)
-    generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, compute=config.compute)
+    generator = LocalGenerator(
+        loaded.model,
+        stop_ids=loaded.stop_ids,
+        stop_strings=StopStrings(stop_strings(config, loaded), loaded.codec),
+        compute=config.compute,
+    )
     actors = make_actors(config, factory, loaded, generator)
     display = open_display(stderr=True)
     try:

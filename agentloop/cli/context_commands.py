@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,6 +27,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+TemplateArgs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-arg",
+        metavar="NAME=VALUE",
+        help="A further variable of the template, as JSON or else as text: enable_thinking=false. Can be repeated.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -37,10 +47,12 @@ def check(
             help="Model folder (tokenizer.json and a chat template), or a .jinja file.",
         ),
     ],
+    template_arg: TemplateArgs = None,
     as_json: AsJson = False,
 ) -> None:
     """What a chat template does to a growing conversation, case by case. Exit code 1 if it can do none."""
-    report = check_template(load_model_files(model))
+    with _refused():
+        report = check_template(load_model_files(model, template_args=_named(template_arg)))
     if as_json:
         print(json.dumps({"state": report.state, **asdict(report)}))
     else:
@@ -59,25 +71,51 @@ def show(
         Path | None,
         typer.Option(metavar="MODEL_OR_TEMPLATE", help="What renders a FILE; the run's model when left out."),
     ] = None,
+    template_arg: TemplateArgs = None,
     as_json: AsJson = False,
 ) -> None:
     """A conversation as tokens coloured by author, with masks and, where known, log-probs."""
     if not Path(what).is_file():
-        if what.endswith(".json"):
-            raise RenderError(f"FILE must be a JSON file of messages, got {what!r}, which is not there.")
+        if what.endswith(".json") or Path(what).exists():
+            raise RenderError(f"FILE must be a JSON file of messages, got {what!r}, which is none.")
         show_trajectory(what, run, as_json)
         return
-    _show_file(Path(what), load_model_files(model or (Path(run) if run else newest_run_folder()) / "model"), as_json)
+    folder = model or (Path(run) if run else newest_run_folder()) / "model"
+    _show_file(Path(what), load_model_files(folder, template_args=_named(template_arg)), as_json)
+
+
+def _named(given: list[str] | None) -> dict[str, Any]:
+    """The values of `--template-arg`; what is no JSON is text."""
+    values: dict[str, Any] = {}
+    for pair in given or ():
+        name, equals, text = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise RenderError(f"--template-arg must be NAME=VALUE, got {pair!r}. Write, for example, date=today.")
+        try:
+            values[name] = json.loads(text)
+        except (ValueError, RecursionError):
+            values[name] = text
+    return values
 
 
 def _show_file(path: Path, model: ModelFiles, as_json: bool) -> None:
     authors = default_authors()
-    tokens = model.renderer(authors).initial(*read_conversation(path))
+    with _refused():
+        tokens = model.renderer(authors).initial(*read_conversation(path))
     if as_json:
         names = [authors.name(code) for code in tokens.authors.tolist()]
         print(json.dumps({"token_ids": tokens.token_ids.tolist(), "authors": names}))
     else:
         Console(highlight=False, soft_wrap=True).print(token_view(tokens, authors, model.codec))
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """What the file says is the user's to mend: names, authors, a tokenizer that is not safe."""
+    try:
+        yield
+    except ValueError as error:
+        raise RenderError(str(error)) from None
 
 
 def _report_text(report: TemplateReport, *, trained: bool) -> str:

@@ -18,6 +18,7 @@ from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import TrainingStopped
 from agentloop.generation.cache import EpisodeCache
 from agentloop.generation.generator import Completion, GenerationRequest
+from agentloop.generation.stopping import StopStrings
 
 _FEW = 0.5
 """Share of a batch that copying its keys and values pays for, to go on without the others' holes."""
@@ -31,6 +32,7 @@ class LocalGenerator:
         model: PreTrainedModel,
         *,
         stop_ids: frozenset[int],
+        stop_strings: StopStrings | None = None,
         policy_version: int = 0,
         compute: ComputeSection | None = None,
     ) -> None:
@@ -38,6 +40,7 @@ class LocalGenerator:
         self._model = model
         self._autocast = compute is not None and compute.autocast == "bfloat16"
         self._stop_ids = stop_ids
+        self._stop_strings = stop_strings or None
         self._version = policy_version
         self._random = torch.Generator(device=model.device)
         self._temperature = 1.0
@@ -49,7 +52,13 @@ class LocalGenerator:
 
     def with_compute(self, compute: ComputeSection) -> LocalGenerator:
         """Another one of the same policy that multiplies as `compute` says."""
-        return LocalGenerator(self._model, stop_ids=self._stop_ids, policy_version=self._version, compute=compute)
+        return LocalGenerator(
+            self._model,
+            stop_ids=self._stop_ids,
+            stop_strings=self._stop_strings,
+            policy_version=self._version,
+            compute=compute,
+        )
 
     def published(self, version: int) -> None:
         """New weights are in place."""
@@ -102,7 +111,11 @@ class LocalGenerator:
                     f"log-probs of the policy must be numbers, got NaN from policy version {self._version}. "
                     "Its weights are NaN or too large: lower optimizer.learning_rate, or check model.path."
                 )
+            if reply.ended:
+                continue
             reply.add(token, log_prob, entropy, stop_ids=self._stop_ids)
+            if self._stop_strings is not None and not reply.ended:
+                reply.ended = self._stop_strings.completed(reply.token_ids)
 
     def _sample(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         greedy = self._temperature == 0.0
@@ -140,8 +153,6 @@ class _Reply:
     ended: bool = False
 
     def add(self, token: int, log_prob: float, entropy: float, *, stop_ids: frozenset[int]) -> None:
-        if self.ended:
-            return
         self.token_ids.append(token)
         self.log_probs.append(log_prob)
         self.entropies.append(entropy)

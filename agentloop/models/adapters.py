@@ -21,13 +21,13 @@ def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = No
     been moved to; another whole model is loaded as it is. Raises UserError where adapters can't be put on it.
     """
     if config.lora.rank == 0 or (saved is not None and not (saved / "adapter_config.json").exists()):
-        return load_model(config.model, saved or first)
+        return load_model(config.model, saved or first, template_args=config.context.template_args)
     if importlib.util.find_spec("peft") is None:
         raise UserError(
             f"lora.rank must be 0 where peft is not installed, got {config.lora.rank}. "
             "pip install 'agentloop-replay[peft]'"
         )
-    loaded = load_model(config.model, first)
+    loaded = load_model(config.model, first, template_args=config.context.template_args)
     if has_adapters(loaded.model):
         raise UserError(
             f"lora.rank must be 0 when model.path has adapters, which are then trained, got {config.lora.rank} and "

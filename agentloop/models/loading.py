@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from agentloop.config import ModelSection
 from agentloop.errors import UserError
 from context import ChatTemplate, TokenCodec
-from context.templates.model_files import ModelFiles, template_stops
+from context.templates.model_files import ModelFiles, written_templates
+from context.templates.stop_tokens import stop_roles
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,13 @@ class LoadedModel(ModelFiles):
         }
 
 
-def load_model(section: ModelSection, path: str | Path) -> LoadedModel:
+def load_model(
+    section: ModelSection, path: str | Path, *, template_args: Mapping[str, Any] | None = None
+) -> LoadedModel:
     """Load from a folder or a hub id. Safetensors only; code of the model's own only if the config allows it.
 
-    A folder of adapters (PEFT) comes on the model it names, which stays frozen.
+    A folder of adapters (PEFT) comes on the model it names, which stays frozen. `template_args` are further variables
+    of its chat template.
     """
     _check_adapters(path)
     origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
@@ -61,7 +65,7 @@ def load_model(section: ModelSection, path: str | Path) -> LoadedModel:
     if has_adapters(model):
         model.enable_adapters()  # they are loaded frozen
     model.eval()  # dropout would make the ratio of unchanged weights differ from 1
-    codec, template = _codec(tokenizer, path), _template(tokenizer, path)
+    codec, template = _codec(tokenizer, path), _template(tokenizer, path, template_args)
     return LoadedModel(codec, template, _stop_ids(model, tokenizer, codec, template), model, tokenizer)
 
 
@@ -148,17 +152,16 @@ def _codec(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> TokenCodec:
     return TokenCodec(backend.to_str())
 
 
-def _template(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> ChatTemplate:
-    source = tokenizer.chat_template
-    if not isinstance(source, str):
-        source = tokenizer.get_chat_template() if source else ""
-    if not source:
+def _template(tokenizer: PreTrainedTokenizerBase, path: str | Path, args: Mapping[str, Any] | None) -> ChatTemplate:
+    found: Any = tokenizer.chat_template
+    written = written_templates(found if isinstance(found, Mapping) else {"default": found})
+    if written is None:
         raise UserError(
             f"model.path must have a chat template, got none in {str(path)!r}. Use an instruction-tuned model, "
             "or put a chat_template.jinja beside tokenizer_config.json."
         )
     special = {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
-    return ChatTemplate(source, special)
+    return written.template(special, args)
 
 
 def _stop_ids(
@@ -166,7 +169,8 @@ def _stop_ids(
 ) -> frozenset[int]:
     listed = getattr(model.generation_config, "eos_token_id", None)
     known = [*(listed if isinstance(listed, list) else [listed]), tokenizer.eos_token_id]
-    stop_ids = frozenset(i for i in known if isinstance(i, int)) | template_stops(template, codec)
+    declared = frozenset(i for i in known if isinstance(i, int))
+    stop_ids = declared | stop_roles(template, codec, declared).keys()
     if not stop_ids:
         raise UserError(
             "model.path must name an end-of-turn token, got none in its tokenizer, template or generation config."

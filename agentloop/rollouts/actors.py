@@ -66,13 +66,22 @@ def make_actors(config: RunConfig, factory: EnvironmentFactory, loaded: LoadedMo
     return Actors(
         factory,
         generator,
-        loaded.renderer(authors),
+        loaded.renderer(authors, _stop_strings(section.stop_strings, parser)),
         parser,
         authors,
         loaded.model.config.get_text_config().vocab_size,
         make_strategy(section.strategy, section.options),
         section.training_control(),
     )
+
+
+def stop_strings(config: RunConfig, loaded: LoadedModel) -> tuple[str, ...]:
+    """`context.stop_strings`, or those of the run's parser."""
+    return _stop_strings(config.context.stop_strings, make_parser(config.context.parser, loaded.template.source))
+
+
+def _stop_strings(given: tuple[str, ...] | None, parser: ReplyParser) -> tuple[str, ...]:
+    return tuple(getattr(parser, "stop_strings", ())) if given is None else given
 
 
 def make_parser(name: str, template_source: str) -> ReplyParser:

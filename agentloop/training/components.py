@@ -17,6 +17,7 @@ from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.environments import EnvironmentFactory, TaskSource, load_environment, open_tasks
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.generation.local import LocalGenerator
+from agentloop.generation.stopping import StopStrings
 from agentloop.learning.kl_penalty import reward_penalty
 from agentloop.learning.lead import LeadTrainer, Learner, TrainerSpec
 from agentloop.learning.trainer import Trainer
@@ -26,7 +27,7 @@ from agentloop.models.loading import LoadedModel, load_model, muted_libraries
 from agentloop.models.reference import reference_policy
 from agentloop.models.reward_model import SequenceClassifier
 from agentloop.models.tiny import build_tiny_model
-from agentloop.rollouts.actors import Actors, make_actors, make_parser
+from agentloop.rollouts.actors import Actors, make_actors, make_parser, stop_strings
 from agentloop.rollouts.collect import Collector
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.turn_rewards import stored_turn_rewards
@@ -113,7 +114,7 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     began = time.perf_counter()
     with muted_libraries():
         build_tiny_model(target, config.tiny, corpus=_corpus(factory, seed), seed=seed % 2**31)
-    loaded = load_model(config.model, target)
+    loaded = load_model(config.model, target, template_args=config.context.template_args)
     authors = config.context.author_table()
     parser = make_parser(config.context.parser, loaded.template.source)
     strategy = make_strategy(config.context.strategy, config.context.options)
@@ -176,7 +177,13 @@ def build_components(
     _keep_tokenizer(loaded, folder)
     authors = config.context.author_table()
     version = checkpoint.values["loop"]["iteration"] if checkpoint else 0
-    generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids, policy_version=version, compute=config.compute)
+    generator = LocalGenerator(
+        loaded.model,
+        stop_ids=loaded.stop_ids,
+        stop_strings=StopStrings(stop_strings(config, loaded), loaded.codec),
+        policy_version=version,
+        compute=config.compute,
+    )
     actor = Actor(loaded.model, packs=config.batch.layout == "packed", compute=config.compute)
     agree = check_scoring(generator, actor)
     display.note(f"chat template: {check_template(loaded).summary()}")

@@ -15,6 +15,8 @@ class ReactParser(CallParser):
     What comes before the final answer is thinking. A reply without any of these lines is an answer as a whole.
     """
 
+    stop_strings = ("Observation:",)
+    """What the environment writes, and a policy would go on with."""
     _LABEL = re.compile(r"^[ \t]*(Action Input|Action|Final Answer|Observation)[ \t]*:[ \t]*", re.MULTILINE)
 
     def _read_calls(self, text: str) -> ReadCalls:

@@ -12,8 +12,9 @@ import jinja2
 from jinja2 import meta
 
 from context.messages import Message, content_hash, to_template
+from context.templates.jinja.bounds import OutOfBounds
+from context.templates.jinja.sandbox import TemplateSandbox
 from context.templates.row_forms import LOOKUP, RowForms, choose_forms, wants_call_ids
-from context.templates.sandbox import TemplateSandbox
 
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"})
 _REFUSALS = (
@@ -156,10 +157,12 @@ class _Source:
             ) from error
 
     def _probe(self, rows: Sequence[Mapping[str, Any]], forms: RowForms) -> str | None:
-        """None where the template refuses."""
+        """None where the template refuses. Raises RenderError where it has no end."""
         try:
             return self.render(rows, tools=self._probe_tools, generation_prompt=True, now=None, forms=forms)
-        except RenderError:
+        except RenderError as error:
+            if isinstance(error.__cause__, OutOfBounds | RecursionError | MemoryError):
+                raise
             return None
 
 

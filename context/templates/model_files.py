@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from context.authors import AuthorTable
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.render import Renderer
-from context.templates.template_probe import conversation, mark
+from context.templates.stop_tokens import stop_roles
 from context.tokens.codec import TokenCodec
 
 _SPELLED = re.compile(
@@ -23,6 +23,13 @@ _SPELLED = re.compile(
     r"|\[/?\w*[A-Z]{3}\w*\]"  # [INST], [gMASK]
 )
 _FALLBACK_SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
+_CONVERSIONS = {
+    "tokenizer.model": "Convert it with transformers and sentencepiece: "
+    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes tokenizer.json.",
+    "tekken.json": "Convert it with transformers and mistral-common: transformers.integrations.mistral "
+    "convert_tekken_tokenizer('tekken.json').save_pretrained(FOLDER) writes tokenizer.json.",
+}
+"""What holds a vocabulary in another format, and how to write tokenizer.json from it."""
 
 
 @dataclass(frozen=True)
@@ -34,26 +41,42 @@ class ModelFiles:
     stop_ids: frozenset[int]
     """eos, and what the template ends an answer or a turn of tool calls with: what ends a reply."""
 
-    def renderer(self, authors: AuthorTable) -> Renderer:
-        return Renderer(self.codec, self.template, authors=authors, stop_ids=self.stop_ids)
+    def renderer(self, authors: AuthorTable, stop_strings: tuple[str, ...] = ()) -> Renderer:
+        """`stop_strings`: texts that end a reply as a stop token does."""
+        return Renderer(self.codec, self.template, authors=authors, stop_ids=self.stop_ids, stop_strings=stop_strings)
 
 
-def load_model_files(path: Path) -> ModelFiles:
+@dataclass(frozen=True)
+class WrittenTemplates:
+    """The sources of a model's chat template, by what they are for."""
+
+    default: str
+    tool_use: str | None = None
+    """The one for conversations with tools, where a model has two."""
+
+    def template(self, special_tokens: Mapping[str, str], args: Mapping[str, Any] | None = None) -> ChatTemplate:
+        return ChatTemplate(self.default, special_tokens, tool_use=self.tool_use, args=args)
+
+
+def load_model_files(path: Path | str, *, template_args: Mapping[str, Any] | None = None) -> ModelFiles:
     """From a folder with tokenizer.json and a chat template, or from a .jinja file.
 
-    A template alone gets a tokenizer trained on its own text, with every control token it spells.
+    A template alone gets a tokenizer trained on its own text, with every control token it spells. `template_args`:
+    further variables of the template, such as enable_thinking. Raises RenderError for what is neither.
     """
+    path = Path(path)
     if path.is_dir():
-        return _from_folder(path)
+        return _from_folder(path, template_args)
     if path.suffix == ".jinja" and path.is_file():
-        return from_template(path.read_text(encoding="utf-8"))
+        return from_template(_read(path), template_args=template_args)
     raise RenderError(f"MODEL_OR_TEMPLATE must be a model folder or a .jinja file, got {str(path)!r}. Check the path.")
 
 
-def from_template(source: str) -> ModelFiles:
+def from_template(source: str, *, template_args: Mapping[str, Any] | None = None) -> ModelFiles:
     """A template with a byte-level tokenizer made for it: says what the template does, not what a model reads."""
+    template = ChatTemplate(source, _FALLBACK_SPECIALS, args=template_args)
     codec = TokenCodec(train_tokenizer(source.splitlines(), spelled_controls(source)).to_str())
-    return _files(codec, ChatTemplate(source, _FALLBACK_SPECIALS), _FALLBACK_SPECIALS)
+    return _files(codec, template, _FALLBACK_SPECIALS)
 
 
 def spelled_controls(source: str) -> list[str]:
@@ -82,76 +105,94 @@ def train_tokenizer(
     return tokenizer
 
 
-def _from_folder(folder: Path) -> ModelFiles:
-    tokenizer = folder / "tokenizer.json"
-    if not tokenizer.is_file():
-        raise RenderError(f"model folder must hold tokenizer.json, got none in {str(folder)!r}. Convert its tokenizer.")
+def _from_folder(folder: Path, template_args: Mapping[str, Any] | None) -> ModelFiles:
     config = _json(folder / "tokenizer_config.json")
     named = {name: _text(value) for name, value in config.items() if name.endswith("_token")}
     special = {name: text for name, text in named.items() if text is not None}
-    source = folder / "chat_template.jinja"
-    written = source.read_text(encoding="utf-8") if source.is_file() else config.get("chat_template")
-    if isinstance(written, list):  # several under names: the default one
-        written = {row["name"]: row["template"] for row in written}.get("default")
-    if not isinstance(written, str) or not written:
+    codec = _codec(folder, special)
+    written = written_templates(_templates(folder, config))
+    if written is None:
         raise RenderError(
             f"model folder must hold a chat template, got none in {str(folder)!r}. "
             "Use an instruction-tuned model, or put a chat_template.jinja there."
         )
     listed = _json(folder / "generation_config.json").get("eos_token_id")
-    return _files(
-        TokenCodec(tokenizer.read_text(encoding="utf-8")),
-        ChatTemplate(written, special),
-        special,
-        [i for i in (listed if isinstance(listed, list) else [listed]) if isinstance(i, int)],
-    )
+    ids = [i for i in (listed if isinstance(listed, list) else [listed]) if type(i) is int and i >= 0]
+    return _files(codec, written.template(special, template_args), special, ids)
+
+
+def named_controls(special: Mapping[str, str]) -> frozenset[str]:
+    """Of a tokenizer's named tokens (eos_token, pad_token, ...) those that are never plain text."""
+    return frozenset(text for name, text in special.items() if name != "unk_token")
+
+
+def written_templates(named: Mapping[str, Any]) -> WrittenTemplates | None:
+    """Templates by name, as transformers chooses among them; None: there is no default."""
+    default, tool_use = named.get("default"), named.get("tool_use")
+    if not isinstance(default, str) or not default:
+        return None
+    return WrittenTemplates(default, tool_use if isinstance(tool_use, str) and tool_use else None)
+
+
+def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The folder's templates by name: files before what its configuration says, as in transformers."""
+    written = config.get("chat_template")
+    rows = written if isinstance(written, list) else [{"name": "default", "template": written}]
+    named = {str(row.get("name")): row.get("template") for row in rows if isinstance(row, dict)}
+    source = folder / "chat_template.jinja"
+    more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    if source.is_file():
+        named = {"default": _read(source)}
+    return named | {path.stem: _read(path) for path in more}
+
+
+def _codec(folder: Path, special: Mapping[str, str]) -> TokenCodec:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        found = next((name for name in _CONVERSIONS if (folder / name).is_file()), None)
+        raise RenderError(
+            f"model folder must hold tokenizer.json, got {found or 'none'} in {str(folder)!r}. "
+            f"{_CONVERSIONS.get(str(found), 'Copy it there from the model.')}"
+        )
+    try:
+        return TokenCodec(_read(path), special=named_controls(special))
+    except RenderError:
+        raise
+    except Exception as error:  # noqa: BLE001 (what the tokenizers package raises has no other class)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        raise RenderError(
+            f"tokenizer.json must be a tokenizer in the Hugging Face format, got {str(path)!r} ({reason}). "
+            "Copy it from the model again."
+        ) from None
 
 
 def _files(
     codec: TokenCodec, template: ChatTemplate, special: Mapping[str, str], listed: Sequence[int] = ()
 ) -> ModelFiles:
-    ends = [codec.token_id(special.get("eos_token", "")), *template_stops(template, codec)]
-    stop_ids = frozenset(token for token in [*listed, *ends] if token is not None)
+    eos = codec.token_id(special.get("eos_token", ""))
+    declared = frozenset([*listed, *(() if eos is None else (eos,))])
+    stop_ids = declared | stop_roles(template, codec, declared).keys()
     if not stop_ids:
-        raise RenderError("model must name an end-of-turn token, got none in its tokenizer or template.")
+        raise RenderError(
+            "model must name an end-of-turn token, got none in its tokenizer or template. Name an eos_token in "
+            "tokenizer_config.json."
+        )
     return ModelFiles(codec, template, stop_ids)
 
 
-def template_stops(template: ChatTemplate, codec: TokenCodec) -> set[int]:
-    """The control tokens that end an answer and a turn of tool calls, as the template writes them.
-
-    A template without an end of turn (GLM-4) has what opens the next turn in its place.
-    """
-    ends = (_end_of_turn(template, codec, plan) for plan in ("uau", "ucr"))
-    return {end for end in ends if end is not None}
-
-
-def _end_of_turn(template: ChatTemplate, codec: TokenCodec, plan: str) -> int | None:
-    called = "c" in plan
-    for length in (2, 3):  # the reply as the last message; then with what follows it
-        text = _rendered(template, conversation(plan)[:length], generation_prompt=length == 3)
-        # What stands between two calls of one turn belongs to a call, and does not end the turn.
-        parallel = _rendered(template, conversation(plan.replace("c", "p"))[:length], generation_prompt=length == 3)
-        repeated = codec.encode("".join(parallel.split(mark(1))[1:-1]))
-        behind = codec.encode(text.partition(mark(1))[2].partition(mark(2))[0])
-        controls = [token for token in behind if token in codec.added_ids.difference(repeated)]
-        if controls:
-            return controls[-1] if called and length == 2 else controls[0]
-    return None
-
-
-def _rendered(template: ChatTemplate, rows: list[dict[str, Any]], *, generation_prompt: bool) -> str:
-    """Empty where the template refuses."""
+def _read(path: Path) -> str:
     try:
-        return template.render_rows(rows, generation_prompt=generation_prompt)
-    except RenderError:
-        return ""
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RenderError(f"{path.name} must be a text file in UTF-8, got {str(path)!r} ({error}).") from None
 
 
 def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except json.JSONDecodeError as error:
+        value = json.loads(_read(path))
+    except (json.JSONDecodeError, RecursionError) as error:
         raise RenderError(f"{path.name} must be JSON, got: {error}. Mend the file.") from None
     return value if isinstance(value, dict) else {}
 

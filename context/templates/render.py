@@ -14,13 +14,13 @@ import numpy as np
 from context.authors import TEMPLATE, AuthorTable
 from context.messages import Message
 from context.parse.reply import split_thinking
-from context.templates import marks
+from context.templates.rendering import marks
 from context.templates.chat_template import ChatTemplate, RenderError
-from context.templates.contents import Content, Row, contents, find_spans, first_place, row, tool_rows
-from context.templates.demonstrated_turns import turn_spans
-from context.templates.marks import MarkedText, Span
-from context.templates.reply_end import Ended, Shown, Tail, is_as_sampled, reply_end
-from context.templates.written_reply import written_reply
+from context.templates.rendering.contents import Content, Row, contents, find_spans, first_place, row, tool_rows
+from context.templates.rendering.demonstrated_turns import turn_spans
+from context.templates.rendering.marks import MarkedText, Span
+from context.templates.rendering.reply_end import Ended, Shown, Tail, is_as_sampled, reply_end
+from context.templates.rendering.written_reply import written_reply
 from context.tokens.codec import Control, Piece, TokenCodec, storable
 from context.tokens.token_sequence import NOT_SAMPLED, TokenSequence
 

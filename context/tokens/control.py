@@ -11,6 +11,7 @@ import numpy.typing as npt
 from context.authors import LLM_DO_NOT_TRAIN, AuthorTable, discarded
 from context.tokens.codec import TokenCodec
 from context.tokens.token_sequence import TokenSequence
+from context.tokens.token_text import pieces
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class TrainingControl:
     discard_turns: tuple[int, ...] = ()
     """Turns not to train, kept or not."""
     blackout: tuple[str, ...] = ()
-    """Template texts whose first occurrence in each reply is not trained."""
-    blackout_after_end: bool = False
+    """Texts whose first occurrence in each reply is not trained, however it was sampled."""
+    blackout_after_end: bool = True
     """Nothing behind a reply's first stop token is trained; the stop token is."""
 
     def __post_init__(self) -> None:
@@ -39,15 +40,26 @@ class TrainingControl:
         """[T] True = a rule of this control keeps the token of this reply out of training."""
         mask = np.zeros(len(token_ids), bool)
         ids = list(token_ids)
-        for text in self.blackout:
-            wanted = codec.encode(text)
-            first = next((i for i in range(len(ids)) if ids[i : i + len(wanted)] == wanted), None)
-            if first is not None:
-                mask[first : first + len(wanted)] = True
+        if self.blackout:
+            self._black_out(mask, ids, codec)
         if self.blackout_after_end:
             end = next((i for i, token in enumerate(ids) if token in stop_ids), len(ids))
             mask[end + 1 :] = True
         return mask
+
+    def _black_out(self, mask: npt.NDArray[np.bool_], ids: Sequence[int], codec: TokenCodec) -> None:
+        spelled = list(pieces(ids, codec))
+        ends = np.cumsum([len(text) for _, _, text in spelled])
+        whole = "".join(text for _, _, text in spelled)
+        for wanted in self.blackout:
+            start = whole.find(wanted)
+            if start >= 0:
+                overlapping = slice(
+                    int(np.searchsorted(ends, start, side="right")),
+                    int(np.searchsorted(ends, start + len(wanted), side="left")) + 1,
+                )
+                for first, last, _ in spelled[overlapping]:
+                    mask[first:last] = True
 
 
 def withhold(tokens: TokenSequence, at: npt.NDArray[np.bool_], authors: AuthorTable) -> TokenSequence:

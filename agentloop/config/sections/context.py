@@ -10,6 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from context import Author, AuthorTable, default_authors
 from context.authors import DEMONSTRATION
+from context.messages import canonical_json
 from context.parse import PARSERS
 from context.strategies import STRATEGIES, Strategy
 from context.tokens.control import TrainingControl
@@ -113,7 +114,17 @@ class ContextSection(Section):
     )
     discard_turns: tuple[int, ...] = Field((), description="Replies not to train, counted alike.")
     blackout: tuple[str, ...] = Field((), description="Texts whose first occurrence in each reply is not trained.")
-    blackout_after_end: bool = Field(False, description="Train nothing behind the first stop token of a reply.")
+    blackout_after_end: bool = Field(True, description="Train nothing behind the first stop token of a reply.")
+    template_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further variables of the chat template, for example {enable_thinking: false}; names that it does "
+        "not read are refused.",
+    )
+    stop_strings: tuple[str, ...] | None = Field(
+        None,
+        description="Texts that end a reply as a stop token does; null: those of the parser, which for react are "
+        "[`Observation:`].",
+    )
 
     @model_validator(mode="after")
     def _parts_can_be_made(self) -> Self:
@@ -126,7 +137,21 @@ class ContextSection(Section):
         self.author_table()
         if not all(self.blackout):
             raise ValueError("context.blackout must hold texts of at least one character, got ''. Remove it.")
+        if not all(self.stop_strings or ("x",)):
+            raise ValueError("context.stop_strings must hold texts of at least one character, got ''. Remove it.")
+        self._check_template_args()
         return self
+
+    def _check_template_args(self) -> None:
+        for name, value in self.template_args.items():
+            if not name.isidentifier():
+                raise ValueError(f"context.template_args must have names of variables, got {name!r}. Rename it.")
+            try:
+                canonical_json(value)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"context.template_args.{name} must be a JSON value, got {value!r}. Quote it, if it is a text."
+                ) from None
 
     def author_table(self) -> AuthorTable:
         """The built-in authors and `authors`: what is stored with the run."""

@@ -104,7 +104,7 @@ def test_show_as_json_has_an_author_per_token(folder: Path, tmp_path: Path) -> N
         ("{}", "FILE must hold a list of messages"),
         ("[]", "FILE must hold a list of messages"),
         ("[3]", r"messages\[0\] must be an object with a role"),
-        ('[{"role": "user", "content": [1]}]', r"messages\[0\]\.content must be text"),
+        ('[{"role": "user", "content": [1]}]', r"messages\[0\]\.content\[0\] must be a text part"),
         (
             '[{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "x"}]}]',
             r"messages\[0\]\.tool_calls must hold",
@@ -117,6 +117,41 @@ def test_show_says_what_is_wrong_with_a_file(folder: Path, tmp_path: Path, text:
     chat.write_text(text)
     with pytest.raises(ValueError, match=complaint):
         run("show", chat, folder)
+
+
+@pytest.mark.parametrize(
+    ("chat", "complaint"),
+    [
+        ([{"role": "user", "content": "x", "author": "nobody"}], "author must be one of"),
+        ([{"role": "", "content": "x"}], r"messages\[0\]\.role must match"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "tools": [{"function": {"name": ""}}]},
+            "tool name must match",
+        ),
+    ],
+)
+def test_show_refuses_names_as_it_refuses_files(folder: Path, tmp_path: Path, chat: object, complaint: str) -> None:
+    (tmp_path / "chat.json").write_text(json.dumps(chat))
+    with pytest.raises(RenderError, match=complaint):
+        run("show", tmp_path / "chat.json", folder)
+
+
+def test_arguments_of_a_template_are_json_or_text(folder: Path, tmp_path: Path) -> None:
+    chat = tmp_path / "chat.json"
+    chat.write_text('[{"role": "user", "content": "x"}]')
+    template = tmp_path / "one.jinja"
+    template.write_text(CHATML + "{{ mood }}{{ 'off' if not enabled }}")
+    lines = run("show", chat, "--model", template, "--template-arg", "mood=calm", "--template-arg", "enabled=false")
+    assert "calmoff" in lines.stdout
+    assert run("check", template, "--template-arg", "mood=1").exit_code == 0
+    for given, complaint in (("mood", "must be NAME=VALUE"), ("modo=1", "got 'modo'. It reads: enabled, mood")):
+        with pytest.raises(RenderError, match=complaint):
+            run("show", chat, "--model", template, "--template-arg", given)
+
+
+def test_show_of_a_folder_says_so(folder: Path) -> None:
+    with pytest.raises(RenderError, match="FILE must be a JSON file of messages"):
+        run("show", folder)
 
 
 def test_show_of_a_file_that_is_not_there_says_so() -> None:

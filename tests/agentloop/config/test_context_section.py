@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import random
+from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
 
-from agentloop.config import RunConfig
+from agentloop.config import ModelSection, RunConfig
 from agentloop.config.config_file import load_config
 from agentloop.config.sections.context import ContextSection, make_strategy
 from agentloop.environments import load_environment
 from agentloop.errors import UserError
-from agentloop.rollouts.actors import make_parser
-from context import Author, HermesParser
+from agentloop.models.adapters import load_policy
+from agentloop.models.loading import load_model
+from agentloop.rollouts.actors import make_parser, stop_strings
+from context import Author, ChatTemplate, HermesParser, Message
 from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
 from context.tokens.control import TrainingControl
-from tests.fakes.runs import ROOT
+from tests.fakes.runs import ROOT, save_qwen2
 from tests.soak.test_strategies import CASES
 
 
@@ -191,6 +195,40 @@ def test_training_control_is_that_of_the_section() -> None:
         {"keep_turns": [0, -1], "blackout": ["</think>"], "blackout_after_end": True}
     )
     assert section.training_control() == TrainingControl((0, -1), (), ("</think>",), True)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"stop_strings": ["Observation:", ""]}, "context.stop_strings must hold texts of at least one character"),
+        ({"template_args": {"enable-thinking": False}}, "context.template_args must have names of variables"),
+        ({"template_args": {"day": date(2026, 5, 1)}}, "context.template_args.day must be a JSON value"),
+    ],
+)
+def test_arguments_and_stop_strings_that_do_nothing_are_refused(values: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        ContextSection.model_validate(values)
+
+
+def test_stop_strings_are_those_of_the_parser_unless_they_are_named(tmp_path: Path) -> None:
+    loaded: Any = SimpleNamespace(template=ChatTemplate("<tool_call>", {}))
+    for section, expected in (
+        ({}, ()),
+        ({"parser": "react"}, ("Observation:",)),
+        ({"parser": "react", "stop_strings": []}, ()),
+        ({"stop_strings": ["END"]}, ("END",)),
+    ):
+        assert stop_strings(RunConfig.model_validate({"context": section}), loaded) == expected
+
+
+def test_arguments_reach_the_template_of_the_loaded_model(tmp_path: Path) -> None:
+    folder = save_qwen2(tmp_path)
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text() + "{{ mood }}")
+    values = {"model": {"path": str(folder)}, "context": {"template_args": {"mood": "calm"}}}
+    loaded = load_policy(RunConfig.model_validate(values), folder)
+    assert loaded.template.render([Message("user", "x")], generation_prompt=True).endswith("calm")
+    assert loaded.fingerprint["template"] != load_model(ModelSection(), folder).fingerprint["template"]
 
 
 def test_parser_may_be_a_class_of_a_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from agentloop.generation import GenerationRequest
 from agentloop.generation.local import LocalGenerator
+from agentloop.generation.stopping import StopStrings
+from context.tokens.stop_strings import before_stop
+from tests.fakes.families import family
 
 VOCABULARY = 64
 STOP = 7
@@ -173,6 +177,49 @@ def test_generator_ends_at_the_stop_token_or_the_limit() -> None:
         assert 1 <= len(completion.token_ids) <= 30
         assert STOP not in completion.token_ids[:-1]
         assert len(completion.token_ids) == 30 or completion.token_ids[-1] == STOP
+
+
+class _Letters:
+    """Tokens that are letters each: what a codec is asked for here."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(64 + token) for token in ids)
+
+
+def test_generator_ends_a_reply_that_completes_a_stop_string_and_keeps_its_tokens() -> None:
+    requests = [GenerationRequest(e, [8, 9, 10], 60) for e in range(40)]
+
+    def sample(texts: tuple[str, ...]) -> list[str]:
+        engine = LocalGenerator(llama(), stop_ids=frozenset(), stop_strings=StopStrings(texts, _Letters()))
+        engine.begin(seed=1, temperature=1.0)
+        return [_Letters().decode(completion.token_ids) for completion in engine.generate(requests)]
+
+    free = sample(())
+    assert {len(text) for text in free} == {60}
+    stops = (free[0][5:7], free[1][9])
+    for text in sample(stops):
+        ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+        assert len(text) == (min(ends) if ends else 60)
+    assert sample(stops)[0] in free[0]
+
+
+def test_generator_decodes_nothing_without_stop_strings() -> None:
+    codec = _Letters()
+    codec.decode = None  # type: ignore[assignment,method-assign]
+    engine = LocalGenerator(llama(), stop_ids=frozenset([STOP]), stop_strings=StopStrings((), codec))
+    engine.begin(seed=1, temperature=1.0)
+    assert engine.generate([GenerationRequest(0, [8, 9, 10], 5)])
+
+
+def test_stop_string_may_end_within_the_token_that_completes_it() -> None:
+    codec = family("chatml").codec
+    stops = StopStrings(("Observation:",), codec)
+    assert stops.completed(codec.encode_text("Thought.\nObservation:\n"))
+    assert stops.completed(codec.encode_text("x" * 500 + "Observation:"))
+    assert not stops.completed(codec.encode_text("Observation"))
+    assert before_stop("a\nObservation:\n", ("Observation:",)) == "a\n"
+    assert before_stop("xabab", ("b", "ab")) == "x"
+    assert before_stop("a", ("b",)) is None
 
 
 def test_generator_same_seed_same_tokens_other_seed_other_tokens() -> None:

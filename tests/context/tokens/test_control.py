@@ -64,8 +64,28 @@ def test_blackout_takes_the_first_occurrence_of_each_sequence() -> None:
 
 def test_blackout_after_end_spares_the_end_itself() -> None:
     ids = [50, MODEL.end_id, 51, MODEL.end_id]
-    assert recorded(TrainingControl(blackout_after_end=True), ids) == [True, True, False, False]
-    assert recorded(TrainingControl(blackout_after_end=True), [50, 51]) == [True, True]
+    assert recorded(TrainingControl(), ids) == [True, True, False, False]
+    assert recorded(TrainingControl(blackout_after_end=False), ids) == [True, True, True, True]
+    assert recorded(TrainingControl(), [50, 51]) == [True, True]
+
+
+def test_blackout_finds_a_text_however_it_was_sampled() -> None:
+    codec = MODEL.codec
+    (joined,) = codec.encode_text("pearl")
+    letters = [token for letter in "pearl" for token in codec.encode_text(letter)]
+    assert len(letters) == 5
+    control = TrainingControl(blackout=("pearl",))
+    assert recorded(control, [40, *letters, 41]) == [True, *[False] * 5, True]
+    assert recorded(control, [40, joined, *letters]) == [True, False, *[True] * 5]
+
+
+def test_blackout_takes_the_tokens_that_overlap_a_text() -> None:
+    (joined,) = MODEL.codec.encode_text("pearl")
+    assert recorded(TrainingControl(blackout=("ear",)), [40, joined, 41]) == [True, False, True]
+    letters = [token for letter in "é!" for token in MODEL.codec.encode_text(letter)]
+    assert len(letters) == 3  # two bytes of the first
+    assert recorded(TrainingControl(blackout=("é",)), letters) == [False, False, True]
+    assert recorded(TrainingControl(blackout=("!",)), letters) == [True, True, False]
 
 
 def test_empty_blackout_text_is_refused() -> None:

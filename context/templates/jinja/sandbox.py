@@ -12,17 +12,21 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-from context.templates.bounds import Bounds, bounded_filters
+from context.templates.jinja.bounds import Bounds, bounded_filters
+
+_OF_DICTS = frozenset(dir(dict))
+_PLAIN = frozenset({str, LoopContext, Namespace})
 
 
 class _BoundedCode(CodeGenerator):
     """jinja2's own code with a tick in every loop, macro and block, and bounded sums and texts."""
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
-        repeated = node.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block))
+        repeated: Iterable[Any] = node.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block))
         self._ticking = {id(found.body) for found in repeated}
         super().visit_Template(node, frame)
 
@@ -31,11 +35,12 @@ class _BoundedCode(CodeGenerator):
             self.writeline("environment.tick()")
         super().blockvisit(nodes, frame)
 
-    def visit_Add(self, node: nodes.Add, frame: Frame) -> None:
+    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:
         first: nodes.Expr = node
         others: list[nodes.Expr] = []
-        while isinstance(first, nodes.Add):
-            first, others = first.left, [first.right, *others]
+        while isinstance(first, nodes.Add):  # a + b + c: one call
+            others.insert(0, first.right)
+            first = first.left
         self.write("environment.added(")
         for value in (first, *others):
             self.visit(value, frame)
@@ -68,13 +73,25 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.binop_table |= {"*": self.bounds.multiplied, "**": self.bounds.raised, "%": self.bounds.modulo}
         self.filters |= bounded_filters(self.bounds, dict(self.filters))
         self.filters |= {"sum": self._sum, "join": self._join}
-        del self.filters["pprint"], self.globals["lipsum"]
+        for name in ("pprint", "urlize", "urlencode"):  # slow beyond bounds, and nothing a prompt needs
+            del self.filters[name]
+        del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         if __obj.__class__ is BuiltinMethodType or hasattr(__obj, "__wrapped__"):
             args = __self.bounds.charge_call(__obj, args, kwargs)
         return super().call(__context, __obj, *args, **kwargs)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """jinja2's rule, with the way short to what is asked for most: a message's fields."""
+        if type(obj) is dict and attribute not in _OF_DICTS:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """jinja2's rule, without its looks for functions and the like at what is none."""
+        return not attr.startswith("_") if type(obj) in _PLAIN else super().is_safe_attribute(obj, attr, value)
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         for loop in source.find_all(nodes.For):

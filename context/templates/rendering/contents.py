@@ -11,7 +11,7 @@ from typing import Any
 from context.authors import MEMORY
 from context.messages import Message, ToolCall, below
 from context.parse import NAME
-from context.templates.marks import Span
+from context.templates.rendering.marks import Span
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "ipython", "function", "observation")
 """What templates write as it is: there are tokenizers for which some of these are control tokens."""

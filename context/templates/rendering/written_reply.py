@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from itertools import takewhile
 
 from context.templates.chat_template import ChatTemplate, RenderError
-from context.templates.contents import Row
+from context.templates.rendering.contents import Row
 from context.tokens.codec import TokenCodec
 
 _THINK, _END_THINK = "<think>", "</think>"

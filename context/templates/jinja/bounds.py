@@ -1,4 +1,4 @@
-"""How much time and memory one rendering of a chat template may take: what would take more is refused before it does."""
+"""How much time and memory a chat template may take: what would take more is refused before it does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import jinja2
 
 DEADLINE_SECONDS = 5.0
 _MAX_SIZE = 2**26
-"""Characters, elements or bits of one value."""
+"""Characters or elements of one value."""
+_MAX_BITS = 2**14
 _MAX_TOTAL = 2**30
 """Of all large values of a rendering together."""
 _LARGE = 2**16
@@ -20,6 +21,7 @@ _MAX_NODES = 2**20
 _MAX_INDENT = 100
 _MAX_DIGITS = 1000
 _NUMBER = re.compile(r"[0-9]+")
+_WIDTH_GIVEN = re.compile(r"\{[^{}]*\{")
 
 
 class OutOfBounds(jinja2.TemplateError):
@@ -65,12 +67,12 @@ class Bounds:
             if isinstance(times, int) and hasattr(value, "__len__"):
                 self.charge(len(value) * times)
         if isinstance(left, int) and isinstance(right, int):
-            self.charge(left.bit_length() + right.bit_length())
+            _check_bits(left.bit_length() + right.bit_length())
         return left * right
 
     def raised(self, base: Any, exponent: Any) -> Any:
         if isinstance(base, int) and isinstance(exponent, int):
-            self.charge(base.bit_length() * exponent)
+            _check_bits(base.bit_length() * exponent)
         return base**exponent
 
     def modulo(self, left: Any, right: Any) -> Any:
@@ -140,10 +142,15 @@ class Bounds:
     def _charge_format(self, pattern: str, sign: str, values: Iterable[Any]) -> None:
         found = [*values.values()] if isinstance(values, Mapping) else [*values]
         widths = sum(_number(digits) for digits in _NUMBER.findall(pattern)) if sign in pattern else 0
-        if "*" in pattern or "{:{" in pattern.replace(" ", ""):
+        if "*" in pattern or _WIDTH_GIVEN.search(pattern):
             widths += sum(value for value in found if isinstance(value, int))
         longest = max((len(self.text(value)) for value in found), default=0)
         self.charge(len(pattern) + widths + pattern.count(sign) * longest)
+
+
+def _check_bits(bits: int) -> None:
+    if bits > _MAX_BITS:
+        raise OutOfBounds(f"a number must have at most {_MAX_BITS} bits, this one would have more")
 
 
 def _number(digits: str) -> int:
@@ -200,10 +207,17 @@ def bounded_filters(bounds: Bounds, own: Mapping[str, Callable[..., Any]]) -> di
         def filtered(value: Any, *args: Any, **kwargs: Any) -> Any:
             lines = value.count("\n") + 1 if name == "indent" and isinstance(value, str) else 1
             for given in (*args, *kwargs.values()):
-                bounds.charge(lines * (len(given) if isinstance(given, str) else given if isinstance(given, int) else 0))
+                bounds.charge(
+                    lines * (len(given) if isinstance(given, str) else given if isinstance(given, int) else 0)
+                )
             return own[name](value, *args, **kwargs)
 
         return filtered
+
+    def wordwrapped(value: Any, *args: Any, **kwargs: Any) -> Any:
+        texts = [len(given) for given in (*args, *kwargs.values()) if isinstance(given, str)]
+        bounds.charge(len(value) * max(texts, default=1))
+        return own["wordwrap"](value, *args, **kwargs)
 
     def replaced(value: Any, old: str, new: str, count: int | None = None) -> str:
         text = bounds.text(value)
@@ -221,6 +235,7 @@ def bounded_filters(bounds: Bounds, own: Mapping[str, Callable[..., Any]]) -> di
     wide = {name: with_width(name) for name in ("center", "indent", "batch", "slice")}
     return {
         **wide,
+        "wordwrap": wordwrapped,
         "replace": replaced,
         "format": formatted,
         "round": rounded,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from context.messages import Message
 from context.templates.chat_template import RenderError
-from context.templates.contents import first_place
+from context.templates.rendering.contents import first_place
 from context.tokens.codec import Control
 
 Ended = Callable[[str | None], str | None]

@@ -1,0 +1,134 @@
+"""Conversations in OpenAI's form, as people and data sets have them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from context import RenderError, read_conversation, read_message
+
+USER = {"role": "user", "content": "x"}
+
+
+def test_text_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, "b", {"text": "c"}, {"type": "input_text", "text": "d"}]
+    assert read_message(0, {"role": "user", "content": parts}).content == "abcd"
+    assert read_message(0, {"role": "user", "content": []}).content == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (12, "12"),
+        (1.5, "1.5"),
+        (True, "true"),
+        (None, ""),
+        ({"a": [1, "é"]}, '{"a": [1, "é"]}'),
+        ([1, 2], "[1, 2]"),
+        ([{"id": 3}], '[{"id": 3}]'),
+        ([{"type": "text", "text": "a"}], "a"),
+        ("12", "12"),
+    ],
+)
+def test_what_a_tool_returned_is_its_json(content: Any, text: str) -> None:
+    assert read_message(0, {"role": "tool", "content": content}).content == text
+
+
+@pytest.mark.parametrize("kind", ["image_url", "image", "input_audio", "video"])
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_images_audio_and_video_are_refused_by_name(role: str, kind: str) -> None:
+    row = {"role": role, "content": [{"type": "text", "text": "see"}, {"type": kind, kind: {"url": "x"}}]}
+    with pytest.raises(RenderError, match=rf"messages\[2\]\.content\[1\] must be a text part, got .* type '{kind}'"):
+        read_message(2, row)
+
+
+@pytest.mark.parametrize(
+    ("content", "reasoning", "rest"),
+    [
+        ("<think>\nhm\n</think>\n\nYes.", "hm", "Yes."),
+        ("<think></think>Yes.", "", "Yes."),
+        ("\n<think>a\nb</think>", "a\nb", ""),
+        ("Yes. <think>hm</think>", None, "Yes. <think>hm</think>"),
+        ("<think>hm", None, "<think>hm"),
+    ],
+)
+def test_thinking_in_what_an_assistant_says_is_read_apart(content: str, reasoning: str | None, rest: str) -> None:
+    message = read_message(0, {"role": "assistant", "content": content})
+    assert (message.reasoning, message.content) == (reasoning, rest)
+
+
+def test_thinking_is_left_where_there_is_some_or_another_speaks() -> None:
+    said = "<think>a</think>b"
+    named = read_message(0, {"role": "assistant", "content": said, "reasoning_content": "c"})
+    assert (named.reasoning, named.content) == ("c", said)
+    assert read_message(0, {"role": "user", "content": said}).content == said
+
+
+@pytest.mark.parametrize("arguments", ['{"key": "a"}', {"key": "a"}])
+def test_arguments_are_an_object_or_its_text(arguments: Any) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": arguments}}
+    (read,) = read_message(0, {"role": "assistant", "content": None, "tool_calls": [call]}).tool_calls
+    assert (read.name, read.arguments, read.id) == ("lookup", {"key": "a"}, "c1")
+
+
+@pytest.mark.parametrize("arguments", [None, "", {}])
+def test_arguments_may_be_left_out(arguments: Any) -> None:
+    (read,) = read_message(0, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": arguments}]}).tool_calls
+    assert read.arguments == {}
+
+
+def written(path: Path, value: Any) -> Path:
+    path.write_bytes(value if isinstance(value, bytes) else json.dumps(value).encode())
+    return path
+
+
+def test_tools_without_their_outer_object_get_it(tmp_path: Path) -> None:
+    bare = {"name": "f", "parameters": {}}
+    _, tools = read_conversation(written(tmp_path / "c.json", {"messages": [USER], "tools": [bare]}))
+    assert tools == [{"type": "function", "function": bare}]
+
+
+def calling(**call: Any) -> list[Any]:
+    return [USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f"} | call}]}]
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        (b"\xff", "FILE must be JSON"),
+        (b"[" * 100_000, "FILE must be JSON"),
+        (b"[1" + b"0" * 5_000 + b"]", "FILE must be JSON"),
+        ({"messages": USER}, "FILE must hold a list of messages"),
+        ([None], r"messages\[0\] must be an object with a role"),
+        ([{"role": 3}], r"messages\[0\] must be an object with a role"),
+        ([{"role": "user", "content": {"a": 1}}], r"messages\[0\]\.content must be text or a list of text parts"),
+        ([{"role": "user", "content": [None]}], r"messages\[0\]\.content\[0\] must be a text part"),
+        ([{"role": "tool", "content": float("nan")}], r"messages\[0\]\.content must be text or a JSON value"),
+        ([{**USER, "author": 3}], r"messages\[0\]\.author must be text"),
+        ([{**USER, "name": ["x"]}], r"messages\[0\]\.name must be text"),
+        ([{**USER, "tool_call_id": 3}], r"messages\[0\]\.tool_call_id must be text"),
+        ([{**USER, "reasoning_content": {}}], r"messages\[0\]\.reasoning_content must be text"),
+        ([{**USER, "tool_calls": {}}], r"messages\[0\]\.tool_calls must be a list"),
+        ([{**USER, "tool_calls": [3]}], r"messages\[0\]\.tool_calls must hold a name"),
+        (calling(name=3), r"messages\[1\]\.tool_calls must name a function by a text, got 3"),
+        (calling(arguments=[1]), r"messages\[1\]\.tool_calls must hold a name and an object of arguments"),
+        (calling(arguments="[1]"), r"messages\[1\]\.tool_calls must hold a name and an object of arguments"),
+        (calling(arguments="[" * 100_000), r"messages\[1\]\.tool_calls must hold a name and an object"),
+        ({"messages": [USER], "tools": {}}, "tools must be a list"),
+        ({"messages": [USER], "tools": "x"}, "tools must be a list"),
+        ({"messages": [USER], "tools": [3]}, r"tools\[0\] must be"),
+        ({"messages": [USER], "tools": [{"function": {"name": 3}}]}, r"tools\[0\] must be"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_in_one_line(tmp_path: Path, value: Any, complaint: str) -> None:
+    with pytest.raises(RenderError, match=complaint) as refusal:
+        read_conversation(written(tmp_path / "c.json", value))
+    assert "\n" not in str(refusal.value)
+
+
+def test_folder_is_no_conversation(tmp_path: Path) -> None:
+    with pytest.raises(RenderError, match="FILE must be JSON"):
+        read_conversation(tmp_path)
