@@ -22,6 +22,7 @@ from context.parse.reply import (
 )
 
 _FILE = "<tool calls>"
+_TOO_LONG = 10**4300  # what int() and json refuse to write out; hexadecimal digits get past Python's parser
 _MAX_PARTS = 10_000  # Python's parser takes its time with brackets and commas, more than with long texts
 # Escapes that Python doubts ("\d") are the policy's affair, not a line on our stderr.
 warnings.filterwarnings("ignore", category=SyntaxWarning, module=re.escape(_FILE))
@@ -123,6 +124,8 @@ def _key(node: ast.expr | None) -> str:
 def _constant(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise Malformed("a tool call holds a number that is too large")
+    if isinstance(value, int) and value >= _TOO_LONG:
+        raise Malformed("a tool call holds a number that is too long")
     if isinstance(value, str) and not is_unicode(value):
         raise Malformed("a tool call holds half a character")
     if value is not None and not isinstance(value, (str, int, float)):
