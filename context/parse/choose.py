@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +48,8 @@ PARSERS: dict[str, Callable[[Tools], ReplyParser]] = {
 """The built-in parsers by name, in the order in which `auto` tries them."""
 
 _SHOWN = 200
-_IDS = ("call00001", "functions.lookup:0"), ("call00002", "functions.lookup:1")
+_NAME = "find_stone"
+_IDS = ("call00001", f"functions.{_NAME}:0"), ("call00002", f"functions.{_NAME}:1")
 """Of the first call and of the second: as most families take them, and as Kimi K2 does."""
 _ARGUMENTS: tuple[dict[str, Any], ...] = (
     {"key": 'a "pearl", é', "count": 3, "ratio": 1.5, "deep": True, "rows": [1, 2], "more": {"see": "coral"}},
@@ -59,8 +59,8 @@ _TYPES = {"key": "string", "count": "integer", "ratio": "number", "deep": "boole
 _TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
-        "name": "lookup",
-        "description": "Looks things up.",
+        "name": _NAME,
+        "description": "Finds stones.",
         "parameters": {
             "type": "object",
             "properties": {name: {"type": kind, "description": f"The {name}."} for name, kind in _TYPES.items()},
@@ -72,6 +72,7 @@ _TOOL["function"]["parameters"]["properties"]["rows"]["items"] = {"type": "integ
 _USER = {"role": "user", "content": "x"}
 _ANSWER = {"role": "assistant", "content": "Q."}
 _LAST_TAG = re.compile(r"(?:<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\])\s*\Z")
+_CUT_TAG = re.compile(r"<[^<>\s]{0,40}\Z")
 _MOST_TAGS = 4
 
 
@@ -100,12 +101,10 @@ class WrittenCalls:
     def _read(self, parser: ReplyParser, text: str) -> bool:
         message = parser.parse(text, stopped=True).message
         found = [(call.name, dict(call.arguments)) for call in message.tool_calls]
-        return not message.content.strip() and found == [("lookup", arguments) for arguments in self.arguments]
+        return not message.content.strip() and found == [(_NAME, arguments) for arguments in self.arguments]
 
 
-def choose_parser(
-    name: str, template: Template, *, tools: Tools = (), stop_texts: Sequence[str] = ()
-) -> ReplyParser:
+def choose_parser(name: str, template: Template, *, tools: Tools = (), stop_texts: Sequence[str] = ()) -> ReplyParser:
     """The parser of that name; `auto` takes the first that reads a call and two parallel ones of the template's.
 
     `tools`: those of the conversation, for formats whose arguments have no types of their own. `stop_texts`: what ends
@@ -133,7 +132,7 @@ def written_calls(template: Template, *, stop_texts: Sequence[str] = ()) -> list
 def unread_call(parser: ReplyParser, template: Template, *, stop_texts: Sequence[str] = ()) -> str | None:
     """The start of a call of the template's that the parser can't read; None: it can, or the template writes none."""
     written = written_calls(template, stop_texts=stop_texts)
-    return None if not written or _reads(parser, written) else written[0].texts[-1][:_SHOWN]
+    return None if not written or _reads(parser, written) else written[0].texts[0][:_SHOWN]
 
 
 def _first_that_reads(written: list[WrittenCalls], tools: Tools) -> ReplyParser:
@@ -160,7 +159,7 @@ def _reads(parser: ReplyParser, written: list[WrittenCalls]) -> bool:
 
 def _written(template: Template, ids: Sequence[str], stop_texts: Sequence[str]) -> WrittenCalls | None:
     calls = [
-        {"type": "function", "id": call_id, "function": {"name": "lookup", "arguments": arguments}}
+        {"type": "function", "id": call_id, "function": {"name": _NAME, "arguments": arguments}}
         for call_id, arguments in zip(ids, _ARGUMENTS, strict=False)
     ]
     try:
@@ -168,7 +167,7 @@ def _written(template: Template, ids: Sequence[str], stop_texts: Sequence[str]) 
     except ValueError:
         return None
     answer, prompt = _text_or_none(template, _USER, _ANSWER), _text_or_none(template, _USER)
-    start = max(len(_common_start(whole, other)) for other in (answer, prompt))
+    start = max(_common_start(whole, other) for other in (answer, prompt))
     texts = _without_end(whole[start:], answer, stop_texts)
     arguments = _ARGUMENTS[: len(ids)]
     if any(str(given["key"]).split()[-1] not in texts[0] for given in arguments):
@@ -188,11 +187,17 @@ def _text_or_none(template: Template, *rows: Mapping[str, Any]) -> str:
         return ""
 
 
-def _common_start(text: str, other: str) -> str:
+def _common_start(text: str, other: str) -> int:
     """Up to where they differ, or to the control token in which they do."""
-    common = os.path.commonprefix([text, other])
-    cut = common.rfind("<")
-    return common[:cut] if 0 <= cut and ">" not in common[cut:] else common
+    common = _alike(text, other)
+    within = _CUT_TAG.search(text[:common])
+    return within.start() if within else common
+
+
+def _alike(text: str, other: str) -> int:
+    """How many first characters are the same."""
+    differs = (place for place, (a, b) in enumerate(zip(text, other, strict=False)) if a != b)
+    return next(differs, min(len(text), len(other)))
 
 
 def _without_end(text: str, answer: str, stop_texts: Sequence[str]) -> tuple[str, ...]:
@@ -200,7 +205,7 @@ def _without_end(text: str, answer: str, stop_texts: Sequence[str]) -> tuple[str
     ends = [place for stop in stop_texts if (place := text.find(stop)) >= 0]
     if ends:
         return (text[: min(ends)],)
-    same = len(os.path.commonprefix([text[::-1], answer[::-1]]))
+    same = _alike(text[::-1], answer[::-1])
     cuts = [text, text[: len(text) - same]]
     for _ in range(_MOST_TAGS):
         cuts.append(_LAST_TAG.sub("", cuts[-1] if len(cuts) > 2 else text))

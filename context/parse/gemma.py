@@ -33,7 +33,7 @@ class GemmaParser(CallParser):
 
     thinking = (("<|channel>thought", "<channel|>"), THINK)
     _OPEN, _CLOSE = "<|tool_call>", "<tool_call|>"
-    _HEAD = re.compile(r"\s*call:\s*([^\s{<]*)\s*")
+    _HEAD = re.compile(r"\s*call:\s*([^\s{\[<]*)")
     _TAIL = re.compile(r"\s*" + re.escape(_CLOSE))
 
     def _read_calls(self, text: str) -> ReadCalls:

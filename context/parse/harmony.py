@@ -22,11 +22,10 @@ class HarmonyParser(CallParser):
 
     A call: `<|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}<|call|>`; the recipient may
     stand behind the channel. An answer: `<|channel|>final<|message|>`. Other commentary is text for the user. Source:
-    cookbook.openai.com/articles/openai-harmony. Malformed: a header without a message, a call that is not JSON, thinking
-    with neither a call nor an answer behind it.
+    cookbook.openai.com/articles/openai-harmony. Malformed: a header without a message, a call that is not JSON,
+    thinking with neither a call nor an answer behind it.
     """
 
-    thinking = ()
     _START = re.compile(r"\s*(?:<\|start\|>\s*assistant)?")
     _HEADER = re.compile(r"([^<]*)(?:<\|channel\|>([^<]*))?(?:<\|constrain\|>([^<]*))?<\|message\|>")
     _RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
@@ -56,6 +55,10 @@ class HarmonyParser(CallParser):
             raise Malformed(self._UNANSWERED)
         thoughts = "\n".join(said["thoughts"]) if said["thoughts"] else None
         return ReadCalls("\n".join(said["content"]), tuple(calls), thoughts)
+
+    def _split_thinking(self, text: str) -> tuple[str | None, str, str | None]:
+        """Other families' tags stand for something only where none of this one's stands."""
+        return (None, text, None) if self._TAG.search(text) else super()._split_thinking(text)
 
     def _part(self, text: str, place: int) -> _Part:
         start = self._START.match(text, place)

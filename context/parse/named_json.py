@@ -69,9 +69,9 @@ class SectionParser(CallParser):
 
 
 class DeepSeekParser(SectionParser):
-    """`<｜tool▁call▁begin｜>` and `function<｜tool▁sep｜>name` with fenced JSON (V3, R1), or `name<｜tool▁sep｜>` JSON (V3.1).
+    """A call is `function<｜tool▁sep｜>name` and fenced JSON (V3, R1), or `name<｜tool▁sep｜>` and JSON (V3.1).
 
-    Several calls stand between `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end｜>`: the models' chat templates.
+    Each stands between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`, all of them between `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end｜>`: the models' chat templates.
     """
 
     section = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")

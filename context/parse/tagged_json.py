@@ -97,7 +97,7 @@ class CommandRParser(TaggedJsonParser):
     Its tool `directly-answer` is read as any other.
     """
 
-    opening = re.compile(r"^[ \t]*Action:\s*```(?:json)?(?=\s)", re.MULTILINE)
+    opening = re.compile(r"Action:\s*```(?:json)?(?=\s)")
     closing = "```"
     closes_only_calls = False
 

@@ -83,7 +83,8 @@ class TaggedParametersParser(CallParser):
                 raise Malformed("an argument of a tool call is not closed")
             if key[1] in arguments:
                 raise Malformed("a tool call has the same key twice")
-            arguments[key[1]] = _value(text[key.end() : closed.start()], self._types.get(name, {}).get(key[1]))
+            types = self._types.get(name, {}).get(key[1], frozenset())
+            arguments[key[1]] = _value(text[key.end() : closed.start()], types)
             end = closed.end()
         closing = self.call_end.match(text, end)
         if closing is None:
@@ -105,7 +106,10 @@ class QwenCoderParser(TaggedParametersParser):
 
 
 class GlmParser(TaggedParametersParser):
-    """`<tool_call>name` `<arg_key>key</arg_key>` `<arg_value>value</arg_value>` ... `</tool_call>`: GLM-4.5 and later."""
+    """`<tool_call>name` `<arg_key>key</arg_key>` `<arg_value>value</arg_value>` ... `</tool_call>`.
+
+    GLM-4.5 and later: the models' chat templates.
+    """
 
     block = ("<tool_call>", "</tool_call>")
     name = re.compile(r"\s*([^\s<]+)")
@@ -145,14 +149,14 @@ def _json_types(schema: Any) -> Iterator[str]:
         yield "string"
 
 
-def _value(text: str, types: frozenset[str] | None) -> Any:
-    if types == {"string"}:
+def _value(text: str, types: frozenset[str]) -> Any:
+    if types == frozenset({"string"}):
         return text
     try:
         value = _PYTHON_WORDS[text.strip()] if text.strip() in _PYTHON_WORDS else strict_json(text)
     except Malformed:
         return text
-    if types and "string" in types and (isinstance(value, str) or not _is_of(value, types)):
+    if "string" in types and (isinstance(value, str) or not _is_of(value, types)):
         return text
     return text if isinstance(value, str) else value
 
@@ -160,5 +164,3 @@ def _value(text: str, types: frozenset[str] | None) -> Any:
 def _is_of(value: Any, types: frozenset[str]) -> bool:
     fitting = {name for name, kinds in _JSON_TYPES if isinstance(value, kinds)}
     return bool(fitting & types) and not (isinstance(value, bool) and "boolean" not in types)
-
-
