@@ -71,6 +71,7 @@ _TOOL: dict[str, Any] = {
 _TOOL["function"]["parameters"]["properties"]["rows"]["items"] = {"type": "integer"}
 _USER = {"role": "user", "content": "x"}
 _ANSWER = {"role": "assistant", "content": "Q."}
+_RESULT = "Z-result"
 _LAST_TAG = re.compile(r"(?:<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\])\s*\Z")
 _CUT_TAG = re.compile(r"<[^<>\s]{0,40}\Z")
 _MOST_TAGS = 4
@@ -158,31 +159,35 @@ def _reads(parser: ReplyParser, written: list[WrittenCalls]) -> bool:
 
 
 def _written(template: Template, ids: Sequence[str], stop_texts: Sequence[str]) -> WrittenCalls | None:
+    arguments = _ARGUMENTS[: len(ids)]
+    marks = [str(given["key"]).split()[-1] for given in arguments]
+    for results in ((), ids):  # some templates write only calls that have been answered
+        text = _reply_text(template, ids, results)
+        if all(mark in text for mark in marks):
+            return WrittenCalls(arguments, _without_end(text, _text(template, _USER, _ANSWER), stop_texts))
+    return None
+
+
+def _reply_text(template: Template, ids: Sequence[str], results: Sequence[str]) -> str:
+    """What stands behind the prompt, up to the first result; empty where the template refuses."""
     calls = [
         {"type": "function", "id": call_id, "function": {"name": _NAME, "arguments": arguments}}
         for call_id, arguments in zip(ids, _ARGUMENTS, strict=False)
     ]
-    try:
-        whole = _rendered(template, _USER, {"role": "assistant", "content": "", "tool_calls": calls})
-    except ValueError:
-        return None
-    answer, prompt = _text_or_none(template, _USER, _ANSWER), _text_or_none(template, _USER)
-    start = max(_common_start(whole, other) for other in (answer, prompt))
-    texts = _without_end(whole[start:], answer, stop_texts)
-    arguments = _ARGUMENTS[: len(ids)]
-    if any(str(given["key"]).split()[-1] not in texts[0] for given in arguments):
-        return None  # the template leaves calls out
-    return WrittenCalls(arguments, texts)
+    reply = {"role": "assistant", "content": "", "tool_calls": calls}
+    answers = [{"role": "tool", "name": _NAME, "tool_call_id": call_id, "content": _RESULT} for call_id in results]
+    whole = _text(template, _USER, reply, *answers)
+    prompt, answer = _text(template, _USER), _text(template, _USER, _ANSWER)
+    # Where the template writes a reply otherwise than it opens one, both are alike up to there, or two replies are.
+    apart = max(_common_start(whole, prompt), _common_start(whole, answer))
+    start = len(prompt) if whole.startswith(prompt) else apart
+    return whole[start:].partition(_RESULT)[0]
 
 
-def _rendered(template: Template, *rows: Mapping[str, Any]) -> str:
-    return template.render_rows(rows, tools=[_TOOL], generation_prompt=len(rows) == 1)
-
-
-def _text_or_none(template: Template, *rows: Mapping[str, Any]) -> str:
+def _text(template: Template, *rows: Mapping[str, Any]) -> str:
     """Empty where the template refuses."""
     try:
-        return _rendered(template, *rows)
+        return template.render_rows(rows, tools=[_TOOL], generation_prompt=len(rows) == 1)
     except ValueError:
         return ""
 

@@ -27,8 +27,10 @@ class SectionParser(CallParser):
     """
 
     section: ClassVar[tuple[str, str]]
+    opening: ClassVar[str]
+    """The tag that opens a call."""
     heading: ClassVar[re.Pattern[str]]
-    """From the tag that opens a call to where its arguments begin; group 1 has the name."""
+    """From there to where its arguments begin; group 1 has the name."""
     ending: ClassVar[re.Pattern[str]]
     """From the arguments' end to the call's."""
 
@@ -36,7 +38,7 @@ class SectionParser(CallParser):
         opening, closing = self.section
         start = text.find(opening)
         if start < 0:
-            if closing in text or self.heading.search(text):
+            if closing in text or self.opening in text:
                 raise Malformed("a tool call stands outside of the section of calls")
             return ReadCalls(text)
         check_length(len(text) - start)
@@ -53,8 +55,8 @@ class SectionParser(CallParser):
         return ReadCalls(text[:start].removesuffix("\n"), tuple(calls))
 
     def _call(self, text: str, start: int) -> tuple[ToolCall, int]:
-        head = self.heading.match(text, start)
-        if head is None:
+        head = self.heading.match(text, start + len(self.opening))
+        if head is None or not text.startswith(self.opening, start):
             raise Malformed(NOT_CLOSED if start == len(text) else "a tool call does not begin with its tag and a name")
         value, end = json_at(text, head.end())
         tail = self.ending.match(text, end)
@@ -71,12 +73,15 @@ class SectionParser(CallParser):
 class DeepSeekParser(SectionParser):
     """A call is `function<｜tool▁sep｜>name` and fenced JSON (V3, R1), or `name<｜tool▁sep｜>` and JSON (V3.1).
 
-    Each stands between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`, all of them between `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end｜>`: the models' chat templates.
+    Each stands between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`, all of them between tags with `calls`: the
+    models' chat templates.
     """
 
     section = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    opening = "<｜tool▁call▁begin｜>"
     heading = re.compile(
-        r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>(?=[^{\n]*\n\s*```))?([^<{\n]*)(?:<｜tool▁sep｜>|\n\s*```(?:json)?(?=\s))"
+        r"(?:function<｜tool▁sep｜>(?=[^{\n]*\n\s*```))?"  # V3 names the type of the tool first
+        r"([^<{\n]*)(?:<｜tool▁sep｜>|\n\s*```(?:json)?(?=\s))"
     )
     ending = re.compile(r"\s*(?:```\s*)?<｜tool▁call▁end｜>")
 
@@ -89,7 +94,8 @@ class KimiParser(SectionParser):
     """
 
     section = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
-    heading = re.compile(r"<\|tool_call_begin\|>([^<]*)<\|tool_call_argument_begin\|>")
+    opening = "<|tool_call_begin|>"
+    heading = re.compile(r"([^<]*)<\|tool_call_argument_begin\|>")
     ending = re.compile(r"\s*<\|tool_call_end\|>")
     _ID = re.compile(r"(?:functions\.)?(.+):[0-9]{1,9}")
 

@@ -46,6 +46,12 @@ def test_template_that_refuses_calls_gets_react() -> None:
     assert chosen(template(refuses)) == "react"
 
 
+def test_calls_that_are_written_only_once_they_are_answered_are_read() -> None:
+    # Nemotron Nano 2 writes the content alone of a conversation's last reply.
+    source = CALL_TEMPLATES["nemotron"].replace("{%- if m.tool_calls %}", "{%- if m.tool_calls and not loop.last %}")
+    assert chosen(template(source)) == "nemotron"
+
+
 def test_call_is_cut_at_the_stop_text() -> None:
     # A turn that ends in words: only whoever knows the stop text knows that they are no part of the call.
     gptoss = template(model("gptoss").template.source.replace("<|call|>", " over and out"))

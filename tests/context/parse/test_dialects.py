@@ -13,8 +13,13 @@ from context.parse import ReplyParser
 from tests.context.parse.dialects import DIALECTS, Dialect, mutated, reply, tools_of
 
 CONVERSATIONS, MUTATIONS = 500, 5_000
+"""Of each dialect, shared by its templates."""
 LIMIT_S = 0.01
 each_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.template)
+
+
+def share(dialect: Dialect, whole: int) -> int:
+    return -(-whole // sum(other.parser == dialect.parser for other in DIALECTS))
 
 
 def chance_of(dialect: Dialect, seed: int) -> random.Random:
@@ -24,7 +29,7 @@ def chance_of(dialect: Dialect, seed: int) -> random.Random:
 @each_dialect
 def test_calls_are_read_back_as_they_were_written(dialect: Dialect) -> None:
     chance = chance_of(dialect, 1)
-    for _ in range(CONVERSATIONS):
+    for _ in range(share(dialect, CONVERSATIONS)):
         row = reply(dialect, chance)
         text = dialect.written(row)
         read = dialect.parse(tools_of(row)).parse(text, stopped=True)
@@ -51,7 +56,7 @@ def test_mutated_calls_have_an_outcome_within_ten_milliseconds(dialect: Dialect)
     chance = chance_of(dialect, 2)
     rows = [reply(dialect, chance) for _ in range(100)]
     texts = [(dialect.parse(tools_of(row)), dialect.written(row)) for row in rows]
-    for n in range(MUTATIONS):
+    for n in range(share(dialect, MUTATIONS)):
         parser, text = texts[n % len(texts)]
         text = mutated(text, chance)
         read, seconds = timed(parser, text)
