@@ -17,6 +17,9 @@ class _Part(NamedTuple):
     """Where it begins."""
 
 
+_MAX_MESSAGES = 1_000  # bounds the time
+
+
 class HarmonyParser(CallParser):
     """`<|channel|>analysis<|message|>` thinking `<|end|>`, then a call or an answer, of the harmony format.
 
@@ -27,7 +30,7 @@ class HarmonyParser(CallParser):
     """
 
     _START = re.compile(r"\s*(?:<\|start\|>\s*assistant)?")
-    _HEADER = re.compile(r"([^<]*)(?:<\|channel\|>([^<]*))?(?:<\|constrain\|>([^<]*))?<\|message\|>")
+    _HEADER = re.compile(r"([^<]{0,400})(?:<\|channel\|>([^<]{0,400}))?(?:<\|constrain\|>[^<]{0,400})?<\|message\|>")
     _RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
     _CALL_END = re.compile(r"\s*(?:<\|(?:call|end|return)\|>|\Z)")
     _TEXT_END = re.compile(r"<\|(?:call|end|return|start)\|>|\Z")
@@ -37,6 +40,8 @@ class HarmonyParser(CallParser):
     def _read_calls(self, text: str) -> ReadCalls:
         if not self._TAG.search(text) and not self._RECIPIENT.match(text):
             return ReadCalls(text)
+        if text.count("<|message|>") > _MAX_MESSAGES:
+            raise Malformed(f"the reply has more than {_MAX_MESSAGES} messages")
         place, end_of_text, calls = 0, len(text.rstrip()), []
         said: dict[str, list[str]] = {"thoughts": [], "content": []}
         answered = False

@@ -85,6 +85,30 @@ DIALECTS = [
     Dialect("react", "react", QWEN_ENDS),
 ]
 
+SECTION = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
+KIMI = "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>"
+ONE_CALL = {
+    "hermes": '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>',
+    "llama3_json": '{"name": "f", "parameters": {"a": 1}}',
+    "pythonic": "[f(a=1)]",
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "mistral": '[TOOL_CALLS]f[ARGS]{"a": 1}',
+    "deepseek": SECTION.format('<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'),
+    "kimi": KIMI.format('<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'),
+    "gemma": "<|tool_call>call:f{a:1}<tool_call|>",
+    "harmony": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}',
+    "minimax": '<minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke></minimax:tool_call>',
+    "phi4_mini": '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]<|/tool_call|>',
+    "granite": '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]',
+    "nemotron": '<TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>',
+    "command_r": 'Action: ```json\n[{"tool_name": "f", "parameters": {"a": 1}}]\n```',
+    "command_a": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>',
+    "jamba": '<tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>',
+    "react": 'Action: f\nAction Input: {"a": 1}',
+}
+"""f(a=1), as each dialect writes it."""
+
 CONTROLS = [
     *("<tool_call>", "</tool_call>", "<|tool_call|>", "<|/tool_call|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     *("<think>", "</think>", "<|im_end|>", "</s>", "<|eot_id|>", "<|python_tag|>", "<TOOLCALL>", "</TOOLCALL>"),

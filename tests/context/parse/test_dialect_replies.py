@@ -7,7 +7,7 @@ import json
 import pytest
 
 from context.parse import PARSERS, Reply
-from tests.context.parse.dialects import NUMBERS
+from tests.context.parse.dialects import NUMBERS, ONE_CALL, SECTION
 
 
 def read(name: str, text: str) -> Reply:
@@ -18,30 +18,6 @@ def calls(name: str, text: str) -> list[tuple[str, object]]:
     reply = read(name, text)
     assert (reply.outcome, reply.problem) == ("tool_calls", None)
     return [(call.name, call.arguments) for call in reply.message.tool_calls]
-
-
-SECTION = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
-KIMI = "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>"
-ONE_CALL = {
-    "hermes": '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>',
-    "llama3_json": '{"name": "f", "parameters": {"a": 1}}',
-    "pythonic": "[f(a=1)]",
-    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
-    "glm": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
-    "mistral": '[TOOL_CALLS]f[ARGS]{"a": 1}',
-    "deepseek": SECTION.format('<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'),
-    "kimi": KIMI.format('<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'),
-    "gemma": "<|tool_call>call:f{a:1}<tool_call|>",
-    "harmony": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}',
-    "minimax": '<minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke></minimax:tool_call>',
-    "phi4_mini": '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]<|/tool_call|>',
-    "granite": '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]',
-    "nemotron": '<TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>',
-    "command_r": 'Action: ```json\n[{"tool_name": "f", "parameters": {"a": 1}}]\n```',
-    "command_a": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>',
-    "jamba": '<tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>',
-    "react": 'Action: f\nAction Input: {"a": 1}',
-}
 
 
 def test_there_is_a_call_of_every_dialect() -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from context.parse import PARSERS, HermesParser, Llama3JsonParser, PythonicParser, ReactParser
+from context.parse import PARSERS, HermesParser, Llama3JsonParser, PythonicParser, ReactParser, ReplyParser
+from tests.context.parse.dialects import ONE_CALL
 
 HERMES, LLAMA = HermesParser(), Llama3JsonParser()
 PYTHONIC, REACT = PythonicParser(), ReactParser()
@@ -146,6 +147,15 @@ def test_hermes_tags_that_do_not_pair_are_malformed(text: str, problem: str) -> 
     ids=range(17),
 )
 def test_parse_takes_no_more_than_a_tenth_of_a_second(parser, text: str) -> None:
+    check_seconds(parser, text)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_reply_full_of_calls_takes_no_more_than_a_tenth_of_a_second(name: str) -> None:
+    check_seconds(PARSERS[name](()), ONE_CALL[name] * (95_000 // len(ONE_CALL[name])))
+
+
+def check_seconds(parser: ReplyParser, text: str) -> None:
     """On a machine that reads 200,000 numbers of JSON in a hundredth; a slower one takes its time with both."""
     fastest = reference = float("inf")
     for _ in range(10):
