@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from agentloop.config import ModelSection
 from agentloop.errors import UserError
 from context import ChatTemplate, TokenCodec
-from context.templates.model_files import ModelFiles, written_templates
+from context.templates.model_files import ModelFiles, named_controls, written_templates
 from context.templates.stop_tokens import stop_roles
 
 
@@ -149,7 +149,7 @@ def _codec(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> TokenCodec:
         raise UserError(
             f"model.path must have a fast tokenizer (tokenizer.json), got none in {str(path)!r}. Convert it first."
         )
-    return TokenCodec(backend.to_str())
+    return TokenCodec(backend.to_str(), special=named_controls(_special(tokenizer)))
 
 
 def _template(tokenizer: PreTrainedTokenizerBase, path: str | Path, args: Mapping[str, Any] | None) -> ChatTemplate:
@@ -160,8 +160,12 @@ def _template(tokenizer: PreTrainedTokenizerBase, path: str | Path, args: Mappin
             f"model.path must have a chat template, got none in {str(path)!r}. Use an instruction-tuned model, "
             "or put a chat_template.jinja beside tokenizer_config.json."
         )
-    special = {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
-    return written.template(special, args)
+    return written.template(_special(tokenizer), args)
+
+
+def _special(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """The tokens that it names: bos_token, eos_token, ..."""
+    return {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
 
 
 def _stop_ids(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,8 @@ from agentloop.environments import EnvironmentFactory
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.generation import Generator
 from agentloop.user_code import load_class
-from context import AuthorTable, Message, ReactParser, Renderer, ReplyParser, ToolCall, choose_parser
+from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, ReplyParser, choose_parser
+from context.parse import unread_call
 from context.strategies import Linear, Strategy
 from context.tokens.control import TrainingControl
 
@@ -61,7 +62,7 @@ def make_actors(config: RunConfig, factory: EnvironmentFactory, loaded: LoadedMo
     """What episodes are run with, in training and in evaluation alike."""
     section = config.context
     authors = section.author_table()
-    parser = make_parser(section.parser, loaded.template.source)
+    parser = make_parser(section.parser, loaded.template, tools=factory.tools)
     check_tools(factory, loaded, parser)
     return Actors(
         factory,
@@ -77,18 +78,18 @@ def make_actors(config: RunConfig, factory: EnvironmentFactory, loaded: LoadedMo
 
 def stop_strings(config: RunConfig, loaded: LoadedModel) -> tuple[str, ...]:
     """`context.stop_strings`, or those of the run's parser."""
-    return _stop_strings(config.context.stop_strings, make_parser(config.context.parser, loaded.template.source))
+    return _stop_strings(config.context.stop_strings, make_parser(config.context.parser, loaded.template))
 
 
 def _stop_strings(given: tuple[str, ...] | None, parser: ReplyParser) -> tuple[str, ...]:
     return tuple(getattr(parser, "stop_strings", ())) if given is None else given
 
 
-def make_parser(name: str, template_source: str) -> ReplyParser:
+def make_parser(name: str, template: ChatTemplate, *, tools: Sequence[Mapping[str, Any]] = ()) -> ReplyParser:
     """The parser of `context.parser`: built-in, `auto` by the chat template, or a class of the user's own."""
     if ":" not in name:
         try:
-            return choose_parser(name, template_source)
+            return choose_parser(name, template, tools=tools)
         except ValueError as error:
             raise UserError(str(error)) from None
     found = load_class(name, what="context.parser")
@@ -104,30 +105,19 @@ def make_parser(name: str, template_source: str) -> ReplyParser:
     return parser
 
 
-_EXAMPLES: dict[str, Any] = {"string": "a", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
-
-
 def check_tools(factory: EnvironmentFactory, loaded: LoadedModel, parser: ReplyParser) -> None:
     """The chat template shows the tools, and the parser reads the calls it writes."""
     if not factory.tools or isinstance(parser, ReactParser):
         return  # ReAct calls are described by the environment's own prompt, not by the template
-    user = Message("user", "x")
-    start = loaded.template.render([user], tools=factory.tools, generation_prompt=True)
-    _check_shown(factory, loaded, (user,))
+    _check_shown(factory, loaded, (Message("user", "x"),))
     if factory.example is not None:
         _check_shown(factory, loaded, factory.example.messages())
-    call = _example_call(factory.tools[0])
-    reply = Message("assistant", "", author="initialization", tool_calls=(call,))
-    whole = loaded.template.render([user, reply], tools=factory.tools, generation_prompt=False)
-    written = whole.removeprefix(start)
-    end = loaded.codec.first_of(loaded.stop_ids & loaded.codec.added_ids, written)
-    if end is not None:
-        written = written[: end[1]].removesuffix(loaded.codec.decode([end[0]]))
-    read = parser.parse(written, stopped=True)
-    if [found.name for found in read.message.tool_calls] != [call.name]:
+    stop_texts = [loaded.codec.decode([token]) for token in loaded.stop_ids & loaded.codec.added_ids]
+    unread = unread_call(parser, loaded.template, stop_texts=stop_texts)
+    if unread is not None:
         raise UserError(
-            f"context.parser must read the tool calls that the model's chat template writes, got {read.outcome!r} for "
-            f"{written[:80]!r}. Name another one, or a class of your own."
+            "context.parser must read the tool calls that the model's chat template writes, got "
+            f"{type(parser).__name__} for {unread!r}. Name another one, or a class of your own."
         )
 
 
@@ -144,10 +134,3 @@ def _check_shown(factory: EnvironmentFactory, loaded: LoadedModel, opening: Sequ
             f"prompt with the roles [{roles}]. Use a model that was trained to call tools, or describe them in the "
             "task's prompt and set context.parser: react."
         )
-
-
-def _example_call(tool: Any) -> ToolCall:
-    schema = tool["function"]
-    properties: dict[str, Any] = schema.get("parameters", {}).get("properties", {})
-    arguments = {name: _EXAMPLES.get(str(value.get("type")), "a") for name, value in properties.items()}
-    return ToolCall(schema["name"], arguments, "call00001")

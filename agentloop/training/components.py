@@ -116,7 +116,7 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
         build_tiny_model(target, config.tiny, corpus=_corpus(factory, seed), seed=seed % 2**31)
     loaded = load_model(config.model, target, template_args=config.context.template_args)
     authors = config.context.author_table()
-    parser = make_parser(config.context.parser, loaded.template.source)
+    parser = make_parser(config.context.parser, loaded.template, tools=factory.tools)
     strategy = make_strategy(config.context.strategy, config.context.options)
     result = warm_up(
         Actor(loaded.model, compute=config.compute),

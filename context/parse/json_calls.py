@@ -1,95 +1,89 @@
-"""Tool calls written as JSON: Hermes (Qwen) and Llama 3."""
+"""Tool calls as JSON: one object, or a list of them, read so that every later reader takes it the same way."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from context.messages import ToolCall
-from context.parse.reply import (
-    MAX_CHARS,
-    MAX_DEPTH,
-    NOT_CLOSED,
-    TOO_DEEP,
-    CallParser,
-    Malformed,
-    ReadCalls,
-    check_length,
-    check_tool_name,
-    is_unicode,
-)
+from context.parse.reply import MAX_DEPTH, TOO_DEEP, Malformed, check_id, check_tool_name, is_unicode
 
-
-class HermesParser(CallParser):
-    """`<tool_call>` {"name": ..., "arguments": {...}} `</tool_call>`, one or more, after optional text."""
-
-    _OPEN = "<tool_call>"
-    _CLOSE = "</tool_call>"
-
-    def _read_calls(self, text: str) -> ReadCalls:
-        if self._OPEN not in text and self._CLOSE not in text:
-            return ReadCalls(text)
-        content, *blocks = text.split(self._OPEN)
-        check_length(len(text) - len(content))
-        if self._CLOSE in content:
-            raise Malformed("a tool call is closed that was never opened")
-        calls = []
-        for block in blocks:
-            body, closed, after = block.partition(self._CLOSE)
-            if not closed:
-                raise Malformed(NOT_CLOSED)
-            if after.strip():
-                raise Malformed("there is text after a tool call")
-            calls.append(_call_from_json(body, ("arguments",)))
-        return ReadCalls(content.removesuffix("\n"), tuple(calls))
-
-
-class Llama3JsonParser(CallParser):
-    """The whole reply is {"name": ..., "parameters": {...}}, optionally after `<|python_tag|>`."""
-
-    _TAG = "<|python_tag|>"
-
-    def _read_calls(self, text: str) -> ReadCalls:
-        content, body = "", text.lstrip()
-        if not body.startswith("{"):
-            # Only ahead of the call is the tag a tag: an argument may hold the same text.
-            content, tag, body = text.partition(self._TAG)
-            if not tag:
-                return ReadCalls(text)
-        elif '"name"' not in body[:MAX_CHARS]:
-            # Other JSON is an answer like any other; a call has a name.
-            return ReadCalls(text)
-        check_length(len(body))
-        return ReadCalls(content, (_call_from_json(body, ("parameters", "arguments")),))
-
-
-def _call_from_json(text: str, argument_keys: tuple[str, ...]) -> ToolCall:
-    value = strict_json(text.strip())
-    if not isinstance(value, dict):
-        raise Malformed("a tool call is not a JSON object")
-    name = check_tool_name(value.get("name"))
-    given = [key for key in argument_keys if key in value]
-    if len(given) != 1 or not isinstance(value[given[0]], dict):
-        raise Malformed(f'"{argument_keys[0]}" of a tool call is not a JSON object')
-    return ToolCall(name, value[given[0]])
+_SPACE = re.compile(r"\s*")
+_NAME_KEYS = ("name", "tool_name", "function")
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_ID_KEYS = ("id", "tool_call_id")
 
 
 def strict_json(text: str) -> Any:
-    """JSON that every later reader takes the same way: no duplicate keys, NaN, infinity, lone surrogates."""
+    """The one JSON value of a text: no duplicate keys, NaN, infinity, half characters, numbers past writing."""
+    value, end = json_at(text, 0)
+    if text[end:].strip():
+        raise Malformed(f"a tool call is not valid JSON: Extra data at character {end}")
+    return value
+
+
+def json_at(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value that begins there, behind white space, and where it ends."""
+    begin = skip_space(text, start)
     try:
-        value = _DECODER.decode(text)
+        value, end = _DECODER.raw_decode(text, begin)
     except json.JSONDecodeError as error:
-        raise Malformed(f"a tool call is not valid JSON: {error.msg} at character {error.pos}") from None
+        raise Malformed(f"a tool call is not valid JSON: {error.msg} at character {error.pos - begin}") from None
     except RecursionError:
         raise Malformed(TOO_DEEP) from None
     except ValueError:  # int() refuses more than 4,300 digits
         raise Malformed("a tool call holds a number that is too long") from None
-    if text.count("[") + text.count("{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
+    if text.count("[", begin, end) + text.count("{", begin, end) > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
         raise Malformed(TOO_DEEP)
-    if "\\u" in text and not is_unicode(json.dumps(value, ensure_ascii=False)):
+    if text.find("\\u", begin, end) >= 0 and not is_unicode(json.dumps(value, ensure_ascii=False)):
         raise Malformed("a tool call holds half a character")
+    return value, end
+
+
+def skip_space(text: str, start: int) -> int:
+    """The first place from there on that is not white space."""
+    found = _SPACE.match(text, start)
+    assert found is not None
+    return found.end()
+
+
+def calls_of(value: Any) -> tuple[ToolCall, ...]:
+    """The calls of a JSON value: one object, or a list of at least one."""
+    rows = value if isinstance(value, list) else [value]
+    if not rows:
+        raise Malformed("the list of tool calls is empty")
+    return tuple(map(_call_of, rows))
+
+
+def _call_of(row: Any) -> ToolCall:
+    if not isinstance(row, dict):
+        raise Malformed("a tool call is not a JSON object")
+    # {"type": "function", "id": ..., "function": {"name": ..., "arguments": ...}} is how programs pass calls on.
+    inner = row["function"] if isinstance(row.get("function"), dict) else row
+    name = next((inner[key] for key in _NAME_KEYS if key in inner), None)
+    given = [key for key in _ARGUMENT_KEYS if key in inner]
+    if len(given) > 1:
+        raise Malformed("a tool call has arguments twice")
+    arguments = arguments_of(inner[given[0]], given[0]) if given else {}
+    return ToolCall(check_tool_name(name), arguments, _id_of(inner) or _id_of(row))
+
+
+def arguments_of(value: Any, key: str = "arguments") -> dict[str, Any]:
+    """Arguments as an object; as the text of one; none."""
+    if isinstance(value, str):
+        value = strict_json(value) if value.strip() else None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Malformed(f'"{key}" of a tool call is not a JSON object')
     return value
+
+
+def _id_of(row: dict[str, Any]) -> str | None:
+    found = next((row[key] for key in _ID_KEYS if key in row), None)
+    return None if found is None or found == "" else check_id(str(found))
 
 
 def _is_deeper(value: Any, depth: int) -> bool:

@@ -22,43 +22,69 @@ from context.parse.reply import (
 )
 
 _FILE = "<tool calls>"
+_TOO_LONG = 10**4300  # what int() and json refuse to write out; hexadecimal digits get past Python's parser
 _MAX_PARTS = 10_000  # Python's parser takes its time with brackets and commas, more than with long texts
 # Escapes that Python doubts ("\d") are the policy's affair, not a line on our stderr.
 warnings.filterwarnings("ignore", category=SyntaxWarning, module=re.escape(_FILE))
 _JSON_NAMES = {"true": True, "false": False, "null": None}  # what templates write that dump arguments as JSON
 
 
-class PythonicParser(CallParser):
-    """The whole reply is a list of calls with named arguments; or what follows a tag is.
+_TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{}]""", re.DOTALL)
+_LINE_BREAKS = str.maketrans({"\n": "\\n", "\r": "\\r"})
 
-    The tags are Llama's `<|python_tag|>` and LFM2's `<|tool_call_start|>` ... `<|tool_call_end|>`.
+
+class PythonicParser(CallParser):
+    """The whole reply is a list of calls with named arguments, or what follows a tag is: Llama 4, LFM2, OLMo 3.
+
+    The tags are Llama's `<|python_tag|>` and LFM2's `<|tool_call_start|>` ... `<|tool_call_end|>`, behind which LFM2
+    may speak: that belongs to the content. Text behind calls without tags is left out. A line break within quotation
+    marks, which LFM2.5's template writes as it is, stands for itself. Malformed: what is not a list of calls, arguments
+    without a name, values that are no literals.
     """
 
-    _CALLS = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
+    _CALLS = re.compile(r"\s*(?=\[\s*[A-Za-z_][\w.]*\s*\()")
     _OPEN = re.compile(r"<\|(?:python_tag|tool_call_start)\|>")
-    _CLOSE = "<|tool_call_end|>"
+    _CLOSE = re.compile(r"\s*<\|tool_call_end\|>")
 
     def _read_calls(self, text: str) -> ReadCalls:
-        if self._CALLS.match(text.lstrip()):
-            return ReadCalls("", _calls(text))
+        bare = self._CALLS.match(text)
+        if bare is not None:
+            return ReadCalls("", _calls(text, bare.end())[0])
         tag = self._OPEN.search(text)
         if tag is None:
             return ReadCalls(text)
-        body, closed, after = text[tag.end() :].partition(self._CLOSE)
-        if "start" in tag[0] and not closed:
+        calls, end = _calls(text, tag.end())
+        content = text[: tag.start()]
+        closed = self._CLOSE.match(text, end)
+        if "start" in tag[0] and closed is None:
             raise Malformed(NOT_CLOSED)
-        if after.strip():
-            # LFM2 may speak after its calls; what stands there belongs to the content.
-            content = text[: tag.start()] + after
-        else:
-            content = text[: tag.start()]
-        return ReadCalls(content.removesuffix("\n"), _calls(body))
+        if closed is not None and text[closed.end() :].strip():
+            content += text[closed.end() :]
+        return ReadCalls(content.removesuffix("\n"), calls)
 
 
-def _calls(text: str) -> tuple[ToolCall, ...]:
-    check_length(len(text))
-    if sum(map(text.count, "([{,")) > _MAX_PARTS:
+def _calls(text: str, start: int) -> tuple[tuple[ToolCall, ...], int]:
+    """The list of calls that begins there, and where it ends."""
+    check_length(len(text) - start)
+    if sum(text.count(mark, start) for mark in "([{,") > _MAX_PARTS:
         raise Malformed(f"the tool calls have more than {_MAX_PARTS} parts")
+    end = _end_of_list(text, start)
+    body = text[start:end]
+    if "\n" in body or "\r" in body:
+        body = _TOKEN.sub(lambda token: token[0].translate(_LINE_BREAKS), body)
+    return tuple(map(_call, _elements(body))), end
+
+
+def _end_of_list(text: str, start: int) -> int:
+    depth = 0
+    for token in _TOKEN.finditer(text, start):
+        depth += (token[0] in "([{") - (token[0] in ")]}")
+        if depth == 0 and token[0] in ")]}":
+            return token.end()
+    return len(text)
+
+
+def _elements(text: str) -> list[ast.expr]:
     try:
         tree = ast.parse(text.strip(), _FILE, mode="eval").body
     except SyntaxError as error:
@@ -69,7 +95,7 @@ def _calls(text: str) -> tuple[ToolCall, ...]:
         raise Malformed("the tool calls are not valid Python") from None
     if not isinstance(tree, ast.List) or not tree.elts:
         raise Malformed("the tool calls are not a list of calls")
-    return tuple(_call(node) for node in tree.elts)
+    return tree.elts
 
 
 def _call(node: ast.expr) -> ToolCall:
@@ -123,6 +149,8 @@ def _key(node: ast.expr | None) -> str:
 def _constant(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise Malformed("a tool call holds a number that is too large")
+    if isinstance(value, int) and value >= _TOO_LONG:
+        raise Malformed("a tool call holds a number that is too long")
     if isinstance(value, str) and not is_unicode(value):
         raise Malformed("a tool call holds half a character")
     if value is not None and not isinstance(value, (str, int, float)):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 
 from context.messages import ToolCall
-from context.parse.json_calls import strict_json
+from context.parse.json_calls import json_at
 from context.parse.reply import CallParser, Malformed, ReadCalls, check_length, check_tool_name
 
 
 class ReactParser(CallParser):
     """Lines that begin with `Action:` and `Action Input:` (a JSON object), or with `Final Answer:`.
 
-    What comes before the final answer is thinking. A reply without any of these lines is an answer as a whole.
+    What comes before the final answer is thinking. A reply without any of these lines is an answer as a whole; text
+    behind the JSON is left out.
     """
 
     stop_strings = ("Observation:",)
@@ -42,7 +43,7 @@ def _calls(labels: list[str], bodies: list[str]) -> list[ToolCall]:
 
 
 def _call(name: str, text: str) -> ToolCall:
-    arguments = strict_json(text.strip())
+    arguments, _ = json_at(text, 0)
     if not isinstance(arguments, dict):
         raise Malformed('"Action Input:" is not a JSON object')
     return ToolCall(check_tool_name(name.strip()), arguments)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from context.authors import LLM
 from context.messages import Message, ToolCall
 
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-"""What roles and tool names may look like: nothing that could spell a control token."""
+NAME = re.compile(r"[A-Za-z0-9_./:-]{1,128}")
+"""What roles and tool names may look like: nothing that could spell a control token of brackets."""
 
 Outcome = Literal["final", "tool_calls", "malformed", "truncated", "question"]
 
@@ -19,7 +20,10 @@ MAX_DEPTH = 64  # far below the recursion limit of whoever writes the arguments 
 NOT_CLOSED = "a tool call is not closed"
 TOO_DEEP = "a tool call is nested too deeply"
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_THINK, _END_THINK = "<think>", "</think>"
+THINK = ("<think>", "</think>")
+"""The tags of thinking that most families share."""
+Tools = Sequence[Mapping[str, Any]]
+"""Tools as chat templates take them: JSON schemas of functions."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,13 @@ class ReadCalls:
 class CallParser:
     """A parser of one format of tool calls: thinking, limits and outcomes are those of all formats."""
 
+    thinking: ClassVar[tuple[tuple[str, str], ...]] = (THINK,)
+    """The pairs of tags in which this format's thinking stands, ahead of everything else."""
+
+    def __init__(self, tools: Tools = ()) -> None:
+        """`tools`: for formats that write arguments as plain text, which only a schema tells from a number."""
+        self._tools = tools
+
     def _read_calls(self, text: str) -> ReadCalls:
         """What follows the thinking. May raise `Malformed`; nothing else does."""
         raise NotImplementedError
@@ -76,11 +87,11 @@ class CallParser:
             return (
                 Reply("malformed", whole, "the reply is not valid text") if stopped else Reply("truncated", whole, None)
             )
-        thinking, rest, closed = (None, text, True) if self._only_mentions(text) else split_thinking(text)
+        thinking, rest, missing = self._split_thinking(text)
         if not stopped:
             return Reply("truncated", _message(rest, thinking), None)
-        if not closed:
-            return Reply("malformed", _message(rest, thinking), f"the thinking is not closed with {_END_THINK}")
+        if missing:
+            return Reply("malformed", _message(rest, thinking), f"the thinking is not closed with {missing}")
         try:
             found = self._read_calls(rest)
         except Malformed as problem:
@@ -88,29 +99,31 @@ class CallParser:
         thoughts = thinking if found.thoughts is None else "\n".join(filter(None, (thinking, found.thoughts)))
         return Reply("tool_calls" if found.calls else "final", _message(found.content, thoughts, found.calls), None)
 
-    def _only_mentions(self, text: str) -> bool:
-        """Whether the tag that ends thinking stands within a call's arguments only, where it ends nothing."""
-        if _END_THINK not in text or text.lstrip().startswith(_THINK):
-            return False
+    def _split_thinking(self, text: str) -> tuple[str | None, str, str | None]:
+        """Thinking (None: there is none), what follows it, and the tag that closes it where that is missing.
+
+        The opening tag may be missing: many templates write it for the policy.
+        """
+        body = text.lstrip()
+        for opening, closing in self.thinking:
+            if body.startswith(opening):
+                thinking, closed, rest = body.removeprefix(opening).partition(closing)
+                return thinking.strip("\n"), rest.lstrip("\n"), None if closed else closing
+        ends = [(body.find(closing), closing) for _, closing in self.thinking if closing in body]
+        if not ends or self._only_mentions(text, [closing for _, closing in ends]):
+            return None, text, None
+        thinking, _, rest = body.partition(min(ends)[1])
+        return thinking.strip("\n"), rest.lstrip("\n"), None
+
+    def _only_mentions(self, text: str, tags: Sequence[str]) -> bool:
+        """Whether tags that end thinking stand within the calls' arguments only, where they end nothing."""
         try:
             found = self._read_calls(text)
         except Malformed:
             return False
-        inside = any(_END_THINK in repr(dict(call.arguments)) for call in found.calls)
-        return inside and _END_THINK not in found.content + (found.thoughts or "")
-
-
-def split_thinking(text: str) -> tuple[str | None, str, bool]:
-    """Thinking (None: there is none), what follows it, and whether it was closed.
-
-    The opening tag may be missing: many templates write it for the policy.
-    """
-    body = text.lstrip()
-    opened = body.startswith(_THINK)
-    thinking, closing, rest = body.removeprefix(_THINK).partition(_END_THINK)
-    if closing:
-        return thinking.strip("\n"), rest.lstrip("\n"), True
-    return (thinking.strip("\n"), "", False) if opened else (None, text, True)
+        inside = repr([dict(call.arguments) for call in found.calls])
+        outside = found.content + (found.thoughts or "")
+        return all(tag in inside and tag not in outside for tag in tags)
 
 
 def _message(content: str, thinking: str | None = None, calls: tuple[ToolCall, ...] = ()) -> Message:
@@ -126,6 +139,13 @@ def check_tool_name(name: Any) -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise Malformed('"name" of a tool call is not the name of a tool')
     return name
+
+
+def check_id(text: str) -> str:
+    """Ids come back in later prompts, as names do."""
+    if not NAME.fullmatch(text):
+        raise Malformed("the id of a tool call is not a plain word")
+    return text
 
 
 def is_unicode(text: str) -> bool:

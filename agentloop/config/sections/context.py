@@ -101,8 +101,8 @@ class ContextSection(Section):
     )
     parser: str = Field(
         "auto",
-        description="How tool calls are read from a reply: hermes, llama3_json, pythonic, react, or "
-        "`path/to/file.py:ClassName` of your own; auto: by the chat template.",
+        description=f"How tool calls are read from a reply: {', '.join(PARSERS)}, or `path/to/file.py:ClassName` of "
+        "your own; auto: the first that reads the calls which the chat template writes.",
     )
     authors: tuple[AuthorSection, ...] = Field(
         (),

@@ -44,7 +44,7 @@ def loaded(folder: Path) -> LoadedModel:
 
 
 def demonstrator(loaded: LoadedModel, strategy: Strategy = LINEAR) -> Demonstrator:
-    parser = choose_parser("auto", loaded.template.source)
+    parser = choose_parser("auto", loaded.template)
     return Demonstrator(loaded, AUTHORS, parser, factory=FACTORY, strategy=strategy)
 
 

@@ -46,7 +46,9 @@ def test_template_that_shows_tools_with_its_own_parser_passes(qwen2: LoadedModel
 
 
 def test_parser_that_can_not_read_the_templates_calls_is_refused(qwen2: LoadedModel) -> None:
-    with pytest.raises(UserError, match=r"context\.parser must read the tool calls .* got 'final' for '<tool_call>"):
+    with pytest.raises(
+        UserError, match=r"context\.parser must read the tool calls .* got Llama3JsonParser for '<tool_call>"
+    ):
         check_tools(FACTORY, qwen2, Llama3JsonParser())
 
 

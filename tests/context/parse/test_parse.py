@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from context.parse import HermesParser, Llama3JsonParser, PythonicParser, ReactParser, choose_parser
-from tests.fakes.families import CHATML, LLAMA3
+from context.parse import PARSERS, HermesParser, Llama3JsonParser, PythonicParser, ReactParser, ReplyParser
+from tests.context.parse.dialects import ONE_CALL
 
 HERMES, LLAMA = HermesParser(), Llama3JsonParser()
 PYTHONIC, REACT = PythonicParser(), ReactParser()
-ALL = [HERMES, LLAMA, PYTHONIC, REACT]
+ALL = [make(()) for make in PARSERS.values()]
 
 
 def hermes(body: str) -> str:
@@ -64,7 +64,6 @@ BAD_JSON = [
     ("", "not valid JSON"),
     ("{", "not valid JSON"),
     ('{"name": "f", "arguments": {"a": 1,}}', "not valid JSON"),
-    ('{"name": "f", "arguments": {}} extra', "not valid JSON: Extra data at character 31"),
     ('{"name": "f", "name": "g", "arguments": {}}', "same key twice"),
     ('{"name": "f", "arguments": {"a": 1, "a": 2}}', "same key twice"),
     ('{"name": "f", "arguments": {"a": 1e400}}', "too large"),
@@ -75,8 +74,14 @@ BAD_JSON = [
     ('{"name": "f", "arguments": {"a": ' + "[" * 10_000 + "]" * 10_000 + "}}", "nested too deeply"),
     ('{"name": "f", "arguments": {"a": ' + "[" * 80 + "]" * 80 + "}}", "nested too deeply"),
     ('{"name": "f", "arguments": ' + '{"a":' * 10_000 + "1" + "}" * 10_000 + "}", "nested too deeply"),
-    ('{"name": "f", "arguments": "key"}', '"(arguments|parameters)" of a tool call is not a JSON object'),
-    ('{"name": "f"}', '"(arguments|parameters)" of a tool call is not a JSON object'),
+    ('{"name": "f", "arguments": "key"}', "not valid JSON"),
+    ('{"name": "f", "arguments": "[1]"}', '"arguments" of a tool call is not a JSON object'),
+    ('{"name": "f", "arguments": [1]}', '"arguments" of a tool call is not a JSON object'),
+    ('{"name": "f", "arguments": {}, "parameters": {}}', "arguments twice"),
+    ('{"name": "f", "arguments": {}, "id": "<|im_start|>"}', "id of a tool call is not a plain word"),
+    ("{}", '"name" of a tool call'),
+    ("[]", "list of tool calls is empty"),
+    ("[3]", "not a JSON object"),
     ('{"name": 3, "arguments": {}}', '"name" of a tool call'),
     ('{"name": "<|im_start|>", "arguments": {}}', '"name" of a tool call'),
     ('{"name": "", "arguments": {}}', '"name" of a tool call'),
@@ -101,10 +106,14 @@ def test_bad_call_is_malformed_and_says_why(parser, wrap, body: str, problem: st
     [
         ('<tool_call>\n{"name": "f", "arguments": {}}', "a tool call is not closed"),
         ('{"name": "f", "arguments": {}}\n</tool_call>', "a tool call is closed that was never opened"),
-        (hermes('{"name": "f", "arguments": {}}') + " and so on", "there is text after a tool call"),
+        (hermes('{"name": "f", "arguments": {}}') + "</tool_call>", "a tool call is closed that was never opened"),
+        (
+            hermes('{"name": "f", "arguments": {}} extra'),
+            "a tool call is not valid JSON: Extra data at character 31",
+        ),
         (
             "<tool_call><tool_call>" + '{"name": "f", "arguments": {}}</tool_call>',
-            "a tool call is not closed",
+            "a tool call is not valid JSON: Expecting value at character 0",
         ),
     ],
 )
@@ -138,6 +147,15 @@ def test_hermes_tags_that_do_not_pair_are_malformed(text: str, problem: str) -> 
     ids=range(17),
 )
 def test_parse_takes_no_more_than_a_tenth_of_a_second(parser, text: str) -> None:
+    check_seconds(parser, text)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_reply_full_of_calls_takes_no_more_than_a_tenth_of_a_second(name: str) -> None:
+    check_seconds(PARSERS[name](()), ONE_CALL[name] * (95_000 // len(ONE_CALL[name])))
+
+
+def check_seconds(parser: ReplyParser, text: str) -> None:
     """On a machine that reads 200,000 numbers of JSON in a hundredth; a slower one takes its time with both."""
     fastest = reference = float("inf")
     for _ in range(10):
@@ -284,7 +302,6 @@ def test_pythonic_never_runs_anything() -> None:
 
 BAD_PYTHON = [
     ("[f(", "not valid Python"),
-    ("[f()] so", "not valid Python"),
     ("[f(1)]", "an argument without a name"),
     ("[f(**{})]", "an argument without a name"),
     ("[f(a=1, a=2)]", "same key twice"),
@@ -302,6 +319,9 @@ BAD_PYTHON = [
     ("[f()()]", "not the name of a tool"),
     ("[f(a=" + "[" * 80 + "]" * 80 + ")]", "nested too deeply"),
     ("[f(a=" + "9" * 5000 + ")]", "not valid Python"),
+    ("[f(a=0x" + "f" * 3700 + ")]", "a number that is too long"),
+    ("[f(a=-0o" + "7" * 5000 + ")]", "a number that is too long"),
+    ("[f(a=[{'b': 0b" + "1" * 15000 + "}])]", "a number that is too long"),
     ("[f(a='\x00')]", "not valid Python"),
     ("<|tool_call_start|>[f(a=1)]", "not closed"),
     ("<|python_tag|>[]", "not a list of calls"),
@@ -392,20 +412,3 @@ def test_thinking_without_an_end_is_malformed_or_truncated(parser) -> None:
     assert (reply.outcome, reply.problem) == ("malformed", "the thinking is not closed with </think>")
     reply = parser.parse("<think>hm", stopped=False)
     assert (reply.outcome, reply.message.reasoning, reply.message.content) == ("truncated", "hm", "")
-
-
-def test_auto_chooses_by_the_template() -> None:
-    assert isinstance(choose_parser("auto", CHATML), HermesParser)
-    assert isinstance(choose_parser("auto", LLAMA3), Llama3JsonParser)
-    assert isinstance(choose_parser("hermes", LLAMA3), HermesParser)
-    with pytest.raises(
-        ValueError, match=r"context\.parser must be one of auto, hermes, llama3_json, pythonic, react, got 'xml'"
-    ):
-        choose_parser("xml", CHATML)
-
-
-def test_auto_knows_pythonic_and_plain_templates() -> None:
-    assert isinstance(choose_parser("auto", "<|tool_call_start|>[tools]"), PythonicParser)
-    assert isinstance(choose_parser("auto", "{{ messages }}"), ReactParser)
-    with pytest.raises(ValueError, match=r"context\.parser must be named for a chat template that writes .*<function="):
-        choose_parser("auto", "<tool_call>\n<function=f>")

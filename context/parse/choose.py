@@ -1,0 +1,217 @@
+"""Which parser reads a model's calls: the chat template writes some, and the parsers read them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from context.parse.gemma import GemmaParser
+from context.parse.harmony import HarmonyParser
+from context.parse.named_json import DeepSeekParser, KimiParser, MistralParser
+from context.parse.pythonic import PythonicParser
+from context.parse.react import ReactParser
+from context.parse.reply import ReplyParser, Tools
+from context.parse.tagged_json import (
+    CommandAParser,
+    CommandRParser,
+    GraniteParser,
+    HermesParser,
+    JambaParser,
+    Llama3JsonParser,
+    NemotronParser,
+    PhiParser,
+)
+from context.parse.tagged_parameters import GlmParser, MiniMaxParser, QwenCoderParser
+
+PARSERS: dict[str, Callable[[Tools], ReplyParser]] = {
+    "hermes": HermesParser,
+    "llama3_json": Llama3JsonParser,
+    "pythonic": PythonicParser,
+    "qwen3_coder": QwenCoderParser,
+    "glm": GlmParser,
+    "mistral": MistralParser,
+    "deepseek": DeepSeekParser,
+    "kimi": KimiParser,
+    "gemma": GemmaParser,
+    "harmony": HarmonyParser,
+    "minimax": MiniMaxParser,
+    "phi4_mini": PhiParser,
+    "granite": GraniteParser,  # reads Phi's calls too, and takes what closes them for text behind
+    "nemotron": NemotronParser,
+    "command_r": CommandRParser,
+    "command_a": CommandAParser,
+    "jamba": JambaParser,
+    "react": ReactParser,
+}
+"""The built-in parsers by name, in the order in which `auto` tries them."""
+
+_SHOWN = 200
+_NAME = "find_stone"
+_IDS = ("call00001", f"functions.{_NAME}:0"), ("call00002", f"functions.{_NAME}:1")
+"""Of the first call and of the second: as most families take them, and as Kimi K2 does."""
+_ARGUMENTS: tuple[dict[str, Any], ...] = (
+    {"key": 'a "pearl", é', "count": 3, "ratio": 1.5, "deep": True, "rows": [1, 2], "more": {"see": "coral"}},
+    {"key": "an opal", "count": 4, "ratio": 0.5, "deep": False, "rows": [], "more": {}},
+)
+_TYPES = {"key": "string", "count": "integer", "ratio": "number", "deep": "boolean", "rows": "array", "more": "object"}
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "Finds stones.",
+        "parameters": {
+            "type": "object",
+            "properties": {name: {"type": kind, "description": f"The {name}."} for name, kind in _TYPES.items()},
+            "required": list(_TYPES),
+        },
+    },
+}
+_TOOL["function"]["parameters"]["properties"]["rows"]["items"] = {"type": "integer"}
+_USER = {"role": "user", "content": "x"}
+_ANSWER = {"role": "assistant", "content": "Q."}
+_RESULT = "Z-result"
+_LAST_TAG = re.compile(r"(?:<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\])\s*\Z")
+_CUT_TAG = re.compile(r"<[^<>\s]{0,40}\Z")
+_MOST_TAGS = 4
+
+
+class Template(Protocol):
+    """What is asked of a chat template."""
+
+    def render_rows(
+        self, rows: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), generation_prompt: bool
+    ) -> str:
+        """The text of a conversation; raises ValueError where the template refuses it."""
+        ...
+
+
+@dataclass(frozen=True)
+class WrittenCalls:
+    """A reply that calls the example tool, as a chat template writes it."""
+
+    arguments: tuple[dict[str, Any], ...]
+    """Those of each call."""
+    texts: tuple[str, ...]
+    """What a policy would have written for it, cut in several ways where the end of the turn isn't known."""
+
+    def read_by(self, parser: ReplyParser) -> bool:
+        return any(self._read(parser, text) for text in self.texts)
+
+    def _read(self, parser: ReplyParser, text: str) -> bool:
+        message = parser.parse(text, stopped=True).message
+        found = [(call.name, dict(call.arguments)) for call in message.tool_calls]
+        return not message.content.strip() and found == [(_NAME, arguments) for arguments in self.arguments]
+
+
+def choose_parser(name: str, template: Template, *, tools: Tools = (), stop_texts: Sequence[str] = ()) -> ReplyParser:
+    """The parser of that name; `auto` takes the first that reads a call and two parallel ones of the template's.
+
+    `tools`: those of the conversation, for formats whose arguments have no types of their own. `stop_texts`: what ends
+    a reply; left out, the control tokens that the template writes behind a call are taken for it.
+    A template that writes no calls gets `react`. Raises ValueError where none can read them.
+    """
+    if name == "auto":
+        return _first_that_reads(written_calls(template, stop_texts=stop_texts), tools)
+    if name not in PARSERS:
+        raise ValueError(f"context.parser must be one of auto, {', '.join(PARSERS)}, got {name!r}.")
+    return PARSERS[name](tools)
+
+
+def written_calls(template: Template, *, stop_texts: Sequence[str] = ()) -> list[WrittenCalls]:
+    """One call and two parallel ones, with each kind of ids; what the template refuses or leaves out is left out."""
+    found = []
+    for ids in zip(*_IDS, strict=True):
+        for count in (1, 2):
+            written = _written(template, ids[:count], stop_texts)
+            if written is not None:
+                found.append(written)
+    return found
+
+
+def unread_call(parser: ReplyParser, template: Template, *, stop_texts: Sequence[str] = ()) -> str | None:
+    """The start of a call of the template's that the parser can't read; None: it can, or the template writes none."""
+    written = written_calls(template, stop_texts=stop_texts)
+    return None if not written or _reads(parser, written) else written[0].texts[0][:_SHOWN]
+
+
+def _first_that_reads(written: list[WrittenCalls], tools: Tools) -> ReplyParser:
+    if not written:
+        return ReactParser(tools)
+    for kind in PARSERS.values():
+        if _reads(kind((_TOOL,)), written):
+            return kind(tools)
+    raise ValueError(
+        "context.parser must be a class of your own for a chat template whose tool calls no built-in parser reads, got "
+        f"'auto' and {written[0].texts[0][:_SHOWN]!r}. Give path/to/file.py:ClassName, or react if the prompt "
+        "describes the tools."
+    )
+
+
+def _reads(parser: ReplyParser, written: list[WrittenCalls]) -> bool:
+    """Whether it reads the single call, and the parallel ones with the same ids where there are any."""
+    single = [calls for calls in written if len(calls.arguments) == 1]
+    parallel = [calls for calls in written if len(calls.arguments) == 2]
+    return any(calls.read_by(parser) for calls in single) and (
+        not parallel or any(calls.read_by(parser) for calls in parallel)
+    )
+
+
+def _written(template: Template, ids: Sequence[str], stop_texts: Sequence[str]) -> WrittenCalls | None:
+    arguments = _ARGUMENTS[: len(ids)]
+    marks = [str(given["key"]).split()[-1] for given in arguments]
+    for results in ((), ids):  # some templates write only calls that have been answered
+        text = _reply_text(template, ids, results)
+        if all(mark in text for mark in marks):
+            return WrittenCalls(arguments, _without_end(text, _text(template, _USER, _ANSWER), stop_texts))
+    return None
+
+
+def _reply_text(template: Template, ids: Sequence[str], results: Sequence[str]) -> str:
+    """What stands behind the prompt, up to the first result; empty where the template refuses."""
+    calls = [
+        {"type": "function", "id": call_id, "function": {"name": _NAME, "arguments": arguments}}
+        for call_id, arguments in zip(ids, _ARGUMENTS, strict=False)
+    ]
+    reply = {"role": "assistant", "content": "", "tool_calls": calls}
+    answers = [{"role": "tool", "name": _NAME, "tool_call_id": call_id, "content": _RESULT} for call_id in results]
+    whole = _text(template, _USER, reply, *answers)
+    prompt, answer = _text(template, _USER), _text(template, _USER, _ANSWER)
+    # Where the template writes a reply otherwise than it opens one, both are alike up to there, or two replies are.
+    apart = max(_common_start(whole, prompt), _common_start(whole, answer))
+    start = len(prompt) if whole.startswith(prompt) else apart
+    return whole[start:].partition(_RESULT)[0]
+
+
+def _text(template: Template, *rows: Mapping[str, Any]) -> str:
+    """Empty where the template refuses."""
+    try:
+        return template.render_rows(rows, tools=[_TOOL], generation_prompt=len(rows) == 1)
+    except ValueError:
+        return ""
+
+
+def _common_start(text: str, other: str) -> int:
+    """Up to where they differ, or to the control token in which they do."""
+    common = _alike(text, other)
+    within = _CUT_TAG.search(text[:common])
+    return within.start() if within else common
+
+
+def _alike(text: str, other: str) -> int:
+    """How many first characters are the same."""
+    differs = (place for place, (a, b) in enumerate(zip(text, other, strict=False)) if a != b)
+    return next(differs, min(len(text), len(other)))
+
+
+def _without_end(text: str, answer: str, stop_texts: Sequence[str]) -> tuple[str, ...]:
+    """The text without what ends the turn; several, where nobody says what that is."""
+    ends = [place for stop in stop_texts if (place := text.find(stop)) >= 0]
+    if ends:
+        return (text[: min(ends)],)
+    same = _alike(text[::-1], answer[::-1])
+    cuts = [text, text[: len(text) - same]]
+    for _ in range(_MOST_TAGS):
+        cuts.append(_LAST_TAG.sub("", cuts[-1] if len(cuts) > 2 else text))
+    return tuple(dict.fromkeys(cuts))

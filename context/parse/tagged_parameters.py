@@ -1,0 +1,166 @@
+"""Tool calls as a name and then each argument in tags of its own, as plain text.
+
+Plain text has no types. Of a tool that is known, its schema says whether `3` is text or a number; of others, what
+reads as JSON is JSON, and what doesn't is text. Templates that print with Python write True, False and None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from context.messages import ToolCall
+from context.parse.json_calls import skip_space, strict_json
+from context.parse.reply import NOT_CLOSED, CallParser, Malformed, ReadCalls, Tools, check_length, check_tool_name
+
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
+_JSON_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
+    ("boolean", bool),
+    ("integer", int),
+    ("number", (int, float)),
+    ("array", list),
+    ("object", dict),
+    ("null", type(None)),
+)
+
+
+class TaggedParametersParser(CallParser):
+    """Text, then one or more blocks of calls. Text behind a block is left out of the content.
+
+    A value ends at the closing tag that the next tag of the grammar follows, so that it may spell one. Malformed: tags
+    that are not closed or stand in another order, an argument given twice, a tool's name that is none.
+    """
+
+    block: ClassVar[tuple[str, str]]
+    name: ClassVar[re.Pattern[str]]
+    """Begins a call; group 1 has the tool's name."""
+    key: ClassVar[re.Pattern[str]]
+    """Begins an argument, up to its value; group 1 has its name."""
+    value_end: ClassVar[re.Pattern[str]]
+    call_end: ClassVar[re.Pattern[str]]
+
+    def __init__(self, tools: Tools = ()) -> None:
+        super().__init__(tools)
+        functions = [tool.get("function", tool) for tool in tools]
+        self._types = {str(function["name"]): dict(_types_of(function)) for function in functions}
+
+    def _read_calls(self, text: str) -> ReadCalls:
+        opening, closing = self.block
+        start = end = text.find(opening)
+        if start < 0:
+            if closing in text:
+                raise Malformed("a tool call is closed that was never opened")
+            return ReadCalls(text)
+        check_length(len(text) - start)
+        calls: list[ToolCall] = []
+        while (begin := text.find(opening, end)) >= 0:
+            block, end = self._block(text, begin + len(opening))
+            calls += block
+        if closing in text[:start] or closing in text[end:]:
+            raise Malformed("a tool call is closed that was never opened")
+        return ReadCalls(text[:start].rstrip("\n"), tuple(calls))
+
+    def _block(self, text: str, start: int) -> tuple[list[ToolCall], int]:
+        closing = self.block[1]
+        calls: list[ToolCall] = []
+        while not text.startswith(closing, end := skip_space(text, start)):
+            call, start = self._call(text, start)
+            calls.append(call)
+        if not calls:
+            raise Malformed("a tool call holds nothing")
+        return calls, end + len(closing)
+
+    def _call(self, text: str, start: int) -> tuple[ToolCall, int]:
+        named = self.name.match(text, start)
+        if named is None:
+            raise Malformed(NOT_CLOSED if self.block[1] not in text[start:] else "a tool call has no name in its tag")
+        name, end = check_tool_name(named[1].strip()), named.end()
+        arguments: dict[str, Any] = {}
+        while (key := self.key.match(text, end)) is not None:
+            closed = self.value_end.search(text, key.end())
+            if closed is None:
+                raise Malformed("an argument of a tool call is not closed")
+            if key[1] in arguments:
+                raise Malformed("a tool call has the same key twice")
+            types = self._types.get(name, {}).get(key[1], frozenset())
+            arguments[key[1]] = _value(text[key.end() : closed.start()], types)
+            end = closed.end()
+        closing = self.call_end.match(text, end)
+        if closing is None:
+            raise Malformed(NOT_CLOSED)
+        return ToolCall(name, arguments), closing.end()
+
+
+class QwenCoderParser(TaggedParametersParser):
+    r"""`<tool_call>` `<function=name>` `<parameter=key>`\nvalue\n`</parameter>` ... `</function>` `</tool_call>`.
+
+    Qwen3-Coder, Qwen3.5 and later, Nemotron 3: the models' chat templates.
+    """
+
+    block = ("<tool_call>", "</tool_call>")
+    name = re.compile(r"\s*<function=([^>\n]*)>")
+    key = re.compile(r"\s*<parameter=([^>\n]*)>\n?")
+    value_end = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))")
+    call_end = re.compile(r"\s*</function>")
+
+
+class GlmParser(TaggedParametersParser):
+    """`<tool_call>name` `<arg_key>key</arg_key>` `<arg_value>value</arg_value>` ... `</tool_call>`.
+
+    GLM-4.5 and later: the models' chat templates.
+    """
+
+    block = ("<tool_call>", "</tool_call>")
+    name = re.compile(r"\s*([^\s<]+)")
+    key = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>")
+    value_end = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))")
+    call_end = re.compile(r"(?=\s*</tool_call>)")
+
+
+class MiniMaxParser(TaggedParametersParser):
+    """`<minimax:tool_call>` `<invoke name="...">` `<parameter name="key">value</parameter>` ... `</invoke>` ...
+
+    One block holds several calls: MiniMax M2's guide to tool calls.
+    """
+
+    block = ("<minimax:tool_call>", "</minimax:tool_call>")
+    name = re.compile(r'\s*<invoke name="([^">\n]*)">')
+    key = re.compile(r'\s*<parameter name="([^">\n]*)">')
+    value_end = re.compile(r"</parameter>(?=\s*(?:<parameter name=|</invoke>))")
+    call_end = re.compile(r"\s*</invoke>")
+
+
+def _types_of(function: Mapping[str, Any]) -> Iterator[tuple[str, frozenset[str]]]:
+    properties = (function.get("parameters") or {}).get("properties") or {}
+    for name, schema in properties.items():
+        yield name, frozenset(_json_types(schema))
+
+
+def _json_types(schema: Any) -> Iterator[str]:
+    """The types a schema allows; none where it does not say."""
+    if not isinstance(schema, dict):
+        return
+    kind = schema.get("type")
+    yield from [kind] if isinstance(kind, str) else kind or ()
+    for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        yield from _json_types(choice)
+    if kind is None and "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
+        yield "string"
+
+
+def _value(text: str, types: frozenset[str]) -> Any:
+    if types == frozenset({"string"}):
+        return text
+    try:
+        value = _PYTHON_WORDS[text.strip()] if text.strip() in _PYTHON_WORDS else strict_json(text)
+    except Malformed:
+        return text
+    if "string" in types and (isinstance(value, str) or not _is_of(value, types)):
+        return text
+    return text if isinstance(value, str) else value
+
+
+def _is_of(value: Any, types: frozenset[str]) -> bool:
+    fitting = {name for name, kinds in _JSON_TYPES if isinstance(value, kinds)}
+    return bool(fitting & types) and not (isinstance(value, bool) and "boolean" not in types)

@@ -1,0 +1,104 @@
+"""The parser is chosen by the calls that a template writes."""
+
+from __future__ import annotations
+
+import pytest
+
+from context import ChatTemplate
+from context.parse import PARSERS, HermesParser, choose_parser, unread_call
+from tests.context.parse.dialects import DIALECTS, Dialect
+from tests.fakes.call_templates import CALL_TEMPLATES
+from tests.fakes.families import CHATML, LLAMA3, MISTRAL
+from tests.fakes.trl_templates import SPECIAL, model
+
+ONLY_TEXT = ["cohere", "deepseek_r1_distill", "gemma3", "lfm2", "llama3", "phi3"]
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, SPECIAL)
+
+
+def chosen(chat_template: ChatTemplate, **options: object) -> str:
+    kind = type(choose_parser("auto", chat_template, **options))
+    return next(name for name, parser in PARSERS.items() if parser is kind)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.template)
+def test_auto_takes_the_parser_of_the_dialect(dialect: Dialect) -> None:
+    assert chosen(dialect.chat_template) == dialect.parser
+    assert unread_call(PARSERS[dialect.parser](()), dialect.chat_template) is None
+
+
+@pytest.mark.parametrize(("source", "name"), [(CHATML, "hermes"), (LLAMA3, "llama3_json"), (MISTRAL, "mistral")])
+def test_auto_takes_the_parser_of_the_families_in_miniature(source: str, name: str) -> None:
+    assert chosen(template(source)) == name
+
+
+@pytest.mark.parametrize("name", ONLY_TEXT)
+def test_template_that_writes_no_calls_gets_react(name: str) -> None:
+    assert chosen(model(name).template) == "react"
+
+
+def test_template_that_refuses_calls_gets_react() -> None:
+    refuses = (
+        "{% for m in messages %}{% if m.tool_calls %}{{ raise_exception('no') }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    assert chosen(template(refuses)) == "react"
+
+
+def test_calls_that_are_written_only_once_they_are_answered_are_read() -> None:
+    # Nemotron Nano 2 writes the content alone of a conversation's last reply.
+    source = CALL_TEMPLATES["nemotron"].replace("{%- if m.tool_calls %}", "{%- if m.tool_calls and not loop.last %}")
+    assert chosen(template(source)) == "nemotron"
+
+
+def test_call_is_cut_at_the_stop_text() -> None:
+    # A turn that ends in words: only whoever knows the stop text knows that they are no part of the call.
+    gptoss = template(model("gptoss").template.source.replace("<|call|>", " over and out"))
+    with pytest.raises(ValueError, match="no built-in parser reads"):
+        choose_parser("auto", gptoss)
+    assert chosen(gptoss, stop_texts=[" over", "</s>"]) == "harmony"
+
+
+def test_dialect_that_nobody_reads_is_named_with_its_example() -> None:
+    source = CALL_TEMPLATES["granite"].replace("<|tool_call|>", "<|begin_call|>")
+    with pytest.raises(
+        ValueError, match=r"context\.parser must be a class of your own .* got 'auto' and '<\|begin_call\|>"
+    ):
+        choose_parser("auto", template(source))
+
+
+def test_parser_that_reads_single_calls_only_is_not_taken() -> None:
+    source = CALL_TEMPLATES["granite"].replace("{{ ', ' }}", "{{ ' and ' }}")
+    with pytest.raises(ValueError, match="no built-in parser reads"):
+        choose_parser("auto", template(source))
+
+
+def test_named_parser_is_taken_whatever_the_template_writes() -> None:
+    assert isinstance(choose_parser("hermes", template(LLAMA3)), HermesParser)
+    unread = unread_call(HermesParser(), template(LLAMA3))
+    assert unread is not None and unread.startswith('{"name": "find_stone", "parameters": {')
+    with pytest.raises(ValueError, match=r"context\.parser must be one of auto, hermes, llama3_json, .*, got 'xml'"):
+        choose_parser("xml", template(CHATML))
+
+
+def test_schema_of_a_tool_says_what_is_text() -> None:
+    properties = {
+        "code": {"type": "string"},
+        "count": {"type": "integer"},
+        "either": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "colour": {"enum": ["red", "3"]},
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
+    text = "<tool_call>f\n" + "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+        for key, value in [("code", "3"), ("count", "3"), ("either", "null"), ("colour", "3"), ("other", "3")]
+    )
+    (read,) = (
+        choose_parser("glm", template(CHATML), tools=[tool])
+        .parse(text + "</tool_call>", stopped=True)
+        .message.tool_calls
+    )
+    assert read.arguments == {"code": "3", "count": 3, "either": None, "colour": "3", "other": 3}
+    (read,) = choose_parser("glm", template(CHATML)).parse(text + "</tool_call>", stopped=True).message.tool_calls
+    assert read.arguments == {"code": 3, "count": 3, "either": None, "colour": 3, "other": 3}

@@ -1,0 +1,195 @@
+"""What a dialect forgives, what it does not, and where its thinking and its answers stand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from context.parse import PARSERS, Reply
+from tests.context.parse.dialects import NUMBERS, ONE_CALL, SECTION
+
+
+def read(name: str, text: str) -> Reply:
+    return PARSERS[name](()).parse(text, stopped=True)
+
+
+def calls(name: str, text: str) -> list[tuple[str, object]]:
+    reply = read(name, text)
+    assert (reply.outcome, reply.problem) == ("tool_calls", None)
+    return [(call.name, call.arguments) for call in reply.message.tool_calls]
+
+
+def test_there_is_a_call_of_every_dialect() -> None:
+    assert ONE_CALL.keys() == PARSERS.keys()
+
+
+@pytest.mark.parametrize("name", ONE_CALL)
+def test_text_behind_a_call_is_forgiven(name: str) -> None:
+    text = ONE_CALL[name] + ("<|call|>" if name == "harmony" else "") + "\nand so on"
+    if name == "harmony":  # every message has a channel
+        text = text.replace("\nand so on", "<|start|>assistant<|channel|>commentary<|message|>and so on")
+    assert calls(name, text) == [("f", {"a": 1})]
+    kept = {"gemma": "and so on", "harmony": "and so on"}
+    assert read(name, text).message.content == kept.get(name, "")
+
+
+@pytest.mark.parametrize("name", [name for name in ONE_CALL if name not in ("pythonic",)])
+def test_names_hold_slashes_and_colons(name: str) -> None:
+    longer = "mcp/files:read.it-2"
+    text = ONE_CALL[name]
+    for around in ('"f"', "functions.f", "=f>", ">f\n", "call:f", "]f[", "begin｜>f<", ": f\n"):
+        text = text.replace(around, around.replace("f", longer) if around[:2] != "fu" else f"functions.{longer}")
+    assert calls(name, text) == [(longer, {"a": 1})]
+
+
+@pytest.mark.parametrize("number", [*NUMBERS[:2], "0o" + "7" * 5000, "0b" + "1" * 20000])
+@pytest.mark.parametrize("name", ONE_CALL)
+def test_numbers_that_nothing_can_write_down_are_malformed_or_text(name: str, number: str) -> None:
+    text = ONE_CALL[name].replace("1", number) if name != "kimi" else ONE_CALL[name].replace(": 1", f": {number}")
+    reply = read(name, text)
+    assert reply.outcome == "malformed" or reply.message.tool_calls[0].arguments == {"a": number}
+    assert (reply.outcome == "malformed") == (name not in ("qwen3_coder", "glm", "minimax"))
+    json.dumps([dict(call.arguments) for call in reply.message.tool_calls])
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('{"name": "f"}', {}),
+        ('{"name": "f", "arguments": null}', {}),
+        ('{"name": "f", "arguments": ""}', {}),
+        ('{"name": "f", "arguments": "{\\"a\\": 1}"}', {"a": 1}),
+        ('{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}', {"a": 1}),
+        ('{"function": "f", "parameters": {"a": 1}}', {"a": 1}),
+        ('{"name": "f", "arguments": {"a": "<tool_call>{}</tool_call>"}}', {"a": "<tool_call>{}</tool_call>"}),
+    ],
+)
+def test_json_calls_are_read_in_every_common_form(text: str, arguments: dict[str, object]) -> None:
+    assert calls("hermes", f"<tool_call>{text}</tool_call>") == [("f", arguments)]
+    assert calls("llama3_json", text) == [("f", arguments)]
+    assert calls("mistral", f"[TOOL_CALLS][{text}]") == [("f", arguments)]
+
+
+@pytest.mark.parametrize("between", ["; ", "\n", "", ", "])
+def test_llama_3_calls_may_follow_one_another(between: str) -> None:
+    one = ONE_CALL["llama3_json"]
+    assert calls("llama3_json", one + between + one) == [("f", {"a": 1})] * 2
+
+
+def test_llama_4_speaks_between_its_tags() -> None:
+    reply = read("llama3_json", "<|python_start|>I look.<|python_end|>" + ONE_CALL["llama3_json"])
+    assert (reply.message.content, len(reply.message.tool_calls)) == ("I look.", 1)
+
+
+def test_ids_are_kept() -> None:
+    listed = '[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "abcdefghi"}]'
+    texts = [("mistral", listed, "abcdefghi"), ("mistral", "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}", "abcdefghi")]
+    for name, text, call_id in [
+        *texts,
+        ("kimi", ONE_CALL["kimi"], "functions.f:0"),
+        ("command_a", ONE_CALL["command_a"], "0"),
+    ]:
+        assert [call.id for call in read(name, text).message.tool_calls] == [call_id]
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_thought_that_the_prompt_opened_and_nobody_closed_is_never_final(name: str) -> None:
+    for text in ("<think>\nIt is 78.", "<think>\n" + ONE_CALL[name], "<think>"):
+        if name == "harmony" and "<|" in text:
+            continue  # its own thinking has a channel
+        reply = read(name, text)
+        assert (reply.outcome, reply.problem) == ("malformed", "the thinking is not closed with </think>")
+        assert PARSERS[name](()).parse(text, stopped=False).outcome == "truncated"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("command_a", "<|START_THINKING|>hm", "the thinking is not closed with <|END_THINKING|>"),
+        ("mistral", "[THINK]hm", "the thinking is not closed with [/THINK]"),
+        ("gemma", "<|channel>thought\nhm", "the thinking is not closed with <channel|>"),
+        ("harmony", "<|channel|>analysis<|message|>hm", "the thinking is not followed by an answer"),
+        ("harmony", "<|channel|>analysis<|message|>hm<|end|>", "the thinking is not followed by an answer"),
+    ],
+)
+def test_thinking_in_own_tags_is_closed_or_malformed(name: str, text: str, problem: str) -> None:
+    reply = read(name, text)
+    assert (reply.outcome, reply.problem) == ("malformed", problem)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("command_a", "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>78<|END_RESPONSE|>"),
+        ("command_a", "hm<|END_THINKING|>78<|END_RESPONSE|>"),  # the template opened both
+        ("mistral", "[THINK]hm[/THINK]78"),
+        ("gemma", "<|channel>thought\nhm\n<channel|>78"),
+        ("harmony", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>78<|return|>"),
+        ("kimi", "<think>hm</think>78"),
+    ],
+)
+def test_answer_stands_behind_the_thinking(name: str, text: str) -> None:
+    reply = read(name, text)
+    assert (reply.outcome, reply.message.reasoning, reply.message.content) == ("final", "hm", "78")
+
+
+def test_harmony_keeps_what_it_tells_the_user_before_a_call() -> None:
+    text = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" + ONE_CALL["harmony"]
+    reply = read("harmony", text)
+    assert (reply.message.content, [call.name for call in reply.message.tool_calls]) == ("I look.", ["f"])
+
+
+def test_line_breaks_in_python_texts_are_kept() -> None:
+    assert calls("pythonic", "[f(a='x\ny', b=\"\r\n\")] and so on") == [("f", {"a": "x\ny", "b": "\r\n"})]
+
+
+CODER, COMMAND = "<tool_call><function=f>{}</function></tool_call>", "<tool_call>f{}</tool_call>"
+BAD = [
+    ("qwen3_coder", "<tool_call></tool_call>", "a tool call holds nothing"),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n", "a tool call is not closed"),
+    ("qwen3_coder", "<tool_call>f</tool_call>", "a tool call has no name in its tag"),
+    ("qwen3_coder", "<tool_call><function=a b></function></tool_call>", "is not the name of a tool"),
+    ("qwen3_coder", CODER.format("<parameter=a>1"), "an argument of a tool call is not closed"),
+    ("qwen3_coder", CODER.format("<parameter=a>1</parameter>" * 2), "the same key twice"),
+    ("qwen3_coder", CODER.format("so"), "a tool call is not closed"),
+    ("qwen3_coder", "so</tool_call>", "closed that was never opened"),
+    ("glm", COMMAND.format("<arg_key>a</arg_key><arg_value>1"), "an argument of a tool call is not closed"),
+    ("glm", COMMAND.format("<arg_key>a"), "a tool call is not closed"),
+    ("minimax", "<minimax:tool_call><invoke name=f></invoke></minimax:tool_call>", "no name in its tag"),
+    ("mistral", "[TOOL_CALLS]", "is not valid JSON"),
+    ("mistral", "[TOOL_CALLS][]", "the list of tool calls is empty"),
+    ("mistral", "[TOOL_CALLS]f[ARGS][1]", "is not a JSON object"),
+    ("mistral", "[TOOL_CALLS]a b[ARGS]{}", "is not valid JSON"),
+    ("mistral", "[TOOL_CALLS]f[CALL_ID]<s>[ARGS]{}", "id of a tool call is not a plain word"),
+    ("deepseek", SECTION.format(""), "the section of tool calls is empty"),
+    ("deepseek", SECTION.format("f{}"), "does not begin with its tag and a name"),
+    ("deepseek", ONE_CALL["deepseek"][: -len("<｜tool▁calls▁end｜>")], "a tool call is not closed"),
+    ("deepseek", ONE_CALL["deepseek"][len("<｜tool▁calls▁begin｜>") :], "outside of the section"),
+    ("deepseek", ONE_CALL["deepseek"] * 2, "more than one section"),
+    ("kimi", ONE_CALL["kimi"].replace("functions.f:0", "call_1"), "is not functions.NAME:INDEX"),
+    ("kimi", ONE_CALL["kimi"].replace("<|tool_call_end|>", ""), "a tool call is not closed"),
+    ("gemma", "<|tool_call>f{}<tool_call|>", 'does not begin with "call:"'),
+    ("gemma", "<|tool_call>call:f{a:1}", "a tool call is not closed"),
+    ("gemma", "<|tool_call>call:f[1]<tool_call|>", "is not an object"),
+    ("gemma", "<|tool_call>call:f{a:x}<tool_call|>", "is not valid JSON"),
+    ("gemma", "<|tool_call>call:f{a:}<tool_call|>", "a value of a tool call is missing"),
+    ("gemma", '<|tool_call>call:f{a:<|"|>x}<tool_call|>', "a text in a tool call is not closed"),
+    ("gemma", "<|tool_call>call:f{a:1,a:2}<tool_call|>", "the same key twice"),
+    ("gemma", "<|tool_call>call:f{a:" + "[" * 80 + "]" * 80 + "}<tool_call|>", "nested too deeply"),
+    ("gemma", "<|tool_call>call:f{a:[" + "1," * 10_000 + "1]}<tool_call|>", "more than 10000 parts"),
+    ("gemma", "78<tool_call|>", "closed that was never opened"),
+    ("harmony", "<|channel|>final", "a message does not begin with its channel"),
+    ("harmony", "<|message|>78", "a message does not begin with its channel"),
+    ("harmony", " to=functions.f<|channel|>commentary json<|message|>{} so", "a tool call is not closed"),
+    ("phi4_mini", ONE_CALL["granite"], "a tool call is not closed"),
+    ("command_r", "Action: ```json\n[]\n```", "the list of tool calls is empty"),
+    ("command_a", "<|START_ACTION|>[]<|END_ACTION|>", "the list of tool calls is empty"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "problem"), BAD, ids=range(len(BAD)))
+def test_bad_call_is_malformed_and_says_why(name: str, text: str, problem: str) -> None:
+    reply = read(name, text)
+    assert (reply.outcome, reply.message.content, reply.message.tool_calls) == ("malformed", text, ())
+    assert reply.problem is not None and problem in reply.problem and len(reply.problem) <= 120
