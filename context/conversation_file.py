@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from context.templates.chat_template import RenderError
 
 _AUTHORS = {"user": USER, "tool": ENV}
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
 
 
 def read_conversation(path: Path | str) -> tuple[list[Message], list[dict[str, Any]]]:
@@ -40,8 +38,6 @@ def read_message(index: int, row: Any) -> Message:
     role = row["role"]
     content = _content(f"{where}.content", row.get("content"), result=role == "tool")
     reasoning = _text(f"{where}.reasoning_content", row.get("reasoning_content"))
-    if role == "assistant" and reasoning is None and (thought := _THOUGHT.match(content)):
-        reasoning, content = thought[1].strip("\n"), content[thought.end() :]
     return Message(
         role,
         content,

@@ -244,12 +244,11 @@ class ContextManager:
             return self._extended((*self._view, *added))
         except RenderError:
             called = self._last is not None and self._last.message.tool_calls
-            if called or all(message.role == "user" for message in added):
+            if called or all(message.role != "tool" for message in added):
                 raise
             # Some templates take a tool's result behind a call only: what answers a call that could not be read is
             # shown as a user's message there.
-            asked = [replace(message, role="user", name=None, tool_call_id=None) for message in added]
-            return self._extended((*self._view, *asked))
+            return self._extended((*self._view, *map(_as_users, added)))
 
     def _grown(self, view: tuple[Message, ...]) -> tuple[Rendering, TokenSequence | None]:
         """The prompt that shows the reply and what follows, and what that adds; None: it does not only add."""
@@ -445,3 +444,7 @@ class ContextManager:
 
     def _is_action(self, author: str) -> bool:
         return self._renderer.authors.author(author).action
+
+
+def _as_users(message: Message) -> Message:
+    return replace(message, role="user", name=None, tool_call_id=None) if message.role == "tool" else message

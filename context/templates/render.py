@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from typing import Any, Generic, TypeVar
@@ -13,10 +13,18 @@ import numpy as np
 
 from context.authors import TEMPLATE, AuthorTable
 from context.messages import Message
-from context.parse.reply import split_thinking
-from context.templates.rendering import marks
 from context.templates.chat_template import ChatTemplate, RenderError
-from context.templates.rendering.contents import Content, Row, contents, find_spans, first_place, row, tool_rows
+from context.templates.rendering import marks
+from context.templates.rendering.contents import (
+    Content,
+    Row,
+    contents,
+    find_spans,
+    first_place,
+    row,
+    tool_rows,
+    with_thought,
+)
 from context.templates.rendering.demonstrated_turns import turn_spans
 from context.templates.rendering.marks import MarkedText, Span
 from context.templates.rendering.reply_end import Ended, Shown, Tail, is_as_sampled, reply_end
@@ -30,7 +38,6 @@ _WORD = re.compile(r"[A-Za-z0-9_.$-]{0,64}")
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 _Tools = Sequence[Mapping[str, Any]]
-_END_THINK = "</think>"
 _MAX_CACHED_CHARS = 2_000_000
 """Characters of texts: a conversation that is shown anew is not tokenised anew."""
 
@@ -94,7 +101,7 @@ class Renderer:
     def render(self, messages: Sequence[Message], tools: _Tools, *, after: Rendering | None = None) -> Rendering:
         """The text of a prompt; `after` is one of the same conversation, earlier."""
         known = () if after is None else after.messages
-        shown = tuple(map(self._with_thought, messages))
+        shown = tuple(map(self._read, messages))
         rows = tuple(
             after.rows[place] if after and place < len(known) and _same(message, known[place]) else self._row(message)
             for place, message in enumerate(shown)
@@ -115,9 +122,7 @@ class Renderer:
             spans = [*self._turns(rendering, speakers), *spans]
         return self._encode(written.text, self._controls(written), spans, start=0, lead=None)
 
-    def increment(
-        self, before: Rendering, grown: Rendering, *, sampled: str, stop: int | None
-    ) -> TokenSequence | None:
+    def increment(self, before: Rendering, grown: Rendering, *, sampled: str, stop: int | None) -> TokenSequence | None:
         """What follows the reply that answered `before`: the rest of its turn, the messages behind it, the next prompt.
 
         `grown` shows the reply and them too. `sampled` is the reply's text, `stop` the token that ended it; None: a
@@ -129,7 +134,7 @@ class Renderer:
         controls = self._controls(written)
         reply, length = len(before.messages), len(before.written.text)
         known = is_as_sampled(written.text, controls, self._stops, sampled)
-        placed = self._placed(grown, reply + known, length)
+        placed = self._placed(grown, reply + known, length, required=reply + 1)
         spans = [
             Span(span.first - length, span.end - length, span.author)
             for number, _, span in placed
@@ -152,7 +157,7 @@ class Renderer:
         whole = MarkedText(lead + said)
         controls = self._controls(whole)
         length = len(MarkedText(lead).text)
-        ids = self._encode(whole.text, controls, [], start=0, lead=None).token_ids.tolist()
+        ids: list[int] = self._encode(whole.text, controls, [], start=0, lead=None).token_ids.tolist()
         asked = self._encode(
             whole.text[:length], [found for found in controls if found.end <= length], [], start=0, lead=None
         ).token_ids.tolist()
@@ -191,17 +196,11 @@ class Renderer:
             for found in self.codec.controls(written.marked)
         ]
 
-    def _with_thought(self, message: Message) -> Message:
-        """A thought that stands in the content is given as templates that know thoughts take it."""
-        if message.role != "assistant" or message.reasoning is not None or _END_THINK not in message.content:
-            return message
-        thought, rest, closed = split_thinking(message.content)
-        if not closed or thought is None or not self.template.knows_thoughts:
-            return message
-        return replace(message, reasoning=thought, content=rest)
-
     def _row(self, message: Message) -> Row:
-        return row(message, self._break, self._break_word)
+        return row(self._read(message), self._break, self._break_word)
+
+    def _read(self, message: Message) -> Message:
+        return with_thought(message) if self.template.knows_thoughts else message
 
     def _break_word(self, text: str) -> str:
         """Names and keys, which templates compare with their own: nothing is put at their ends."""
@@ -224,8 +223,11 @@ class Renderer:
             self._tools = tools, tool_rows(tools, self._break_value, self._break_word)
         return self.template.render_rows(rows, tools=self._tools[1], generation_prompt=generation_prompt, now=now)
 
-    def _placed(self, rendering: Rendering, first: int, start: int) -> list[_Placed]:
-        """Where the contents of the messages from `first` on stand in the text, behind `start`."""
+    def _placed(self, rendering: Rendering, first: int, start: int, *, required: int = 0) -> list[_Placed]:
+        """Where the contents of the messages from `first` on stand in the text, behind `start`.
+
+        Raises RenderError where a message from `required` on is left out.
+        """
         text = rendering.written.text
         wanted = [
             (number, content)
@@ -241,7 +243,7 @@ class Renderer:
             places = _in_turn(text, [content for _, content in wanted], start)
         placed: list[_Placed] = []
         for place, (number, content) in enumerate(wanted):
-            if content.required and place not in places:
+            if content.required and number >= required and place not in places:
                 raise RenderError(
                     "chat template must render every message, got one that leaves out "
                     f"messages[{number}] (role {rendering.messages[number].role}). "
@@ -261,7 +263,10 @@ class Renderer:
             before, _, behind = text.partition(inner)
             return before + marks.begin(number) + self._break(inner) + marks.end(number) + behind
 
-        rows = (*rendering.rows[:first], *(row(message, numbered, self._break_word) for message in rendering.messages[first:]))
+        rows = (
+            *rendering.rows[:first],
+            *(row(message, numbered, self._break_word) for message in rendering.messages[first:]),
+        )
         return self._write(rows, rendering.tools, now=rendering.now), rows
 
     def _turns(self, rendering: Rendering, speakers: Mapping[int, str]) -> list[Span]:

@@ -50,7 +50,7 @@ class _Ending:
         kept = codec.added_ids.difference(between or ())
 
         def controls(text: str) -> list[int]:
-            return [token for token in codec.encode_template(text) if token in kept]
+            return [token for token in codec.encode(text) if token in kept]
 
         self._ends = controls(_shared_opening(*behind)) or controls(behind[0])
         self._next = controls(followed.partition(_SAID)[2])
@@ -69,7 +69,7 @@ class _Ending:
 def _between_calls(template: ChatTemplate, codec: TokenCodec) -> set[int]:
     """Control tokens between two calls of one turn: they belong to a call, and do not end the turn."""
     text = _rendered(template, [_ASKED, _calling(2)], prompted=False, tools=True)
-    return set(codec.encode_template("".join(text.split(_SAID)[1:-1])))
+    return set(codec.encode("".join(text.split(_SAID)[1:-1])))
 
 
 def _shared_opening(first: str, second: str) -> str:

@@ -115,7 +115,9 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
             increment = renderer.increment(before, grown, sampled="", stop=_stop(renderer, before, grown))
             if increment is None:
                 changed = changes(model.template, rows[:end], reply=reply, tools=schemas)
-                found |= dict.fromkeys(changed or (f"message {reply} (assistant): what was shown is written differently",))
+                found |= dict.fromkeys(
+                    changed or (f"message {reply} (assistant): what was shown is written differently",)
+                )
             else:
                 borders += _joined(renderer, before, grown, increment)
     except (RenderError, ValueError) as error:
@@ -139,7 +141,7 @@ def _joined(renderer: Renderer, before: Rendering, grown: Rendering, increment: 
     whole, shown, added = (
         tokens.token_ids.tolist() for tokens in (renderer.tokens(grown), renderer.tokens(before), increment)
     )
-    return (whole[: len(shown)] != shown) + (whole[len(whole) - len(added) :] != added)
+    return int(whole[: len(shown)] != shown) + int(whole[len(whole) - len(added) :] != added)
 
 
 def _check_tools_shown(model: ModelFiles, prompt: Sequence[dict[str, Any]]) -> None:

@@ -54,10 +54,14 @@ class Piece:
         for character in range(max(0, place - self._cut), self._length - self._cut):
             token = encoding.char_to_token(character)
             if token is not None:
-                while token < len(encoding) and encoding.token_to_chars(token)[0] + self._cut < place:
+                while token < len(encoding) and self._begins(token) < place:
                     token += 1
                 return self._first + int(token)
         return len(self.ids)
+
+    def _begins(self, token: int) -> int:
+        characters = self._encoding.token_to_chars(token)
+        return self._length if characters is None else int(characters[0]) + self._cut
 
 
 class TokenCodec:
@@ -84,7 +88,9 @@ class TokenCodec:
         self._text = parts.without_control_tokens(description, self.added_ids)
         inside = parts.inside_a_text(description)
         self._full_inside = self._full if inside == description else parts.full(inside)
-        self._text_inside = self._text if inside == description else parts.without_control_tokens(inside, self.added_ids)
+        self._text_inside = (
+            self._text if inside == description else parts.without_control_tokens(inside, self.added_ids)
+        )
         self._scanner = parts.scanner(description, control)
         self.vocab_size: int = self._full.get_vocab_size()
 
@@ -199,4 +205,3 @@ def storable(text: str) -> str:
     except UnicodeEncodeError:
         return _LONE_SURROGATE.sub("\ufffd", text)
     return text
-

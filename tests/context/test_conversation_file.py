@@ -45,28 +45,6 @@ def test_images_audio_and_video_are_refused_by_name(role: str, kind: str) -> Non
         read_message(2, row)
 
 
-@pytest.mark.parametrize(
-    ("content", "reasoning", "rest"),
-    [
-        ("<think>\nhm\n</think>\n\nYes.", "hm", "Yes."),
-        ("<think></think>Yes.", "", "Yes."),
-        ("\n<think>a\nb</think>", "a\nb", ""),
-        ("Yes. <think>hm</think>", None, "Yes. <think>hm</think>"),
-        ("<think>hm", None, "<think>hm"),
-    ],
-)
-def test_thinking_in_what_an_assistant_says_is_read_apart(content: str, reasoning: str | None, rest: str) -> None:
-    message = read_message(0, {"role": "assistant", "content": content})
-    assert (message.reasoning, message.content) == (reasoning, rest)
-
-
-def test_thinking_is_left_where_there_is_some_or_another_speaks() -> None:
-    said = "<think>a</think>b"
-    named = read_message(0, {"role": "assistant", "content": said, "reasoning_content": "c"})
-    assert (named.reasoning, named.content) == ("c", said)
-    assert read_message(0, {"role": "user", "content": said}).content == said
-
-
 @pytest.mark.parametrize("arguments", ['{"key": "a"}', {"key": "a"}])
 def test_arguments_are_an_object_or_its_text(arguments: Any) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": arguments}}

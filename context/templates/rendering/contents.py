@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ from context.templates.rendering.marks import Span
 _ROLES = ("system", "developer", "user", "assistant", "tool", "ipython", "function", "observation")
 """What templates write as it is: there are tokenizers for which some of these are control tokens."""
 Row = dict[str, Any]
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
 _TELLING = 32
 """Characters of a text that nothing else spells by chance."""
 Leaf = Callable[[str], str]
@@ -45,6 +47,14 @@ def contents(message: Message) -> Iterator[Content]:
     return (content for content in found if content.text and not content.text.isspace())
 
 
+def with_thought(message: Message) -> Message:
+    """The message with a thought that opens its content apart from it, as templates that know thoughts take it."""
+    found = _THOUGHT.match(message.content) if message.role == "assistant" and message.reasoning is None else None
+    if found is None:
+        return message
+    return replace(message, reasoning=found[1].strip("\n"), content=message.content[found.end() :])
+
+
 def row(message: Message, leaf: Leaf, word: Leaf) -> Row:
     """The dictionary a Hugging Face chat template expects; `leaf` for each content, `word` for names and keys."""
     if message.role not in _ROLES and word(checked_name("messages.role", message.role)) != message.role:
@@ -69,7 +79,7 @@ def tool_rows(tools: Sequence[Mapping[str, Any]], leaf: Leaf, word: Leaf) -> lis
 
 
 def find_spans(text: str, wanted: Sequence[Content], start: int) -> list[Span] | None:
-    """Where each of the contents stands behind `start`, in their order; None where that can't be told from their texts alone.
+    """Where each of the contents stands behind `start`, in their order; None where their texts alone don't tell.
 
     A text that is short, or may be left out, could also be found in what the template wrote.
     """

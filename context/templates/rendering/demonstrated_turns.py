@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from context.templates.rendering import marks
 from context.templates.chat_template import RenderError
+from context.templates.rendering import marks
 from context.templates.rendering.marks import Span
 from context.templates.template_probe import shared_length
 from context.tokens.codec import TokenCodec

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from context import ChatTemplate, Message, Renderer, RenderError, TokenCodec, ToolCall, default_authors
-from tests.fakes.increments import ASKED, increment
 from tests.fakes.families import Family, families, family
+from tests.fakes.increments import ASKED, increment
 
 LOOKUP = {
     "type": "function",

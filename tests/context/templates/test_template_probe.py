@@ -217,7 +217,7 @@ def test_verdict_in_one_line_names_what_is_rewritten_and_what_does_not_work(name
         ("gemma", "tools", "leaves them out"),
         ("gemma", "tool results", "must alternate user/assistant"),
         ("cohere", "tool results", "must alternate user/assistant"),
-        ("phi3", "tool results", r"leaves out messages\[0\] \(role tool\)"),
+        ("phi3", "tool results", r"leaves out messages\[2\] \(role tool\)"),
         ("idefics3", "tools", "leaves them out"),
         ("llama3", "tools", "leaves them out"),
     ],
