@@ -48,8 +48,10 @@ class PromptChecks:
         """The last prompt and its reply, as the template writes them; None: it does not begin replies as it asks."""
         self._natural = True
         """Every reply of the segment is what the template has the policy write."""
+        self._stop = ""
+        """The last reply's stop token, where the template writes none there."""
         self._ended_otherwise = False
-        """A reply ended in a stop token that the template leaves out."""
+        """A reply ended in a stop token that the template leaves out, or writes only when nothing follows."""
 
     def opened_thought(self, said: str) -> str:
         """The reply with the end of what asked for it."""
@@ -80,7 +82,7 @@ class PromptChecks:
         else:
             spelled = [self._reads(self._reference.ids(text)) for text in (natural, natural + stop)]
             self._natural &= self._reads(ids) in spelled
-            self._ended_otherwise |= not natural.endswith(stop)
+            self._stop = "" if natural.endswith(stop) else stop
             bodies = {natural, natural + stop, natural.removesuffix(stop)}
         self._texts = {text + body for text in self._texts for body in bodies}
 
@@ -137,6 +139,8 @@ class PromptChecks:
         added = ids[len(self._ids) :]
         self._is_sampled += [False] * len(added)
         self._counts.add("continued")
+        if self._appended is not None:
+            self._ended_otherwise |= not text.startswith(self._appended + self._stop)
         if self._subject.lossless:
             more = self._reference.decode(added)
             right = any(before + more == text for before in self._texts)

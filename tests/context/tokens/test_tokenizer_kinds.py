@@ -13,7 +13,7 @@ from tests.fakes.scripted_conversations import scripted_conversations
 from tests.fakes.template_subjects import Subject, subject
 from tests.fakes.tokenizer_kinds import controls_of, tokenizer_kinds
 
-TEMPLATES = ("axolotl/chatml", "trl/llama3_1", "trl/gemma4_v5", "written/mistral_v0_3", "written/concatenates")
+TEMPLATES = ("axolotl/chatml", "written/mistral_v0_3", "written/concatenates")
 SOURCE = "<s> <|im_start|> <|im_end|> </s>"
 
 
@@ -63,7 +63,8 @@ def test_kinds_differ_in_bytes_case_forms_and_white_space() -> None:
     assert pieces("nfkc", "\uff1c\uff53\uff1e") != ["<s>"]  # a special token is not normalized
     assert pieces("nfkc", "\uff1c\uff5cim_end\uff5c\uff1e") == ["<|im_end|>"]  # the others are
     assert "sop" in pieces("words", "sopping")
-    assert pieces("strips", "<s>  a") == pieces("strips", "<s>a")
+    assert pieces("strips", "</s>  a") == ["</s>  ", "\u2581a"]
+    assert pieces("strips", "a<s>b").count("<s>") == 0
     assert pieces("unigram_spaces", "a  b").count("  ") == 1
     assert pieces("byte_bpe", " 1024") != pieces("byte_bpe_split", " 1024")
 
