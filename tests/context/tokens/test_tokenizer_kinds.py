@@ -42,7 +42,7 @@ def test_each_kind_reads_every_control_token_that_a_template_spells_as_one_token
 
 
 def test_a_word_behind_a_control_token_begins_as_each_kind_has_it() -> None:
-    text = "<s>the code"
+    text = "</s>the code"
     first = {kind: pieces(kind, text)[1] for kind in tokenizer_kinds()}
     assert {kind for kind, piece in first.items() if piece.startswith("\u2581")} == {
         "sp_legacy",
