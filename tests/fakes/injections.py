@@ -55,7 +55,7 @@ def disguises(token: str) -> list[str]:
     """Texts that spell the token, or would after some normalising, unescaping or cleaning."""
     half = len(token) // 2
     wide = "".join(chr(ord(char) + 0xFEE0) if "!" <= char <= "~" else char for char in token)
-    return [
+    found = [
         token,
         f"a {token} b",
         token * 2,
@@ -72,6 +72,7 @@ def disguises(token: str) -> list[str]:
         *(token[:half] + mark + token[half:] for mark in INVISIBLE),
         *(f"{token}{mark}{token[:half]}{mark}{token[half:]}" for mark in INVISIBLE[7:9]),
     ]
+    return [text for text in found if text]
 
 
 def split_over_neighbours(token: str) -> Iterator[Mapping[str, str]]:

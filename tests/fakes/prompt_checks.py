@@ -53,6 +53,9 @@ class PromptChecks:
         self._ended_otherwise = False
         """A reply ended in a stop token that the template leaves out, or writes only when nothing follows."""
 
+        self.only_appended = False
+        """The last prompt is the one before, its reply and what follows, for the template and for the strategy."""
+
     def opened_thought(self, said: str) -> str:
         """The reply with the end of what asked for it."""
         return (self._prompt[1] or "")[-20:] + said
@@ -98,11 +101,13 @@ class PromptChecks:
         expected = self._reference.ids(text)
         clean = not self._reference.spells_control(messages, tools)
         before = self._ids
+        appended = self._appended is not None and self._natural and text.startswith(self._appended)
+        self.only_appended = appends and before is not None and appended
         if before is not None and ids[: len(before)] == before:
             self._check_continued(ids, text, expected, clean=clean)
         else:
             if before is not None and appends:
-                self._check_split(text)
+                self._counts.add("splits")
             self._check_first(ids, text, expected, clean=clean)
             self._texts, self._natural, self._ended_otherwise = {text}, True, False
             self._is_sampled = [False] * len(ids)
@@ -116,11 +121,6 @@ class PromptChecks:
             self._counts.add("only_ours", self._name)
             return self._reference.decode(ids)
         return text
-
-    def _check_split(self, text: str) -> None:
-        self._counts.add("splits")
-        if self._appended is not None and text.startswith(self._appended) and self._natural:
-            self._counts.add("needless_splits", self._name)
 
     def _check_first(self, ids: list[int], text: str, expected: list[int], *, clean: bool) -> None:
         wanted = text if self._subject.lossless else self._reads(expected)
