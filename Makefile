@@ -16,7 +16,8 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
-# trl and axolotl come without their dependencies: tests read the chat templates among their files and never import them.
+# trl and axolotl come without their dependencies: tests read the chat templates among their files, and never import
+# them.
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps trl axolotl

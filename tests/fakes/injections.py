@@ -55,7 +55,7 @@ def disguises(token: str) -> list[str]:
     """Texts that spell the token, or would after some normalising, unescaping or cleaning."""
     half = len(token) // 2
     wide = "".join(chr(ord(char) + 0xFEE0) if "!" <= char <= "~" else char for char in token)
-    return [
+    found = [
         token,
         f"a {token} b",
         token * 2,
@@ -64,10 +64,15 @@ def disguises(token: str) -> list[str]:
         token.translate(_SMALL),
         token.translate(_ESCAPED),
         token.upper(),
+        token[1:],
+        token[:-1],
+        token[1:-1],
+        token[2:-2],
         token[:half] + token + token[half:],
         *(token[:half] + mark + token[half:] for mark in INVISIBLE),
         *(f"{token}{mark}{token[:half]}{mark}{token[half:]}" for mark in INVISIBLE[7:9]),
     ]
+    return [text for text in found if text]
 
 
 def split_over_neighbours(token: str) -> Iterator[Mapping[str, str]]:
@@ -159,22 +164,21 @@ def branches(field: str, token: str) -> bool:
     return field in ("assistant", "reasoning") and any(part in token for part in BRANCHING)
 
 
-def attempts(token: str) -> Iterator[Mapping[str, str]]:
-    """Each disguise in each field, and halves in neighbouring fields."""
-    for field in FIELDS:
-        if not branches(field, token):
-            for text in disguises(token):
-                yield {field: text}
-    for fields in split_over_neighbours(token):
-        if not any(branches(field, token) for field in fields):
-            yield fields
+def attempts(token: str, *, every: int = 1, first: int = 0) -> Iterator[Mapping[str, str]]:
+    """The token in each field, plain; and of its disguises and halves every so many, from the `first` on."""
+    plain = disguises(token)[:2]
+    fields = [field for field in FIELDS if not branches(field, token)]
+    yield from ({field: text} for field in fields for text in plain)
+    hidden = [{field: text} for field in fields for text in disguises(token)[2:]]
+    halves = [case for case in split_over_neighbours(token) if not any(branches(field, token) for field in case)]
+    yield from [*hidden, *halves][first % every :: every]
 
 
-def ways_in(case: InjectionCase) -> dict[str, str]:
+def ways_in(case: InjectionCase, *, every: int = 1) -> dict[str, str]:
     """Field -> the first attempt that came to anything there, and what it came to."""
     found: dict[str, str] = {}
-    for token in case.tokens():
-        for fields in attempts(token):
+    for place, token in enumerate(case.tokens()):
+        for fields in attempts(token, every=every, first=place):
             field = "+".join(fields)
             if field not in found and (problem := case.found(fields)) is not None:
                 found[field] = f"{dict(fields)!r}: {problem}"

@@ -48,8 +48,13 @@ class PromptChecks:
         """The last prompt and its reply, as the template writes them; None: it does not begin replies as it asks."""
         self._natural = True
         """Every reply of the segment is what the template has the policy write."""
+        self._stop = ""
+        """The last reply's stop token, where the template writes none there."""
         self._ended_otherwise = False
-        """A reply ended in a stop token that the template leaves out."""
+        """A reply ended in a stop token that the template leaves out, or writes only when nothing follows."""
+
+        self.only_appended = False
+        """The last prompt is the one before, its reply and what follows, for the template and for the strategy."""
 
     def opened_thought(self, said: str) -> str:
         """The reply with the end of what asked for it."""
@@ -80,7 +85,7 @@ class PromptChecks:
         else:
             spelled = [self._reads(self._reference.ids(text)) for text in (natural, natural + stop)]
             self._natural &= self._reads(ids) in spelled
-            self._ended_otherwise |= not natural.endswith(stop)
+            self._stop = "" if natural.endswith(stop) else stop
             bodies = {natural, natural + stop, natural.removesuffix(stop)}
         self._texts = {text + body for text in self._texts for body in bodies}
 
@@ -96,11 +101,13 @@ class PromptChecks:
         expected = self._reference.ids(text)
         clean = not self._reference.spells_control(messages, tools)
         before = self._ids
+        appended = self._appended is not None and self._natural and text.startswith(self._appended)
+        self.only_appended = appends and before is not None and appended
         if before is not None and ids[: len(before)] == before:
             self._check_continued(ids, text, expected, clean=clean)
         else:
             if before is not None and appends:
-                self._check_split(text)
+                self._counts.add("splits")
             self._check_first(ids, text, expected, clean=clean)
             self._texts, self._natural, self._ended_otherwise = {text}, True, False
             self._is_sampled = [False] * len(ids)
@@ -114,11 +121,6 @@ class PromptChecks:
             self._counts.add("only_ours", self._name)
             return self._reference.decode(ids)
         return text
-
-    def _check_split(self, text: str) -> None:
-        self._counts.add("splits")
-        if self._appended is not None and text.startswith(self._appended) and self._natural:
-            self._counts.add("needless_splits", self._name)
 
     def _check_first(self, ids: list[int], text: str, expected: list[int], *, clean: bool) -> None:
         wanted = text if self._subject.lossless else self._reads(expected)
@@ -137,6 +139,8 @@ class PromptChecks:
         added = ids[len(self._ids) :]
         self._is_sampled += [False] * len(added)
         self._counts.add("continued")
+        if self._appended is not None:
+            self._ended_otherwise |= not text.startswith(self._appended + self._stop)
         if self._subject.lossless:
             more = self._reference.decode(added)
             right = any(before + more == text for before in self._texts)

@@ -62,8 +62,8 @@ def strategy(name: str, budget: int) -> Strategy:
         OTHER_TOKENS: Linear,
         "linear_think": LinearThink,
         "sliding_window": lambda: SlidingWindow(budget),
-        "clip_tool_results": lambda: ClipToolResults(budget, keep_chars=8),
-        "memory": lambda: Memory(budget, max_summary_tokens=48),
+        "clip_tool_results": lambda: ClipToolResults(budget, keep_chars=1, marker="~"),
+        "memory": lambda: Memory(budget, max_summary_tokens=12),
         "self_clip": lambda: SelfClip(budget, max_answer_tokens=200, excerpt_chars=40),
         "hint": Hint,
     }

@@ -16,7 +16,7 @@ from tests.fakes.template_reference import Tools
 from tests.fakes.template_subjects import Subject
 
 HINT = "Think of coral."
-NOTES = "Pearl is 78."
+NOTES = "78"
 MAX_TOKENS = 1_000_000
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>")
 
@@ -40,6 +40,7 @@ class Play:
         self._view: tuple[Message, ...] = script.opening
         """What the next prompt shows, without a hint."""
         self._said: list[int] = []
+        self._segments = 0
 
     def run(self) -> None:
         self.counts.add("conversations")
@@ -121,8 +122,12 @@ class Play:
         self._parser.reply = Reply("tool_calls" if reply.tool_calls else "final", reply, None)
         self._context.record_reply(ids, [-0.25] * len(ids), policy_version=0)
         self._said += ids
+        segments = len(self._context.segments())
         if tools is not None:
             self._checks.reply(ids, natural)
+            if segments > self._segments and self._checks.only_appended:
+                self.counts.add("needless_splits", self._name)
+        self._segments = segments
         return reply
 
     def _written(self, reply: Message, natural: str | None) -> list[int]:
@@ -151,7 +156,7 @@ class Play:
 
 
 def play_all(subject: Subject, scripts: Sequence[ScriptedConversation], strategies: Sequence[str]) -> Counts:
-    """Each script with each strategy; budgets of strategies lie halfway through the plain episode."""
+    """Each script with each strategy; budgets are such that a strategy acts late in the plain episode."""
     counts = Counts()
     for script in scripts:
         plain = Play(subject, script, "linear")
@@ -161,7 +166,13 @@ def play_all(subject: Subject, scripts: Sequence[ScriptedConversation], strategi
         lengths = plain.lengths or [2]
         for name in strategies:
             if name != "linear":
-                play = Play(subject, script, name, max(1, (lengths[0] + lengths[-1]) // 2))
+                play = Play(subject, script, name, _budget(name, lengths))
                 play.run()
                 counts.update(play.counts)
     return counts
+
+
+def _budget(name: str, lengths: Sequence[int]) -> int:
+    """Short of the plain episode's last prompt by what the strategy can save."""
+    first, last = lengths[0], lengths[-1]
+    return max(1, last - 2 if name in ("clip_tool_results", "memory") else (first + 3 * last) // 4)

@@ -29,8 +29,8 @@ LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-_OTHER_CONTROLS = re.compile(r"\]~!?b[\[\]]|\[e~\[")
-"""MiniMax's, which look like nobody else's."""
+_OTHER_CONTROLS = re.compile(r"\]~!?b[\[\]]|\[e~\[|\[\|/?\w+\|\]")
+"""MiniMax's and EXAONE's, which look like nobody else's."""
 _SPACE = "\u2581"
 
 
@@ -89,12 +89,12 @@ def _with_words(template_source: str) -> str:
 
 
 def _with_strips(template_source: str) -> str:
-    """As Phi-3's, whose tokens swallow white space on their right; some on their left, some only as whole words."""
+    """As Phi-3's: tokens that swallow white space on their right; here some on their left, and bos only as a word."""
     tokenizer = Tokenizer.from_str(_sentencepiece_legacy())
     names = controls_of(template_source)
     tokenizer.add_special_tokens(
         [
-            AddedToken(name, normalized=False, rstrip=place % 4 != 3, lstrip=place % 4 == 3, single_word=place % 7 == 6)
+            AddedToken(name, normalized=False, rstrip=place % 4 != 3, lstrip=place % 4 == 3, single_word=place == 0)
             for place, name in enumerate(names)
         ]
     )

@@ -1,20 +1,15 @@
-"""Real chat templates, read from the files of the installed `trl` (which is never imported).
-
-Tokenizers are trained here, with every control token a template spells: what real vocabularies and
-SentencePiece do at the borders stays untested.
-"""
+"""The chat templates of the installed `trl`, each with a byte-level tokenizer that spells its control tokens."""
 
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
 from context import Author, AuthorTable, Renderer, default_authors
 from context.templates.model_files import ModelFiles, from_template
 from context.templates.template_report import check_template
+from tests.fakes.real_templates import real_template, real_templates
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 MAIN = [
@@ -47,20 +42,14 @@ SPEAKERS = (
 AUTHORS = AuthorTable([*default_authors().authors, *SPEAKERS])
 
 
-def folder() -> Path:
-    found = find_spec("trl")
-    assert found is not None and found.submodule_search_locations, "pip install --no-deps trl (make test does)"
-    return Path(found.submodule_search_locations[0]) / "chat_templates"
-
-
 def originals() -> list[str]:
     """All of them but the patched `*_training` ones."""
-    return sorted(path.stem for path in folder().glob("*.jinja") if not path.stem.endswith("_training"))
+    return [template.name.removeprefix("trl/") for template in real_templates() if template.source == "trl"]
 
 
 @cache
 def model(name: str) -> ModelFiles:
-    return from_template((folder() / f"{name}.jinja").read_text(encoding="utf-8"))
+    return from_template(real_template(f"trl/{name}").text)
 
 
 @cache

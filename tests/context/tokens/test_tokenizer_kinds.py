@@ -13,7 +13,7 @@ from tests.fakes.scripted_conversations import scripted_conversations
 from tests.fakes.template_subjects import Subject, subject
 from tests.fakes.tokenizer_kinds import controls_of, tokenizer_kinds
 
-TEMPLATES = ("axolotl/chatml", "trl/llama3_1", "trl/gemma4_v5", "written/mistral_v0_3", "written/concatenates")
+TEMPLATES = ("axolotl/chatml", "written/mistral_v0_3", "written/concatenates")
 SOURCE = "<s> <|im_start|> <|im_end|> </s>"
 
 
@@ -42,7 +42,7 @@ def test_each_kind_reads_every_control_token_that_a_template_spells_as_one_token
 
 
 def test_a_word_behind_a_control_token_begins_as_each_kind_has_it() -> None:
-    text = "<s>the code"
+    text = "</s>the code"
     first = {kind: pieces(kind, text)[1] for kind in tokenizer_kinds()}
     assert {kind for kind, piece in first.items() if piece.startswith("\u2581")} == {
         "sp_legacy",
@@ -63,7 +63,8 @@ def test_kinds_differ_in_bytes_case_forms_and_white_space() -> None:
     assert pieces("nfkc", "\uff1c\uff53\uff1e") != ["<s>"]  # a special token is not normalized
     assert pieces("nfkc", "\uff1c\uff5cim_end\uff5c\uff1e") == ["<|im_end|>"]  # the others are
     assert "sop" in pieces("words", "sopping")
-    assert pieces("strips", "<s>  a") == pieces("strips", "<s>a")
+    assert pieces("strips", "</s>  a") == ["</s>  ", "\u2581a"]
+    assert pieces("strips", "a<s>b").count("<s>") == 0
     assert pieces("unigram_spaces", "a  b").count("  ") == 1
     assert pieces("byte_bpe", " 1024") != pieces("byte_bpe_split", " 1024")
 
