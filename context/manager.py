@@ -32,6 +32,7 @@ from context.strategies import (
 )
 from context.templates.chat_template import RenderError
 from context.templates.render import Renderer, Rendering
+from context.templates.rendering.reply_end import Sampled
 from context.tokens.control import TrainingControl, withhold
 from context.tokens.segments import OpenSegment
 from context.tokens.stop_strings import before_stop
@@ -106,10 +107,8 @@ class ContextManager:
         self._num_turns = 0
         self._last: Reply | None = None
         """The reply that waits for an observation; None while the policy is to speak."""
-        self._stop: int | None = None
-        """The token it ended in; None: a stop string."""
-        self._said = ""
-        """Its text, without what ended it."""
+        self._said = Sampled("", None)
+        """As the policy said it."""
         self._num_calls = 0
         self._asked: tuple[Question, _Next] | None = None
         """The question that waits for its answer, and what was to follow."""
@@ -170,14 +169,15 @@ class ContextManager:
         if self._current is None or self._last is not None or self.stopped is not None:
             raise RuntimeError("record_reply must follow begin or observe.")
         self._check_reply(token_ids, log_probs, policy_version)
-        reply = self._read(token_ids)
+        said, ended = self._text(token_ids)
+        reply = self._parser.parse(self._opened + said.text, stopped=ended)
         author = DEMONSTRATION if math.isnan(log_probs[0]) else LLM
         sampled = self._sampled(token_ids, log_probs, policy_version, author)
         if self._asked is not None:
             return self._take_answer(reply, sampled)
         self._current.say(sampled, turn=self._num_turns)
         self._num_turns += 1
-        self._stop = token_ids[-1] if token_ids[-1] in self._renderer.stop_ids else None
+        self._said = said
         reply = replace(reply, message=replace(reply.message, author=author, tool_calls=self._calls(reply)))
         self._messages.append(reply.message)
         self._view = (*self._view, reply.message)
@@ -215,15 +215,14 @@ class ContextManager:
             if segment.has_replies or index == 0
         )
 
-    def _read(self, token_ids: Sequence[int]) -> Reply:
-        """The reply in words, with the thought that the prompt opened for it, and without what ended it."""
-        stopped = token_ids[-1] in self._renderer.stop_ids
-        text = self._renderer.codec.decode(token_ids[: len(token_ids) - stopped])
-        if not stopped:
-            said = before_stop(text, self._renderer.stop_strings)
-            text, stopped = (text, False) if said is None else (said, True)
-        self._said = text
-        return self._parser.parse(self._opened + text, stopped=stopped)
+    def _text(self, token_ids: Sequence[int]) -> tuple[Sampled, bool]:
+        """A reply as text, without what ended it, and whether something did."""
+        codec = self._renderer.codec
+        if token_ids[-1] in self._renderer.stop_ids:
+            return Sampled(codec.decode(token_ids[:-1]), token_ids[-1]), True
+        text = codec.decode(token_ids)
+        before = before_stop(text, self._renderer.stop_strings)
+        return Sampled(text if before is None else before, None), before is not None
 
     def _calls(self, reply: Reply) -> tuple[ToolCall, ...]:
         """The calls of a reply, numbered where the template needs it and the policy's format has no numbers."""
@@ -254,7 +253,7 @@ class ContextManager:
         """The prompt that shows the reply and what follows, and what that adds; None: it does not only add."""
         assert self._shown is not None
         grown = self._renderer.render(self._hinted(view), self._tools, after=self._shown)
-        return grown, self._renderer.increment(self._shown, grown, sampled=self._said, stop=self._stop)
+        return grown, self._renderer.increment(self._shown, grown, self._said)
 
     def _arrange(self, following: _Next, answer: Answer | None) -> str | None:
         """Make the next prompt as the strategy wants it; why not, if it can't be."""

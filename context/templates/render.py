@@ -27,7 +27,7 @@ from context.templates.rendering.contents import (
 )
 from context.templates.rendering.demonstrated_turns import turn_spans
 from context.templates.rendering.marks import MarkedText, Span
-from context.templates.rendering.reply_end import Ended, Shown, Tail, is_as_sampled, reply_end
+from context.templates.rendering.reply_end import Ended, Sampled, Shown, Tail, is_as_sampled, reply_end
 from context.templates.rendering.written_reply import written_reply
 from context.tokens.codec import Control, Piece, TokenCodec, storable
 from context.tokens.token_sequence import NOT_SAMPLED, TokenSequence
@@ -122,18 +122,18 @@ class Renderer:
             spans = [*self._turns(rendering, speakers), *spans]
         return self._encode(written.text, self._controls(written), spans, start=0, lead=None)
 
-    def increment(self, before: Rendering, grown: Rendering, *, sampled: str, stop: int | None) -> TokenSequence | None:
+    def increment(self, before: Rendering, grown: Rendering, sampled: Sampled) -> TokenSequence | None:
         """What follows the reply that answered `before`: the rest of its turn, the messages behind it, the next prompt.
 
-        `grown` shows the reply and them too. `sampled` is the reply's text, `stop` the token that ended it; None: a
-        stop string. None is returned where the template writes anew what stands already, before the reply or in it.
+        `grown` shows the reply and them too. None where the template writes anew what stands already, before the
+        reply or in it.
         """
         if not grown.written.marked.startswith(before.written.marked):
             return None
         written = MarkedText(grown.written.marked[len(before.written.marked) :])
         controls = self._controls(written)
         reply, length = len(before.messages), len(before.written.text)
-        known = is_as_sampled(written.text, controls, self._stops, sampled)
+        known = is_as_sampled(written.text, controls, self._stops, sampled.text)
         placed = self._placed(grown, reply + known, length, required=reply + 1)
         spans = [
             Span(span.first - length, span.end - length, span.author)
@@ -142,7 +142,7 @@ class Renderer:
         ]
         shown = None if known else _shown([row for row in placed if row[0] == reply], length)
         tail = Tail(written.text, controls, min((span.first for span in spans), default=len(written.text)))
-        end = reply_end(tail, grown.messages[reply], shown, self._stops, stop, self._ended(before, grown))
+        end = reply_end(tail, grown.messages[reply], shown, self._stops, sampled, self._ended(before, grown))
         if end is None:
             return None
         return self._encode(written.text, controls, spans, start=end.cut, lead=end.lead, opens=False)
@@ -203,8 +203,8 @@ class Renderer:
         return with_thought(message) if self.template.knows_thoughts else message
 
     def _break_word(self, text: str) -> str:
-        """Names and keys, which templates compare with their own: nothing is put at their ends."""
-        return self.codec.broken(storable(text), marks.BREAK, edges=False)
+        """Names and keys, which templates compare with their own: nothing is put at the ends of a plain word."""
+        return self.codec.broken(storable(text), marks.BREAK, edges=not _WORD.fullmatch(text))
 
     def _break(self, text: str) -> str:
         found = self._broken.get(text)
@@ -213,14 +213,11 @@ class Renderer:
             self._broken.put(text, found)
         return found
 
-    def _break_value(self, text: str) -> str:
-        return self._break_word(text) if _WORD.fullmatch(text) else self._break(text)
-
     def _write(
         self, rows: Sequence[Row], tools: _Tools, *, now: datetime | None = None, generation_prompt: bool = True
     ) -> str:
         if self._tools[0] is not tools:
-            self._tools = tools, tool_rows(tools, self._break_value, self._break_word)
+            self._tools = tools, tool_rows(tools, self._break_word, self._break_word)
         return self.template.render_rows(rows, tools=self._tools[1], generation_prompt=generation_prompt, now=now)
 
     def _placed(self, rendering: Rendering, first: int, start: int, *, required: int = 0) -> list[_Placed]:

@@ -12,6 +12,7 @@ from context.messages import Message, ToolCall
 from context.templates.chat_template import RenderError
 from context.templates.model_files import ModelFiles
 from context.templates.render import Renderer, Rendering
+from context.templates.rendering.reply_end import Sampled
 from context.templates.template_probe import LOOKUP, Thinking, changes, conversation
 from context.tokens.token_sequence import TokenSequence
 
@@ -102,7 +103,7 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
     messages = [_message(row) for row in rows]
     schemas = (LOOKUP,) if tools else ()
     found: dict[str, None] = {}
-    borders = 0
+    increments: list[tuple[Rendering, Rendering, TokenSequence]] = []
     turns = list(_turns(plan))
     try:
         first = renderer.render(messages[: turns[0][0]], schemas)
@@ -112,19 +113,20 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
         for reply, end in turns:
             before = renderer.render(messages[:reply], schemas, after=first)
             grown = renderer.render(messages[:end], schemas, after=before)
-            increment = renderer.increment(before, grown, sampled="", stop=_stop(renderer, before, grown))
+            increment = renderer.increment(before, grown, Sampled("", _stop(renderer, before, grown)))
             if increment is None:
                 changed = changes(model.template, rows[:end], reply=reply, tools=schemas)
                 found |= dict.fromkeys(
                     changed or (f"message {reply} (assistant): what was shown is written differently",)
                 )
             else:
-                borders += _joined(renderer, before, grown, increment)
+                increments.append((before, grown, increment))
     except (RenderError, ValueError) as error:
         return Case(name, "unsupported", (str(error),), 0)
-    details = list(found)
+    details, borders = list(found), 0
     try:
         renderer.initial(messages, schemas)
+        borders = sum(_joined(renderer, *row) for row in increments)
     except (RenderError, ValueError) as error:
         details.append(f"can't be shown again once rewritten: {error}")
     return Case(name, "rewrites_history" if found else "append_only", tuple(details), borders)

@@ -14,6 +14,23 @@ from tokenizers import Encoding
 
 from context.tokens import tokenizer_parts as parts
 
+_INSIDE = re.compile(r"^\W+|\W+$")
+_SCHEMA_WORDS = frozenset(
+    [
+        "",
+        "type",
+        "function",
+        "name",
+        "description",
+        "parameters",
+        "properties",
+        "required",
+        "arguments",
+        "items",
+        "enum",
+    ]
+)
+"""What every template looks for in tools and calls."""
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -82,6 +99,7 @@ class TokenCodec:
         self._control_ids = [int(row["id"]) for row in control]
         self._beginnings = frozenset(text[:n] for text in self.added_tokens for n in range(1, len(text)))
         self._endings = frozenset(text[n:] for text in self.added_tokens for n in range(1, len(text)))
+        self._insides = frozenset(_INSIDE.sub("", text) for text in self.added_tokens) - _SCHEMA_WORDS
         self._longest = max(map(len, self.added_tokens), default=1)
         self._byte_level = '"ByteLevel"' in json.dumps(description.get("decoder"))
         self._full = parts.full(description)
@@ -115,9 +133,11 @@ class TokenCodec:
     def broken(self, text: str, mark: str, *, edges: bool = True) -> str:
         """The text with `mark` inside of all that would read as a control token, alone or with what stands beside it.
 
-        Without `edges`: alone.
+        Without `edges`: a word that templates may compare with their own, alone or as the inside of a control token.
         """
         places = {found.first + 1 for found in self.controls(text)}
+        if text in self._insides:
+            places.add(0)
         if edges:
             lengths = range(min(self._longest - 1, len(text)), 0, -1)
             ending = next((n for n in lengths if text[-n:] in self._beginnings), 0)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from context import Message, Renderer, TokenSequence
+from context.templates.rendering.reply_end import Sampled
 
 ASKED = (Message("user", "What is asked?"),)
 
@@ -22,6 +23,6 @@ def increment(
     """Behind a reply that ended in `stop`, any of the renderer's stop tokens when left out."""
     before = renderer.render(opening, tools)
     grown = renderer.render([*opening, reply, *added], tools, after=before)
-    found = renderer.increment(before, grown, sampled="", stop=min(renderer.stop_ids) if stop is None else stop)
+    found = renderer.increment(before, grown, Sampled("", min(renderer.stop_ids) if stop is None else stop))
     assert found is not None, "the template rewrites what was shown"
     return found

@@ -27,6 +27,15 @@ class Tail:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """A reply as the policy said it."""
+
+    text: str
+    stop: int | None
+    """The token that ended it; None: a stop string."""
+
+
+@dataclass(frozen=True)
 class Shown:
     """What is there of a reply."""
 
@@ -51,15 +60,17 @@ def is_as_sampled(text: str, controls: Sequence[Control], stops: Mapping[int, st
 
 
 def reply_end(
-    tail: Tail, reply: Message, shown: Shown | None, stops: Mapping[int, str], stop: int | None, ended: Ended
+    tail: Tail, reply: Message, shown: Shown | None, stops: Mapping[int, str], sampled: Sampled, ended: Ended
 ) -> ReplyEnd | None:
-    """Where the turn of `reply` ends. `stops`: the stop tokens with their texts; `stop`: the one the reply ended in.
+    """Where the turn of `reply` ends. `stops`: the stop tokens with their texts.
 
     The template's version of the reply ends at its first stop token, where a policy that writes like the template
     would have stopped. `shown` is None if that is known to be what was sampled. None is returned where the reply is
     not shown as it would be if it were the last.
     """
     text, said = tail.text, 0 if shown is None else shown.end
+    if said > tail.following:  # some of it is written behind what follows
+        return None
     found = next((control for control in tail.controls if control.token in stops and control.first >= said), None)
     if found is not None and found.first > tail.following:  # the end of another turn
         found = None
@@ -71,12 +82,12 @@ def reply_end(
         if _is_closed(ended(None), text[:said], stops):
             return None
         if not reply.tool_calls:
-            return ReplyEnd(said, None)
+            return ReplyEnd(max(said, _written_until(text, sampled.text)), None)
         raise RenderError(
             "chat template must end a turn of tool calls with one of the stop tokens, got one that does not. "
             "Add its end of turn to the stop tokens."
         )
-    if stop == found.token or (stop is not None and _ends_by_itself(text, found, ended)):
+    if sampled.stop == found.token or (sampled.stop is not None and _ends_by_itself(text, found, ended)):
         return ReplyEnd(found.end, found)
     return ReplyEnd(found.first, None)  # it opens the next turn, or nobody sampled it
 
@@ -102,6 +113,20 @@ def _ends_by_itself(text: str, found: Control, ended: Ended) -> bool:
     """Whether the stop token closes the reply, rather than opens what follows."""
     last = ended(None)
     return last is None or last.startswith(text[: found.end].rstrip())
+
+
+def _written_until(text: str, sampled: str) -> int:
+    """Where the text ends that the policy has written too, an end of turn of its own among it; 0: it wrote another."""
+    place = 0
+    for character in sampled.strip():
+        if not character.isspace():
+            while place < len(text) and text[place].isspace():
+                place += 1
+            if not text.startswith(character, place):
+                return 0
+            place += 1
+    behind = sampled[len(sampled.rstrip()) :]
+    return place + len(behind) if text.startswith(behind, place) else place
 
 
 def _bare(text: str) -> str:

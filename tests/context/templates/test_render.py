@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from context import ChatTemplate, Message, Renderer, RenderError, TokenCodec, ToolCall, default_authors
+from context.templates.rendering.reply_end import Sampled
 from tests.fakes.families import Family, families, family
 from tests.fakes.increments import ASKED, increment
 
@@ -157,7 +158,7 @@ def test_reply_that_the_template_writes_otherwise_once_something_follows_is_no_i
     for reasoning, shown in ((None, True), ("hm", False), ("", False)):
         reply = Message("assistant", "hi", "llm", reasoning=reasoning)
         grown = renderer.render([*ASKED, reply, Message("user", "more")], (), after=before)
-        found = renderer.increment(before, grown, sampled="", stop=model.end_id)
+        found = renderer.increment(before, grown, Sampled("", model.end_id))
         assert (found is not None) == shown
     text = "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
     added = increment(renderer, Message("assistant", "hi", "llm"), [Message("user", "more")])

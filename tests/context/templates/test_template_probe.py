@@ -11,6 +11,7 @@ import pytest
 from context import ChatTemplate, Renderer, RenderError, default_authors
 from context.conversation_file import read_message
 from context.templates.model_files import load_model_files
+from context.templates.rendering.reply_end import Sampled
 from context.templates.template_probe import LOOKUP, Thinking, changes, conversation
 from context.templates.template_report import TemplateReport, check_template
 from tests.fakes.families import CHATML, LLAMA3, family
@@ -42,7 +43,7 @@ def _rewrites(renderer: Renderer, rows: list[dict[str, Any]], tools: tuple[dict[
         grown = renderer.render(messages, tools, after=before)
         tail = grown.written.text[len(before.written.text) :]
         stop = next((c.token for c in renderer.codec.controls(tail) if c.token in renderer.stop_ids), None)
-        return renderer.increment(before, grown, sampled="", stop=stop) is None
+        return renderer.increment(before, grown, Sampled("", stop)) is None
     except RenderError:
         return False
 

@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 
 from context import Message, RenderError, TokenSequence, ToolCall, default_authors
 from context.messages import to_template
+from context.templates.rendering.reply_end import Sampled
 from tests.context.templates.test_render import CONVERSATION, LOOKUP
 from tests.fakes.trl_templates import MAIN, model, originals, reference, renderer, shapes
 
@@ -146,7 +147,7 @@ def test_increment_is_the_text_of_transformers_behind_the_stop_token(name: str, 
     assert grown.written.text == whole
     tail = made.codec.controls(whole[len(before.written.text) :])
     stop = next((found.token for found in tail if found.token in made.stop_ids), None)
-    tokens = made.increment(before, grown, sampled="", stop=stop)
+    tokens = made.increment(before, grown, Sampled("", stop))
     if tokens is None:  # what is rewritten is rendered from the start
         assert not whole.startswith(theirs(name, given[:1], [LOOKUP], generation_prompt=True)) or name == "gptoss"
         return
