@@ -116,9 +116,7 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
             increment = renderer.increment(before, grown, Sampled("", _stop(renderer, before, grown)))
             if increment is None:
                 changed = changes(model.template, rows[:end], reply=reply, tools=schemas)
-                found |= dict.fromkeys(
-                    changed or (f"message {reply} (assistant): what was shown is written differently",)
-                )
+                found |= dict.fromkeys(changed or (f"message {reply} (assistant): is written differently",))
             else:
                 increments.append((before, grown, increment))
     except (RenderError, ValueError) as error:

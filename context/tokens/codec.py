@@ -96,6 +96,11 @@ class TokenCodec:
         self.added_ids = frozenset(int(row["id"]) for row in control)
         """Ids that only a template or the policy may write."""
         self.added_tokens = tuple(str(row["content"]) for row in control)
+        if letters := [text for text in self.added_tokens if len(text) == 1]:
+            raise ValueError(
+                f"tokenizer must have control tokens of at least two characters, got {letters[0]!r}. "
+                "This tokenizer can't be used safely."
+            )
         self._control_ids = [int(row["id"]) for row in control]
         self._beginnings = frozenset(text[:n] for text in self.added_tokens for n in range(1, len(text)))
         self._endings = frozenset(text[n:] for text in self.added_tokens for n in range(1, len(text)))
@@ -135,18 +140,18 @@ class TokenCodec:
 
         Without `edges`: a word that templates may compare with their own, alone or as the inside of a control token.
         """
-        places = {found.first + 1 for found in self.controls(text)}
-        if text in self._insides:
-            places.add(0)
+        marked = text
+        while found := self.controls(marked):  # a broken one may hold another, or have begun with white space
+            for control in reversed(found):
+                marked = marked[: control.first + 1] + mark + marked[control.first + 1 :]
         if edges:
             lengths = range(min(self._longest - 1, len(text)), 0, -1)
-            ending = next((n for n in lengths if text[-n:] in self._beginnings), 0)
-            beginning = next((n for n in lengths if text[:n] in self._endings), 0)
-            places |= {len(text) - ending + 1} if ending else set()
-            places |= {0} if beginning else set()
-        for place in sorted(places, reverse=True):
-            text = text[:place] + mark + text[place:]
-        return text
+            ending = next((n for n in lengths if marked.endswith(text[-n:]) and text[-n:] in self._beginnings), 0)
+            if ending:
+                marked = marked[: len(marked) - ending + 1] + mark + marked[len(marked) - ending + 1 :]
+            if any(marked.startswith(text[:n]) and text[:n] in self._endings for n in lengths):
+                marked = mark + marked
+        return mark + marked if text in self._insides else marked
 
     def piece(self, text: str, control: Control | None, *, opens: bool) -> Piece:
         """A text that may begin with a control token, and holds no other, whatever it spells.

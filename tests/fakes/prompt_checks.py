@@ -169,10 +169,15 @@ class PromptChecks:
                 self._counts.add("parts_unequal", f"{self._name}: {self._token_difference(part, wanted)}")
 
     def _parts(self, ids: list[int], is_sampled: list[bool]) -> list[tuple[int | None, list[int], bool]]:
-        """Control token, the tokens up to the next one, and whether one of them was sampled."""
+        """Control token, the tokens up to the next one, and whether one of them, or the next one, was sampled.
+
+        A control token may take up the white space before it, which nobody knows before it is sampled.
+        """
         found: list[tuple[int | None, list[int], bool]] = [(None, [], False)]
         for token, said in zip(ids, is_sampled, strict=True):
             if token in self._reference.controls:
+                control, part, before = found[-1]
+                found[-1] = control, part, before or said
                 found.append((token, [], False))
             else:
                 control, part, before = found[-1]

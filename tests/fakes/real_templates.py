@@ -14,6 +14,9 @@ from pathlib import Path
 PACKAGES = {"trl": "chat_templates", "axolotl": "utils/chat_templates/templates"}
 WRITTEN_HERE = Path(__file__).parent / "templates"
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+_COHERE = SPECIAL_TOKENS | {"eos_token": "<|END_OF_TURN_TOKEN|>"}
+_NAMED = {"axolotl/command_a": _COHERE, "axolotl/command_a_rag": _COHERE, "axolotl/command_a_tool_use": _COHERE}
+"""Where the model's own names of special tokens matter: the template writes a header behind every end of turn."""
 _SOURCE = re.compile(r"\{#- Source: (.*?[.:,] )", re.DOTALL)
 
 
@@ -48,7 +51,9 @@ def _packaged() -> Iterator[RealTemplate]:
         assert spec is not None and spec.submodule_search_locations, f"pip install --no-deps {package} (make test does)"
         for path in sorted((Path(spec.submodule_search_locations[0]) / folder).glob("*.jinja")):
             if not path.stem.endswith("_training"):
-                yield RealTemplate(f"{package}/{path.stem}", package, path.read_text(encoding="utf-8"))
+                name = f"{package}/{path.stem}"
+                text = path.read_text(encoding="utf-8")
+                yield RealTemplate(name, package, text, _NAMED.get(name, SPECIAL_TOKENS))
 
 
 def _written() -> Iterator[RealTemplate]:

@@ -11,7 +11,7 @@ import secrets
 from bisect import bisect_left
 from dataclasses import dataclass
 
-_NONCE = f"q{secrets.token_hex(8)}"
+_NONCE = f"q{secrets.randbelow(10**18):018d}"
 BREAK = f"{_NONCE}k"
 """Stands within what would read as a control token: the tokenizer finds none there."""
 _MARK = re.compile(f"{_NONCE}(?:k|([be])([0-9]+)z)")

@@ -12,7 +12,7 @@ import pytest
 from context import ChatTemplate, Message, RenderError, ToolCall
 from context.templates.jinja import bounds
 from tests.fakes.families import CHATML, MISTRAL
-from tests.fakes.trl_templates import folder, model
+from tests.fakes.trl_templates import model
 
 LOOKUP: dict[str, Any] = {"type": "function", "function": {"name": "lookup", "parameters": {}}}
 SAYING = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -32,7 +32,7 @@ def test_arguments_reach_the_template() -> None:
 def test_argument_with_a_default_in_the_template_is_one_it_reads() -> None:
     source = "{% if not day is defined %}{% set day = 'today' %}{% endif %}{{ day }}" + SAYING
     assert (rendered(source), rendered(source, args={"day": "1 May"})) == ("todayx", "1 Mayx")
-    qwen = ChatTemplate((folder() / "qwen3.jinja").read_text(), {}, args={"enable_thinking": False})
+    qwen = ChatTemplate(model("qwen3").template.source, {}, args={"enable_thinking": False})
     assert qwen.render(USER, generation_prompt=True).endswith("<think>\n\n</think>\n\n")
 
 

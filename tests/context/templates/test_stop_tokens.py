@@ -8,7 +8,7 @@ from context.templates.chat_template import ChatTemplate
 from context.templates.model_files import spelled_controls, train_tokenizer
 from context.templates.stop_tokens import stop_roles
 from context.tokens.codec import TokenCodec
-from tests.fakes.trl_templates import folder
+from tests.fakes.trl_templates import model
 
 PHI_4_MINI = (
     "{% for m in messages %}{{ '<|' + m.role + '|>' }}"
@@ -78,7 +78,7 @@ def test_stops_are_the_end_of_turn_and_nothing_of_the_prompt_behind_it(
     ],
 )
 def test_stops_of_real_templates(name: str, stops: dict[str, str]) -> None:
-    assert found((folder() / f"{name}.jinja").read_text(encoding="utf-8")) == stops
+    assert found(model(name).template.source) == stops
 
 
 def test_stops_of_calls_are_asked_of_the_template_for_tools() -> None:
