@@ -424,7 +424,7 @@ class ContextManager:
             np.full(n, policy_version if author == LLM else NOT_SAMPLED, np.int32),
         )
         return withhold(
-            tokens, self._control.withheld(token_ids, self._renderer.codec, self._renderer.stop_ids), authors
+            tokens, self._control.withheld(token_ids, self._renderer.codec, self._renderer.end_ids), authors
         )
 
     def _check_reply(self, token_ids: Sequence[int], log_probs: Sequence[float], policy_version: int) -> None:

@@ -52,7 +52,7 @@ class Rendering:
     tools: _Tools
     written: MarkedText
     now: datetime
-    """The time that the template was told; it stays the same while a conversation grows."""
+    """The time that the template was clean; it stays the same while a conversation grows."""
 
 
 _Placed = tuple[int, Content, Span | None]
@@ -83,12 +83,14 @@ class Renderer:
         self.authors = authors
         self.stop_ids = stop_ids
         """Tokens that end a reply: the template's end of turn and the model's eos."""
+        self.end_ids = stop_ids & codec.added_ids or stop_ids
+        """Those of them that end a reply that was written, not sampled: a model may name a plain token as its eos."""
         self.stop_strings = stop_strings
         """Texts that end a reply, for models without an end of turn of their own."""
         if not stop_ids:
             raise ValueError("stop_ids must hold at least one token, got none. Give the template's end of turn.")
         self.template = template
-        self._stops = {token: codec.decode([token]) for token in stop_ids}
+        self._stops = {token: codec.decode([token]) for token in self.end_ids}
         self._template_code = authors.code(TEMPLATE)
         self._broken = _Recent[str, str](len)
         self._pieces = _Recent[tuple[str, Control | None, bool], Piece](lambda key: len(key[0]))
@@ -166,7 +168,7 @@ class Renderer:
         else:  # its first token would begin in the prompt, which a policy can't sample
             behind = [Control(c.token, c.first - length, c.end - length) for c in controls if c.first >= length]
             ids = self._encode(whole.text[length:], behind, [], start=0, lead=None, opens=False).token_ids.tolist()
-        end = next((place for place, token in enumerate(ids) if token in self.stop_ids), None)
+        end = next((place for place, token in enumerate(ids) if token in self.end_ids), None)
         if end is None:
             raise RenderError("chat template must end a reply with a stop token, got one that does not.")
         return ids[: end + 1]
@@ -235,8 +237,8 @@ class Renderer:
         if spans is not None:
             return [(number, content, span) for (number, content), span in zip(wanted, spans, strict=True)]
         marked, _ = self._numbered(rendering, first)
-        told, places = marks.numbered_spans(marks.without_breaks(marked))
-        if told != text:  # a template that looks at how contents begin or end
+        clean, places = marks.numbered_spans(marks.without_breaks(marked))
+        if clean != text:  # a template that looks at how contents begin or end
             places = _in_turn(text, [content for _, content in wanted], start)
         placed: list[_Placed] = []
         for place, (number, content) in enumerate(wanted):
@@ -352,7 +354,7 @@ class _Recent(Generic[_Key, _Value]):
 
 
 def _same(message: Message, known: Message) -> bool:
-    """Whether a template is given the same of both, told without comparing long texts."""
+    """Whether a template is given the same of both, clean without comparing long texts."""
     return message is known or (
         message.content is known.content
         and message.tool_calls is known.tool_calls

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from agentloop.environments.environment import Environment, Task, tool
-from context import Message, Reply, ToolCall
+from context import HermesParser, Message, Reply, ToolCall
 
 
 class Surveying(Environment):
@@ -31,8 +31,9 @@ class Eager:
     """Reads a tool call into one reply of two, and a thought into some."""
 
     def parse(self, text: str, *, stopped: bool) -> Reply:
-        if not stopped:
-            return Reply("truncated", Message("assistant", text, "llm"), None)
+        read = HermesParser().parse(text, stopped=stopped)
+        if read.outcome in ("truncated", "tool_calls"):
+            return read
         thought = "One more stretch, then I know." if len(text) % 3 == 0 else None
         if len(text) % 2:
             return Reply("final", Message("assistant", text, "llm", reasoning=thought), None)

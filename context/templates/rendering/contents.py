@@ -18,7 +18,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "ipython", "functi
 """What templates write as it is: there are tokenizers for which some of these are control tokens."""
 Row = dict[str, Any]
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
-_TELLING = 32
+_LONG_ENOUGH = 32
 """Characters of a text that nothing else spells by chance."""
 Leaf = Callable[[str], str]
 """What becomes of a text before the template gets it."""
@@ -83,7 +83,7 @@ def find_spans(text: str, wanted: Sequence[Content], start: int) -> list[Span] |
 
     A text that is short, or may be left out, could also be found in what the template wrote.
     """
-    if not all(content.required and len(content.text) >= _TELLING for content in wanted):
+    if not all(content.required and len(content.text) >= _LONG_ENOUGH for content in wanted):
         return None
     spans = []
     for content in wanted:

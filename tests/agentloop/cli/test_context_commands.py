@@ -123,7 +123,7 @@ def test_show_says_what_is_wrong_with_a_file(folder: Path, tmp_path: Path, text:
     ("chat", "complaint"),
     [
         ([{"role": "user", "content": "x", "author": "nobody"}], "author must be one of"),
-        ([{"role": "", "content": "x"}], r"messages\[0\]\.role must match"),
+        ([{"role": "", "content": "x"}], r"messages\.role must match"),
         (
             {"messages": [{"role": "user", "content": "x"}], "tools": [{"function": {"name": ""}}]},
             "tool name must match",

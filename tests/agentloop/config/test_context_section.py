@@ -213,7 +213,7 @@ def test_arguments_and_stop_strings_that_do_nothing_are_refused(values: dict[str
 def test_stop_strings_are_those_of_the_parser_unless_they_are_named(tmp_path: Path) -> None:
     loaded: Any = SimpleNamespace(template=ChatTemplate("<tool_call>", {}))
     for section, expected in (
-        ({}, ()),
+        ({"parser": "hermes"}, ()),
         ({"parser": "react"}, ("Observation:",)),
         ({"parser": "react", "stop_strings": []}, ()),
         ({"stop_strings": ["END"]}, ("END",)),
