@@ -23,6 +23,7 @@ from agentloop.environments.lookup_chain import MAX_CALLS
 from agentloop.models.loading import load_model
 from benchmarks._peer import MOST_ITERATIONS, Phases, Talk, order, run_config
 from context import Message, Renderer, ToolCall
+from context.templates.rendering.reply_end import Sampled
 
 ROWS_PER_PASS = 16
 
@@ -65,8 +66,7 @@ def reward(completions: Sequence[Any], environments: Sequence[LookUps], **_: Any
 class TimedTrainer(GRPOTrainer):
     """Tells how long its parts take, and writes prompts and tool results in the tokens that the model knows.
 
-    agentloop encodes contents apart from the template around them, so that none becomes a control token. A tokenizer
-    given both at once merges some of them across the border, and the tiny model has never seen such tokens.
+    No content of theirs becomes a control token.
     """
 
     phases: Phases
@@ -81,8 +81,12 @@ class TimedTrainer(GRPOTrainer):
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         reply = Message("assistant", "", author="llm", tool_calls=(ToolCall("lookup", {}),))
         results = [Message("tool", row["content"], author="env", name=row["name"]) for row in tool_messages]
-        ids: list[int] = self.renderer.increment(reply, results).token_ids.tolist()
-        return ids
+        asked = Message("user", "x")
+        before = self.renderer.render([asked], self.tool_descriptions)
+        grown = self.renderer.render([asked, reply, *results], self.tool_descriptions, after=before)
+        added = self.renderer.increment(before, grown, Sampled("", min(self.renderer.end_ids)))
+        assert added is not None, "the quickstart's template only appends"
+        return [int(token) for token in added.token_ids]
 
     def _generate(self, *arguments: Any) -> Any:
         with self.phases.timed("generation"):
