@@ -85,7 +85,6 @@ class Demonstrator:
         factory: EnvironmentFactory,
         strategy: Strategy,
     ) -> None:
-        self._loaded = loaded
         self._authors = authors
         self._parser = parser
         self._factory = factory
@@ -118,17 +117,8 @@ class Demonstrator:
         return [tokens for tokens in sequences if loss_mask(tokens, self._authors).any()]
 
     def _say(self, context: ContextManager, reply: Message) -> None:
-        ids = self._reply_ids(reply)[: context.room]
+        ids = self._renderer.reply(reply)[: context.room]
         context.record_reply(ids, [float("nan")] * len(ids), policy_version=0)
-
-    def _reply_ids(self, reply: Message) -> list[int]:
-        template, codec = self._loaded.template, self._loaded.codec
-        user = Message("user", "x")
-        start = template.render([user], generation_prompt=True)
-        text = template.render([user, reply], generation_prompt=False).removeprefix(start)
-        ids = codec.encode(text)
-        end = next(i for i, token in enumerate(ids) if token in self._loaded.stop_ids)
-        return ids[: end + 1]
 
 
 def warm_up(
