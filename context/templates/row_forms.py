@@ -16,7 +16,11 @@ LOOKUP: dict[str, Any] = {
     "function": {
         "name": "lookup",
         "description": "Look up a record.",
-        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"key": {"type": "string", "description": "Which record."}},
+            "required": ["key"],
+        },
     },
 }
 _ID = "call00001"  # nine letters and digits, as Mistral's templates demand

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import takewhile
 from typing import Any, Literal
 
 from context.templates.chat_template import ChatTemplate, RenderError
+from context.templates.rendering.contents import shared_opening
 from context.templates.row_forms import LOOKUP
 from context.tokens.codec import TokenCodec
 
@@ -52,7 +52,7 @@ class _Ending:
         def controls(text: str) -> list[int]:
             return [token for token in codec.encode(text) if token in kept]
 
-        self._ends = controls(_shared_opening(*behind)) or controls(behind[0])
+        self._ends = controls(shared_opening(*behind)) or controls(behind[0])
         self._next = controls(followed.partition(_SAID)[2])
 
     def find(self, declared: Collection[int], *, known: Collection[int]) -> dict[int, Role]:
@@ -70,11 +70,6 @@ def _between_calls(template: ChatTemplate, codec: TokenCodec) -> set[int]:
     """Control tokens between two calls of one turn: they belong to a call, and do not end the turn."""
     text = _rendered(template, [_ASKED, _calling(2)], prompted=False, tools=True)
     return set(codec.encode("".join(text.split(_SAID)[1:-1])))
-
-
-def _shared_opening(first: str, second: str) -> str:
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-    return "".join(character for character, _ in same)
 
 
 def _calling(count: int) -> dict[str, Any]:

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from typing import Any, Literal
 
 from context.templates.chat_template import ChatTemplate, RenderError
+from context.templates.rendering.contents import shared_opening
 
 Thinking = Literal["none", "empty", "some"]
 """What replies have before their content: no thinking, an empty block of it, or thoughts."""
 Row = dict[str, Any]
 _Key = tuple[str, int]
 _Marks = dict[_Key, tuple[str, str]]
-LOOKUP: Row = {
-    "type": "function",
-    "function": {
-        "name": "lookup",
-        "description": "Look up a record.",
-        "parameters": {
-            "type": "object",
-            "properties": {"key": {"type": "string", "description": "Which record."}},
-            "required": ["key"],
-        },
-    },
-}
-"""The tool of every probed conversation."""
 _CALL_IDS = ("call00001", "call00002")  # nine letters and digits, as Mistral's templates demand
 _MARK = re.compile("\uf8e0(thinking|text)([0-9]+)\uf8e1")
 
@@ -61,7 +48,7 @@ def changes(
         found[f"message {reply} (assistant): its thinking is left out"] = None
     else:
         # What a text ends in that no reply follows: Phi-3's eos.
-        closing = stopped[shared_length(seen, stopped) :]
+        closing = stopped.removeprefix(shared_opening(seen, stopped))
         if not now[text_key][1].startswith(last[text_key][1].removesuffix(closing).rstrip()):
             found[f"message {reply} (assistant): ends in another way"] = None
     return tuple(found)
@@ -79,11 +66,6 @@ def _thought_again(last: _Marks, now: _Marks, thinking: _Key, text_key: _Key) ->
     """Is the thinking of the reply still there? An empty one is found by what stands around it, white space aside."""
     around = "".join((last[thinking][0] + last[text_key][0]).split())
     return thinking in now or "".join(now[text_key][0].split()) == around
-
-
-def shared_length(first: str, second: str) -> int:
-    """How many characters two texts begin with in common."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def mark(index: int, kind: Literal["thinking", "text"] = "text") -> str:

@@ -13,7 +13,8 @@ from context.templates.chat_template import RenderError
 from context.templates.model_files import ModelFiles
 from context.templates.render import Renderer, Rendering
 from context.templates.rendering.reply_end import Sampled
-from context.templates.template_probe import LOOKUP, Thinking, changes, conversation
+from context.templates.row_forms import LOOKUP
+from context.templates.template_probe import Thinking, changes, conversation
 from context.tokens.token_sequence import TokenSequence
 
 State = Literal["append_only", "rewrites_history", "unsupported"]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from context.templates.chat_template import RenderError
 from context.templates.rendering import marks
+from context.templates.rendering.contents import shared_opening
 from context.templates.rendering.marks import Span
-from context.templates.template_probe import shared_length
 from context.tokens.codec import TokenCodec
 
 
@@ -86,7 +86,7 @@ def _behind(neutral: str, around: Around, codec: TokenCodec) -> int:
         return len(around.prompt)
     at = neutral.find(content)  # what is before that content, a template may write in another way
     written = neutral[at : marks.next_begin(neutral, at + len(content))]
-    cut = len(content) + codec.boundary(written[len(content) :], shared_length(asked, written) - len(content))
+    cut = len(content) + codec.boundary(written[len(content) :], len(shared_opening(asked, written)) - len(content))
     if at < 0 or cut <= len(without):
         raise _unlike_a_reply(written[-40:])
     return at + cut

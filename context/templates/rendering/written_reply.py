@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import takewhile
 
 from context.templates.chat_template import ChatTemplate, RenderError
-from context.templates.rendering.contents import Row
+from context.templates.rendering.contents import Row, shared_opening
 from context.tokens.codec import TokenCodec
 
 _THINK, _END_THINK = "<think>", "</think>"
@@ -29,7 +28,7 @@ def written_reply(
 
 def _behind_another_prompt(template: ChatTemplate, rows: Sequence[Row], prompt: str, whole: str) -> str:
     """The reply where the prompt ends in what the template does not write in front of replies that were said."""
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, whole, strict=False)))
+    shared = len(shared_opening(prompt, whole))
     opened = prompt.rfind(_THINK)
     if opened >= 0:
         shared = min(shared, opened)

@@ -12,7 +12,8 @@ from context import ChatTemplate, Renderer, RenderError, default_authors
 from context.conversation_file import read_message
 from context.templates.model_files import load_model_files
 from context.templates.rendering.reply_end import Sampled
-from context.templates.template_probe import LOOKUP, Thinking, changes, conversation
+from context.templates.row_forms import LOOKUP
+from context.templates.template_probe import Thinking, changes, conversation
 from context.templates.template_report import TemplateReport, check_template
 from tests.fakes.families import CHATML, LLAMA3, family
 from tests.fakes.trl_templates import model, originals
