@@ -42,10 +42,10 @@ def test_the_next_free_port_is_taken_unless_one_is_asked_for(monkeypatch: pytest
 
 def test_a_body_does_not_wait_for_its_headers_to_be_acknowledged() -> None:
     with closing(serve.bound_socket("127.0.0.1", 0)) as listening:
-        with closing(socket.create_connection(listening.getsockname())):
-            accepted, _ = listening.accept()
-            with closing(accepted):
-                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        client = socket.create_connection(listening.getsockname())
+        accepted, _ = listening.accept()
+        with closing(client), closing(accepted):
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_printed_address_brings_the_token() -> None:
