@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import islice
 from typing import TypeVar
 
 from replay.config import ReplayConfig, StoredConfig
-from replay.mixing.apportion import Remainders
 from replay.mixing.batch_plan import BatchPlan
 from replay.mixing.mixer import Mixer, ReplayStarved
 from replay.mixing.request import Availability
@@ -105,7 +103,7 @@ def forecast(
     them without `replay.successful_only`) can be drawn from the next iteration on. Rows never grow too old or wear out,
     and their effective sample size stays above the controller's floor.
     """
-    successes, success = Remainders(), Fraction(horizon.success or 0)
+    success, rounded_off = horizon.success or 0.0, 0.0
     by_task, by_source_task = dict(available.by_task), dict(available.by_source_task)
     grows = not replay.sources or _SELF in replay.sources
     while True:
@@ -114,8 +112,9 @@ def forecast(
         collected = tasks.upcoming(plan.num_tasks)
         rows, own, groups = available.rows, available.by_source.get(_SELF, 0), Counter[int]()
         for slot, size in plan.groups if grows else ():
-            _, usable = successes.split("success", size, [1 - success, success])
-            usable = usable if replay.successful_only else size
+            successful = round(size * success + rounded_off)
+            rounded_off += size * success - successful
+            usable = successful if replay.successful_only else size
             groups[size] += usable == size
             usable = min(usable, replay.per_group or usable)
             rows += _add(by_task, collected[slot], usable, most=replay.per_task)
