@@ -29,7 +29,8 @@ from context.templates.rendering.demonstrated_turns import turn_spans
 from context.templates.rendering.marks import MarkedText, Span
 from context.templates.rendering.reply_end import Ended, Sampled, Shown, Tail, is_as_sampled, reply_end
 from context.templates.rendering.written_reply import written_reply
-from context.tokens.codec import Control, Piece, TokenCodec, storable
+from context.tokens.codec import Piece, TokenCodec, storable
+from context.tokens.control_finder import Control
 from context.tokens.token_sequence import NOT_SAMPLED, TokenSequence
 
 __all__ = ["ChatTemplate", "RenderError", "Renderer", "Rendering", "TokenCodec"]
@@ -46,7 +47,9 @@ _MAX_CACHED_CHARS = 2_000_000
 class Rendering:
     """A conversation as its template writes it, up to where the next reply begins."""
 
+    given: tuple[Message, ...]
     messages: tuple[Message, ...]
+    """What was given, thoughts apart from contents where the template knows thoughts."""
     rows: tuple[Row, ...]
     """What the template was given: contents, with marks in what spells control tokens."""
     tools: _Tools
@@ -102,14 +105,15 @@ class Renderer:
 
     def render(self, messages: Sequence[Message], tools: _Tools, *, after: Rendering | None = None) -> Rendering:
         """The text of a prompt; `after` is one of the same conversation, earlier."""
-        known = () if after is None else after.messages
-        shown = tuple(map(self._read, messages))
-        rows = tuple(
-            after.rows[place] if after and place < len(known) and _same(message, known[place]) else self._row(message)
-            for place, message in enumerate(shown)
-        )
-        now = datetime.now() if after is None else after.now
-        return Rendering(shown, rows, tools, MarkedText(self._write(rows, tools, now=now)), now)
+        given, now = tuple(messages), datetime.now() if after is None else after.now
+        shown, rows = [], []
+        if after is not None and given[: len(after.given)] == after.given:
+            shown, rows = [*after.messages], [*after.rows]
+        for message in given[len(shown) :]:
+            shown.append(self._read(message))
+            rows.append(self._row(message))
+        written = MarkedText(self._write(rows, tools, now=now))
+        return Rendering(given, tuple(shown), tuple(rows), tools, written, now)
 
     def tokens(self, rendering: Rendering) -> TokenSequence:
         """All of a prompt."""
@@ -351,17 +355,6 @@ class _Recent(Generic[_Key, _Value]):
             oldest = next(iter(self._kept))
             del self._kept[oldest]
             self._chars -= self._size(oldest)
-
-
-def _same(message: Message, known: Message) -> bool:
-    """Whether a template is given the same of both, clean without comparing long texts."""
-    return message is known or (
-        message.content is known.content
-        and message.tool_calls is known.tool_calls
-        and message.reasoning is known.reasoning
-        and message.note == known.note
-        and (message.role, message.name, message.tool_call_id) == (known.role, known.name, known.tool_call_id)
-    )
 
 
 def _shown(placed: Sequence[_Placed], start: int) -> Shown:

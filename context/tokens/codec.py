@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tokenizers import Encoding
 
 from context.tokens import tokenizer_parts as parts
+from context.tokens.control_finder import Control, ControlFinder
 
 _INSIDE = re.compile(r"^\W+|\W+$")
 _SCHEMA_WORDS = frozenset(
@@ -42,43 +43,16 @@ _STAND_IN = "?"
 
 
 @dataclass(frozen=True)
-class Control:
-    """A control token in a text: characters first..end-1, white space it takes up among them."""
-
-    token: int
-    first: int
-    end: int
-
-
-@dataclass(frozen=True)
 class Piece:
     """A piece of a text as tokens."""
 
     ids: npt.NDArray[np.int32]
-    _encoding: Encoding
-    _length: int
-    """Characters of the text."""
-    _first: int
-    """Number among `ids` of the encoding's first token."""
-    _cut: int
-    """Where the encoding's text begins in the piece's."""
+    firsts: npt.NDArray[np.int32]
+    """Where in the text each token begins; it never falls."""
 
     def token_from(self, place: int) -> int:
         """The first token that begins at or behind a character."""
-        if place <= 0:
-            return 0
-        encoding = self._encoding
-        for character in range(max(0, place - self._cut), self._length - self._cut):
-            token = encoding.char_to_token(character)
-            if token is not None:
-                while token < len(encoding) and self._begins(token) < place:
-                    token += 1
-                return self._first + int(token)
-        return len(self.ids)
-
-    def _begins(self, token: int) -> int:
-        characters = self._encoding.token_to_chars(token)
-        return self._length if characters is None else int(characters[0]) + self._cut
+        return int(np.searchsorted(self.firsts, place)) if place > 0 else 0
 
 
 class TokenCodec:
@@ -107,14 +81,14 @@ class TokenCodec:
         self._insides = frozenset(_INSIDE.sub("", text) for text in self.added_tokens) - _SCHEMA_WORDS
         self._longest = max(map(len, self.added_tokens), default=1)
         self._byte_level = '"ByteLevel"' in json.dumps(description.get("decoder"))
-        self._full = parts.full(description)
+        self._full = parts.tokenizer_of(description)
         self._text = parts.without_control_tokens(description, self.added_ids)
         inside = parts.inside_a_text(description)
-        self._full_inside = self._full if inside == description else parts.full(inside)
+        self._full_inside = self._full if inside == description else parts.tokenizer_of(inside)
         self._text_inside = (
             self._text if inside == description else parts.without_control_tokens(inside, self.added_ids)
         )
-        self._scanner = parts.scanner(description, control)
+        self._finder = ControlFinder(description, control)
         self.vocab_size: int = self._full.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
@@ -128,12 +102,7 @@ class TokenCodec:
 
     def controls(self, text: str) -> list[Control]:
         """The control tokens that the tokenizer recognises in a text."""
-        encoding = self._scanner.encode(text, add_special_tokens=False)
-        return [
-            Control(self._control_ids[number - 1], first, end)
-            for number, (first, end) in zip(encoding.ids, encoding.offsets, strict=True)
-            if number
-        ]
+        return self._finder.find(text)
 
     def broken(self, text: str, mark: str, *, edges: bool = True) -> str:
         """The text with `mark` inside of all that would read as a control token, alone or with what stands beside it.
@@ -160,17 +129,17 @@ class TokenCodec:
         control token: then they are those of a tokenizer that knows none.
         """
         encoding = (self._full if opens or control else self._full_inside).encode(text, add_special_tokens=False)
-        found = [place for place, token in enumerate(encoding.ids) if token in self.added_ids]
-        if control is None and not found:
-            return Piece(np.array(encoding.ids, np.int32), encoding, len(text), 0, 0)
-        if control is not None and [encoding.ids[place] for place in found] == [control.token]:
+        ids = np.array(encoding.ids, np.int32)
+        found = np.flatnonzero(np.isin(ids, self._control_ids))
+        if ids[found].tolist() == ([control.token] if control else []):
             # What is put before the first word of a whole text stands before the control token.
-            skipped = 0 if opens else found[0]
-            return Piece(np.array(encoding.ids[skipped:], np.int32), encoding, len(text), -skipped, 0)
+            skipped = found[0] if control and not opens else 0
+            return Piece(ids[skipped:], _firsts(encoding)[skipped:])
         head = [] if control is None else [control.token]
         cut = 0 if control is None else control.end
         encoding = self._untrusted(text[cut:], opens=opens and control is None)
-        return Piece(np.array([*head, *encoding.ids], np.int32), encoding, len(text), len(head), cut)
+        firsts = np.concatenate([np.zeros(len(head), np.int32), _firsts(encoding) + np.int32(cut)])
+        return Piece(np.array([*head, *encoding.ids], np.int32), firsts)
 
     def _untrusted(self, text: str, *, opens: bool) -> Encoding:
         tokenizer = self._text if opens else self._text_inside
@@ -221,6 +190,11 @@ class TokenCodec:
         """The last border between tokens of template text at or before character `at`."""
         offsets = self._full.encode(text, add_special_tokens=False).offsets
         return max((end for _, end in offsets if end <= at), default=0)
+
+
+def _firsts(encoding: Encoding) -> npt.NDArray[np.int32]:
+    # A token that stands for no character of the text begins with the one before it.
+    return np.maximum.accumulate(np.array([first for first, _ in encoding.offsets], np.int32))
 
 
 def storable(text: str) -> str:

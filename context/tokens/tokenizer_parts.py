@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 
 Description = dict[str, Any]
 SENTENCEPIECE_SPACE = "\u2581"
-_UNKNOWN = "[unknown]"
 
 
 def whole_text_rules_off(description: Description) -> Description:
@@ -47,13 +46,6 @@ def control_tokens(description: Description, special: Collection[str]) -> list[d
     return rows
 
 
-def scanner(description: Description, control: Sequence[Mapping[str, Any]]) -> Tokenizer:
-    """Finds control tokens in a text as the tokenizer does, and makes one unknown word of what is between them."""
-    model = {"type": "WordLevel", "vocab": {_UNKNOWN: 0}, "unk_token": _UNKNOWN}
-    added = [{**row, "id": number} for number, row in enumerate(control, 1)]
-    return _tokenizer({**description, "model": model, "added_tokens": added, "pre_tokenizer": None, "decoder": None})
-
-
 def without_control_tokens(description: Description, control: Collection[int]) -> Tokenizer:
     """The tokenizer, ignorant of control tokens: as added tokens, vocabulary entries and merge results.
 
@@ -71,11 +63,7 @@ def without_control_tokens(description: Description, control: Collection[int]) -
             model["merges"] = [pair for pair in model["merges"] if removed.isdisjoint(_mentioned(pair))]
     else:
         model["vocab"] = _pieces_without(model["vocab"], plain, control)
-    return _tokenizer({**description, "added_tokens": plain, "model": model})
-
-
-def full(description: Description) -> Tokenizer:
-    return _tokenizer(description)
+    return tokenizer_of({**description, "added_tokens": plain, "model": model})
 
 
 def _pieces_without(
@@ -118,7 +106,7 @@ def _never_first(component: dict[str, Any]) -> dict[str, Any]:
     return {**component, "add_prefix_space": False} if "add_prefix_space" in component else component
 
 
-def _tokenizer(description: Description) -> Tokenizer:
+def tokenizer_of(description: Description) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(description))
 
 

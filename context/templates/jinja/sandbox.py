@@ -19,6 +19,7 @@ from jinja2.utils import Namespace
 from context.templates.jinja.bounds import Bounds, bounded_filters
 
 _OF_DICTS = frozenset(dir(dict))
+_OF_LOOPS = frozenset({"index", "index0", "first", "last"})
 _PLAIN = frozenset({str, LoopContext, Namespace})
 
 
@@ -84,9 +85,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """jinja2's rule, with the way short to what is asked for most: a message's fields."""
+        """jinja2's rule, with the way short to what is asked for most: a message's fields, its place in a loop."""
         if type(obj) is dict and attribute not in _OF_DICTS:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) is LoopContext and attribute in _OF_LOOPS:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:

@@ -11,7 +11,8 @@ from context import ContextManager, Message, Renderer, Reply, TokenCodec, choose
 from context.authors import HISTORY
 from context.manager import PrefixError
 from context.strategies import ClipToolResults, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
-from context.tokens.codec import Control, Piece
+from context.tokens.codec import Piece
+from context.tokens.control_finder import Control
 from context.tokens.token_sequence import TokenView
 from tests.fakes.conversations import Episode, ScriptedParser, Turn, laws, texts
 from tests.fakes.families import family

@@ -1,0 +1,37 @@
+"""Control tokens are found where the tokenizer itself finds them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from context.tokens.codec import TokenCodec
+from tests.fakes.tokenizer_kinds import tokenizer_kinds
+
+SOURCE = "<|im_start|><|im_end|><|im_end|>x<|endoftext|><tool_call></tool_call>[INST][/INST]"
+# Of this kind any text that is not in the vocabulary becomes a control token.
+KINDS = {name: make(SOURCE) for name, make in tokenizer_kinds().items() if name != "unk_is_eos"}
+CONTROLS = sorted({row["content"] for made in KINDS.values() for row in json.loads(made)["added_tokens"]})
+TEXTS = st.lists(
+    st.sampled_from(
+        [*CONTROLS, *(text[:-1] for text in CONTROLS), *(text[1:] for text in CONTROLS), " ", "\n", "a", "ﬁ", "😀"]
+    ),
+    max_size=8,
+).map("".join)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=200)
+@given(text=TEXTS)
+def test_control_tokens_are_found_where_the_tokenizer_finds_them(kind: str, text: str) -> None:
+    codec, tokenizer = TokenCodec(KINDS[kind]), Tokenizer.from_str(KINDS[kind])
+    tokenizer.post_processor = None
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    expected = [
+        (token, *place) for token, place in zip(encoding.ids, encoding.offsets, strict=True) if token in codec.added_ids
+    ]
+    assert [(found.token, found.first, found.end) for found in codec.controls(text)] == expected
