@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,7 +32,7 @@ from context.templates.rendering.reply_end import Ended, Sampled, Shown, Tail, i
 from context.templates.rendering.written_reply import written_reply
 from context.tokens.codec import Piece, TokenCodec, storable
 from context.tokens.control_finder import Control
-from context.tokens.token_sequence import NOT_SAMPLED, TokenSequence
+from context.tokens.token_sequence import TokenSequence
 
 __all__ = ["ChatTemplate", "RenderError", "Renderer", "Rendering", "TokenCodec"]
 _WORD = re.compile(r"[A-Za-z0-9_.$-]{0,64}")
@@ -304,25 +305,20 @@ class Renderer:
         firsts = [start if found is None else found.first for found in heads]
         if not heads or (lead is None and firsts[0] > start):
             heads, firsts = [None, *heads], [start, *firsts]
-        ids, codes = [], []
-        for place, (head, first) in enumerate(zip(heads, firsts, strict=True)):
-            end = firsts[place + 1] if place + 1 < len(firsts) else len(text)
+        ends = [*firsts[1:], len(text)]
+        pieces: list[Piece] = []
+        for head, first, end in zip(heads, firsts, ends, strict=True):
             within = None if head is None else Control(head.token, head.first - first, head.end - first)
-            piece = self._piece(text[first:end], within, opens=opens and first == 0)
-            authors = np.full(len(piece.ids), self._template_code, np.uint8)
-            for span in spans:
-                if span.first < end and span.end > first:
-                    last = len(authors) if span.end >= end else piece.token_from(span.end - first)
-                    authors[piece.token_from(span.first - first) : last] = self.authors.code(span.author)
-            skipped = 1 if lead is not None and head is lead else 0
-            ids.append(piece.ids[skipped:])
-            codes.append(authors[skipped:])
-        n = sum(map(len, ids))
-        return TokenSequence(
-            np.concatenate(ids),
-            np.concatenate(codes),
-            np.full(n, np.nan, np.float32),
-            np.full(n, NOT_SAMPLED, np.int32),
+            pieces.append(self._piece(text[first:end], within, opens=opens and first == 0))
+        codes = [np.full(len(piece.ids), self._template_code, np.uint8) for piece in pieces]
+        for span in spans:
+            for place in range(max(0, bisect_right(firsts, span.first) - 1), bisect_left(firsts, span.end)):
+                piece, first = pieces[place], firsts[place]
+                last = len(piece.ids) if span.end >= ends[place] else piece.token_from(span.end - first)
+                codes[place][piece.token_from(span.first - first) : last] = self.authors.code(span.author)
+        skipped = 0 if lead is None else 1
+        return TokenSequence.unsampled(
+            np.concatenate([piece.ids for piece in pieces])[skipped:], np.concatenate(codes)[skipped:]
         )
 
     def _piece(self, text: str, control: Control | None, *, opens: bool) -> Piece:

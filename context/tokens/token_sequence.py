@@ -46,16 +46,16 @@ class TokenSequence:
         return cls(*(np.concatenate([getattr(p, f) for p in rows] or [np.empty(0, d)]) for f, d in _FIELDS))
 
     @classmethod
+    def unsampled(cls, token_ids: npt.NDArray[np.int32], authors: npt.NDArray[np.uint8]) -> TokenSequence:
+        """Tokens that no policy sampled."""
+        n = len(token_ids)
+        return cls(token_ids, authors, np.full(n, np.nan, np.float32), np.full(n, NOT_SAMPLED, np.int32))
+
+    @classmethod
     def constant(cls, token_ids: Iterable[int], author_code: int) -> TokenSequence:
         """Tokens of one author that no policy sampled."""
         ids = np.array(list(token_ids), dtype=np.int32)
-        n = len(ids)
-        return cls(
-            ids,
-            np.full(n, author_code, np.uint8),
-            np.full(n, np.nan, np.float32),
-            np.full(n, NOT_SAMPLED, np.int32),
-        )
+        return cls.unsampled(ids, np.full(len(ids), author_code, np.uint8))
 
     def equals(self, other: TokenSequence) -> bool:
         """Bit-equal in every field (NaN equals NaN)."""
