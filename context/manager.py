@@ -159,9 +159,12 @@ class ContextManager:
         """The conversation so far, for people, rewards and storage; without a strategy's questions."""
         return tuple(self._messages)
 
-    def record_reply(self, token_ids: Sequence[int], log_probs: Sequence[float], *, policy_version: int) -> Reply:
+    def record_reply(
+        self, token_ids: Sequence[int], log_probs: Sequence[float], *, policy_version: int | Sequence[int]
+    ) -> Reply:
         """Append what the policy sampled, verbatim, and read it.
 
+        `policy_version`: of all tokens, or one per token where the weights changed while they were sampled.
         One log-prob per token, in nats; all NaN for a reply that no known policy sampled: a demonstration.
         A reply that does not end in a stop token was cut by a length limit: `truncated`, with no end added.
         Outcome `question`: this answered the strategy's question. Sample again, unless `stopped` says why not.
@@ -414,7 +417,11 @@ class ContextManager:
         return next((name for name, known in STRATEGIES.items() if known is kind), kind.__name__)
 
     def _sampled(
-        self, token_ids: Sequence[int], log_probs: Sequence[float], policy_version: int, author: str
+        self,
+        token_ids: Sequence[int],
+        log_probs: Sequence[float],
+        policy_version: int | Sequence[int],
+        author: str,
     ) -> TokenSequence:
         n, authors = len(token_ids), self._renderer.authors
         tokens = TokenSequence(
@@ -427,7 +434,9 @@ class ContextManager:
             tokens, self._control.withheld(token_ids, self._renderer.codec, self._renderer.end_ids), authors
         )
 
-    def _check_reply(self, token_ids: Sequence[int], log_probs: Sequence[float], policy_version: int) -> None:
+    def _check_reply(
+        self, token_ids: Sequence[int], log_probs: Sequence[float], policy_version: int | Sequence[int]
+    ) -> None:
         n = len(token_ids)
         if not 1 <= n <= self.room:
             raise ValueError(f"token_ids must hold 1 to {self.room} tokens (the room left), got {n}.")
@@ -438,8 +447,11 @@ class ContextManager:
         unknown = sum(map(math.isnan, log_probs))
         if unknown not in (0, n) or any(map(math.isinf, log_probs)):
             raise ValueError("log_probs must be finite, or all NaN, got something between. Mend what sampled them.")
-        if policy_version < 0:
-            raise ValueError(f"policy_version must be >= 0, got {policy_version}.")
+        versions = np.asarray(policy_version)
+        if versions.shape not in ((), (n,)):
+            raise ValueError(f"policy_version must be one number, or one per token ({n}), got {versions.size}.")
+        if versions.min() < 0:
+            raise ValueError(f"policy_version must be >= 0, got {versions.min()}.")
 
     def _is_action(self, author: str) -> bool:
         return self._renderer.authors.author(author).action

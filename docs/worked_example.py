@@ -103,7 +103,7 @@ class WrittenPolicy:
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         before, answer, end = ID["<assistant>"], ID[self._answer], ID["<end>"]
         log_probs = (float(self.table[before, answer]), float(self.table[answer, end]))
-        return [Completion((answer, end), log_probs, (0.0, 0.0)) for _ in requests]
+        return [Completion((answer, end), log_probs, self.policy_version, (0.0, 0.0)) for _ in requests]
 
     def log_probs(
         self, token_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, temperature: Tensor, *, entropy=True

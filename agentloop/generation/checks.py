@@ -32,6 +32,8 @@ def _problem(request: GenerationRequest, reply: Completion | GenerationFailed, v
     if not 1 <= n <= request.max_new_tokens:
         return f"{n} tokens where 1 to {request.max_new_tokens} were asked for"
     for name, values in (("log-probs", reply.log_probs), ("entropies", reply.entropies)):
+        if values is None:
+            continue
         if len(values) != n:
             return f"{len(values)} {name} for {n} tokens"
         odd = next((value for value in values if not math.isfinite(value)), None)
@@ -39,6 +41,8 @@ def _problem(request: GenerationRequest, reply: Completion | GenerationFailed, v
             return f"{name} with {odd} among them"
     if max(reply.log_probs) > _ROUNDING:
         return f"a log-prob of {max(reply.log_probs)}, which is above 0"
+    if not isinstance(reply.policy_version, int) and len(reply.policy_version) != n:
+        return f"{len(reply.policy_version)} policy versions for {n} tokens"
     outside = next((token for token in reply.token_ids if not 0 <= token < vocab_size), None)
     if outside is not None:
         return f"token {outside} of a vocabulary of {vocab_size}"

@@ -22,8 +22,10 @@ class Completion:
     """As sampled, the stop token included when one was sampled."""
     log_probs: tuple[float, ...]
     """Nats, one per token, over the whole vocabulary at the sampling temperature (at 1 when greedy)."""
-    entropies: tuple[float, ...]
-    """Nats, of the distribution each token was sampled from."""
+    policy_version: int | tuple[int, ...]
+    """Publishes before the tokens were sampled: of all of them, or one number per token."""
+    entropies: tuple[float, ...] | None = None
+    """Nats, of the distribution each token was sampled from; None where the engine does not say."""
 
 
 class GenerationFailed(Exception):

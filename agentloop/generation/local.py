@@ -83,7 +83,7 @@ class LocalGenerator:
                 self._cache.admit(requests)
             logits = self._cache.feed([list(r.prompt_ids[self._cache.fed(r.episode) :]) for r in requests])
             self._decode(self._cache, replies, logits)
-        return [reply.completion() for reply in replies]
+        return [reply.completion(self._version) for reply in replies]
 
     def _decode(self, cache: EpisodeCache, replies: Sequence[_Reply], logits: Tensor) -> None:
         """Sample until every reply has ended. One that has is fed holes until few enough are left to go on alone."""
@@ -158,5 +158,5 @@ class _Reply:
         self.entropies.append(entropy)
         self.ended = token in stop_ids or len(self.token_ids) >= self.max_new_tokens
 
-    def completion(self) -> Completion:
-        return Completion(tuple(self.token_ids), tuple(self.log_probs), tuple(self.entropies))
+    def completion(self, policy_version: int) -> Completion:
+        return Completion(tuple(self.token_ids), tuple(self.log_probs), policy_version, tuple(self.entropies))

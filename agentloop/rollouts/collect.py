@@ -88,7 +88,6 @@ def _episode(actors: Actors, task: Task, config: RunConfig) -> Coroutine[Ask, Co
         context,
         tools=actors.factory.tools,
         limits=config.rollout,
-        policy_version=actors.generator.policy_version,
     )
 
 

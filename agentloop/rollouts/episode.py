@@ -46,7 +46,7 @@ class Episode:
     num_turns: int
     num_tool_calls: int
     entropies: tuple[float, ...]
-    """Nats, one per sampled token."""
+    """Nats, one per sampled token whose entropy the engine said."""
     rewrites: Mapping[str, int]
     """How often what was shown was rewritten, by kind."""
     num_failed_calls: int = 0
@@ -72,7 +72,6 @@ def rollout(
     *,
     tools: Sequence[Mapping[str, Any]],
     limits: RolloutSection,
-    policy_version: int,
 ) -> Generator[Ask, Completion | GenerationFailed, Episode]:
     """Yields an `Ask` per turn, is sent the `Completion`, returns the `Episode`.
 
@@ -97,8 +96,10 @@ def rollout(
         if isinstance(completion, GenerationFailed):
             stop_reason, problem = StopReason.ENGINE_FAILURE, shortened(str(completion))
             break
-        entropies.extend(completion.entropies)
-        reply = context.record_reply(completion.token_ids, completion.log_probs, policy_version=policy_version)
+        entropies.extend(completion.entropies or ())
+        reply = context.record_reply(
+            completion.token_ids, completion.log_probs, policy_version=completion.policy_version
+        )
         if reply.outcome == "question":
             stop_reason = context.stopped
             continue

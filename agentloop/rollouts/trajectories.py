@@ -133,7 +133,7 @@ def trajectory_of(
         top_p=1.0,
         top_k=0,
         logprobs_mode="full",
-        mean_entropy=float(np.mean(episode.entropies)),
+        mean_entropy=float(np.mean(episode.entropies)) if episode.entropies else None,
         environment=actors.factory.name,
         environment_version=actors.factory.version,
     )

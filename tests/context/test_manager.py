@@ -8,7 +8,15 @@ import random
 import numpy as np
 import pytest
 
-from context import ContextManager, Message, choose_parser, default_authors, loss_mask, response_mask
+from context import (
+    NOT_SAMPLED,
+    ContextManager,
+    Message,
+    choose_parser,
+    default_authors,
+    loss_mask,
+    response_mask,
+)
 from tests.fakes.families import Family, families, family
 from tests.fakes.increments import increment
 
@@ -191,15 +199,27 @@ def test_room_is_what_is_left_of_max_tokens() -> None:
         ([30, 31], [-1.0, math.nan], 0, "log_probs must be finite, or all NaN"),
         ([30, 31], [-1.0, -math.inf], 0, "log_probs must be finite, or all NaN"),
         ([30], [-1.0], -1, "policy_version must be >= 0, got -1"),
+        ([30, 31], [-1.0, -1.0], (3, -1), "policy_version must be >= 0, got -1"),
+        ([30, 31], [-1.0, -1.0], (3, 3, 4), r"policy_version must be one number, or one per token \(2\), got 3"),
     ],
 )
-def test_wrong_reply_is_an_error_naming_the_field(ids, values, version: int, complaint: str) -> None:
+def test_wrong_reply_is_an_error_naming_the_field(ids, values, version, complaint: str) -> None:
     context = manager(family("chatml"))
     context.begin(START, NO_TOOLS)
     before = context.prompt_ids
     with pytest.raises(ValueError, match=complaint):
         context.record_reply(ids, values, policy_version=version)
     assert context.prompt_ids == before
+
+
+def test_each_token_keeps_the_version_that_sampled_it() -> None:
+    model = family("chatml")
+    context = manager(model)
+    context.begin(START, NO_TOOLS)
+    context.record_reply([30, 31, model.end_id], [-1.0] * 3, policy_version=(6, 6, 7))
+    (segment,) = context.segments()
+    assert segment.tokens.policy_versions.tolist()[-3:] == [6, 6, 7]
+    assert set(segment.tokens.policy_versions.tolist()[:-3]) == {NOT_SAMPLED}
 
 
 def test_demonstrated_reply_has_unknown_log_probs() -> None:

@@ -43,7 +43,7 @@ class ScriptedGenerator:
             return text
         ids = list(CHATML.codec.encode_text(text.removesuffix(CUT)))
         ids = (ids if text.endswith(CUT) else [*ids, CHATML.end_id])[: request.max_new_tokens]
-        return Completion(tuple(ids), (LOG_PROB,) * len(ids), (1.0,) * len(ids))
+        return Completion(tuple(ids), (LOG_PROB,) * len(ids), 0, (1.0,) * len(ids))
 
 
 class FlakyGenerator:

@@ -61,7 +61,7 @@ def episode(*script: str | Completion | GenerationFailed) -> Episode:
 
 
 def completion(ids: list[int], log_probs: list[float], entropies: list[float] | None = None) -> Completion:
-    return Completion(tuple(ids), tuple(log_probs), tuple([1.0] * len(ids) if entropies is None else entropies))
+    return Completion(tuple(ids), tuple(log_probs), 0, tuple([1.0] * len(ids) if entropies is None else entropies))
 
 
 BAD = [
