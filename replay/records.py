@@ -57,6 +57,8 @@ class StopReason(StrEnum):
     """The policy ended it with an answer: the only end that the environment scores."""
     TRUNCATED = "truncated"
     """A reply reached its limit on tokens."""
+    OVERTIME = "overtime"
+    """It took longer than an episode may."""
     MAX_TURNS = "max_turns"
     """The policy had all the turns it may have."""
     ENGINE_FAILURE = "engine_failure"

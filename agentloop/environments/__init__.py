@@ -4,7 +4,7 @@ from agentloop.environments.environment import Environment, Task, tool
 from agentloop.environments.factory import EnvironmentFactory, load_environment
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.task_source import TaskSource, open_tasks
-from agentloop.environments.tools.call import POLICY_ERRORS, ToolLimits, call_tool
+from agentloop.environments.tools.call import POLICY_ERRORS, ToolLimits, call_demonstrated, call_tool
 from agentloop.environments.tools.results import ToolResult
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "TaskSource",
     "ToolLimits",
     "ToolResult",
+    "call_demonstrated",
     "call_tool",
     "load_environment",
     "open_tasks",

@@ -71,9 +71,10 @@ def tool(function: _Function | None = None, *, isolated: bool = False) -> _Funct
     `Args:` (or `:param name:`) its parameters. What it prints is dropped; what it returns is shown: text as
     it is, anything else as JSON. An exception becomes an observation too.
 
-    A tool runs in this process, so it can change `self`, under a deadline that an exception enforces. That
-    ends Python code, but not C code that never returns, nor threads and processes that the tool started.
-    `isolated=True` runs it in a forked process whose whole process group is killed afterwards: changes to
+    Tools of different episodes run at the same time: an `async def` on one event loop, any other in threads, so what
+    episodes share must be safe there. A call that takes too long is left behind. Its Python code ends by an exception;
+    C code that never returns goes on until the run ends, and while it holds the interpreter's lock, nothing else runs.
+    `isolated=True` runs the tool in a forked process whose whole process group is killed afterwards: changes to
     `self` are lost, and a crash costs one call. It is no sandbox: the tool can do whatever the user can.
     """
 
@@ -100,6 +101,9 @@ class Environment:
 
     version: ClassVar[str] = "1"
     """Raise it when tools or rewards change their meaning; stored with every trajectory."""
+
+    one_thread: ClassVar[bool] = False
+    """True: one thread calls all that an instance does, its own; for connections that other threads may not use."""
 
     def make_task(self, rng: random.Random) -> Task:
         """A random task, the same one for the same state of `rng`. Not needed where every task is a row."""

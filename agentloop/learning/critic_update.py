@@ -23,7 +23,14 @@ from context.strategies import CONTEXT_FULL, SUMMARY_TOO_LONG
 from replay.records import StopReason
 
 CUT_OFF = frozenset(
-    {StopReason.TRUNCATED, StopReason.MAX_TURNS, StopReason.CALLED_LAST, CONTEXT_FULL, SUMMARY_TOO_LONG}
+    {
+        StopReason.TRUNCATED,
+        StopReason.MAX_TURNS,
+        StopReason.OVERTIME,
+        StopReason.CALLED_LAST,
+        CONTEXT_FULL,
+        SUMMARY_TOO_LONG,
+    }
 )
 """Limits on tokens and turns, and records that stop short: from the state they leave, an episode could have gone on.
 Whatever is not named here is an end of the task itself, imported reasons too."""

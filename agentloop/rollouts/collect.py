@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Generator as Coroutine
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from agentloop.config import RunConfig
 from agentloop.environments import Task
 from agentloop.errors import UserError
-from agentloop.generation import Completion, GenerationFailed, GenerationRequest, replies
 from agentloop.records import Penalty, kl_penalties, penalised_rewards
 from agentloop.rollouts.actors import Actors, Warnings
-from agentloop.rollouts.episode import Ask, Episode, rollout
+from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import (
     Collected,
@@ -25,70 +24,10 @@ from agentloop.rollouts.trajectories import (
     PlaceCounter,
     trajectory_of,
 )
-from context import ContextManager
 from replay.records import TaskRecord, Trajectory, group_of
 
-Progress = Callable[[int, int], None]
-"""Called with episodes ended and episodes in all."""
 _MANY_FAILED_CALLS = 0.2
 """Share of an iteration's tool calls from which on a warning says that the tools fail."""
-
-
-def run_episodes(
-    actors: Actors, tasks: Sequence[Task], config: RunConfig, *, progress: Progress = lambda *_: None
-) -> Iterator[Episode]:
-    """Run one episode per task, `rollout.parallel` at a time, turn by turn together; yields them in order."""
-    for start in range(0, len(tasks), config.rollout.parallel):
-        chunk = tasks[start : start + config.rollout.parallel]
-        yield from _run_together(actors, chunk, config, progress, ended_before=start, total=len(tasks))
-
-
-def _run_together(
-    actors: Actors, tasks: Sequence[Task], config: RunConfig, progress: Progress, *, ended_before: int, total: int
-) -> list[Episode]:
-    running: dict[int, Coroutine[Ask, Completion | GenerationFailed, Episode]] = {}
-    asks: dict[int, Ask] = {}
-    ended: dict[int, Episode] = {}
-
-    def advance(key: int, reply: Completion | GenerationFailed | None) -> None:
-        try:
-            asks[key] = next(running[key]) if reply is None else running[key].send(reply)
-        except StopIteration as stop:
-            ended[key] = stop.value
-            if ended[key].problem is not None:
-                actors.warnings.warn(f"episode ended with {ended[key].stop_reason}: {ended[key].problem}")
-            del running[key]
-            asks.pop(key, None)
-
-    for key, task in enumerate(tasks):
-        running[key] = _episode(actors, task, config)
-        advance(key, None)
-    while running:
-        keys = sorted(running)
-        requests = [GenerationRequest(key, asks[key].prompt_ids, asks[key].max_new_tokens) for key in keys]
-        given = replies(actors.generator, requests, vocab_size=actors.vocab_size)
-        for key, reply in zip(keys, given, strict=True):
-            advance(key, reply)
-        progress(ended_before + len(ended), total)
-    return [ended[key] for key in range(len(tasks))]
-
-
-def _episode(actors: Actors, task: Task, config: RunConfig) -> Coroutine[Ask, Completion | GenerationFailed, Episode]:
-    context = ContextManager(
-        actors.renderer,
-        actors.parser,
-        max_tokens=config.context.max_tokens,
-        strategy=actors.strategy,
-        control=actors.control,
-        strict=config.context.strict,
-    )
-    return rollout(
-        actors.factory.create(),
-        task,
-        context,
-        tools=actors.factory.tools,
-        limits=config.rollout,
-    )
 
 
 AdvantagesOfGroups = Callable[[Sequence[Trajectory], Sequence[float], Mapping[str, float]], list[float]]

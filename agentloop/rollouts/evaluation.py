@@ -12,7 +12,8 @@ from agentloop.config.seeds import derive_seed
 from agentloop.environments import TaskSource
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors
-from agentloop.rollouts.collect import Progress, run_episodes, without_engine_failures
+from agentloop.rollouts.collect import without_engine_failures
+from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
 from agentloop.rollouts.intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, proportion
 from agentloop.rollouts.trajectories import succeeded
 from agentloop.runs.display import percent

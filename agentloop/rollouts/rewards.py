@@ -7,16 +7,16 @@ import inspect
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentloop.config.sections.reward import OverlongSection, RewardFunctionSection, RewardSection
 from agentloop.environments.environment import quoted_task
-from agentloop.environments.tools.deadline import run_with_deadline
+from agentloop.environments.tools.event_loop import run_coroutine
 from agentloop.environments.tools.results import ToolTimeout
+from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserError, one_line, one_line_with_place
-from agentloop.rollouts.episode import Episode
+from agentloop.rollouts.episodes.episode import Episode
 from agentloop.user_code import load_function
 from context.messages import Message
 from context.strategies import CONTEXT_FULL
@@ -86,31 +86,27 @@ class RewardScorer:
         self, row: RewardFunctionSection, function: Callable[..., Any], episodes: Sequence[Episode]
     ) -> list[float]:
         """NaN where the function failed and that is to cost the episode alone."""
-        if inspect.iscoroutinefunction(function):
-            # In a thread of its own: who calls `train` may have an event loop running.
-            with ThreadPoolExecutor(1) as pool:
-                answers = pool.submit(asyncio.run, self._together(function, episodes)).result()
-        else:
-            answers = [self._one(function, episode) for episode in episodes]
+        answers = run_coroutine(self._answers(function, episodes))
         return [self._checked(row, answer, episode) for answer, episode in zip(answers, episodes, strict=True)]
 
-    def _one(self, function: Callable[..., Any], episode: Episode) -> Any:
-        try:
-            return run_with_deadline(lambda: function(episode), timeout_s=self._section.timeout_s)
-        except (Exception, ToolTimeout) as error:  # noqa: BLE001  reported or counted by `_checked`
-            return error
-
-    async def _together(self, function: Callable[..., Any], episodes: Sequence[Episode]) -> list[Any]:
-        places = asyncio.Semaphore(self._section.parallel)
+    async def _answers(self, function: Callable[..., Any], episodes: Sequence[Episode]) -> list[Any]:
+        """What the function returned or raised. `async def` functions run side by side, others one after another."""
+        waits = inspect.iscoroutinefunction(function)
+        places, thread = asyncio.Semaphore(self._section.parallel if waits else 1), WorkerThreads(1)
 
         async def one(episode: Episode) -> Any:
             async with places:
                 try:
-                    return await asyncio.wait_for(function(episode), self._section.timeout_s)
-                except Exception as error:  # noqa: BLE001  reported or counted by `_checked`
+                    if waits:
+                        return await asyncio.wait_for(function(episode), self._section.timeout_s)
+                    return await thread.run(lambda: function(episode), timeout_s=self._section.timeout_s)
+                except (Exception, ToolTimeout) as error:  # noqa: BLE001  reported or counted by `_checked`
                     return error
 
-        return list(await asyncio.gather(*(one(episode) for episode in episodes)))
+        try:
+            return list(await asyncio.gather(*(one(episode) for episode in episodes)))
+        finally:
+            thread.close()
 
     def _checked(self, row: RewardFunctionSection, answer: Any, episode: Episode) -> float:
         if isinstance(answer, (ToolTimeout, TimeoutError)):

@@ -13,7 +13,7 @@ import numpy as np
 from agentloop.config import RunConfig
 from agentloop.records import KlPenalty, kl_metrics
 from agentloop.rollouts.actors import Actors
-from agentloop.rollouts.episode import Episode
+from agentloop.rollouts.episodes.episode import Episode
 from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.format.token_summary import summarised
 

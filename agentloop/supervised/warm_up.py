@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from agentloop.config import WarmUpSection
-from agentloop.environments import Environment, EnvironmentFactory, Task, ToolLimits, call_tool
+from agentloop.environments import Environment, EnvironmentFactory, Task, call_demonstrated
 from agentloop.learning.optimizer import hidden_matrices
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel
@@ -26,7 +26,8 @@ from context.authors import LLM
 from context.strategies import Strategy
 
 _SMOOTHING = 0.9
-_TOOLS = ToolLimits(timeout_s=10.0, max_chars=20_000)
+_LONGEST_RESULT = 20_000
+"""Characters."""
 _ENDLESS = 1 << 30
 _MICRO_BATCH_TOKENS = 1536
 Progress = Callable[[int, float], None]
@@ -50,7 +51,7 @@ def demonstrate(environment: Environment, task: Task, rng: random.Random) -> tup
         if not reply.tool_calls:
             return tuple(messages)
         for call in reply.tool_calls:
-            result = call_tool(environment, call, _TOOLS)
+            result = call_demonstrated(environment, call, max_chars=_LONGEST_RESULT)
             messages.append(Message("tool", result.content, author="env", name=call.name, tool_call_id=call.id))
 
 

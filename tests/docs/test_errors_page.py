@@ -121,7 +121,7 @@ def test_every_stop_reason_has_a_row() -> None:
 
 def test_every_error_kind_has_a_row() -> None:
     tools = [str(path.relative_to(ROOT)) for path in (ROOT / "agentloop/environments/tools").glob("*.py")]
-    assert sorted(names("error kind")) == sorted(constants("agentloop/rollouts/episode.py", *tools))
+    assert sorted(names("error kind")) == sorted(constants("agentloop/rollouts/episodes/episode.py", *tools))
 
 
 def test_every_state_has_a_row() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -24,7 +24,16 @@ class RolloutSection(Section):
     parallel: Positive = Field(256, description="Most episodes run at once; bounds the memory of the key-value cache.")
     success_reward: float = Field(1.0, description="An episode is a success from this reward on.")
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature; stored with the log-probs.")
+    turns: Literal["together", "concurrent"] | None = Field(
+        None,
+        description="together: replies are asked for in one batch, when all episodes wait for one; concurrent: each "
+        "episode goes on as soon as its reply is there. null: together with the local engine, else concurrent.",
+    )
+    tool_threads: Positive = Field(128, description="Most tool calls that run at once.")
     tool_timeout_s: PositiveFloat = Field(10.0, description="Seconds a tool call may take.")
+    episode_timeout_s: PositiveFloat = Field(
+        3600.0, description="Seconds an episode may take; also its environment's start and its reward."
+    )
     tool_output_chars: Positive = Field(20_000, description="Longest tool result shown to the policy, in characters.")
     dynamic_sampling_rounds: int = Field(
         0,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
+import asyncio
+import inspect
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentloop.environments.environment import Environment
-from agentloop.environments.tools.deadline import run_with_deadline
 from agentloop.environments.tools.isolation import run_isolated
-from agentloop.environments.tools.results import ToolResult, ToolTimeout, failure, observe
+from agentloop.environments.tools.results import ToolResult, ToolTimeout, failure, observe, observe_awaited
+from agentloop.environments.tools.silence import silence_this_context
 from agentloop.environments.tools.tool_schema import ToolSpec, tools_of
+from agentloop.environments.tools.worker_threads import WorkerThreads
 from context.messages import ToolCall
 from context.wording import suggest
 
@@ -24,6 +26,8 @@ POLICY_ERRORS = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS})
 """Kinds of errors that are the policy's own; every other kind is the tool's."""
 TIMEOUT = "timeout"
 _SHOWN_NAME = 40
+_TO_END_A_CHILD_S = 5.0
+"""Beyond its deadline, which the thread that waits for an isolated tool ends it by."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,41 @@ class ToolLimits:
     """Characters of a result that are shown; a marker says how many were left out."""
 
 
-def call_tool(environment: Environment, call: ToolCall, limits: ToolLimits) -> ToolResult:
+async def call_tool(environment: Environment, call: ToolCall, limits: ToolLimits, threads: WorkerThreads) -> ToolResult:
     """Check the arguments, run the tool under its deadline and put the outcome into words.
 
-    Raises nothing that the tool or the policy did wrong; a Ctrl-C of the user still gets through. Outside of
-    the main thread, where no timer can interrupt a tool, every tool runs isolated.
+    Raises nothing that the tool or the policy did wrong. An `async def` tool runs on the event loop, any other in one
+    of `threads`; an isolated one in a process beside.
     """
+    checked = _checked(environment, call)
+    if isinstance(checked, ToolResult):
+        return checked
+    spec, run = checked
+    try:
+        if inspect.iscoroutinefunction(run.func):
+            return await _awaited(observe_awaited(run, max_chars=limits.max_chars), limits.timeout_s)
+        shown = partial(observe, run, max_chars=limits.max_chars)
+        if not spec.isolated:
+            return await threads.run(shown, timeout_s=limits.timeout_s)
+        apart = partial(run_isolated, shown, timeout_s=limits.timeout_s, max_chars=limits.max_chars)
+        return await threads.run(apart, timeout_s=limits.timeout_s + _TO_END_A_CHILD_S)
+    except ToolTimeout:
+        return failure(TIMEOUT, f"{spec.name} took longer than {limits.timeout_s:g} s")
+
+
+def call_demonstrated(environment: Environment, call: ToolCall, *, max_chars: int) -> ToolResult:
+    """A call of the environment's own demonstrator, here and now: without a deadline."""
+    checked = _checked(environment, call)
+    if isinstance(checked, ToolResult):
+        return checked
+    _, run = checked
+    if inspect.iscoroutinefunction(run.func):
+        return asyncio.run(observe_awaited(run, max_chars=max_chars))
+    return observe(run, max_chars=max_chars)
+
+
+def _checked(environment: Environment, call: ToolCall) -> ToolResult | tuple[ToolSpec, partial[Any]]:
+    """The tool with its arguments, or what is wrong with the call."""
     tools = tools_of(type(environment))
     spec = tools.get(call.name)
     if spec is None:
@@ -48,14 +81,24 @@ def call_tool(environment: Environment, call: ToolCall, limits: ToolLimits) -> T
         arguments = spec.arguments.validate_python(given)
     except ValidationError as error:
         return failure(BAD_ARGUMENTS, _problem(spec, given, error))
-    run = partial(getattr(environment, spec.name), **arguments)
-    shown = partial(observe, run, max_chars=limits.max_chars)
+    return spec, partial(getattr(environment, spec.name), **arguments)
+
+
+async def _awaited(coroutine: Coroutine[Any, Any, ToolResult], timeout_s: float) -> ToolResult:
+    """Its result. Raises ToolTimeout; the coroutine is cancelled then, and not waited for."""
+
+    async def silently() -> ToolResult:
+        silence_this_context()
+        return await coroutine
+
+    task = asyncio.ensure_future(silently())
     try:
-        if spec.isolated or threading.current_thread() is not threading.main_thread():
-            return run_isolated(shown, timeout_s=limits.timeout_s, max_chars=limits.max_chars)
-        return run_with_deadline(shown, timeout_s=limits.timeout_s)
-    except ToolTimeout:
-        return failure(TIMEOUT, f"{spec.name} took longer than {limits.timeout_s:g} s")
+        await asyncio.wait([task], timeout=timeout_s)
+    finally:
+        task.cancel()
+    if not task.done():
+        raise ToolTimeout
+    return task.result()
 
 
 def _problem(spec: ToolSpec, given: Any, error: ValidationError) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class ToolTimeout(BaseException):
-    """Raised inside a tool whose time is up. No `Exception`, so that tools seldom catch it."""
+    """The time of a tool is up. No `Exception`, so that a tool seldom catches it where it is raised inside."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,22 @@ def observe(call: Callable[[], Any], *, max_chars: int) -> ToolResult:
     """
     try:
         return _shown(call(), max_chars)
-    # A tool may call sys.exit or raise KeyboardInterrupt. Its deadline and the user's own Ctrl-C pass by here too:
-    # whoever runs `observe` has noted them and raises them again.
-    except BaseException as error:  # noqa: BLE001  whatever a tool raises is its answer
-        return failure(RAISED, one_line(error), problem=one_line_with_place(error))
+    except BaseException as error:  # noqa: BLE001  whatever a tool raises is its answer: it may call sys.exit
+        return _raised(error)
+
+
+async def observe_awaited(call: Callable[[], Awaitable[Any]], *, max_chars: int) -> ToolResult:
+    """Call an `async def` tool and put its outcome into words, as `observe` does."""
+    try:
+        return _shown(await call(), max_chars)
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever a tool raises is its answer
+        return _raised(error)
+
+
+def _raised(error: BaseException) -> ToolResult:
+    return failure(RAISED, one_line(error), problem=one_line_with_place(error))
 
 
 def failure(kind: str, text: str, *, problem: str | None = None) -> ToolResult:

@@ -16,12 +16,13 @@ import pytest
 from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
 from agentloop.config.sections.dataset import TasksSection
-from agentloop.environments import ToolLimits, call_tool, open_tasks
+from agentloop.environments import ToolLimits, open_tasks
 from agentloop.environments.datasets import load_rows
 from agentloop.errors import UserError
 from agentloop.training.train import TrainResult, train
 from context.messages import Message, ToolCall
 from tests.fakes.environments import ENVIRONMENTS
+from tests.fakes.environments.faulty_tools import called
 from tests.fakes.processes import assert_same_run
 from tests.fakes.runs import ROOT, SilentDisplay, StopAfter, rows, small_config
 
@@ -309,7 +310,7 @@ def test_example_of_word_problems_reads_its_rows() -> None:
     factory, source = open_tasks(config)
     assert source.summary == "52 to train on, 8 held out"
     environment, task = factory.create(), source.train(0)
-    result = call_tool(environment, ToolCall("calculate", {"a": 6, "operation": "*", "b": 18}), ToolLimits(1, 100))
+    result = called(environment, ToolCall("calculate", {"a": 6, "operation": "*", "b": 18}), ToolLimits(1, 100))
     assert result.content == "108"
     right = task.payload["answer"]
     for text, reward in ((f"It is {right}.", 1.0), (f"{right}0", 0.0), ("no idea", 0.0)):

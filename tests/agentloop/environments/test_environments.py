@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from agentloop.environments import Task, TaskSource, ToolLimits, call_tool, load_environment
+from agentloop.environments import Task, TaskSource, ToolLimits, load_environment
 from agentloop.errors import UserError
 from context.messages import Message, ToolCall
+from tests.fakes.environments.faulty_tools import called
 
 _SOUND = """
 import random
@@ -301,7 +302,7 @@ def test_example_calculator_can_be_trained_on() -> None:
     factory = load_environment(f"{path}:Calculator", {})
     environment, task = factory.create(), factory.make_task(random.Random(0))
     a, b = (int(word.rstrip("?")) for word in str(task.prompt).split() if word.rstrip("?").isdigit())
-    result = call_tool(environment, ToolCall("multiply", {"a": a, "b": b}), ToolLimits(1, 100))
+    result = called(environment, ToolCall("multiply", {"a": a, "b": b}), ToolLimits(1, 100))
     assert result.content == str(a * b)
     for text, reward in ((f"{a * b}", 1.0), (f"{a * b + 1}", 0.0)):
         assert environment.reward(task, (*task.messages(), Message("assistant", text))) == reward

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from agentloop.environments import LookupChain, Task, ToolLimits, call_tool
+from agentloop.environments import LookupChain, Task, ToolLimits
 from agentloop.environments.lookup_chain import CODES, KEYS, MAX_CALLS
 from context.messages import Message, ToolCall
+from tests.fakes.environments.faulty_tools import called
 
 
 def tasks(count: int, **options: Any) -> list[Task]:
@@ -37,7 +38,7 @@ def demonstrate(task: Task, rng: random.Random, **options: Any) -> list[Message]
         if not messages[-1].tool_calls:
             return messages
         (call,) = messages[-1].tool_calls
-        result = call_tool(environment, call, ToolLimits(5, 1000))
+        result = called(environment, call, ToolLimits(5, 1000))
         assert result.error_kind is None
         messages.append(Message("tool", result.content, author="env", name=call.name))
 
@@ -100,12 +101,12 @@ def test_store_is_private_to_its_task() -> None:
     assert first.payload["store"] != second.payload["store"]
     environment = LookupChain()
     environment.start(second)
-    shown = call_tool(environment, ToolCall("lookup", {"key": "pearl"}), ToolLimits(5, 1000)).content
+    shown = called(environment, ToolCall("lookup", {"key": "pearl"}), ToolLimits(5, 1000)).content
     assert shown == json.dumps(second.payload["store"]["pearl"])
 
 
 def test_unknown_key_is_an_error_the_policy_can_read() -> None:
-    result = call_tool(LookupChain(), ToolCall("lookup", {"key": "perl"}), ToolLimits(5, 1000))
+    result = called(LookupChain(), ToolCall("lookup", {"key": "perl"}), ToolLimits(5, 1000))
     assert result.content == '{"error": "unknown key"}'
 
 

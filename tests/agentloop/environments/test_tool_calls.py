@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from agentloop.environments import ToolLimits, ToolResult, call_tool
+from agentloop.environments import ToolLimits, ToolResult
 from context.messages import ToolCall
-from tests.fakes.environments.faulty_tools import GIFTS, HANGS, LIMITS, Faulty, call, error
+from tests.fakes.environments.faulty_tools import GIFTS, HANGS, LIMITS, Faulty, call, called, error
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_tool_result_is_text_as_it_is_and_all_else_json(name: str, arguments: An
 
 def test_tool_may_change_its_environment() -> None:
     environment = Faulty()
-    results = [call_tool(environment, ToolCall("count", {}), LIMITS).content for _ in range(3)]
+    results = [called(environment, ToolCall("count", {}), LIMITS).content for _ in range(3)]
     assert results == ["1", "2", "3"]
 
 
@@ -119,22 +119,6 @@ def test_tool_that_hangs_ends_within_a_second_of_its_limit(kind: str) -> None:
     assert sys.exc_info() == (None, None, None)
 
 
-def test_timeout_leaves_signals_timers_and_tracing_as_they_were() -> None:
-    def state() -> tuple[object, ...]:
-        handlers = [signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)]
-        return (*handlers, signal.getitimer(signal.ITIMER_REAL), sys.gettrace(), sys.stdout, sys.stderr)
-
-    outer_tracer = sys.gettrace()
-    sys.settrace(lambda frame, event, value: None)
-    try:
-        before = state()
-        call("hang", {"kind": "catch, then hang"})
-        after = state()
-    finally:
-        sys.settrace(outer_tracer)
-    assert after == before
-
-
 @pytest.fixture
 def heeds_ctrl_c() -> Iterator[None]:
     """As in a terminal: a process that was started in the background may ignore it."""
@@ -144,19 +128,16 @@ def heeds_ctrl_c() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("heeds_ctrl_c")
-@pytest.mark.parametrize("swallow", [False, True])
-def test_ctrl_c_of_the_user_gets_through_a_tool(swallow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_of_the_user_does_not_wait_for_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     def wait() -> None:
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        try:
-            time.sleep(2)
-        except KeyboardInterrupt:
-            if not swallow:
-                raise
+        time.sleep(2)
 
     monkeypatch.setitem(HANGS, "interrupted", wait)
+    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         call("hang", {"kind": "interrupted"}, limits=ToolLimits(timeout_s=5, max_chars=100))
+    assert time.monotonic() - began < 2
 
 
 def test_signal_handler_that_only_takes_note_does_not_end_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +198,7 @@ def test_malformed_calls_never_raise_and_are_answered_at_once() -> None:
     for _ in range(500):
         call = _malformed(rng)
         began = time.process_time()
-        result = call_tool(environment, call, ToolLimits(timeout_s=5, max_chars=1000))
+        result = called(environment, call, ToolLimits(timeout_s=5, max_chars=1000))
         assert time.process_time() - began < 0.1
         result.content.encode()
         assert "\0" not in result.content

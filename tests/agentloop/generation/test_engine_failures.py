@@ -16,8 +16,8 @@ from agentloop.environments import EnvironmentFactory, load_environment
 from agentloop.errors import UserError
 from agentloop.generation import Completion, GenerationFailed, GenerationRequest, Generator
 from agentloop.rollouts.actors import Actors
-from agentloop.rollouts.collect import run_episodes
-from agentloop.rollouts.episode import Episode
+from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.episodes.run_episodes import run_episodes
 from agentloop.rollouts.evaluation import evaluate
 from agentloop.rollouts.trajectories import Collected
 from agentloop.runs.display import describe_iteration

@@ -13,7 +13,7 @@ import torch
 from agentloop.config.sections.reward import RewardSection
 from agentloop.environments import LookupChain, Task
 from agentloop.errors import UserError
-from agentloop.rollouts.episode import Episode
+from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.rewards import RewardScorer
 from context import Message, Segment, TokenSequence
 from context.messages import ToolCall

@@ -14,6 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 from agentloop.environments import Environment, Task, ToolLimits, ToolResult, call_tool, tool
+from agentloop.environments.tools.event_loop import run_coroutine
+from agentloop.environments.tools.worker_threads import WorkerThreads
 from context.messages import Message, ToolCall
 
 LIMITS = ToolLimits(timeout_s=0.3, max_chars=100)
@@ -201,7 +203,20 @@ APART: dict[str, Callable[[], str]] = {
 
 
 def call(name: str, arguments: Any = None, *, limits: ToolLimits = LIMITS) -> ToolResult:
-    return call_tool(Faulty(), ToolCall(name, {} if arguments is None else arguments), limits)
+    return called(Faulty(), ToolCall(name, {} if arguments is None else arguments), limits)
+
+
+def called(environment: Environment, call: ToolCall, limits: ToolLimits) -> ToolResult:
+    """One call by itself."""
+
+    async def one() -> ToolResult:
+        threads = WorkerThreads(1)
+        try:
+            return await call_tool(environment, call, limits, threads)
+        finally:
+            threads.close()
+
+    return run_coroutine(one())
 
 
 def error(result: ToolResult) -> str:

@@ -1,0 +1,1 @@
+"""Episodes: one, many at once, and whose turn it is."""

@@ -1,0 +1,264 @@
+"""One episode: prompt, reply, tool results, until an end with a name. Never sees an optimizer."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from agentloop.config.sections.rollout import RolloutSection
+from agentloop.environments import POLICY_ERRORS, Environment, Task, ToolLimits, call_tool
+from agentloop.environments.environment import quoted_task
+from agentloop.environments.tools.results import ToolTimeout
+from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.errors import UserError, one_line_with_place, shortened
+from agentloop.generation import Completion, GenerationFailed
+from context import ContextManager, Message, RenderError, Reply, Segment
+from context.strategies import CONTEXT_FULL
+from replay.records import StopReason
+
+MALFORMED = "malformed"
+UNKNOWN_TOOL = "unknown_tool"
+
+
+Ask = Callable[[Sequence[int], int], Awaitable[Completion]]
+"""Called with a prompt and the most new tokens; raises GenerationFailed."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One finished run of an environment: what reward functions are given."""
+
+    task: Task
+    segments: tuple[Segment, ...]
+    messages: tuple[Message, ...]
+    environment_reward: float
+    """0 unless the policy ended it with an answer; NaN where the engine failed: what it would have been is unknown."""
+    stop_reason: str
+    problem: str | None
+    """What was wrong, in words, where the stop reason alone does not say."""
+    error_kind: str | None
+    """The last tool error's kind; None when no tool call failed."""
+    num_turns: int
+    num_tool_calls: int
+    entropies: tuple[float, ...]
+    """Nats, one per sampled token whose entropy the engine said."""
+    rewrites: Mapping[str, int]
+    """How often what was shown was rewritten, by kind."""
+    num_failed_calls: int = 0
+    """Tool calls in which the tool itself failed; wrong names and arguments are the policy's."""
+    tool_problem: str | None = None
+    """What failed in the last of them, for the tool's author."""
+
+    @property
+    def failed(self) -> bool:
+        """True: the engine failed it, so it says nothing about the policy."""
+        return self.stop_reason == StopReason.ENGINE_FAILURE
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of its longest training sequence, prompt and replies."""
+        return max(len(segment.tokens) for segment in self.segments)
+
+
+async def rollout(
+    environment: Environment,
+    task: Task,
+    context: ContextManager,
+    *,
+    tools: Sequence[Mapping[str, Any]],
+    limits: RolloutSection,
+    ask: Ask,
+    threads: WorkerThreads,
+) -> Episode:
+    """Asks for a reply per turn and answers its tool calls; `threads` run what is slow.
+
+    Only an episode that the policy ended with an answer is scored by the environment; any other end has reward 0
+    and is kept: it is what teaches the format. One that the engine failed has no reward, for it teaches nothing.
+    """
+    author = _Author(environment, task, threads, limits.episode_timeout_s)
+    await author.start()
+    _open(environment, context, task, tools)
+    turns = _Turns(environment, context, limits, ask, threads)
+    try:
+        async with asyncio.timeout(limits.episode_timeout_s):
+            stop_reason, problem = await turns.play()
+    except TimeoutError:
+        stop_reason, problem = StopReason.OVERTIME, None
+        if not turns.number:
+            stop_reason = StopReason.ENGINE_FAILURE
+            problem = f"no reply within rollout.episode_timeout_s={limits.episode_timeout_s:g} s"
+    reward = math.nan if stop_reason == StopReason.ENGINE_FAILURE else 0.0
+    if stop_reason == StopReason.ANSWERED:
+        reward = await author.reward(context.messages)
+    calls = turns.calls
+    return Episode(
+        task,
+        context.segments(),
+        context.messages,
+        reward,
+        stop_reason,
+        shortened(context.problem) if context.problem is not None else problem,
+        calls.error_kind,
+        turns.number,
+        calls.made,
+        tuple(turns.entropies),
+        dict(context.rewrites),
+        calls.failed,
+        calls.problem,
+    )
+
+
+class _Turns:
+    """What an episode does between its first prompt and its end."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        context: ContextManager,
+        limits: RolloutSection,
+        ask: Ask,
+        threads: WorkerThreads,
+    ) -> None:
+        self._environment = environment
+        self._context = context
+        self._limits = limits
+        self._ask = ask
+        self._threads = threads
+        self.number = 0
+        self.entropies: list[float] = []
+        self.calls = _Calls()
+
+    async def play(self) -> tuple[str, str | None]:
+        """The stop reason, and what was wrong where it does not say."""
+        context, limits = self._context, self._limits
+        while True:
+            # An answer to a strategy's question has the strategy's own limit, which `room` knows.
+            budget = context.room if context.question else min(limits.max_tokens_per_turn, context.room)
+            if budget < 1:
+                return CONTEXT_FULL, None
+            try:
+                completion = await self._ask(context.prompt_ids, budget)
+            except GenerationFailed as failure:
+                return StopReason.ENGINE_FAILURE, shortened(str(failure))
+            self.entropies.extend(completion.entropies or ())
+            reply = context.record_reply(
+                completion.token_ids, completion.log_probs, policy_version=completion.policy_version
+            )
+            stop_reason = context.stopped if reply.outcome == "question" else await self._go_on(reply)
+            if stop_reason is not None:
+                return stop_reason, None
+
+    async def _go_on(self, reply: Reply) -> str | None:
+        self.number += 1
+        ended = _ended(reply)
+        if ended is not None:
+            return ended
+        stopped = self._context.observe(await self._answer(reply))
+        return stopped or (StopReason.MAX_TURNS if self.number == self._limits.max_turns else None)
+
+    async def _answer(self, reply: Reply) -> list[Message]:
+        """Tool results as messages, counted in `calls`. A malformed call is answered with what was wrong."""
+        calls, limits = self.calls, ToolLimits(self._limits.tool_timeout_s, self._limits.tool_output_chars)
+        if reply.outcome == "malformed":
+            text = json.dumps({"error": f"malformed tool call: {reply.problem}"}, ensure_ascii=False)
+            calls.made += 1
+            calls.error_kind = MALFORMED
+            return [Message("tool", text, author="env", name="error")]
+        messages = []
+        for call in reply.message.tool_calls:
+            result = await call_tool(self._environment, call, limits, self._threads)
+            calls.made += 1
+            calls.error_kind = result.error_kind or calls.error_kind
+            if result.error_kind is not None and result.error_kind not in POLICY_ERRORS:
+                calls.failed += 1
+                calls.problem = f"{call.name}: {result.problem}"
+            # A name the policy made up is its own text: it may hold anything, so it is not repeated as a name.
+            name = UNKNOWN_TOOL if result.error_kind == UNKNOWN_TOOL else call.name
+            messages.append(Message("tool", result.content, author="env", name=name, tool_call_id=call.id))
+        return messages
+
+
+@dataclass
+class _Calls:
+    """What became of an episode's tool calls so far."""
+
+    made: int = 0
+    failed: int = 0
+    error_kind: str | None = None
+    problem: str | None = None
+
+
+def _open(environment: Environment, context: ContextManager, task: Task, tools: Sequence[Mapping[str, Any]]) -> None:
+    try:
+        context.begin(task.messages(), tools, hint=task.hint)
+    except RenderError:
+        raise
+    except ValueError as error:
+        name = type(environment).__name__
+        raise UserError(f"{name} must make tasks whose messages can be shown, got others: {error}") from error
+    if context.room < 1:
+        raise UserError(
+            f"context.max_tokens must leave room for a reply, got a first prompt of {len(context.prompt_ids)} tokens. "
+            "Raise it, or shorten the task."
+        )
+
+
+@dataclass(frozen=True)
+class _Author:
+    """The environment's author's own methods, which must not fail: what they raise ends the run."""
+
+    environment: Environment
+    task: Task
+    threads: WorkerThreads
+    timeout_s: float
+
+    async def start(self) -> None:
+        name = type(self.environment).__name__
+        try:
+            await self._called(self.environment.start, self.task)
+        except (Exception, ToolTimeout) as error:
+            raise UserError(
+                f"{name}.start must accept its tasks, got {self._problem(error)} for {quoted_task(self.task)}. "
+                "Mend it and --resume: this iteration is collected again."
+            ) from error
+
+    async def reward(self, messages: Sequence[Message]) -> float:
+        name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
+        try:
+            reward = float(await self._called(self.environment.reward, self.task, messages))
+        except (Exception, ToolTimeout) as error:
+            raise UserError(
+                f"{name}.reward must return a number, got {self._problem(error)} for {asked}. "
+                "Mend it and --resume: this iteration is collected again."
+            ) from error
+        if not math.isfinite(reward):
+            raise UserError(
+                f"{name}.reward must return a finite number, got {reward} for {asked}. "
+                "Mend it and --resume: this iteration is collected again."
+            )
+        return reward
+
+    async def _called(self, method: Callable[..., Any], *args: Any) -> Any:
+        if inspect.iscoroutinefunction(method):
+            async with asyncio.timeout(self.timeout_s):
+                return await method(*args)
+        return await self.threads.run(partial(method, *args), timeout_s=self.timeout_s)
+
+    def _problem(self, error: BaseException) -> str:
+        if isinstance(error, (ToolTimeout, TimeoutError)):
+            return f"none within rollout.episode_timeout_s={self.timeout_s:g} s"
+        return one_line_with_place(error)
+
+
+def _ended(reply: Reply) -> str | None:
+    if reply.outcome == "final":
+        return StopReason.ANSWERED
+    if reply.outcome == "truncated":
+        return StopReason.TRUNCATED
+    return None

@@ -1,0 +1,89 @@
+"""Many episodes at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from agentloop.config import RunConfig
+from agentloop.environments import Task
+from agentloop.environments.tools.event_loop import run_coroutine
+from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.episodes.episode import Ask, Episode, rollout
+from agentloop.rollouts.episodes.turns import TogetherTurns
+from context import ContextManager
+
+Progress = Callable[[int, int], None]
+"""Called with episodes ended and episodes in all."""
+
+
+def run_episodes(
+    actors: Actors, tasks: Sequence[Task], config: RunConfig, *, progress: Progress = lambda *_: None
+) -> Iterator[Episode]:
+    """Run one episode per task, `rollout.parallel` at a time; yields them in order."""
+    for start in range(0, len(tasks), config.rollout.parallel):
+        chunk = tasks[start : start + config.rollout.parallel]
+        ended = partial(_shifted, progress, start, len(tasks))
+        yield from run_coroutine(_run_together(actors, chunk, config, ended))
+
+
+def _shifted(progress: Progress, before: int, total: int, ended: int) -> None:
+    progress(before + ended, total)
+
+
+async def _run_together(
+    actors: Actors, tasks: Sequence[Task], config: RunConfig, progress: Callable[[int], None]
+) -> list[Episode]:
+    turns = TogetherTurns(actors.generator, episodes=len(tasks), vocab_size=actors.vocab_size)
+    threads = WorkerThreads(config.rollout.tool_threads)
+    ended = 0
+
+    async def one(number: int, task: Task) -> Episode:
+        nonlocal ended
+        try:
+            episode = await _episode(actors, task, config, partial(turns.ask, number), threads)
+        finally:
+            turns.ended()
+        ended += 1
+        progress(ended)
+        return episode
+
+    running = [asyncio.ensure_future(one(number, task)) for number, task in enumerate(tasks)]
+    try:
+        episodes = await asyncio.gather(*running)
+    finally:
+        for task in running:
+            task.cancel()
+        threads.close()
+    for episode in episodes:
+        if episode.problem is not None:
+            actors.warnings.warn(f"episode ended with {episode.stop_reason}: {episode.problem}")
+    return episodes
+
+
+async def _episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, threads: WorkerThreads) -> Episode:
+    context = ContextManager(
+        actors.renderer,
+        actors.parser,
+        max_tokens=config.context.max_tokens,
+        strategy=actors.strategy,
+        control=actors.control,
+        strict=config.context.strict,
+    )
+    environment = actors.factory.create()
+    own = WorkerThreads(1) if environment.one_thread else None
+    try:
+        return await rollout(
+            environment,
+            task,
+            context,
+            tools=actors.factory.tools,
+            limits=config.rollout,
+            ask=ask,
+            threads=own or threads,
+        )
+    finally:
+        if own is not None:
+            own.close()
