@@ -1,6 +1,20 @@
 """Engines that sample from the published policy."""
 
-from agentloop.generation.checks import replies
-from agentloop.generation.generator import Completion, GenerationFailed, GenerationRequest, Generator
+from agentloop.generation.checks import believed, replies
+from agentloop.generation.generator import (
+    Completion,
+    ConcurrentGenerator,
+    GenerationFailed,
+    GenerationRequest,
+    Generator,
+)
 
-__all__ = ["Completion", "GenerationFailed", "GenerationRequest", "Generator", "replies"]
+__all__ = [
+    "Completion",
+    "ConcurrentGenerator",
+    "GenerationFailed",
+    "GenerationRequest",
+    "Generator",
+    "believed",
+    "replies",
+]

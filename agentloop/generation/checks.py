@@ -21,13 +21,18 @@ def replies(
         return [failure] * len(requests)
     if len(given) != len(requests):  # which reply is whose is anyone's guess
         return [GenerationFailed(f"{len(given)} replies to {len(requests)} requests")] * len(requests)
-    problems = [_problem(request, reply, vocab_size) for request, reply in zip(requests, given, strict=True)]
-    return [reply if not problem else GenerationFailed(problem) for reply, problem in zip(given, problems, strict=True)]
+    return [believed(request, reply, vocab_size=vocab_size) for request, reply in zip(requests, given, strict=True)]
 
 
-def _problem(request: GenerationRequest, reply: Completion | GenerationFailed, vocab_size: int) -> str | None:
-    if isinstance(reply, GenerationFailed):
-        return None  # it has said so itself
+def believed(
+    request: GenerationRequest, reply: Completion | GenerationFailed, *, vocab_size: int
+) -> Completion | GenerationFailed:
+    """The reply if it can be recorded, else why not."""
+    problem = None if isinstance(reply, GenerationFailed) else _problem(request, reply, vocab_size)
+    return reply if problem is None else GenerationFailed(problem)
+
+
+def _problem(request: GenerationRequest, reply: Completion, vocab_size: int) -> str | None:
     n = len(reply.token_ids)
     if not 1 <= n <= request.max_new_tokens:
         return f"{n} tokens where 1 to {request.max_new_tokens} were asked for"

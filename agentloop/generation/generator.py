@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -49,4 +49,13 @@ class Generator(Protocol):
 
         An engine that is gone altogether raises `GenerationFailed`: then every request failed.
         """
+        ...
+
+
+@runtime_checkable
+class ConcurrentGenerator(Generator, Protocol):
+    """An engine elsewhere, which batches what it is asked by itself."""
+
+    async def reply(self, request: GenerationRequest) -> Completion:
+        """The reply to one request. Raises GenerationFailed."""
         ...

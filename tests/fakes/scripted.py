@@ -46,6 +46,16 @@ class ScriptedGenerator:
         return Completion(tuple(ids), (LOG_PROB,) * len(ids), 0, (1.0,) * len(ids))
 
 
+class ConcurrentScriptedGenerator(ScriptedGenerator):
+    """The same as an engine elsewhere."""
+
+    async def reply(self, request: GenerationRequest) -> Completion:
+        reply = self._reply(request)
+        if isinstance(reply, GenerationFailed):
+            raise reply
+        return reply
+
+
 class FlakyGenerator:
     """Another generator behind a bad line: every `nth` reply is lost, or all of them once `dead`."""
 

@@ -72,8 +72,10 @@ def _describe(method: Any, name: str, where: str) -> ToolSpec:
         raise UserError(f"{where} must be a plain method to be a tool, got a {kind}. Write def name(self, ...).")
     if not _TOOL_NAME.fullmatch(name):
         raise UserError(f"{where} must be named in at most 64 of A-Z, a-z, 0-9 and _, got {name!r}. Rename it.")
-    if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
-        raise UserError(f"{where} must be a plain method that returns its result, got an async or yielding one.")
+    if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        raise UserError(f"{where} must return its result, got a method that yields.")
+    if inspect.iscoroutinefunction(method) and tool_isolation(method):
+        raise UserError(f"{where} must be a plain method to be isolated, got an async one. Write def without async.")
     parameters = _parameters(method, where)
     description, descriptions = _documented(method, parameters, where)
     hints = _hints(method, where)

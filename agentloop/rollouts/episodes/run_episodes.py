@@ -10,9 +10,11 @@ from agentloop.config import RunConfig
 from agentloop.environments import Task
 from agentloop.environments.tools.event_loop import run_coroutine
 from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.errors import UserError
+from agentloop.generation import ConcurrentGenerator
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Ask, Episode, rollout
-from agentloop.rollouts.episodes.turns import TogetherTurns
+from agentloop.rollouts.episodes.turns import ConcurrentTurns, TogetherTurns, Turns
 from context import ContextManager
 
 Progress = Callable[[int, int], None]
@@ -23,29 +25,42 @@ def run_episodes(
     actors: Actors, tasks: Sequence[Task], config: RunConfig, *, progress: Progress = lambda *_: None
 ) -> Iterator[Episode]:
     """Run one episode per task, `rollout.parallel` at a time; yields them in order."""
-    for start in range(0, len(tasks), config.rollout.parallel):
-        chunk = tasks[start : start + config.rollout.parallel]
+    parallel, vocab_size = config.rollout.parallel, actors.vocab_size
+    if (config.rollout.turns or _suitable(actors)) == "concurrent":
+        if not isinstance(actors.generator, ConcurrentGenerator):
+            raise UserError("rollout.turns must be together with the local engine, got concurrent. Leave it out.")
+        turns = ConcurrentTurns(actors.generator, vocab_size=vocab_size)
+        yield from run_coroutine(_run(actors, tasks, config, turns, lambda ended: progress(ended, len(tasks))))
+        return
+    for start in range(0, len(tasks), parallel):
+        chunk = tasks[start : start + parallel]
         ended = partial(_shifted, progress, start, len(tasks))
-        yield from run_coroutine(_run_together(actors, chunk, config, ended))
+        together = TogetherTurns(actors.generator, episodes=len(chunk), vocab_size=vocab_size)
+        yield from run_coroutine(_run(actors, chunk, config, together, ended))
+
+
+def _suitable(actors: Actors) -> str:
+    return "concurrent" if isinstance(actors.generator, ConcurrentGenerator) else "together"
 
 
 def _shifted(progress: Progress, before: int, total: int, ended: int) -> None:
     progress(before + ended, total)
 
 
-async def _run_together(
-    actors: Actors, tasks: Sequence[Task], config: RunConfig, progress: Callable[[int], None]
+async def _run(
+    actors: Actors, tasks: Sequence[Task], config: RunConfig, turns: Turns, progress: Callable[[int], None]
 ) -> list[Episode]:
-    turns = TogetherTurns(actors.generator, episodes=len(tasks), vocab_size=actors.vocab_size)
     threads = WorkerThreads(config.rollout.tool_threads)
+    places = asyncio.Semaphore(config.rollout.parallel)
     ended = 0
 
     async def one(number: int, task: Task) -> Episode:
         nonlocal ended
-        try:
-            episode = await _episode(actors, task, config, partial(turns.ask, number), threads)
-        finally:
-            turns.ended()
+        async with places:
+            try:
+                episode = await _episode(actors, task, config, partial(turns.ask, number), threads)
+            finally:
+                turns.ended()
         ended += 1
         progress(ended)
         return episode

@@ -4,8 +4,47 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Protocol
 
-from agentloop.generation import Completion, GenerationFailed, GenerationRequest, Generator, replies
+from agentloop.generation import (
+    Completion,
+    ConcurrentGenerator,
+    GenerationFailed,
+    GenerationRequest,
+    Generator,
+    believed,
+    replies,
+)
+
+
+class Turns(Protocol):
+    """Gives episodes their replies, which are believed or failed."""
+
+    async def ask(self, episode: int, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
+        """A reply. Raises GenerationFailed."""
+        ...
+
+    def ended(self) -> None:
+        """One more episode asks for nothing."""
+        ...
+
+
+class ConcurrentTurns:
+    """Each episode goes on as soon as its own reply is there."""
+
+    def __init__(self, generator: ConcurrentGenerator, *, vocab_size: int) -> None:
+        self._generator = generator
+        self._vocab_size = vocab_size
+
+    async def ask(self, episode: int, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
+        request = GenerationRequest(episode, prompt_ids, max_new_tokens)
+        reply = believed(request, await self._generator.reply(request), vocab_size=self._vocab_size)
+        if isinstance(reply, GenerationFailed):
+            raise reply
+        return reply
+
+    def ended(self) -> None:
+        return
 
 
 class TogetherTurns:
@@ -21,7 +60,6 @@ class TogetherTurns:
         self._waiting: dict[int, tuple[GenerationRequest, asyncio.Future[Completion]]] = {}
 
     async def ask(self, episode: int, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
-        """A reply. Raises GenerationFailed."""
         reply: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[episode] = GenerationRequest(episode, prompt_ids, max_new_tokens), reply
         self._answer_all()
@@ -31,7 +69,6 @@ class TogetherTurns:
             self._waiting.pop(episode, None)
 
     def ended(self) -> None:
-        """One more episode asks for nothing."""
         self._running -= 1
         self._answer_all()
 

@@ -1,0 +1,122 @@
+"""Episodes that run at the same time: slow tools, tools that never return, and what is recorded all the same."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.environments import load_environment
+from agentloop.errors import UserError
+from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.episodes.run_episodes import run_episodes
+from context import default_authors
+from context.parse import HermesParser
+from tests.fakes.environments import ENVIRONMENTS
+from tests.fakes.scripted import CHATML, ConcurrentScriptedGenerator, ScriptedGenerator, call
+
+NEVER = [call("never"), "done"]
+
+
+def play(scripts: Sequence[Sequence[str]], *, environment: str = "Slow", concurrent: bool = False, **rollout: Any):
+    factory = load_environment(f"{ENVIRONMENTS / 'slow_tools.py'}:{environment}", {})
+    limits = {"max_turns": 4, "max_tokens_per_turn": 200, "tool_timeout_s": 5.0, **rollout}
+    config = RunConfig.model_validate({"rollout": limits, "context": {"max_tokens": 4000}})
+    generator = (ConcurrentScriptedGenerator if concurrent else ScriptedGenerator)(scripts)
+    actors = Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), CHATML.codec.vocab_size)
+    rng = random.Random(0)
+    return list(run_episodes(actors, [factory.make_task(rng) for _ in scripts], config))
+
+
+def shown(episode: Episode) -> list[str]:
+    """What its tools answered."""
+    return [message.content for message in episode.messages if message.role == "tool"]
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_eight_tools_run_at_the_same_time(concurrent: bool) -> None:
+    episodes = play([[call("meet"), "done"]] * 8, concurrent=concurrent)
+    assert [shown(episode) for episode in episodes] == [["met"]] * 8
+
+
+def test_no_more_tools_run_at_once_than_may() -> None:
+    episodes = play([[call("meet"), "done"]] * 8, tool_threads=7, tool_timeout_s=0.5)
+    assert ["timeout" in (episode.error_kind or "") for episode in episodes].count(True) >= 1
+
+
+def test_rows_are_the_same_at_any_number_of_threads() -> None:
+    rng = random.Random(3)
+    scripts = [
+        [call("wait", f'{{"seconds": {rng.random() / 50:.4f}}}'), call("pause", '{"seconds": 0.01}'), "done"]
+        for _ in range(12)
+    ]
+
+    def rows(threads: int) -> list[Any]:
+        episodes = play(scripts, tool_threads=threads)
+        return [(e.messages, e.segments[0].tokens.token_ids.tobytes(), e.environment_reward) for e in episodes]
+
+    assert rows(1) == rows(5) == rows(64)
+
+
+def test_what_an_async_tool_prints_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    (episode,) = play([[call("pause", '{"seconds": 0}'), "done"]])
+    assert shown(episode)[0].startswith("paused ")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_concurrent_episode_goes_on_while_another_waits() -> None:
+    # Turn by turn together nobody could end before the first one's tool has returned.
+    waiting, quick = [call("wait_for_an_end"), "done"], [call("wait", '{"seconds": 0.1}'), "done"]
+    assert shown(play([waiting, quick], concurrent=True)[0]) == ["True"]
+
+
+@pytest.mark.parametrize("tool", ["never", "spin", "query"])
+def test_a_tool_that_never_returns_costs_its_own_call_alone(tool: str) -> None:
+    scripts = [[call(tool), "done"], *[[call("wait", '{"seconds": 0.01}'), "done"]] * 3]
+    began = time.monotonic()
+    stuck, *others = play(scripts, tool_timeout_s=0.3)
+    assert time.monotonic() - began < 5
+    assert (stuck.error_kind, stuck.stop_reason) == ("timeout", "answered")
+    assert [episode.error_kind for episode in others] == [None] * 3
+
+
+_SIXTY_FOUR = """
+from tests.agentloop.rollouts.test_side_by_side import NEVER, play
+episodes = play([NEVER] * 64 + [["done"]], tool_timeout_s=0.2)
+assert [episode.error_kind for episode in episodes] == ["timeout"] * 64 + [None]
+assert {episode.stop_reason for episode in episodes} == {"answered"}
+"""
+
+
+def test_sixty_four_tools_that_never_return_do_not_hold_up_the_end() -> None:
+    subprocess.run([sys.executable, "-c", _SIXTY_FOUR], timeout=60, check=True)
+
+
+def test_tools_that_never_return_are_at_last_too_many() -> None:
+    with pytest.raises(UserError, match="tools must end, got 257 calls that went on behind their deadline"):
+        play([[call("never")] * 4] * 70, tool_timeout_s=0.05, max_turns=4, tool_threads=70)
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_an_episode_that_takes_too_long_ends_by_name(concurrent: bool) -> None:
+    slow, quick = play([NEVER, ["done"]], concurrent=concurrent, episode_timeout_s=0.3, tool_timeout_s=60)
+    assert (slow.stop_reason, slow.environment_reward, slow.num_turns) == ("overtime", 0.0, 1)
+    assert (quick.stop_reason, quick.environment_reward) == ("answered", 1.0)
+
+
+def test_an_environment_with_one_thread_is_called_in_no_other() -> None:
+    notes = [call("note", '{"n": 1}'), call("note", '{"n": 2}'), "done"]
+    episodes = play([notes] * 4, environment="OneConnection")
+    assert [(shown(episode), episode.environment_reward) for episode in episodes] == [(["noted"] * 2, 2.0)] * 4
+
+
+def test_concurrent_turns_are_refused_with_the_local_engine() -> None:
+    with pytest.raises(UserError, match="rollout.turns must be together with the local engine, got concurrent"):
+        play([["done"]], turns="concurrent")
