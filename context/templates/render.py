@@ -96,6 +96,8 @@ class Renderer:
         self.template = template
         self._stops = {token: codec.decode([token]) for token in self.end_ids}
         self._template_code = authors.code(TEMPLATE)
+        # In a content such marks stay text, so that a template does not see a thought there.
+        self._thoughts_are_controls = bool(codec.controls("</think>"))
         self._broken = _Recent[str, str](len)
         self._pieces = _Recent[tuple[str, Control | None, bool], Piece](lambda key: len(key[0]))
         self._tools: tuple[_Tools, list[Any]] = ((), [])
@@ -112,7 +114,7 @@ class Renderer:
             shown, rows = [*after.messages], [*after.rows]
         for message in given[len(shown) :]:
             shown.append(self._read(message))
-            rows.append(self._row(message))
+            rows.append(self._row(shown[-1] if self._thoughts_are_controls else message))
         written = MarkedText(self._write(rows, tools, now=now))
         return Rendering(given, tuple(shown), tuple(rows), tools, written, now)
 
@@ -159,7 +161,7 @@ class Renderer:
 
         For replies that nobody sampled here: a teacher's, a demonstrator's. Contents become no control token.
         """
-        rows = [self._row(Message("user", "x")), self._row(message)]
+        rows = [self._row(Message("user", "x")), self._row(self._read(message))]
         lead, said = written_reply(self.template, rows, self.codec, self.stop_ids)
         whole = MarkedText(lead + said)
         controls = self._controls(whole)
@@ -204,7 +206,7 @@ class Renderer:
         ]
 
     def _row(self, message: Message) -> Row:
-        return row(self._read(message), self._break, self._break_word)
+        return row(message, self._break, self._break_word)
 
     def _read(self, message: Message) -> Message:
         return with_thought(message) if self.template.knows_thoughts else message

@@ -18,6 +18,7 @@ Rows = list[dict[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 _UNKNOWN = ("<unk>", "[UNK]")
 """What plain text turns into: of no control."""
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*(.*)", re.DOTALL)
 _READS_THINKING = re.compile(r"""message(\.|\[["'])thinking\b""")
 
 
@@ -41,6 +42,8 @@ class Reference:
         }
         """Ids and spellings of the tokens that only a template or a policy may write."""
         self._thinking = "reasoning_content" not in template.text and bool(_READS_THINKING.search(template.text))
+        self._marks_thoughts = "</think>" in self.controls.values() and "</think>" in template.text
+        """A thought in a content is given apart, for its marks are control tokens that a content may not hold."""
         self._json_arguments = self._fails(json_arguments=False) and not self._fails(json_arguments=True)
         self._parts = self._loses_text(parts=False) and not self._loses_text(parts=True)
 
@@ -103,6 +106,8 @@ class Reference:
         return any(token in text for token in self.controls.values() for text in written)
 
     def _row(self, message: Message) -> dict[str, Any]:
+        if self._marks_thoughts and message.role == "assistant" and (thought := _THOUGHT.fullmatch(message.content)):
+            message = replace(message, reasoning=thought[1].strip("\n"), content=thought[2])
         text = "\n\n".join(filter(None, (message.content, message.note)))
         row: dict[str, Any] = {"role": message.role, "content": [_part(text)] if self._parts else text}
         if message.tool_calls:

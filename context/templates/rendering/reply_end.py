@@ -89,6 +89,8 @@ def reply_end(
         )
     if sampled.stop == found.token or (sampled.stop is not None and _ends_by_itself(text, found, ended)):
         return ReplyEnd(found.end, found)
+    if shown is not None and sampled.stop is not None and _is_closed(ended(None), text[:said], stops):
+        return None
     return ReplyEnd(found.first, None)  # it opens the next turn, or nobody sampled it
 
 
