@@ -15,7 +15,6 @@ from tokenizers import Encoding
 from context.tokens import tokenizer_parts as parts
 from context.tokens.control_finder import Control, ControlFinder
 
-_INSIDE = re.compile(r"^\W+|\W+$")
 _SCHEMA_WORDS = frozenset(
     [
         "",
@@ -78,7 +77,6 @@ class TokenCodec:
         self._control_ids = [int(row["id"]) for row in control]
         self._beginnings = frozenset(text[:n] for text in self.added_tokens for n in range(1, len(text)))
         self._endings = frozenset(text[n:] for text in self.added_tokens for n in range(1, len(text)))
-        self._insides = frozenset(_INSIDE.sub("", text) for text in self.added_tokens) - _SCHEMA_WORDS
         self._longest = max(map(len, self.added_tokens), default=1)
         self._byte_level = '"ByteLevel"' in json.dumps(description.get("decoder"))
         self._full = parts.tokenizer_of(description)
@@ -110,9 +108,11 @@ class TokenCodec:
         Without `edges`: a word that templates may compare with their own, alone or as the inside of a control token.
         """
         marked = text
-        while found := self.controls(marked):  # a broken one may hold another, or have begun with white space
+        while found := self.controls(marked):  # a broken one may hold another
             for control in reversed(found):
-                marked = marked[: control.first + 1] + mark + marked[control.first + 1 :]
+                spaces = len(marked[control.first : control.end]) - len(marked[control.first : control.end].lstrip())
+                inside = control.first + spaces + 1  # white space stays at the edge, where templates strip it
+                marked = marked[:inside] + mark + marked[inside:]
         if edges:
             lengths = range(min(self._longest - 1, len(text)), 0, -1)
             ending = next((n for n in lengths if marked.endswith(text[-n:]) and text[-n:] in self._beginnings), 0)
@@ -120,7 +120,8 @@ class TokenCodec:
                 marked = marked[: len(marked) - ending + 1] + mark + marked[len(marked) - ending + 1 :]
             if any(marked.startswith(text[:n]) and text[:n] in self._endings for n in lengths):
                 marked = mark + marked
-        return mark + marked if text in self._insides else marked
+        completes = text not in _SCHEMA_WORDS and any(text in token for token in self.added_tokens)
+        return mark + marked if completes and not marked.startswith(mark) else marked
 
     def piece(self, text: str, control: Control | None, *, opens: bool) -> Piece:
         """A text that may begin with a control token, and holds no other, whatever it spells.

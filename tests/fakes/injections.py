@@ -113,7 +113,8 @@ class InjectionCase:
         self.subject = subject
         shapes = [(system, calls) for calls in (True, False) for system in (True, False)]
         self._shape = next(shape for shape in shapes if self._renders(*shape))
-        self._harmless = self.controls({})
+        # Some control tokens count only as words of their own: not beside a letter, but beside a bracket.
+        self._harmless = self.controls({}) | self.controls({"system": "()", "user": "()"})
 
     def _renders(self, system: bool, calls: bool) -> bool:
         messages, tools = injected({}, system=system, calls=calls)

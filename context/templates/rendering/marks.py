@@ -1,7 +1,7 @@
 """Marks put into contents before a template renders them, and taken out of the text it wrote.
 
-They are letters and digits, which no template escapes or looks for, and differ in every process, so that nobody can
-spell one.
+They are letters, digits and hyphens, which no template escapes or looks for, and differ in every process, so that
+nobody can spell one.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 _NONCE = f"q{secrets.randbelow(10**18):018d}"
-BREAK = f"{_NONCE}k"
-"""Stands within what would read as a control token: the tokenizer finds none there."""
-_MARK = re.compile(f"{_NONCE}(?:k|([be])([0-9]+)z)")
+BREAK = f"-{_NONCE}k-"
+"""Stands within what would read as a control token: the tokenizer finds none there. No word joins what is beside it, for
+some control tokens count only as words of their own."""
+_MARK = re.compile(f"{BREAK}|{_NONCE}([be])([0-9]+)z")
 
 
 @dataclass(frozen=True)
