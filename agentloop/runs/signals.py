@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from agentloop.runs.watchdog import watched
+
 _SHOW_CURSOR = b"\x1b[?25h\n"
 
 
@@ -45,6 +47,8 @@ class StopRequest:
 def graceful_stop(show: Callable[[str], None]) -> Iterator[StopRequest]:
     """Within, the first signal asks and the second ends the process as a crash would: --resume mends both.
 
+    The second does so some seconds later even where this process can't act on it.
+
     Outside of `StopRequest.working` there is nothing to finish: the first signal raises SystemExit.
     """
     request = StopRequest()
@@ -67,7 +71,8 @@ def graceful_stop(show: Callable[[str], None]) -> Iterator[StopRequest]:
     teller.start()
     previous = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield request
+        with watched():
+            yield request
     finally:
         for number, old in previous.items():
             signal.signal(number, old)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 _NONCE = f"q{secrets.randbelow(10**18):018d}"
 BREAK = f"-{_NONCE}k-"
-"""Stands within what would read as a control token: the tokenizer finds none there. No word joins what is beside it, for
-some control tokens count only as words of their own."""
+"""Stands within what would read as a control token: the tokenizer finds none there.
+
+It ends in hyphens, for some control tokens count only as words of their own."""
 _MARK = re.compile(f"{BREAK}|{_NONCE}([be])([0-9]+)z")
 
 
