@@ -108,7 +108,7 @@ class _Worker:
             except ToolTimeout as error:  # raised just when the call had ended
                 outcome = None, error
             try:
-                future.get_loop().call_soon_threadsafe(_settle, future, *outcome)
+                future.get_loop().call_soon_threadsafe(_set_outcome, future, *outcome)
             except RuntimeError:
                 return  # the loop has ended: nobody waits
 
@@ -124,7 +124,7 @@ def _outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
             os._exit(os.EX_SOFTWARE)  # the call forked, and its child must not go on as a second trainer
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _set_outcome(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
     if future.cancelled():
         return
     if error is None:
