@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from agentloop.config.sections.advantage import AdvantageSection, check_advantages
 from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.dataset import TasksSection, check_tasks
+from agentloop.config.sections.engine import EngineSection, check_engine
 from agentloop.config.sections.loss import LossSection
 from agentloop.config.sections.model import ComputeSection, LoraSection, ModelSection, TinyModelSection, check_compute
 from agentloop.config.sections.optimization import (
@@ -52,6 +53,9 @@ class RunConfig(Section):
     )
     context: ContextSection = Field(default_factory=ContextSection, description="What the policy sees.")
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
+    engine: EngineSection = Field(
+        default_factory=EngineSection, description="Servers that sample; for rollout.engine: vllm."
+    )
     batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
     compute: ComputeSection = Field(
         default_factory=ComputeSection, description="How numbers are made; see docs/scaling.md."
@@ -77,6 +81,7 @@ class RunConfig(Section):
             )
         check_tasks(self.tasks, self.environment.task_pool)
         check_compute(self)
+        check_engine(self)
         self.replay.check(self.batch, self.tasks, self.environment, self.run.iterations)
         check_learning(self)
         self.lora.check()

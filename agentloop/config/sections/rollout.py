@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,9 @@ class EnvironmentSection(TaskPool, Section):
 
 
 class RolloutSection(Section):
+    engine: Literal["local", "vllm"] = Field(
+        "local", description="What samples: the policy in this process, or vLLM servers at engine.urls."
+    )
     max_turns: Positive = Field(9, description="Most replies of the policy in one episode.")
     max_tokens_per_turn: Positive = Field(40, description="Most tokens of one reply.")
     parallel: Positive = Field(256, description="Most episodes run at once; bounds the memory of the key-value cache.")

@@ -33,6 +33,8 @@ class EngineLimits:
     """Seconds that a turn may take with all its tries, once it is one of those under way."""
     tries: int = 3
     """Most tries of a turn."""
+    first_pause_s: float = 0.25
+    """Seconds before the second try; more before each later one."""
     proof_timeout_s: float = 10.0
     """Seconds that a reply in the middle of a publish waits until its engine is proved for the new weights."""
 
@@ -196,7 +198,9 @@ class RemoteEngine:
     async def _pause(self, turn: _Turn, fault: EngineFault, clock: asyncio.Timeout) -> None:
         """Wait before the next try. Raises GenerationFailed at once where the deadline would come first."""
         same = self._urls.choose(turn.request.episode, turn.tried) in turn.tried
-        pause = pause_before_retry(len(turn.tried), fault.retry_after_s if same else None, self._chance)
+        pause = pause_before_retry(
+            len(turn.tried), fault.retry_after_s if same else None, self._limits.first_pause_s, self._chance
+        )
         until = asyncio.get_running_loop().time() + pause
         if (deadline := clock.when()) is not None and until >= deadline:
             raise GenerationFailed(f"{fault.kind}: {fault}; the next try, in {pause:.1f} s, would miss the deadline")

@@ -6,16 +6,17 @@ import random
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-_FIRST_S = 0.25
 _LONGEST_S = 8.0
 
 
-def pause_before_retry(tries: int, retry_after_s: float | None, chance: random.Random) -> float:
-    """Seconds to wait after `tries` tries: they double, by chance up to half more or less, but never less than asked.
+def pause_before_retry(tries: int, retry_after_s: float | None, first_s: float, chance: random.Random) -> float:
+    """Seconds to wait after `tries` tries: `first_s`, then doubling, by chance up to half more or less.
+
+    They are never less than the server asked for.
 
     Chance keeps the episodes of a batch, which all fail at once, from coming back at once.
     """
-    pause: float = min(_FIRST_S * 2 ** (tries - 1), _LONGEST_S) * chance.uniform(0.5, 1.5)
+    pause: float = min(first_s * 2 ** (tries - 1), _LONGEST_S) * chance.uniform(0.5, 1.5)
     return max(pause, retry_after_s or 0.0)
 
 
