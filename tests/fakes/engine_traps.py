@@ -61,6 +61,9 @@ class Traps:
     def clear(self) -> None:
         self._left.clear()
 
+    def is_set(self, trap: Trap) -> bool:
+        return self._left[trap] > 0
+
     def sprung(self, trap: Trap) -> bool:
         """Whether it spoils this answer; one answer fewer is left to it."""
         if self._left[trap] <= 0:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from agentloop.errors import UserError
 from agentloop.generation import Completion, GenerationFailed, GenerationRequest
-from agentloop.generation.remote.engine_client import RemoteEngine
+from agentloop.generation.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.generation.remote.routes import CompletionsRoute, GenerateRoute
 from agentloop.generation.remote.server_facts import ServerFacts, ask_server, key_headers, read_key
 from tests.fakes.engine_sampling import highest_log_probs, load, plain_log_probs
@@ -52,8 +52,20 @@ class Subject:
     def names_versions(self) -> bool:
         return isinstance(self.facts.route, GenerateRoute)
 
-    def engine(self, *, stop_ids: frozenset[int] = frozenset(), version: int = VERSION) -> RemoteEngine:
-        engine = RemoteEngine([self.facts], key=self.key, stop_ids=self.stop_ids | stop_ids, vocab_size=self.vocabulary)
+    def engine(
+        self,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        version: int = VERSION,
+        limits: EngineLimits | None = None,
+    ) -> RemoteEngine:
+        engine = RemoteEngine(
+            [self.facts],
+            key=self.key,
+            stop_ids=self.stop_ids | stop_ids,
+            vocab_size=self.vocabulary,
+            limits=limits,
+        )
         engine.published(version)
         return engine
 
@@ -144,16 +156,15 @@ def test_every_token_has_the_version_of_the_last_publish(subject: Subject) -> No
 
 
 def test_a_version_that_was_not_proved_is_refused_where_the_route_names_it(subject: Subject) -> None:
-    if not subject.names_versions:
-        pytest.skip("this route names no versions: a publish is proved before, and withdrawn for the next")
-    limits = replace(subject.engine()._limits, first_pause_s=0.01, proof_timeout_s=0.1)
-    engine = RemoteEngine(
-        [subject.facts], key=subject.key, stop_ids=subject.stop_ids, vocab_size=subject.vocabulary, limits=limits
-    )
-    engine.published(VERSION + 1)
-    (failure,) = engine.generate([GenerationRequest(0, subject.prompt(0), 4)])
-    assert isinstance(failure, GenerationFailed)
-    assert f"unproved_version: tokens of weights '{VERSION}'" in str(failure)
+    engine = subject.engine(version=VERSION + 1, limits=EngineLimits(first_pause_s=0.01, proof_timeout_s=0.1))
+    (reply,) = engine.generate([GenerationRequest(0, subject.prompt(0), 4)])
+    if subject.names_versions:
+        assert str(reply) == (
+            f"unproved_version: tokens of weights '{VERSION}', for which the engine has not been proved"
+        )
+        assert engine.faults == {"unproved_version": 3}
+    else:
+        assert believable(reply).policy_version == VERSION + 1  # nobody but who published can know
 
 
 def test_many_requests_at_once_each_get_their_own_reply(subject: Subject) -> None:
