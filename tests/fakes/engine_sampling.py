@@ -51,6 +51,25 @@ def _scores(model: PreTrainedModel, token_ids: Sequence[int], temperature: float
     return logits.log_softmax(-1)
 
 
+def _shapes(model: PreTrainedModel) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def save_adapter(model: Path, folder: Path, *, seed: int = 0) -> Path:
+    """A LoRA adapter of the model in that folder, as PEFT writes it, that changes what the model says."""
+    from peft import LoraConfig
+
+    adapted = load(model)
+    torch.manual_seed(seed)
+    adapted.add_adapter(LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, std=0.5)
+    with muted_libraries():
+        adapted.save_pretrained(folder)
+    return folder
+
+
 @dataclass(frozen=True)
 class Asked:
     """One request, whichever route it took."""
@@ -99,6 +118,8 @@ class EngineModels:
     def restart(self) -> None:
         """Begin again as at the first start: the first weights, no adapters, no version."""
         self.model, self.label = load(self.folder), UNLABELLED
+        self.dead = False
+        """A reload that fails has thrown the old weights away; the next request ends the engine."""
         self.adapters: dict[str, PreTrainedModel] = {}
         self.paths: dict[str, str] = {}
 
@@ -107,10 +128,11 @@ class EngineModels:
         return int(self.model.config.vocab_size)
 
     def reload(self, folder: str) -> None:
+        old, self.dead = self.model, True
         new = load(folder)
-        old = self.model
-        if [p.shape for p in new.parameters()] != [p.shape for p in old.parameters()]:
+        if _shapes(new) != _shapes(old):
             raise ValueError("the shapes of the weights are other ones")
+        self.dead = False
         if self.tied_head_stays_old and new.config.tie_word_embeddings:
             new.lm_head.weight = nn.Parameter(old.get_output_embeddings().weight.detach().clone())
         self.model = new
@@ -168,4 +190,4 @@ class EngineModels:
         """Of each token of the prompt but the first, as `prompt_logprobs` gives them."""
         given = plain_log_probs(self.serving(asked.model), asked.prompt[:1], asked.prompt[1:])
         pairs = zip(asked.prompt[1:], given, strict=True)
-        return [None, *({str(token): {"logprob": value, "rank": 1}} for token, value in pairs)]
+        return [None, *({str(token): {"logprob": value, "rank": 1, "decoded_token": None}} for token, value in pairs)]

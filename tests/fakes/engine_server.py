@@ -90,6 +90,8 @@ class EngineServer:
         if not isinstance(params, dict):
             return refusal(400, "sampling_params: Field required")
         asked = self._asked(body, body.get("token_ids"), params)
+        if isinstance(asked, Asked) and len(asked.prompt) >= self.max_model_len:
+            asked = refusal(400, f"The decoder prompt (length {len(asked.prompt)}) is too long{_longest(self)}")
         if isinstance(asked, Response):
             return asked
         if (spoilt := await spoilt_exchange(self.traps, request)) is not None:
@@ -120,6 +122,10 @@ class EngineServer:
     async def _completions(self, request: Request) -> Response:
         body = await request.json()
         asked = self._asked(body, body.get("prompt"), body)
+        if isinstance(asked, Asked) and len(asked.prompt) >= self.max_model_len:
+            asked = refusal(400, f"This prompt has at least {len(asked.prompt)} input tokens{_longest(self)}")
+        elif (body.get("max_tokens") or 16) > self.max_model_len:
+            asked = refusal(400, f"max_tokens={body['max_tokens']} cannot be greater{_longest(self)}")
         if isinstance(asked, Response):
             return asked
         if (spoilt := await spoilt_exchange(self.traps, request)) is not None:
@@ -143,6 +149,8 @@ class EngineServer:
     def _asked(self, body: dict[str, Any], prompt: Any, params: dict[str, Any]) -> Asked | Response:
         """What is to be sampled, or why it is not."""
         self.requests.append(body)
+        if self.models.dead:
+            return refusal(500, "EngineCore encountered an issue. See stack trace (above) for the root cause.")
         name = body.get("model") or self.models.name
         if name != self.models.name and name not in self.models.adapters:
             return refusal(404, f"The model `{name}` does not exist.")
@@ -151,17 +159,13 @@ class EngineServer:
         outside = next((token for token in prompt if not 0 <= token < self.models.vocabulary), None)
         if outside is not None:
             return refusal(400, f"Token id {outside} is out of vocabulary")
-        room = self.max_model_len - len(prompt)
-        if room < 0:
-            text = f"This model's maximum context length is {self.max_model_len} tokens. "
-            return refusal(400, text + f"However, your prompt contains {len(prompt)} input tokens.")
         own = self.models.model.generation_config.eos_token_id
         own_ids = own if isinstance(own, list) else [own]
         return Asked(
             model=name,
             prompt=tuple(prompt),
             temperature=float(1.0 if params.get("temperature") is None else params["temperature"]),
-            max_tokens=min(params.get("max_tokens") or 16, room),
+            max_tokens=min(params.get("max_tokens") or 16, self.max_model_len - len(prompt)),
             stop_ids=frozenset([*params.get("stop_token_ids", []), *(i for i in own_ids if i is not None)]),
         )
 
@@ -233,6 +237,10 @@ class EngineServer:
 
     async def _health(self, request: Request) -> Response:
         return Response()
+
+
+def _longest(engine: EngineServer) -> str:
+    return f" than the maximum model length of {engine.max_model_len}"
 
 
 def refusal(code: int, message: str) -> Response:

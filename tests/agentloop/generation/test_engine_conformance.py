@@ -8,8 +8,10 @@ needs a server of float32 weights with `--logprobs-mode processed_logprobs` whos
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -21,7 +23,7 @@ from agentloop.generation import Completion, GenerationFailed, GenerationRequest
 from agentloop.generation.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.generation.remote.routes import CompletionsRoute, GenerateRoute
 from agentloop.generation.remote.server_facts import ServerFacts, ask_server, key_headers, read_key
-from tests.fakes.engine_sampling import highest_log_probs, load, plain_log_probs
+from tests.fakes.engine_sampling import highest_log_probs, load, plain_log_probs, save_adapter
 from tests.fakes.engine_server import EngineServer, serving
 
 KEY = "a-key-that-nobody-sees"
@@ -201,13 +203,38 @@ def test_a_prompt_longer_than_the_model_is_refused_by_the_server(subject: Subjec
     silent = replace(subject, facts=replace(subject.facts, max_model_len=None))
     engine = silent.engine()
     (failure,) = engine.generate([GenerationRequest(0, subject.prompt(0, subject.facts.max_model_len + 1), 4)])
-    assert str(failure).startswith("refused: status 400: This model's maximum context length is ")
+    assert str(failure).startswith("refused: status 400: ")
+    assert f" {subject.facts.max_model_len}" in str(failure)
     assert engine.faults == {"refused": 1}
 
 
 def test_a_token_outside_the_vocabulary_is_refused_by_the_server(subject: Subject) -> None:
     (failure,) = subject.engine().generate([GenerationRequest(0, [1, subject.vocabulary + 100_000], 4)])
     assert str(failure).startswith("refused: status 400: ")
+
+
+def test_an_adapter_samples_under_its_own_name(subject: Subject, tmp_path: Path) -> None:
+    name, folder = f"run@{uuid.uuid4().int}", save_adapter(Path(subject.model.name_or_path), tmp_path)
+    adapted = load(subject.model.name_or_path)
+    adapted.load_adapter(str(folder))
+    headers = key_headers(subject.key)
+    post = partial(httpx2.post, headers=headers, timeout=60)
+    loaded = post(f"{subject.facts.url}/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(folder)})
+    if loaded.status_code in (404, 405) and subject.facts.url == REAL:
+        pytest.skip("this server was started without --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
+    loaded.raise_for_status()
+    engine = subject.engine()
+    engine.published(VERSION + 1, name)
+    request = GenerationRequest(0, subject.prompt(5), 16)
+    reply = believable(engine.generate([request])[0])
+    own = plain_log_probs(adapted.eval(), request.prompt_ids, reply.token_ids)
+    assert reply.log_probs == pytest.approx(own, abs=1e-3)
+    assert reply.log_probs != pytest.approx(
+        plain_log_probs(subject.model, request.prompt_ids, reply.token_ids), abs=0.01
+    )
+    assert reply.policy_version == VERSION + 1
+    post(f"{subject.facts.url}/v1/unload_lora_adapter", json={"lora_name": name}).raise_for_status()
+    assert str(engine.generate([request])[0]).startswith(f"refused: status 404: The model `{name}` does not exist.")
 
 
 def test_another_key_is_refused_without_being_shown(subject: Subject) -> None:
