@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 from agentloop.config.sections.advantage import AdvantageSection, check_advantages
 from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.dataset import TasksSection, check_tasks
-from agentloop.config.sections.engine import EngineSection, check_engine
 from agentloop.config.sections.loss import LossSection
 from agentloop.config.sections.model import ComputeSection, LoraSection, ModelSection, TinyModelSection, check_compute
 from agentloop.config.sections.optimization import (
@@ -23,7 +22,13 @@ from agentloop.config.sections.optimization import (
     check_learning,
 )
 from agentloop.config.sections.reward import RewardSection
-from agentloop.config.sections.rollout import EnvironmentSection, EvaluationSection, RolloutSection
+from agentloop.config.sections.rollout import (
+    EngineSection,
+    EnvironmentSection,
+    EvaluationSection,
+    RolloutSection,
+    check_engine,
+)
 from agentloop.config.sections.run_section import CheckpointSection, MetricsSection, RunSection
 from agentloop.config.sections.supervised_learning import SftSection, WarmUpSection
 from replay.config import ReplayConfig
