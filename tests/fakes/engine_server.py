@@ -248,10 +248,10 @@ def refusal(code: int, message: str) -> Response:
 
 
 @contextmanager
-def serving(folder: Path, **options: Any) -> Iterator[EngineServer]:
-    """A server of the model in `folder`, on a free port of 127.0.0.1, until the end of the block."""
+def serving(folder: Path, *, port: int = 0, **options: Any) -> Iterator[EngineServer]:
+    """A server of the model in `folder`, on a port of 127.0.0.1 (0: a free one), until the end of the block."""
     engine = EngineServer(folder, **options)
-    listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+    listening = socket.create_server(("127.0.0.1", port), backlog=128)
     engine.port = listening.getsockname()[1]
     server = uvicorn.Server(
         uvicorn.Config(engine.app(), log_level="critical", access_log=False, timeout_graceful_shutdown=2)

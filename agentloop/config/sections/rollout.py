@@ -75,6 +75,9 @@ class EngineSection(Section):
     turn_timeout_s: PositiveFloat = Field(
         600.0, description="Seconds after which a reply under way is given up, with all its tries."
     )
+    restart_timeout_s: NonNegative = Field(
+        300.0, description="Seconds for which replies wait for an engine that is gone; then its episodes fail."
+    )
 
 
 def check_engine(config: RunConfig) -> None:

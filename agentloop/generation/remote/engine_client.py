@@ -16,7 +16,7 @@ import httpx2
 from agentloop.errors import one_line, shortened
 from agentloop.generation.generator import Completion, GenerationFailed, GenerationRequest
 from agentloop.generation.remote.believed import Vocabulary, believed
-from agentloop.generation.remote.faults import ASKED_AGAIN, EngineFault, FaultKind
+from agentloop.generation.remote.faults import ASKED_AGAIN, GONE, EngineFault, FaultKind
 from agentloop.generation.remote.retries import pause_before_retry, read_retry_after
 from agentloop.generation.remote.routes import WireReply, sampling_fields
 from agentloop.generation.remote.server_facts import CONNECT_TIMEOUT_S, ServerFacts, ask_server, key_headers
@@ -35,6 +35,8 @@ class EngineLimits:
     """Most tries of a turn."""
     first_pause_s: float = 0.25
     """Seconds before the second try; more before each later one."""
+    restart_timeout_s: float = 300.0
+    """Seconds for which an engine that is gone may come back; the tries meanwhile are not counted."""
     proof_timeout_s: float = 10.0
     """Seconds that a reply in the middle of a publish waits until its engine is proved for the new weights."""
 
@@ -52,8 +54,10 @@ class _Turn:
     request: GenerationRequest
     tried: list[str] = field(default_factory=list)
     """The engine of each try."""
+    counted: int = 0
+    """Tries that failed on an engine that was there, or all, once it has been gone for too long."""
     fault: EngineFault | None = None
-    """Of the last one that ended."""
+    """Of the last try that ended."""
 
 
 class RemoteEngine:
@@ -186,14 +190,30 @@ class RemoteEngine:
             url = await self._next_url(turn)
             turn.tried.append(url)
             try:
-                return await self._asked(client, url, turn.request)
+                reply = await self._asked(client, url, turn.request)
             except EngineFault as fault:
                 turn.fault = fault
                 self.faults[fault.kind] += 1
-                if fault.kind not in ASKED_AGAIN or len(turn.tried) >= self._limits.tries:
+                if not self._may_come_back(url, fault.kind):
+                    turn.counted = len(turn.tried) if fault.kind in GONE else turn.counted + 1
+                if fault.kind not in ASKED_AGAIN or turn.counted >= self._limits.tries:
                     raise GenerationFailed(f"{fault.kind}: {fault}") from None
+            else:
+                self._urls.replied(url)
+                return reply
             self._urls.failed(url, rest_s=turn.fault.retry_after_s)
             await self._pause(turn, turn.fault, clock)
+
+    def _may_come_back(self, url: str, kind: FaultKind) -> bool:
+        """Whether the engine is gone, but not yet for so long that it never will be back."""
+        if kind not in GONE:
+            return False
+        weights = self._urls.weights(url)
+        says_nothing = not self._servers[url].route.names_versions and weights is not None and weights.adapter is None
+        if kind is FaultKind.CONNECTION and says_nothing:
+            # It may come back with its first weights, and nothing in its replies would say so.
+            self._urls.withdraw(url)
+        return self._urls.gone(url) < self._limits.restart_timeout_s
 
     async def _pause(self, turn: _Turn, fault: EngineFault, clock: asyncio.Timeout) -> None:
         """Wait before the next try. Raises GenerationFailed at once where the deadline would come first."""
@@ -225,7 +245,11 @@ class RemoteEngine:
             )
         sampling = sampling_fields(self._temperature, self._stop_ids, request.max_new_tokens)
         body = server.route.body(weights.adapter or server.model, request, sampling)
-        reply = server.route.read(await self._posted(client, url + server.route.path, body))
+        answer = await self._posted(client, url + server.route.path, body)
+        if answer.status_code == httpx2.codes.NOT_FOUND and weights.adapter is not None:
+            raise EngineFault(FaultKind.UNPROVED_VERSION, f"the engine has no {weights.adapter!r}: has it restarted?")
+        self._check_status(answer)
+        reply = server.route.read(answer.content)
         await self._labels_are_proved(url, reply, weights)
         if reply.spans is None and weights.adapter is None and self._urls.weights(url) is not weights:
             text = "a publish began before the reply ended, and this route does not say which weights sampled a token"
@@ -233,19 +257,22 @@ class RemoteEngine:
         versions = self._urls.versions(url)
         return believed(reply, request, vocabulary=self._vocabulary, weights=weights, versions=versions)
 
-    async def _posted(self, client: httpx2.AsyncClient, url: str, body: dict[str, object]) -> bytes:
+    async def _posted(self, client: httpx2.AsyncClient, url: str, body: dict[str, object]) -> httpx2.Response:
         try:
             answer = await client.send(client.build_request("POST", url, json=body), stream=True)
         except httpx2.TransportError as error:
             raise EngineFault(FaultKind.CONNECTION, one_line(error)) from None
         try:
-            content = await answer.aread()
+            await answer.aread()
         except (httpx2.TransportError, httpx2.DecodingError) as error:
             raise EngineFault(FaultKind.CUT_BODY, one_line(error)) from None
         finally:
             await answer.aclose()
+        return answer
+
+    def _check_status(self, answer: httpx2.Response) -> None:
         if answer.status_code == httpx2.codes.OK:
-            return content
+            return
         after = read_retry_after(answer.headers.get("Retry-After"))
         text = f"status {answer.status_code}: {self._message(answer)}"
         if answer.status_code == httpx2.codes.TOO_MANY_REQUESTS:

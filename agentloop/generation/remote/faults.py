@@ -64,6 +64,10 @@ a second try would prefer tokens that happen to pass, and no log-prob records su
 """
 
 
+GONE = frozenset({FaultKind.CONNECTION, FaultKind.UNPROVED_VERSION})
+"""The engine is restarting, or has restarted and is not proved yet: no try is lost by waiting for it."""
+
+
 class EngineFault(Exception):
     """One try has given nothing that may be recorded."""
 

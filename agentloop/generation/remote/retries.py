@@ -6,7 +6,7 @@ import random
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-_LONGEST_S = 8.0
+_LONGEST_S = 4.0
 
 
 def pause_before_retry(tries: int, retry_after_s: float | None, first_s: float, chance: random.Random) -> float:

@@ -44,6 +44,8 @@ class WireReply:
 
 class Route(Protocol):
     path: str
+    names_versions: bool
+    """Whether its replies say which weights sampled each token."""
 
     def body(self, model: str, request: GenerationRequest, sampling: dict[str, Any]) -> dict[str, Any]:
         """What is sent, as JSON."""
@@ -126,6 +128,7 @@ class GenerateRoute:
     """`/inference/v1/generate`: it says which weights sampled each token."""
 
     path = "/inference/v1/generate"
+    names_versions = True
 
     def body(self, model: str, request: GenerationRequest, sampling: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -155,6 +158,7 @@ class CompletionsRoute:
     """`/v1/completions` with token ids: any vLLM has it, and it does not say which weights sampled."""
 
     path = "/v1/completions"
+    names_versions = False
 
     def body(self, model: str, request: GenerationRequest, sampling: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -29,6 +29,7 @@ class ServingUrls:
         self._serving: dict[str, Weights] = {}
         self._versions: dict[str, dict[str, int]] = {url: {} for url in urls}
         self._rests_until = dict.fromkeys(urls, 0.0)
+        self._gone_since: dict[str, float] = {}
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -62,6 +63,15 @@ class ServingUrls:
     def failed(self, url: str, *, rest_s: float | None = None) -> None:
         """Other episodes go round it for `rest_s` seconds (None: a moment), where there is another."""
         self._rests_until[url] = time.monotonic() + (_REST_S if rest_s is None else rest_s)
+
+    def gone(self, url: str) -> float:
+        """Note that it can't be reached, or has lost its weights; seconds since it first was so."""
+        now = time.monotonic()
+        return now - self._gone_since.setdefault(url, now)
+
+    def replied(self, url: str) -> None:
+        """It is there, with its weights."""
+        self._gone_since.pop(url, None)
 
     def choose(self, episode: int, tried: Collection[str]) -> str | None:
         """The engine to ask, rather one that was not `tried` for this turn; None where none serves."""

@@ -30,6 +30,7 @@ KEY = "a-key-that-nobody-sees"
 ROUTES = ("generate", "completions")
 REAL = os.environ.get("VLLM_URL")
 VERSION = 3
+IMPATIENT = EngineLimits(first_pause_s=0.01, proof_timeout_s=0.1, restart_timeout_s=0.0)
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def test_every_token_has_the_version_of_the_last_publish(subject: Subject) -> No
 
 
 def test_a_version_that_was_not_proved_is_refused_where_the_route_names_it(subject: Subject) -> None:
-    engine = subject.engine(version=VERSION + 1, limits=EngineLimits(first_pause_s=0.01, proof_timeout_s=0.1))
+    engine = subject.engine(version=VERSION + 1, limits=IMPATIENT)
     (reply,) = engine.generate([GenerationRequest(0, subject.prompt(0), 4)])
     if subject.names_versions:
         assert str(reply) == (
@@ -223,7 +224,7 @@ def test_an_adapter_samples_under_its_own_name(subject: Subject, tmp_path: Path)
     if loaded.status_code in (404, 405) and subject.facts.url == REAL:
         pytest.skip("this server was started without --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
     loaded.raise_for_status()
-    engine = subject.engine()
+    engine = subject.engine(limits=IMPATIENT)
     engine.published(VERSION + 1, name)
     request = GenerationRequest(0, subject.prompt(5), 16)
     reply = believable(engine.generate([request])[0])
@@ -234,7 +235,7 @@ def test_an_adapter_samples_under_its_own_name(subject: Subject, tmp_path: Path)
     )
     assert reply.policy_version == VERSION + 1
     post(f"{subject.facts.url}/v1/unload_lora_adapter", json={"lora_name": name}).raise_for_status()
-    assert str(engine.generate([request])[0]).startswith(f"refused: status 404: The model `{name}` does not exist.")
+    assert str(engine.generate([request])[0]) == f"unproved_version: the engine has no '{name}': has it restarted?"
 
 
 def test_another_key_is_refused_without_being_shown(subject: Subject) -> None:

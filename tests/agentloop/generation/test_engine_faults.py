@@ -26,7 +26,7 @@ from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.engine_traps import Trap
 
 KEY = "a-key-that-nobody-sees"
-QUICK = EngineLimits(first_pause_s=0.01, proof_timeout_s=0.1, turn_timeout_s=20.0)
+QUICK = EngineLimits(first_pause_s=0.01, proof_timeout_s=0.1, turn_timeout_s=20.0, restart_timeout_s=0.0)
 VERSION = 5
 REQUEST = GenerationRequest(3, [5, 9, 2, 70, 11], 12)
 
@@ -190,13 +190,13 @@ def test_an_episode_asks_the_same_engine_in_every_turn(server: EngineServer, qwe
         facts = [ask_server(each.address, model=None, key=KEY) for each in (server, other)]
         engine = RemoteEngine(facts, key=KEY, stop_ids=frozenset(), vocab_size=server.models.vocabulary, limits=QUICK)
         engine.published(VERSION)
-        first = [_asked_of(server, other, engine, episode) for episode in range(16)]
-        again = [_asked_of(server, other, engine, episode) for episode in range(16)]
+        first = [_asked_of(server, other, engine, episode) for episode in range(8)]
+        again = [_asked_of(server, other, engine, episode) for episode in range(8)]
         engine.withdraw(other.address)
-        alone = [_asked_of(server, other, engine, episode) for episode in range(16)]
+        alone = [_asked_of(server, other, engine, episode) for episode in range(8)]
     assert first == again
     assert set(first) == {"server", "other"}
-    assert alone == ["server"] * 16
+    assert alone == ["server"] * 8
 
 
 def _asked_of(server: EngineServer, other: EngineServer, engine: RemoteEngine, episode: int) -> str:
@@ -302,6 +302,49 @@ def test_an_engine_that_restarted_with_its_first_weights_is_refused(server: Engi
     server.models.model.generation_config.eos_token_id = None
     assert "tokens of weights 'default', for which the engine has not been proved" in str(asked(engine))
     assert engine.faults == {"unproved_version": 3}
+
+
+def test_turns_wait_for_an_engine_that_restarts_and_lose_no_try(server: EngineServer) -> None:
+    engine = connected(server, restart_timeout_s=60.0)
+    server.models.label = "default"
+
+    async def proved_meanwhile() -> Completion:
+        turn = asyncio.create_task(engine.reply(REQUEST))
+        while engine.faults["unproved_version"] < 4:
+            await asyncio.sleep(0.005)
+        server.models.label = str(VERSION)
+        try:
+            return await turn
+        finally:
+            await engine.close()
+
+    assert_good(server, asyncio.run(proved_meanwhile()))
+
+
+def test_an_engine_that_stays_gone_is_given_up_once_for_all_turns(qwen2: Path) -> None:
+    with serving(qwen2, key=KEY) as server:
+        engine = connected(server, restart_timeout_s=0.5)
+    began = time.monotonic()
+    first, second = (str(asked(engine)) for _ in range(2))
+    assert first.startswith("connection: ") and second.startswith("connection: ")
+    assert time.monotonic() - began >= 0.5
+    before = engine.faults["connection"]
+    asked(engine)
+    assert engine.faults["connection"] == before + 3
+
+
+def test_an_engine_that_was_gone_is_not_asked_again_unproved_where_the_route_names_no_versions(qwen2: Path) -> None:
+    with serving(qwen2, key=KEY) as server:
+        engine = connected(server, "completions", turn_timeout_s=0.5)
+        port = server.port
+    assert str(asked(engine)).startswith("deadline: no reply within 0.5 s; before it, connection: ")
+    with serving(qwen2, key=KEY, port=port) as server:
+        server.models.model.generation_config.eos_token_id = None
+        assert str(asked(engine)) == "deadline: no reply within 0.5 s"
+        engine.published(VERSION + 1)
+        (reply,) = engine.generate([REQUEST])
+        assert isinstance(reply, Completion), reply
+        assert reply.policy_version == VERSION + 1
 
 
 def test_the_name_that_a_restarted_engine_gives_its_weights_proves_nothing(server: EngineServer) -> None:
