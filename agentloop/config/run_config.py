@@ -22,7 +22,13 @@ from agentloop.config.sections.optimization import (
     check_learning,
 )
 from agentloop.config.sections.reward import RewardSection
-from agentloop.config.sections.rollout import EnvironmentSection, EvaluationSection, RolloutSection
+from agentloop.config.sections.rollout import (
+    EngineSection,
+    EnvironmentSection,
+    EvaluationSection,
+    RolloutSection,
+    check_engine,
+)
 from agentloop.config.sections.run_section import CheckpointSection, MetricsSection, RunSection
 from agentloop.config.sections.supervised_learning import SftSection, WarmUpSection
 from replay.config import ReplayConfig
@@ -52,6 +58,9 @@ class RunConfig(Section):
     )
     context: ContextSection = Field(default_factory=ContextSection, description="What the policy sees.")
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
+    engine: EngineSection = Field(
+        default_factory=EngineSection, description="Servers that sample; for rollout.engine: vllm."
+    )
     batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
     compute: ComputeSection = Field(
         default_factory=ComputeSection, description="How numbers are made; see docs/scaling.md."
@@ -77,6 +86,7 @@ class RunConfig(Section):
             )
         check_tasks(self.tasks, self.environment.task_pool)
         check_compute(self)
+        check_engine(self)
         self.replay.check(self.batch, self.tasks, self.environment, self.run.iterations)
         check_learning(self)
         self.lora.check()

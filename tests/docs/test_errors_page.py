@@ -8,6 +8,7 @@ import signal
 from functools import cache
 from pathlib import Path
 
+from agentloop.generation.remote.faults import FaultKind
 from agentloop.runs.signals import StopRequest
 from context.strategies import protocol
 from replay.records import STATES, StopReason
@@ -122,6 +123,10 @@ def test_every_stop_reason_has_a_row() -> None:
 def test_every_error_kind_has_a_row() -> None:
     tools = [str(path.relative_to(ROOT)) for path in (ROOT / "agentloop/environments/tools").glob("*.py")]
     assert sorted(names("error kind")) == sorted(constants("agentloop/rollouts/episodes/episode.py", *tools))
+
+
+def test_every_engine_fault_has_a_row() -> None:
+    assert sorted(names("engine fault")) == sorted(FaultKind)
 
 
 def test_every_state_has_a_row() -> None:

@@ -1,13 +1,17 @@
-"""What the configuration says about acting: its environment, its episodes and its evaluations."""
+"""What the configuration says about acting: its environment, its episodes, its engines and its evaluations."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from replay.config import TaskPool
 from replay.setting_types import NonNegative, Positive, PositiveFloat, Section
+
+if TYPE_CHECKING:
+    from agentloop.config.run_config import RunConfig
 
 
 class EnvironmentSection(TaskPool, Section):
@@ -19,6 +23,9 @@ class EnvironmentSection(TaskPool, Section):
 
 
 class RolloutSection(Section):
+    engine: Literal["local", "vllm"] = Field(
+        "local", description="What samples: the policy in this process, or vLLM servers at engine.urls."
+    )
     max_turns: Positive = Field(9, description="Most replies of the policy in one episode.")
     max_tokens_per_turn: Positive = Field(40, description="Most tokens of one reply.")
     parallel: Positive = Field(256, description="Most episodes run at once; bounds the memory of the key-value cache.")
@@ -41,6 +48,61 @@ class RolloutSection(Section):
         description="Most rounds in which groups of equal rewards are replaced by groups of further tasks (dynamic "
         "sampling); 0: they stay.",
     )
+
+
+def _checked_url(url: str) -> str:
+    parts = urlsplit(url)
+    port = parts.netloc.rpartition("@")[2].rpartition("]")[2].partition(":")[2]
+    whole = parts.scheme in ("http", "https") and parts.hostname and (not port or port.isdecimal())
+    if not whole or parts.query or parts.fragment:
+        raise ValueError(f"each of engine.urls must be http://HOST:PORT or https://HOST:PORT, got {url!r}.")
+    if parts.username is not None or parts.password is not None:
+        # The URL itself would show it.
+        raise ValueError(
+            "engine.urls must hold no user and no password, got a URL with one. "
+            "Put the key into the variable that engine.api_key_env names."
+        )
+    return url.rstrip("/")
+
+
+EngineUrl = Annotated[str, AfterValidator(_checked_url)]
+
+
+class EngineSection(Section):
+    urls: tuple[EngineUrl, ...] = Field(
+        (), description="Where vLLM listens, as http://HOST:PORT; each serves the same model."
+    )
+    served_model_name: str | None = Field(
+        None, description="What the engines call the model; null: whatever model they serve."
+    )
+    api_key_env: str = Field(
+        "AGENTLOOP_ENGINE_KEY",
+        pattern="^[A-Za-z_][A-Za-z0-9_]*$",
+        description="Environment variable that holds the engines' key; the key itself is never stored or logged.",
+    )
+    concurrency: Positive = Field(64, description="Most replies under way at once, over all engines.")
+    turn_timeout_s: PositiveFloat = Field(
+        600.0, description="Seconds after which a reply under way is given up, with all its tries."
+    )
+    restart_timeout_s: NonNegative = Field(
+        300.0, description="Seconds for which replies wait for an engine that is gone; then its episodes fail."
+    )
+
+
+def check_engine(config: RunConfig) -> None:
+    """URLs belong to an engine that has some."""
+    urls, engine = config.engine.urls, config.rollout.engine
+    if engine == "vllm" and not urls:
+        raise ValueError(
+            "engine.urls must name at least one server when rollout.engine is vllm, got none. "
+            "Set engine.urls: [http://127.0.0.1:8000]."
+        )
+    if engine == "local" and urls:
+        raise ValueError(
+            f"engine.urls must be empty when rollout.engine is local, got {', '.join(urls)}. Set rollout.engine: vllm."
+        )
+    if len(set(urls)) < len(urls):
+        raise ValueError(f"engine.urls must name each server once, got {', '.join(urls)}.")
 
 
 class EvaluationSection(Section):

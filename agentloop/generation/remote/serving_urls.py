@@ -1,0 +1,88 @@
+"""Which engines may be asked, for which weights, and which of them an episode asks."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+UNLABELLED = "default"
+"""What vLLM calls the weights it was started with, and so also those it comes back with after a crash."""
+_REST_S = 5.0
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """What an engine was proved to serve. Each publish makes its own: two are never equal."""
+
+    version: int
+    adapter: str | None = None
+    """The LoRA adapter's name, which is then the model that is asked for; None where the model itself was reloaded."""
+
+
+class ServingUrls:
+    """The engines of a run. An episode asks the same one as long as it can, for that one has its prefix cached."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = tuple(urls)
+        self._serving: dict[str, Weights] = {}
+        self._versions: dict[str, dict[str, int]] = {url: {} for url in urls}
+        self._rests_until = dict.fromkeys(urls, 0.0)
+        self._gone_since: dict[str, float] = {}
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return self._urls
+
+    def published(self, version: int, *, label: str, adapter: str | None, urls: Collection[str]) -> None:
+        """The engines at `urls` were proved to serve this version; the others are not asked until they are."""
+        unknown = sorted(set(urls) - set(self._urls))
+        if unknown:
+            raise ValueError(f"urls must be among {', '.join(self._urls)}, got {unknown[0]}")
+        if label == UNLABELLED:
+            raise ValueError(f"label must not be {label!r}: a restarted engine calls any weights so")
+        for url in urls:
+            if self._versions[url].setdefault(label, version) != version:
+                raise ValueError(f"{label!r} must name one version, got {version} after {self._versions[url][label]}")
+        self._serving = {url: Weights(version, adapter) for url in urls}
+        self._rests_until |= dict.fromkeys(urls, 0.0)
+
+    def withdraw(self, url: str) -> None:
+        """Its weights are not known any more; it is not asked until it is published to again."""
+        self._serving.pop(url, None)
+
+    def weights(self, url: str) -> Weights | None:
+        """What it serves now; None where that has not been proved."""
+        return self._serving.get(url)
+
+    def versions(self, url: str) -> Mapping[str, int]:
+        """All that this engine was ever proved for, by the label that its spans give them."""
+        return self._versions[url]
+
+    def failed(self, url: str, *, rest_s: float | None = None) -> None:
+        """Other episodes go round it for `rest_s` seconds (None: a moment), where there is another."""
+        self._rests_until[url] = time.monotonic() + (_REST_S if rest_s is None else rest_s)
+
+    def gone(self, url: str) -> float:
+        """Note that it can't be reached, or has lost its weights; seconds since it first was so."""
+        now = time.monotonic()
+        return now - self._gone_since.setdefault(url, now)
+
+    def replied(self, url: str) -> None:
+        """It is there, with its weights."""
+        self._gone_since.pop(url, None)
+
+    def choose(self, episode: int, tried: Collection[str]) -> str | None:
+        """The engine to ask, rather one that was not `tried` for this turn; None where none serves."""
+        now = time.monotonic()
+        ranked = sorted(
+            self._serving,
+            key=lambda url: (url in tried, self._rests_until[url] > now, _rank(episode, url)),
+        )
+        return ranked[0] if ranked else None
+
+
+def _rank(episode: int, url: str) -> bytes:
+    """Every episode has its own order of engines; that of the others stays when one is gone."""
+    return hashlib.blake2b(f"{episode} {url}".encode(), digest_size=8).digest()

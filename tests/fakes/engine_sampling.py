@@ -1,0 +1,193 @@
+"""What stands behind the test server: models in folders, sampled a few tokens at a time with the local generator.
+
+Between two pieces weights may be replaced, as vLLM does between two steps, and each token says which weights it is of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from agentloop.generation import GenerationRequest
+from agentloop.generation.local import LocalGenerator
+from agentloop.models.loading import muted_libraries
+from tests.fakes.engine_traps import Trap, Traps
+
+_PIECE = 4
+UNLABELLED = "default"
+
+
+def load(folder: Path | str) -> PreTrainedModel:
+    with muted_libraries():
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    return model.eval()
+
+
+def plain_log_probs(
+    model: PreTrainedModel, prompt: Sequence[int], reply: Sequence[int], temperature: float = 1.0
+) -> list[float]:
+    """Of each token of the reply, by one forward over everything."""
+    scores = _scores(model, [*prompt, *reply], temperature)
+    return [scores[len(prompt) - 1 + place, token].item() for place, token in enumerate(reply)]
+
+
+def highest_log_probs(model: PreTrainedModel, prompt: Sequence[int], reply: Sequence[int]) -> list[float]:
+    """Of the likeliest token in the place of each token of the reply."""
+    highest: list[float] = _scores(model, [*prompt, *reply], 1.0).max(-1).values[len(prompt) - 1 : -1].tolist()
+    return highest
+
+
+def _scores(model: PreTrainedModel, token_ids: Sequence[int], temperature: float) -> torch.Tensor:
+    with torch.no_grad():
+        logits = model(torch.tensor([token_ids])).logits[0].float() / temperature
+    return logits.log_softmax(-1)
+
+
+def _shapes(model: PreTrainedModel) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def save_adapter(model: Path, folder: Path, *, seed: int = 0) -> Path:
+    """A LoRA adapter of the model in that folder, as PEFT writes it, that changes what the model says."""
+    from peft import LoraConfig
+
+    adapted = load(model)
+    torch.manual_seed(seed)
+    adapted.add_adapter(LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, std=0.5)
+    with muted_libraries():
+        adapted.save_pretrained(folder)
+    return folder
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, whichever route it took."""
+
+    model: str
+    prompt: tuple[int, ...]
+    temperature: float
+    max_tokens: int
+    stop_ids: frozenset[int]
+
+
+@dataclass
+class Sampled:
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    finish_reason: str = "length"
+
+    def spans(self) -> list[dict[str, Any]]:
+        spans: list[dict[str, Any]] = []
+        for label, places in itertools.groupby(range(len(self.labels)), key=self.labels.__getitem__):
+            run = list(places)
+            spans.append({"version": label, "start": run[0], "end": run[-1] + 1})
+        return spans
+
+
+class EngineModels:
+    """The weights of an engine: a model, its adapters, and what the model's weights are called."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self.folder = folder
+        self.tied_head_stays_old = False
+        """A reload leaves the output layer of tied weights as it was, and says nothing."""
+        self.raw_log_probs = False
+        """Log-probs are those of temperature 1, whatever tokens were sampled at."""
+        self.pace_s = 0.0
+        """Seconds between the pieces of a reply."""
+        self.restart()
+        self._seeds = itertools.count()
+        self.going = asyncio.Event()
+        self.going.set()
+        self.aborts = 0
+        self.running = 0
+
+    def restart(self) -> None:
+        """Begin again as at the first start: the first weights, no adapters, no version."""
+        self.model, self.label = load(self.folder), UNLABELLED
+        self.dead = False
+        """A reload that fails has thrown the old weights away; the next request ends the engine."""
+        self.adapters: dict[str, PreTrainedModel] = {}
+        self.paths: dict[str, str] = {}
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.model.config.vocab_size)
+
+    def reload(self, folder: str) -> None:
+        old, self.dead = self.model, True
+        new = load(folder)
+        if _shapes(new) != _shapes(old):
+            raise ValueError("the shapes of the weights are other ones")
+        self.dead = False
+        if self.tied_head_stays_old and new.config.tie_word_embeddings:
+            new.lm_head.weight = nn.Parameter(old.get_output_embeddings().weight.detach().clone())
+        self.model = new
+
+    def load_adapter(self, name: str, path: str) -> None:
+        model = load(self.folder)
+        with muted_libraries():
+            model.load_adapter(path)
+        model.enable_adapters()
+        self.adapters[name], self.paths[name] = model.eval(), path
+
+    def serving(self, name: str) -> PreTrainedModel:
+        return self.model if name == self.name else self.adapters[name]
+
+    async def sample(self, asked: Asked, traps: Traps) -> Sampled:
+        sampled = Sampled()
+        limit = asked.max_tokens // 2 if traps.sprung(Trap.MAX_TOKENS_CUT) else asked.max_tokens
+        limit += traps.sprung(Trap.TOO_MANY_TOKENS)
+        over_stop = traps.sprung(Trap.OVER_STOP)
+        stop_ids = frozenset() if over_stop else asked.stop_ids
+        aborts, adapter = self.aborts, self.adapters.get(asked.model)
+        model: PreTrainedModel | None = None
+        self.running += 1
+        try:
+            while len(sampled.token_ids) < limit:
+                await asyncio.sleep(self.pace_s)
+                await self.going.wait()
+                if self.aborts > aborts:
+                    sampled.finish_reason = "abort"
+                    break
+                serving = adapter or self.model
+                if serving is not model:
+                    model = serving
+                    generator = LocalGenerator(model, stop_ids=stop_ids)
+                    generator.begin(seed=next(self._seeds), temperature=asked.temperature)
+                prompt = [*asked.prompt, *sampled.token_ids]
+                piece = GenerationRequest(0, prompt, min(_PIECE, limit - len(sampled.token_ids)))
+                (part,) = generator.generate([piece])
+                log_probs: Sequence[float] = part.log_probs
+                if self.raw_log_probs:
+                    log_probs = plain_log_probs(model, prompt, part.token_ids)
+                sampled.token_ids += part.token_ids
+                sampled.log_probs += log_probs
+                sampled.labels += [self.label] * len(part.token_ids)
+                if part.token_ids[-1] in stop_ids:
+                    sampled.finish_reason = "stop"
+                    break
+        finally:
+            self.running -= 1
+        if over_stop and not any(token in asked.stop_ids for token in sampled.token_ids[:-1]):
+            sampled.token_ids[0] = min(asked.stop_ids)
+        return sampled
+
+    def prompt_log_probs(self, asked: Asked) -> list[dict[str, Any] | None]:
+        """Of each token of the prompt but the first, as `prompt_logprobs` gives them."""
+        given = plain_log_probs(self.serving(asked.model), asked.prompt[:1], asked.prompt[1:])
+        pairs = zip(asked.prompt[1:], given, strict=True)
+        return [None, *({str(token): {"logprob": value, "rank": 1, "decoded_token": None}} for token, value in pairs)]
