@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 
 
 class LateCommand(TyperCommand):
-    """A command of `buffer_commands`, which is imported when one is called: the program's --help needs only `help`."""
+    """A command of another module, which is imported when one is called: the program's --help needs only `help`."""
 
     def loaded(self) -> Any:
+        if self.name == "engine":
+            from agentloop.cli.engine_command import app as engine
+
+            return typer.main.get_command(engine)
         from agentloop.cli.buffer_commands import app as late
 
         command: Any = typer.main.get_command(late)
@@ -43,6 +47,7 @@ class _Program(TyperGroup):
 
 
 _LATE = {
+    "engine": "Serve a run's policy with vLLM on this machine: started, watched, started again, and always proved.",
     "inspect": "Show a buffer and its runs in a browser, live: read-only, on this machine, without a model.",
     "report": "Write a run's page as one file to send to somebody: all curves, nothing runs in it, nothing is fetched.",
     "context": "Look at chat templates and conversations, token by token.",

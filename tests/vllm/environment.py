@@ -55,9 +55,7 @@ def main() -> int:
         print(f"vllm: {EXECUTABLE.relative_to(ROOT)} is there; nothing was installed")
         return 0
     if sys.version_info[:2] != _PYTHON:
-        print(
-            "vllm: PYTHON must be Python 3.11, the only one that torch's wheel here is for. Set PYTHON=python3.11"
-        )
+        print("vllm: PYTHON must be Python 3.11, the only one that torch's wheel here is for. Set PYTHON=python3.11")
         return 1
     try:
         install()

@@ -65,25 +65,36 @@ class PublishedEngine(ProbedEngine, Protocol):
 def publish(engine: PublishedEngine, folder: Path, *, tolerance: float | None = None) -> Proof:
     """Bring the policy in `folder` into the engine and prove it. Raises UserError where it can't be proved.
 
-    What the engine has under the policy's name already is not sent again: the proof says whether it is right.
+    What the engine has under the policy's name already, and proves, is not sent again.
     """
     policy = read_published(folder)
+    names = engine.adapters() if policy.kind == "lora" else [engine.label()]
+    if policy.label in names:
+        try:
+            return prove(engine, policy, tolerance=tolerance)
+        except ProofFailed:
+            # Its name is all that it has of the policy.
+            _disown(engine, policy)
     if policy.kind == "lora":
-        if policy.label not in engine.adapters():
-            engine.load_adapter(policy.label, folder)
-    elif engine.label() != policy.label:
+        engine.load_adapter(policy.label, folder)
+    else:
         engine.reload(folder, policy.label)
     try:
         proof = prove(engine, policy, tolerance=tolerance)
     except ProofFailed:
-        if policy.kind == "lora":
-            engine.unload_adapter(policy.label)
-        else:
-            engine.name_weights(f"{UNPROVED} {policy.label}")
+        _disown(engine, policy)
         raise
     if policy.kind == "lora":
         _unload_older(engine, policy)
     return proof
+
+
+def _disown(engine: PublishedEngine, policy: PublishedPolicy) -> None:
+    """Nothing sampled from now on bears the name of a policy that it is not."""
+    if policy.kind == "lora":
+        engine.unload_adapter(policy.label)
+    else:
+        engine.name_weights(f"{UNPROVED} {policy.label}")
 
 
 def _unload_older(engine: PublishedEngine, policy: PublishedPolicy) -> None:

@@ -1,0 +1,116 @@
+"""What a real vLLM gets wrong without a word is found by the proof, and an engine that died comes back proved."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agentloop.generation.publishing.engine_control import EngineControl
+from agentloop.generation.publishing.proof import ProofFailed, prove, publish
+from tests.fakes.published_policies import published, step, tiny_learner
+from tests.fakes.runs import ROOT
+from tests.vllm.environment import EXECUTABLE, missing
+from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, free_port, real_engine
+
+pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+
+
+def test_a_tied_head_that_stays_old_is_refused(tmp_path: Path) -> None:
+    learner = tiny_learner(tmp_path / "model")
+    with real_engine(tmp_path / "model", tmp_path) as engine:
+        step(learner, seed=1)
+        published(tmp_path / "000001", learner, version=1)
+        with pytest.raises(
+            ProofFailed, match=r"published tiny@1, must sample .* a head tied to the embeddings"
+        ) as said:
+            publish(engine, tmp_path / "000001")
+        print(said.value)
+        assert engine.label() == "unproved tiny@1"
+
+
+def test_log_probs_from_before_the_temperature_are_refused(tmp_path: Path) -> None:
+    learner = tiny_learner(tmp_path / "model")
+    published(tmp_path / "000000", learner)
+    with real_engine(tmp_path / "000000", tmp_path, "--logprobs-mode", "raw_logprobs") as engine:
+        with pytest.raises(ProofFailed, match="start it with --logprobs-mode processed_logprobs") as said:
+            publish(engine, tmp_path / "000000")
+        print(said.value)
+        published(tmp_path / "one", learner, run="one", temperature=1.0)
+        assert publish(engine, tmp_path / "one").worst < 1e-4
+
+
+def test_an_engine_that_died_serves_nothing_until_it_is_proved_again(tmp_path: Path) -> None:
+    """Through the front door: killed twice, it comes back once with its first weights, once with the newest."""
+    learner = tiny_learner(tmp_path / "model")
+    published(tmp_path / "000000", learner)
+    step(learner, seed=1)
+    policy = published(tmp_path / "new", learner, version=1)
+    run = tmp_path / "run"
+    run.mkdir()
+    with engine_command(tmp_path / "000000", run) as (control, lines):
+        until(control.healthy)
+        publish(control, tmp_path / "new")
+        kill_worker()
+        until(lambda: lines().count("answers at") == 2)
+        with pytest.raises(ProofFailed, match="must call its weights so, got 'default'"):
+            prove(control, policy)
+        control.name_weights(policy.label)
+        with pytest.raises(ProofFailed, match="must sample with the learner's log-probs"):
+            prove(control, policy)
+        (run / "policies").mkdir()
+        (tmp_path / "new").rename(run / "policies" / "000001")
+        until(lambda: "serves policy 000001" in lines())
+        prove(control, policy)
+        kill_worker()
+        until(lambda: lines().count("serves policy 000001") == 2)
+        assert prove(control, policy).worst < 1e-4
+        print(lines())
+    assert KEY not in lines() + (run / next(run.glob("engine-*.log")).name).read_text(errors="replace")
+
+
+@contextmanager
+def engine_command(model: Path, run: Path) -> Iterator[tuple[EngineControl, Callable[[], str]]]:
+    """`agentloop engine` as people type it; what it has said so far comes of the second."""
+    port = free_port()
+    words = ["engine", str(model), "--run", str(run), "--vllm", str(EXECUTABLE), "--port", str(port)]
+    words += ["--dtype", "float32", "--max-model-len", "2048", "--", *SMALL]
+    output = run / "output.txt"
+    environment = {**os.environ, **SMALL_MACHINE, "AGENTLOOP_ENGINE_KEY": KEY}
+    with output.open("wb") as file:
+        command = ["nice", "-n", "10", sys.executable, "-m", "agentloop", *words]
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
+    try:
+        with EngineControl(f"http://127.0.0.1:{port}", model="policy", key=KEY) as control:
+            yield control, output.read_text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, output.read_text()
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def kill_worker() -> None:
+    """The process that has the weights, among those started from `.vllm`."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            title, executable = (folder / "cmdline").read_text(), (folder / "exe").resolve()
+        except OSError:
+            continue
+        if title.startswith("VLLM::Worker") and executable == EXECUTABLE.with_name("python").resolve():
+            os.kill(int(folder.name), signal.SIGKILL)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + START_S
+    while not holds():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.5)
