@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,16 @@ from agentloop.generation.publishing.published_policy import RECORD, Probe, Publ
 from agentloop.models.loading import LoadedModel, has_adapters
 from agentloop.runs.checkpoint import write_directory
 
-_TEXT = "2 + 2 = 4, isn't it?\n\tNaïve “quotes”, 東京, 🙂 and  two spaces."
-_PROMPTS, _SHORTEST, _LONGEST = 8, 4, 32
+_TEXTS = (
+    "The capital of France is",
+    "2 + 2 = 4, and 17 * 23 =",
+    "def fibonacci(n: int) -> int:\n    if n < 2:\n        return",
+    '{"name": "search", "arguments": {"query": "weather in',
+    "Naïve “quotes”, 東京, 🙂 and  two spaces:",
+    "Question: which of the two is heavier?\nAnswer:",
+    "<b>Once</b> upon a time there was a",
+    "1. Open the file.\n2. Read a line.\n3.",
+)
 _LIKELIEST = 40
 """More than an engine gives, so that what it gives is among them."""
 _INDEX = "model.safetensors.index.json"
@@ -63,12 +70,13 @@ def write_published(
 
 
 def make_probe(loaded: LoadedModel, *, temperature: float) -> Probe:
-    """The learner's log-probs of the likeliest tokens after prompts that are the same for every policy of a model."""
+    """The learner's log-probs of the likeliest tokens after a few texts.
+
+    They are texts, not ids by chance: tokens that no text holds have embeddings that amplify any rounding.
+    """
     model: Any = loaded.model
-    chance = random.Random(0)
-    vocabulary = min(len(loaded.tokenizer), int(model.config.get_text_config().vocab_size))
-    lengths = [chance.randint(_SHORTEST, _LONGEST) for _ in range(_PROMPTS)]
-    prompts = [tuple(chance.randrange(vocabulary) for _ in range(length)) for length in lengths]
+    text = "\n".join(_TEXTS)
+    prompts, text_ids = [_encoded(loaded, part) for part in _TEXTS], _encoded(loaded, text)
     next_ids, next_log_probs = [], []
     for prompt in prompts:
         with torch.no_grad():
@@ -76,15 +84,18 @@ def make_probe(loaded: LoadedModel, *, temperature: float) -> Probe:
         likeliest = torch.log_softmax(logits / temperature, dim=-1).topk(min(_LIKELIEST, len(logits)))
         next_ids.append(tuple(likeliest.indices.tolist()))
         next_log_probs.append(tuple(likeliest.values.tolist()))
-    text_ids: list[int] = loaded.tokenizer.encode(_TEXT, add_special_tokens=False)
     return Probe(
         temperature=temperature,
         prompts=tuple(prompts),
         next_ids=tuple(next_ids),
         next_log_probs=tuple(next_log_probs),
-        text=_TEXT,
-        text_ids=tuple(text_ids),
+        text=text,
+        text_ids=text_ids,
     )
+
+
+def _encoded(loaded: LoadedModel, text: str) -> tuple[int, ...]:
+    return tuple(loaded.tokenizer.encode(text, add_special_tokens=False))
 
 
 def untie(folder: Path, model: Any) -> None:
