@@ -20,8 +20,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(
-    epilog="Example: agentloop engine Qwen/Qwen3-8B --run runs/search-001, and what is after -- goes to vllm serve: "
-    "agentloop engine MODEL -- --tensor-parallel-size 2",
+    epilog="A key is read from AGENTLOOP_ENGINE_KEY. "
+    "Example: agentloop engine Qwen/Qwen3-8B --run runs/search-001 -- --tensor-parallel-size 2",
 )
 def engine(
     model: Annotated[
@@ -50,10 +50,7 @@ def engine(
     ] = 0,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that it may take to answer at first.")] = 1800.0,
 ) -> None:
-    """Serve a run's policy with vLLM on this machine: started, watched, started again, and always proved.
-
-    The key, if there has to be one, is read from AGENTLOOP_ENGINE_KEY. vLLM has an environment of its own.
-    """
+    """Serve a run's policy with vLLM on this machine: started, watched, started again, and always proved."""
     key = os.environ.get(KEY_VARIABLE) or None
     stop = _StopSignal()
     policies = None if run is None else _policies_of(run)

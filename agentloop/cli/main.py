@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -222,12 +223,18 @@ def config(file: ConfigFile, overrides: Overrides = None, as_json: AsJson = Fals
 @app.command(epilog="Example: agentloop doctor --json")
 def doctor(
     folder: Annotated[Path, typer.Option(help="Where runs are to be written.")] = Path("runs"),
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Also check the vLLM server there, whose key is in AGENTLOOP_ENGINE_KEY."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine: versions, shadowed modules, GPU, disk. Exit code 1 if something can't work."""
-    from agentloop.cli.doctor import checks
+    from agentloop.cli.doctor import check_engine, checks
 
     found = checks(folder)
+    if engine is not None:
+        found.append(check_engine(engine, os.environ.get("AGENTLOOP_ENGINE_KEY")))
     if as_json:
         print(json.dumps([vars(check) for check in found]))
     else:

@@ -116,20 +116,20 @@ class EngineWatch:
 
     def _stay(self, process: EngineProcess) -> bool:
         """Until it is gone. True: policies could be published meanwhile."""
-        served, heard_at = False, time.monotonic()
+        served, answered_at = False, time.monotonic()
         while not self._stopped():
             if process.exit_code is not None:
                 self._say(f"has ended with exit code {process.exit_code}: {process.last_error()}")
                 return served
             if self._control.healthy():
-                heard_at = time.monotonic()
+                answered_at = time.monotonic()
                 try:
                     self._policies.look()
                     served = True
                 except EngineRefused as error:
                     self._say(f"{error} It is started anew.")
                     return served
-            elif time.monotonic() - heard_at > self._silent_s:
+            elif time.monotonic() - answered_at > self._silent_s:
                 self._say(f"has said nothing for {self._silent_s:g} s; it is started anew")
                 return served
             time.sleep(LOOK_AGAIN_S)

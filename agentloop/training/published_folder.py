@@ -101,7 +101,7 @@ def _encoded(loaded: LoadedModel, text: str) -> tuple[int, ...]:
 def untie(folder: Path, model: Any) -> None:
     """Where the head is tied to the embeddings, the folder gets one of its own.
 
-    An engine on a CPU packs a tied head when it starts, and no reload reaches it.
+    An engine on a CPU packs a tied head when it starts, and a folder without a head leaves it as it was.
     """
     head = model.get_output_embeddings()
     if head.weight is not model.get_input_embeddings().weight:

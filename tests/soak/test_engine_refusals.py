@@ -15,7 +15,10 @@ import pytest
 
 from agentloop.generation.publishing.engine_control import EngineControl
 from agentloop.generation.publishing.proof import ProofFailed, prove, publish
-from tests.fakes.published_policies import published, step, tiny_learner
+from agentloop.generation.publishing.published_policy import RECORD, PublishedPolicy, folder_hash
+from agentloop.models.loading import LoadedModel
+from agentloop.runs.checkpoint import write_directory
+from tests.fakes.published_policies import published, save, step, tiny_learner
 from tests.fakes.runs import ROOT
 from tests.vllm.environment import EXECUTABLE, missing
 from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, free_port, real_engine
@@ -27,11 +30,24 @@ def test_a_tied_head_that_stays_old_is_refused(tmp_path: Path) -> None:
     learner = tiny_learner(tmp_path / "model")
     with real_engine(tmp_path / "model", tmp_path) as engine:
         step(learner, seed=1)
-        published(tmp_path / "000001", learner, version=1)
-        with pytest.raises(ProofFailed, match=r"published tiny@1, must sample .* a head tied") as said:
+        tied(tmp_path / "000001", learner, published(tmp_path / "own", learner, version=1))
+        with pytest.raises(ProofFailed, match=r"published tiny@1, must sample .* of a head tied") as said:
             publish(engine, tmp_path / "000001")
         print(said.value)
         assert engine.label() == "unproved tiny@1"
+        published(tmp_path / "000002", learner, version=2)
+        print(publish(engine, tmp_path / "000002"))
+
+
+def tied(target: Path, learner: LoadedModel, policy: PublishedPolicy) -> None:
+    """The policy as others write it: without a head, which is the embeddings."""
+
+    def fill(folder: Path) -> None:
+        save(learner)(folder)
+        record = policy.model_copy(update={"sha256": folder_hash(folder)})
+        (folder / RECORD).write_text(record.model_dump_json())
+
+    write_directory(target, fill)
 
 
 def test_log_probs_from_before_the_temperature_are_refused(tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ def prove(engine: ProbedEngine, policy: PublishedPolicy, *, tolerance: float | N
         what = (
             "They are log-probs from before the temperature: start it with --logprobs-mode processed_logprobs."
             if before_temperature <= limit and probe.temperature != 1
-            else "It may have kept old weights (on a CPU, a head tied to the embeddings stays as it was: start it from "
-            "a published folder, whose head is its own), or have been started from another model."
+            else "It may have kept old weights (a CPU does, of a head tied to the embeddings, when the folder has "
+            "none), or have been started from another model. Start it anew from a published folder."
         )
         raise ProofFailed(
             f"{_subject(engine, policy)} must sample with the learner's log-probs (within {limit} nats at temperature "

@@ -52,7 +52,7 @@ def test_head_that_stays_old_is_refused(tmp_path: Path, learner: LoadedModel) ->
     engine.head_stays_old = True
     step(learner, seed=1)
     published(tmp_path / "000001", learner, version=1)
-    expected = r"^the engine at http://fake, published tiny@1, must sample .* got a difference of \d.* a head tied"
+    expected = r"^the engine at http://fake, published tiny@1, must sample .* got a difference of \d.* of a head tied"
     with pytest.raises(ProofFailed, match=expected):
         publish(engine, tmp_path / "000001")
     assert engine.label() == "unproved tiny@1"
@@ -80,7 +80,7 @@ def test_another_model_of_the_same_shape_is_refused(tmp_path: Path, learner: Loa
     policy = published(tmp_path / "000001", other, run="other", version=1)
     engine = LearnerEngine(tmp_path / "000000")
     engine.name_weights("other@1")
-    with pytest.raises(ProofFailed, match="started from another model"):
+    with pytest.raises(ProofFailed, match="been started from another model"):
         prove(engine, policy)
 
 
