@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from agentloop.errors import UserError
-from agentloop.generation.publishing.engine_control import EngineControl, EngineRefused
+from agentloop.generation.publishing.engine_control import EngineRefused
 from agentloop.generation.publishing.proof import PublishedEngine, publish
 from agentloop.generation.publishing.published_policy import newest_published
 from agentloop.serving.engine_process import EngineProcess
@@ -53,12 +54,19 @@ class PolicyWatch:
         self._done = newest
 
 
+class WatchedEngine(Protocol):
+    @property
+    def url(self) -> str: ...
+
+    def healthy(self) -> bool: ...
+
+
 class EngineWatch:
     """Starts an engine, or attaches to one, and stays with it until `stopped`."""
 
     def __init__(
         self,
-        control: EngineControl,
+        control: WatchedEngine,
         policies: PolicyWatch,
         *,
         say: Callable[[str], None],

@@ -26,6 +26,7 @@ class LearnerEngine:
         self.head_stays_old = False
         self.before_temperature = False
         self.has_tokenizer = True
+        self.is_healthy = True
         self.calls: list[str] = []
         self.restart()
 
@@ -36,7 +37,7 @@ class LearnerEngine:
         self._adapters: dict[str, Any] = {}
 
     def healthy(self) -> bool:
-        return True
+        return self.is_healthy
 
     def label(self) -> str:
         return self._label

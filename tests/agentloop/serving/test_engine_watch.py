@@ -117,3 +117,23 @@ def test_taken_port_is_refused(tmp_path: Path) -> None:
     finally:
         process.end()
     assert process.exit_code is not None
+
+
+def test_attached_engine_is_proved_again_when_it_is_back(tmp_path: Path) -> None:
+    published(tmp_path / "000000", tiny_learner(tmp_path / "model"))
+    engine, said = LearnerEngine(tmp_path / "000000"), list[str]()
+    stop = threading.Event()
+    watch = EngineWatch(engine, PolicyWatch(engine, tmp_path, said.append), say=said.append, stopped=stop.is_set)
+    thread = threading.Thread(target=watch.attach)
+    thread.start()
+    try:
+        until(lambda: any("serves policy 000000" in line for line in said))
+        engine.is_healthy = False
+        until(lambda: any("is gone from" in line for line in said))
+        engine.restart()
+        engine.is_healthy = True
+        until(lambda: sum("serves policy 000000" in line for line in said) == 2)
+    finally:
+        stop.set()
+        thread.join(LIMIT_S)
+    assert engine.calls == ["reload tiny@0", "reload tiny@0"]
