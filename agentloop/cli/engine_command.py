@@ -13,7 +13,7 @@ import typer
 
 from agentloop.errors import UserError
 from agentloop.generation.publishing.engine_control import EngineControl
-from agentloop.serving.engine_watch import EngineWatch, PolicyWatch
+from agentloop.serving.engine_watch import SILENT_S, EngineWatch, PolicyWatch
 from agentloop.serving.vllm_command import KEY_VARIABLE, ServeOptions, find_vllm, serve_command, serve_environment
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -49,6 +49,9 @@ def engine(
         int, typer.Option(min=0, help="The run's lora.rank, when it trains adapters; 0: whole models are published.")
     ] = 0,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that it may take to answer at first.")] = 1800.0,
+    silence: Annotated[
+        float, typer.Option(min=1, help="Seconds without an answer, as while it reads weights, before a new start.")
+    ] = SILENT_S,
 ) -> None:
     """Serve a run's policy with vLLM on this machine: started, watched, started again, and always proved."""
     key = os.environ.get(KEY_VARIABLE) or None
@@ -61,7 +64,9 @@ def engine(
         )
     options = ServeOptions(model or "", name, port, dtype, max_model_len, lora_rank, tuple(further or ()))
     with EngineControl(attach or options.url, model=name, key=key) as control:
-        watch = EngineWatch(control, PolicyWatch(control, policies, _say), say=_say, stopped=stop.is_set)
+        watch = EngineWatch(
+            control, PolicyWatch(control, policies, _say), say=_say, stopped=stop.is_set, silent_s=silence
+        )
         if attach is not None:
             watch.attach()
         else:

@@ -14,8 +14,10 @@ from agentloop.generation.publishing.published_policy import newest_published
 from agentloop.serving.engine_process import EngineProcess
 
 LOOK_AGAIN_S = 1.0
-_SILENT_S = 60.0
-"""An engine that does not answer for so long is ended: its processes may stand still without being dead."""
+SILENT_S = 300.0
+"""An engine that does not answer for so long is ended: its processes may stand still without being dead. While it
+reads weights it says nothing either.
+"""
 _MOST_STARTS = 5
 """Starts in a row that served nothing."""
 _REST_S = 2.0
@@ -71,7 +73,7 @@ class EngineWatch:
         *,
         say: Callable[[str], None],
         stopped: Callable[[], bool],
-        silent_s: float = _SILENT_S,
+        silent_s: float = SILENT_S,
     ) -> None:
         self._control = control
         self._policies = policies

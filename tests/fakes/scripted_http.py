@@ -16,6 +16,8 @@ class ScriptedServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Answers)
         self.answers: dict[str, tuple[int, Any]] = {}
+        self.silent: set[str] = set()
+        """Paths that are never answered."""
         self.asked: list[tuple[str, Any]] = []
         """Paths with their queries, and bodies."""
         self.keys: set[str | None] = set()
@@ -41,6 +43,10 @@ class _Answers(BaseHTTPRequestHandler):
     def _answer(self, body: Any) -> None:
         self.server.asked.append((self.path, body))
         self.server.keys.add(self.headers.get("Authorization"))
+        if self.path in self.server.silent:
+            # Until the one who asks has gone.
+            self.rfile.read(1)
+            return
         status, value = self.server.answers.get(self.path.partition("?")[0], (404, {"error": "Not Found"}))
         content = json.dumps(value).encode()
         self.send_response(status)

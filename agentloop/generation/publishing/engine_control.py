@@ -81,11 +81,16 @@ class EngineControl:
         self._client.close()
 
     def healthy(self) -> bool:
-        """True: it answers that its engine is alive."""
+        """True: it says that its engine is alive, and its engine says so itself.
+
+        The server says it of an engine that stands still too; whether it is paused, only the engine knows.
+        """
         try:
-            return bool(self._client.get("/health", timeout=_HEALTH_S).status_code == 200)
+            alive = self._client.get("/health", timeout=_HEALTH_S).status_code == 200
+            self._client.get("/is_paused", timeout=_HEALTH_S)
         except httpx2.HTTPError:
             return False
+        return alive
 
     def label(self) -> str:
         """What the server calls its weights: "default" until somebody named them."""

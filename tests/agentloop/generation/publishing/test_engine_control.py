@@ -108,3 +108,9 @@ def test_health_is_whether_it_answers_so(server: ScriptedServer, control: Engine
     assert control.healthy()
     with EngineControl("http://127.0.0.1:9", model="tiny") as nobody:
         assert not nobody.healthy()
+
+
+def test_engine_that_stands_still_is_not_healthy(server: ScriptedServer, control: EngineControl) -> None:
+    server.answers["/health"] = (200, None)
+    server.silent.add("/is_paused")
+    assert not control.healthy()
