@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class LearnerEngine:
         self.before_temperature = False
         self.has_tokenizer = True
         self.is_healthy = True
+        self.gives_nan = False
         self.calls: list[str] = []
         self.restart()
 
@@ -83,6 +85,8 @@ class LearnerEngine:
         log_probs = torch.log_softmax(logits if self.before_temperature else logits / temperature, dim=-1)
         likeliest = log_probs.topk(LIKELIEST)
         found = dict(zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True))
+        if self.gives_nan:
+            found[next(iter(found))] = math.nan
         return NextTokens(found, model, self._label)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.generation.publishing.engine_control import EngineControl
+from agentloop.generation.publishing.engine_control import EngineControl, EngineRefused
 from agentloop.generation.publishing.proof import ProofFailed, prove, publish
 from agentloop.generation.publishing.published_policy import RECORD, PublishedPolicy, folder_hash
 from agentloop.models.loading import LoadedModel
@@ -73,7 +73,7 @@ def test_an_engine_that_died_serves_nothing_until_it_is_proved_again(tmp_path: P
     with engine_command(tmp_path / "000000", run, port) as (control, lines):
         until(control.healthy)
         publish(control, tmp_path / "new")
-        kill_worker(port)
+        signal_worker(port, signal.SIGKILL)
         until(lambda: lines().count("answers at") == 2)
         with pytest.raises(ProofFailed, match="must call its weights so, got 'default'"):
             prove(control, policy)
@@ -84,18 +84,35 @@ def test_an_engine_that_died_serves_nothing_until_it_is_proved_again(tmp_path: P
         (tmp_path / "new").rename(run / "policies" / "000001")
         until(lambda: "serves policy 000001" in lines())
         prove(control, policy)
-        kill_worker(port)
+        signal_worker(port, signal.SIGKILL)
         until(lambda: lines().count("serves policy 000001") == 2)
         assert prove(control, policy).worst < 1e-4
         print(lines())
     assert KEY not in lines() + (run / next(run.glob("engine-*.log")).name).read_text(errors="replace")
 
 
+def test_an_engine_that_stands_still_is_started_anew(tmp_path: Path) -> None:
+    """Its server goes on answering: a worker that is stopped is noticed by what it was asked in vain."""
+    run, port = tmp_path / "run", free_port()
+    published(run / "policies" / "000000", tiny_learner(tmp_path / "model"))
+    with engine_command(run / "policies" / "000000", run, port, "--silence", "15") as (control, lines):
+        until(lambda: "serves policy 000000" in lines())
+        signal_worker(port, signal.SIGSTOP)
+        with (
+            EngineControl(control.url, model="policy", key=KEY, timeout_s=2) as impatient,
+            pytest.raises(EngineRefused, match="must answer /inference/v1/generate, got ReadTimeout"),
+        ):
+            impatient.next_tokens([5, 6], temperature=1.0, model="policy")
+        until(lambda: lines().count("serves policy 000000") == 2)
+        print(lines())
+        assert "has said nothing for 15 s; it is started anew" in lines()
+
+
 @contextmanager
-def engine_command(model: Path, run: Path, port: int) -> Iterator[tuple[EngineControl, Callable[[], str]]]:
+def engine_command(model: Path, run: Path, port: int, *more: str) -> Iterator[tuple[EngineControl, Callable[[], str]]]:
     """`agentloop engine` as people type it; what it has said so far comes of the second."""
     words = ["engine", str(model), "--run", str(run), "--vllm", str(EXECUTABLE), "--port", str(port)]
-    words += ["--dtype", "float32", "--max-model-len", "2048", "--", *SMALL]
+    words += ["--dtype", "float32", "--max-model-len", "2048", *more, "--", *SMALL]
     output = run / "output.txt"
     environment = {**os.environ, **SMALL_MACHINE, "AGENTLOOP_ENGINE_KEY": KEY}
     with output.open("wb") as file:
@@ -112,17 +129,17 @@ def engine_command(model: Path, run: Path, port: int) -> Iterator[tuple[EngineCo
             process.wait(60)
 
 
-def kill_worker(port: int) -> None:
-    """The process that has the weights, of the server that listens on `port`."""
-    killed = 0
+def signal_worker(port: int, number: signal.Signals) -> None:
+    """To the process that has the weights, of the server that listens on `port`."""
+    sent = 0
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if (folder / "cmdline").read_text().startswith("VLLM::Worker"):
                 leader = Path("/proc") / str(os.getsid(int(folder.name))) / "cmdline"
                 if f"--port\0{port}\0" in leader.read_text():
-                    os.kill(int(folder.name), signal.SIGKILL)
-                    killed += 1
-    assert killed == 1
+                    os.kill(int(folder.name), number)
+                    sent += 1
+    assert sent == 1
 
 
 def until(holds: Callable[[], bool]) -> None:

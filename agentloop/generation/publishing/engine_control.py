@@ -162,7 +162,7 @@ class EngineControl:
             (token,) = choice["logprobs"]["content"]
             (span,) = choice["weight_versions"]
             log_probs = {int(entry["token_id"]): float(entry["logprob"]) for entry in token["top_logprobs"]}
-            return NextTokens(log_probs, answer["model"], str(span["version"]))
+            return _some(NextTokens(log_probs, answer["model"], str(span["version"])))
 
     def _completed(self, prompt_ids: Sequence[int], temperature: float, model: str) -> NextTokens:
         body = {
@@ -179,7 +179,7 @@ class EngineControl:
             (choice,) = answer["choices"]
             (token,) = choice["logprobs"]["top_logprobs"]
             log_probs = {int(name.removeprefix(_TOKEN_ID)): float(value) for name, value in token.items()}
-            return NextTokens(log_probs, answer["model"], None)
+            return _some(NextTokens(log_probs, answer["model"], None))
 
     def _asked(self, method: str, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> Any:
         """The answer's JSON, None where it is not JSON. Raises EngineRefused."""
@@ -201,6 +201,12 @@ _WHOLE: dict[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
 """The whole distribution is sampled from, whatever the model's generation_config.json says."""
 _DEVELOPER = " Start it with VLLM_SERVER_DEV_MODE=1."
 _ADAPTERS = " Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
+
+
+def _some(found: NextTokens) -> NextTokens:
+    if not found.log_probs:
+        raise ValueError("no log-probs")
+    return found
 
 
 def _advice(status: int, path: str) -> str:

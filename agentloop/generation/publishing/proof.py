@@ -6,6 +6,7 @@ have been started again with the weights it began with. Its own word is no evide
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +128,7 @@ def prove(engine: ProbedEngine, policy: PublishedPolicy, *, tolerance: float | N
     if not worst <= limit:
         what = (
             "They are log-probs from before the temperature: start it with --logprobs-mode processed_logprobs."
-            if before_temperature <= limit and probe.temperature != 1
+            if before_temperature <= limit and math.isfinite(worst) and probe.temperature != 1
             else "It may have kept old weights (a CPU does, of a head tied to the embeddings, when the folder has "
             "none), or have been started from another model. Start it anew from a published folder."
         )
@@ -172,15 +173,19 @@ def _asked(engine: ProbedEngine, policy: PublishedPolicy, prompt: Sequence[int],
 
 
 def _differences(learner: dict[int, float], found: NextTokens) -> list[float]:
-    """Nats apart, of each token that the engine gave. One beyond the learner's list is at most its last one."""
+    """Nats apart, of each token that the engine gave. One beyond the learner's list is at most its last one.
+
+    What is no number is infinitely far apart.
+    """
     least = min(learner.values())
-    return [
+    apart = [
         abs(value - learner[token]) if token in learner else max(value - least, 0.0)
         for token, value in found.log_probs.items()
     ]
+    return apart if all(map(math.isfinite, found.log_probs.values())) else [math.inf]
 
 
 def _unscaled_difference(learner: dict[int, float], found: NextTokens, probe: Probe) -> float:
     """How far the engine's log-probs are from the learner's at temperature 1, up to their common constant."""
     apart = [value - probe.temperature * learner[token] for token, value in found.log_probs.items() if token in learner]
-    return max(apart) - min(apart) if apart else float("inf")
+    return max(apart) - min(apart) if apart else math.inf

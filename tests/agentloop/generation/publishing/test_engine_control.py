@@ -95,6 +95,14 @@ def test_answer_of_another_form_is_refused(server: ScriptedServer, control: Engi
         control.next_tokens([3], temperature=1.0, model="tiny")
 
 
+def test_answer_without_log_probs_is_refused(server: ScriptedServer, control: EngineControl) -> None:
+    server.answers["/inference/v1/generate"] = (403, None)
+    choice = {"logprobs": {"top_logprobs": [{}]}}
+    server.answers["/v1/completions"] = (200, {"model": "tiny", "choices": [choice]})
+    with pytest.raises(EngineRefused, match="got ValueError: no log-probs in its answer"):
+        control.next_tokens([3], temperature=1.0, model="tiny")
+
+
 def test_tokenizer_that_is_not_there_is_none(server: ScriptedServer, control: EngineControl) -> None:
     assert control.tokenize("text") is None
     server.answers["/tokenize"] = (200, {"tokens": [1, 2]})

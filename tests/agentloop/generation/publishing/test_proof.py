@@ -67,6 +67,13 @@ def test_log_probs_from_before_the_temperature_are_refused_by_their_name(tmp_pat
     assert publish(engine, tmp_path / "one").worst < 1e-5
 
 
+def test_what_is_no_number_is_refused(tmp_path: Path, learner: LoadedModel) -> None:
+    engine = LearnerEngine(tmp_path / "000000")
+    engine.gives_nan = True
+    with pytest.raises(ProofFailed, match="got a difference of inf"):
+        publish(engine, tmp_path / "000000")
+
+
 def test_restarted_engine_is_refused_by_its_label(tmp_path: Path, learner: LoadedModel) -> None:
     engine = LearnerEngine(tmp_path / "000000")
     publish(engine, tmp_path / "000000")
