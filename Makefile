@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help quickstart test soak bench setup-browser screenshots clean
+.PHONY: help quickstart test soak bench setup-browser setup-vllm screenshots clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -35,6 +35,10 @@ test: $(VENV)/.dev
 setup-browser:
 	@$(PYTHON) -m tests.browser.executable
 
+## make setup-vllm   install a real vLLM for the CPU in .vllm (3.1 GB), for soak tests; wants PYTHON=python3.11
+setup-vllm:
+	@$(PYTHON) -m tests.vllm.environment
+
 ## make soak         learning and kill runs, and property tests on new examples (long)
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest -m soak tests -v --timeout 1800
@@ -48,6 +52,6 @@ bench: $(VENV)/.dev
 screenshots: $(VENV)/.dev
 	$(BIN)/python -m tests.browser.screenshots $(RUN)
 
-## make clean        remove the environment (never the runs)
+## make clean        remove the environments (never the runs)
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .vllm

@@ -25,6 +25,7 @@ _DISTRIBUTION = "agentloop-replay"
 _GIGABYTE = 1024**3
 _LITTLE_DISK = 2 * _GIGABYTE
 _NO_DISK = _GIGABYTE // 4
+_ENGINE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,21 @@ def checks(folder: Path = Path("runs")) -> list[Check]:
         check_writable(existing),
         check_file_system(existing),
     ]
+
+
+def check_engine(url: str, key: str | None) -> Check:
+    """Whether a policy could be published to the vLLM server at `url`."""
+    from agentloop.generation.publishing.engine_control import EngineControl, EngineRefused
+
+    with EngineControl(url, model="", key=key, timeout_s=_ENGINE_S) as engine:
+        if not engine.healthy():
+            return Check("engine", FAIL, f"nothing healthy answers at {url}", "Start it: agentloop engine MODEL")
+        try:
+            label, adapters = engine.label(), engine.adapters()
+        except EngineRefused as error:
+            return Check("engine", FAIL, str(error))
+    more = f", and {', '.join(adapters)}" if adapters else ""
+    return Check("engine", OK, f"{url} serves weights that it calls {label!r}{more}")
 
 
 def check_python(version: tuple[int, int, int]) -> Check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -24,9 +25,13 @@ if TYPE_CHECKING:
 
 
 class LateCommand(TyperCommand):
-    """A command of `buffer_commands`, which is imported when one is called: the program's --help needs only `help`."""
+    """A command of another module, which is imported when one is called: the program's --help needs only `help`."""
 
     def loaded(self) -> Any:
+        if self.name == "engine":
+            from agentloop.cli.engine_command import app as engine
+
+            return typer.main.get_command(engine)
         from agentloop.cli.buffer_commands import app as late
 
         command: Any = typer.main.get_command(late)
@@ -43,6 +48,7 @@ class _Program(TyperGroup):
 
 
 _LATE = {
+    "engine": "Serve a run's policy with vLLM on this machine: started, watched, started again, and always proved.",
     "inspect": "Show a buffer and its runs in a browser, live: read-only, on this machine, without a model.",
     "report": "Write a run's page as one file to send to somebody: all curves, nothing runs in it, nothing is fetched.",
     "context": "Look at chat templates and conversations, token by token.",
@@ -217,12 +223,18 @@ def config(file: ConfigFile, overrides: Overrides = None, as_json: AsJson = Fals
 @app.command(epilog="Example: agentloop doctor --json")
 def doctor(
     folder: Annotated[Path, typer.Option(help="Where runs are to be written.")] = Path("runs"),
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Also check the vLLM server there, whose key is in AGENTLOOP_ENGINE_KEY."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine: versions, shadowed modules, GPU, disk. Exit code 1 if something can't work."""
-    from agentloop.cli.doctor import checks
+    from agentloop.cli.doctor import check_engine, checks
 
     found = checks(folder)
+    if engine is not None:
+        found.append(check_engine(engine, os.environ.get("AGENTLOOP_ENGINE_KEY")))
     if as_json:
         print(json.dumps([vars(check) for check in found]))
     else:

@@ -11,6 +11,7 @@ import pytest
 
 from agentloop.cli.doctor import (
     check_disk,
+    check_engine,
     check_file_system,
     check_python,
     check_sqlite,
@@ -20,6 +21,7 @@ from agentloop.cli.doctor import (
     checks,
 )
 from replay.storage.databases import network
+from tests.fakes.scripted_http import scripted_server
 from tests.replay.storage.test_machine import mounted
 
 ROOT = Path(__file__).parents[3]
@@ -124,3 +126,21 @@ def test_doctor_checks_everything_without_making_the_run_folder(tmp_path: Path) 
     ]  # fmt: skip
     assert json.loads(json.dumps([asdict(check) for check in found]))[0]["name"] == "python"
     assert all(check.advice for check in found if check.status != "ok")
+
+
+def test_engine_that_can_be_published_to_is_ok() -> None:
+    with scripted_server() as server:
+        server.answers = {"/health": (200, None), "/weight_info": (200, {"weight_version": "run@3"})}
+        server.answers["/v1/models"] = (200, {"data": [{"id": "policy", "parent": None}]})
+        found = check_engine(server.url, "the-key")
+        assert (found.status, found.found) == ("ok", f"{server.url} serves weights that it calls 'run@3'")
+        assert server.keys == {"Bearer the-key"}
+
+
+def test_engine_without_control_routes_fails() -> None:
+    with scripted_server() as server:
+        server.answers = {"/health": (200, None)}
+        found = check_engine(server.url, None)
+    assert found.status == "fail" and "Start it with VLLM_SERVER_DEV_MODE=1" in found.found
+    nobody = check_engine(server.url, None)
+    assert (nobody.status, nobody.advice) == ("fail", "Start it: agentloop engine MODEL")

@@ -1,0 +1,96 @@
+"""A published policy on disk: its weights, the hash that its number stands for, and the probe an engine has to pass.
+
+Nothing here imports torch; `agentloop.training.published_folder` writes what this reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentloop.errors import UserError
+
+RECORD = "published.json"
+MARKER = "COMPLETE"
+"""Written last: a folder without it is not whole."""
+_NOT_HASHED = frozenset({RECORD, MARKER})
+
+
+class Probe(BaseModel):
+    """What the learner says of the next token after a few prompts; an engine with its weights says the same."""
+
+    model_config = ConfigDict(frozen=True)
+
+    temperature: float = Field(gt=0)
+    """At which the policy is sampled; log-probs before and after it differ unless it is 1."""
+    prompts: tuple[tuple[int, ...], ...] = Field(min_length=1)
+    next_ids: tuple[tuple[int, ...], ...]
+    """The most likely next tokens after each prompt, the likeliest first."""
+    next_log_probs: tuple[tuple[float, ...], ...]
+    """Their log-probs at `temperature`, over the whole vocabulary, in nats."""
+    text: str
+    text_ids: tuple[int, ...]
+    """What the learner's tokenizer makes of `text`, without tokens added around it."""
+
+
+class PublishedPolicy(BaseModel):
+    """The record beside the weights."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run: str
+    version: int = Field(ge=0)
+    kind: Literal["full", "lora"]
+    """full: every weight, with a head of its own; lora: an adapter (PEFT) for the model the engine was started with."""
+    sha256: str
+    """Over the names and bytes of all other files of the folder."""
+    half_precision: bool
+    """Whether learner or engine round to 16 bits: then their log-probs differ by more."""
+    probe: Probe
+
+    @property
+    def label(self) -> str:
+        """What an engine calls these weights, in its versions or as an adapter; it never names others."""
+        return f"{self.run}@{self.version}"
+
+
+def read_published(folder: Path) -> PublishedPolicy:
+    """Read the record of a whole folder and check its hash. Raises UserError where it is not what was published."""
+    if not (folder / MARKER).exists():
+        raise UserError(
+            f"a published policy must be whole, got no {MARKER} in {folder}. Wait until it is written, or name another."
+        )
+    try:
+        policy = PublishedPolicy.model_validate_json((folder / RECORD).read_bytes())
+    except (OSError, ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{error.error_count()} mistakes in it"
+        raise UserError(
+            f"a published policy must have a {RECORD}, got {reason} in {folder}. Publish it again."
+        ) from error
+    found = folder_hash(folder)
+    if found != policy.sha256:
+        raise UserError(
+            f"a published policy must be the bytes that were published, got sha256 {found[:12]} in place of "
+            f"{policy.sha256[:12]} in {folder}. Copy it again."
+        )
+    return policy
+
+
+def folder_hash(folder: Path) -> str:
+    """The sha256 of names and bytes of all files but the record and the marker."""
+    whole = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if name not in _NOT_HASHED:
+            with path.open("rb") as file:
+                whole.update(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()
+
+
+def newest_published(folder: Path) -> Path | None:
+    """The whole policy with the highest number among those in `folder`; None for none."""
+    whole = [path.parent for path in folder.glob(f"*/{MARKER}") if path.parent.name.isdecimal()]
+    return max((path for path in whole if (path / RECORD).exists()), key=lambda path: int(path.name), default=None)

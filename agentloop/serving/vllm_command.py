@@ -1,0 +1,77 @@
+"""How `vllm serve` is started so that a policy can be published to it: its words, and its environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentloop.errors import UserError
+
+LOOPBACK = "127.0.0.1"
+EXECUTABLE_VARIABLE, KEY_VARIABLE = "AGENTLOOP_VLLM", "AGENTLOOP_ENGINE_KEY"
+_THEIR_KEY_VARIABLE = "VLLM_API_KEY"
+_OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""They name this program's packages; vLLM has its own."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What a person may choose; every other setting is what proved publishing needs."""
+
+    model: str
+    """A folder or a hub id."""
+    served_model_name: str = "policy"
+    port: int = 8000
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    """None: as long as the model allows."""
+    lora_rank: int = 0
+    """Most ranks of an adapter; 0: whole models are published."""
+    further: tuple[str, ...] = ()
+    """Words for `vllm serve` that are passed on as they are."""
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self.port}"
+
+
+def find_vllm(named: Path | None) -> Path:
+    """The executable: the one named, else AGENTLOOP_VLLM's, else the one on the PATH. Raises UserError for none."""
+    wanted = named or os.environ.get(EXECUTABLE_VARIABLE) or "vllm"
+    found = shutil.which(wanted)
+    if found is None:
+        raise UserError(
+            f"--vllm must be vLLM's own executable, got {str(wanted)!r}, which is not there. Install vLLM in an "
+            f"environment of its own (python -m venv vllm-env; vllm-env/bin/pip install vllm), then set "
+            f"{EXECUTABLE_VARIABLE}=vllm-env/bin/vllm."
+        )
+    return Path(found)
+
+
+def serve_command(executable: Path, options: ServeOptions) -> list[str]:
+    """The words to start. No key is among them: every user of the machine sees them."""
+    command = [str(executable), "serve", options.model, "--served-model-name", options.served_model_name]
+    # Routes that change the weights ask for no key.
+    command += ["--host", LOOPBACK, "--port", str(options.port), "--dtype", options.dtype]
+    command += ["--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
+    if options.max_model_len is not None:
+        command += ["--max-model-len", str(options.max_model_len)]
+    if options.lora_rank:
+        # Two versions at once: replies under way finish with the one before.
+        command += ["--enable-lora", "--max-lora-rank", str(options.lora_rank), "--max-loras", "2"]
+    return [*command, *options.further]
+
+
+def serve_environment(options: ServeOptions, key: str | None, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment to start it in, made from `base`."""
+    kept = {name: value for name, value in base.items() if name not in (*_OURS, KEY_VARIABLE)}
+    kept["VLLM_SERVER_DEV_MODE"] = "1"
+    kept.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if options.lora_rank:
+        kept["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if key is not None:
+        kept[_THEIR_KEY_VARIABLE] = key
+    return kept

@@ -1,0 +1,53 @@
+"""vLLM is started with the words that proved publishing needs, on this machine only, and its key is in none of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentloop.errors import UserError
+from agentloop.serving.vllm_command import ServeOptions, find_vllm, serve_command, serve_environment
+
+
+def test_command_names_what_publishing_needs() -> None:
+    options = ServeOptions("model", port=8123, max_model_len=4096, further=("--tensor-parallel-size", "2"))
+    words = " ".join(serve_command(Path("/v/vllm"), options))
+    assert words == (
+        "/v/vllm serve model --served-model-name policy --host 127.0.0.1 --port 8123 --dtype auto "
+        "--logprobs-mode processed_logprobs --enable-scale-out --max-model-len 4096 --tensor-parallel-size 2"
+    )
+    assert options.url == "http://127.0.0.1:8123"
+
+
+def test_adapters_are_allowed_where_they_are_published() -> None:
+    options = ServeOptions("model", lora_rank=16)
+    assert "--enable-lora --max-lora-rank 16 --max-loras 2" in " ".join(serve_command(Path("vllm"), options))
+    assert serve_environment(options, None, {})["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in serve_environment(ServeOptions("model"), None, {})
+
+
+def test_environment_is_its_own() -> None:
+    base = {"PATH": "/bin", "PYTHONPATH": "/ours", "VIRTUAL_ENV": "/ours", "AGENTLOOP_ENGINE_KEY": "secret"}
+    found = serve_environment(ServeOptions("model"), "secret", base)
+    assert found == {
+        "PATH": "/bin",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_API_KEY": "secret",
+    }
+
+
+def test_executable_is_the_one_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.delenv("AGENTLOOP_VLLM", raising=False)
+    assert find_vllm(program) == program
+    monkeypatch.setenv("AGENTLOOP_VLLM", str(program))
+    assert find_vllm(None) == program
+    monkeypatch.delenv("AGENTLOOP_VLLM")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_vllm(None) == program
+    with pytest.raises(UserError, match="--vllm must be vLLM's own executable, got '/nowhere/vllm'"):
+        find_vllm(Path("/nowhere/vllm"))

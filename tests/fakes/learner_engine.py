@@ -1,0 +1,95 @@
+"""An engine without a server, that makes on request the mistakes that real ones make without a word."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentloop.generation.publishing.engine_control import LIKELIEST, EngineRefused, NextTokens
+from agentloop.models.loading import muted_libraries
+
+FIRST = "default"
+
+
+class LearnerEngine:
+    """Started with the weights in `folder`; it computes with transformers."""
+
+    url = "http://fake"
+    model = "tiny"
+
+    def __init__(self, folder: Path) -> None:
+        self._first = folder
+        self.head_stays_old = False
+        self.before_temperature = False
+        self.has_tokenizer = True
+        self.is_healthy = True
+        self.gives_nan = False
+        self.calls: list[str] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """As after a crash: its first weights, and no adapters."""
+        self._model = _loaded(self._first)
+        self._label = FIRST
+        self._adapters: dict[str, Any] = {}
+
+    def healthy(self) -> bool:
+        return self.is_healthy
+
+    def label(self) -> str:
+        return self._label
+
+    def name_weights(self, label: str) -> None:
+        self._label = label
+
+    def reload(self, folder: Path, label: str) -> None:
+        self.calls.append(f"reload {label}")
+        old = self._model
+        self._model = _loaded(folder)
+        if self.head_stays_old:
+            self._model.lm_head.weight.data.copy_(old.lm_head.weight.data)
+        self._label = label
+
+    def adapters(self) -> list[str]:
+        return list(self._adapters)
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        self.calls.append(f"load {name}")
+        if name in self._adapters:
+            raise EngineRefused(f"{name} has been loaded", status=400)
+        model = _loaded(self._first)
+        model.load_adapter(str(folder))
+        self._adapters[name] = model
+
+    def unload_adapter(self, name: str) -> None:
+        self.calls.append(f"unload {name}")
+        del self._adapters[name]
+
+    def tokenize(self, text: str) -> list[int] | None:
+        if not self.has_tokenizer:
+            return None
+        ids: list[int] = AutoTokenizer.from_pretrained(self._first).encode(text, add_special_tokens=False)
+        return ids
+
+    def next_tokens(self, prompt_ids: Sequence[int], *, temperature: float, model: str) -> NextTokens:
+        chosen: Any = self._adapters.get(model, self._model)
+        if max(prompt_ids) >= chosen.config.vocab_size:
+            raise EngineRefused(f"token id {max(prompt_ids)} is out of vocabulary", status=400)
+        with torch.no_grad():
+            logits = chosen(torch.tensor([list(prompt_ids)])).logits[0, -1]
+        log_probs = torch.log_softmax(logits if self.before_temperature else logits / temperature, dim=-1)
+        likeliest = log_probs.topk(LIKELIEST)
+        found = dict(zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True))
+        if self.gives_nan:
+            found[next(iter(found))] = math.nan
+        return NextTokens(found, model, self._label)
+
+
+def _loaded(folder: Path) -> Any:
+    with muted_libraries():
+        return AutoModelForCausalLM.from_pretrained(folder)

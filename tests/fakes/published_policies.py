@@ -1,0 +1,61 @@
+"""Tiny policies on disk, published as a learner publishes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentloop.config import ModelSection, TinyModelSection
+from agentloop.generation.publishing.published_policy import PublishedPolicy
+from agentloop.models.loading import LoadedModel, load_model, muted_libraries
+from agentloop.models.tiny import build_tiny_model
+from agentloop.training.published_folder import write_published
+
+TEXT = [f"the quick brown fox {number} jumps over {number} lazy dogs" for number in range(200)]
+OTHER_TEXT = [f"Pack my box with {number} dozen liquor jugs, please; zap!" for number in range(200)]
+
+
+def tiny_learner(folder: Path, *, seed: int = 0, corpus: list[str] | None = None) -> LoadedModel:
+    """A model with random weights and a head tied to its embeddings, as a learner loads it."""
+    build_tiny_model(folder, TinyModelSection(vocabulary=300), corpus=corpus or TEXT, seed=seed)
+    return load_model(ModelSection(path=str(folder)), folder)
+
+
+def save(loaded: LoadedModel) -> Callable[[Path], None]:
+    def write(target: Path) -> None:
+        with muted_libraries():
+            loaded.model.save_pretrained(target)
+        loaded.tokenizer.save_pretrained(target)
+
+    return write
+
+
+def published(
+    target: Path, loaded: LoadedModel, *, run: str = "tiny", version: int = 0, temperature: float = 0.7
+) -> PublishedPolicy:
+    return write_published(target, loaded, save(loaded), run=run, version=version, temperature=temperature)
+
+
+def step(loaded: LoadedModel, *, seed: int, size: float = 0.02) -> None:
+    """Change every weight that is trained a little, as an update does."""
+    model: Any = loaded.model
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(size * torch.randn(parameter.shape, generator=generator))
+
+
+def with_adapter(folder: Path, loaded: LoadedModel, *, rank: int = 4) -> LoadedModel:
+    """The learner again, frozen, with a LoRA adapter of its own on it."""
+    from peft import LoraConfig
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model.eval()
+    return LoadedModel(loaded.codec, loaded.template, loaded.stop_ids, model, tokenizer)

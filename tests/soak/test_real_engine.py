@@ -1,0 +1,137 @@
+"""A real vLLM samples from what is published to it, and refuses nothing that is right: `make setup-vllm` first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+
+from agentloop.generation.publishing.engine_control import EngineControl
+from agentloop.generation.publishing.proof import ProofFailed, prove, publish
+from agentloop.generation.publishing.published_policy import read_published
+from agentloop.models.loading import LoadedModel
+from tests.fakes.published_policies import OTHER_TEXT, published, step, tiny_learner, with_adapter
+from tests.vllm.environment import missing
+from tests.vllm.server import KEY, real_engine
+
+pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+TEMPERATURE = 0.7
+
+
+@dataclass(frozen=True)
+class Engine:
+    control: EngineControl
+    learner: LoadedModel
+    first: Path
+    """What it was started with: the learner's first policy, with a head of its own."""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = tmp_path_factory.mktemp("engine")
+    learner = tiny_learner(folder / "model")
+    published(folder / "000000", learner)
+    with real_engine(folder / "000000", folder, lora_rank=8) as control:
+        yield Engine(control, learner, folder / "000000")
+
+
+def learners_log_probs(learner: LoadedModel, prompt: list[int], reply: list[int]) -> torch.Tensor:
+    model: Any = learner.model
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *reply]])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
+    return torch.log_softmax(logits, dim=-1)[torch.arange(len(reply)), torch.tensor(reply)]
+
+
+def replies(engine: EngineControl, model: str, prompts: list[list[int]]) -> list[dict[str, Any]]:
+    def ask(prompt: list[int]) -> dict[str, Any]:
+        sampling = {"temperature": TEMPERATURE, "max_tokens": 16, "logprobs": 0, "detokenize": False}
+        body = {"model": model, "token_ids": prompt, "sampling_params": {**sampling, "top_p": 1.0, "top_k": -1}}
+        headers = {"Authorization": f"Bearer {KEY}"}
+        answer = httpx2.post(f"{engine.url}/inference/v1/generate", json=body, headers=headers, timeout=120)
+        choice: dict[str, Any] = answer.raise_for_status().json()["choices"][0]
+        return choice
+
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(ask, prompts))
+
+
+def worst_difference(engine: Engine, model: str, learner: LoadedModel, label: str | None) -> float:
+    """Over a hundred replies to prompts of other lengths."""
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, 300, (4 + i % 40,), generator=generator).tolist() for i in range(100)]
+    worst, tokens = 0.0, 0
+    for prompt, choice in zip(prompts, replies(engine.control, model, prompts), strict=True):
+        ids = choice["token_ids"]
+        found = torch.tensor([entry["logprob"] for entry in choice["logprobs"]["content"]])
+        worst = max(worst, float((found - learners_log_probs(learner, prompt, ids)).abs().max()))
+        tokens += len(ids)
+        if label is not None:
+            assert choice["weight_versions"] == [{"version": label, "start": 0, "end": len(ids)}]
+    print(f"{model}: {tokens} tokens of 100 replies within {worst:.1e} nats")
+    return worst
+
+
+def test_ten_publishes_are_proved_and_sampled_from(engine: Engine, tmp_path: Path) -> None:
+    for version in range(1, 11):
+        step(engine.learner, seed=version)
+        policy = published(tmp_path / f"{version:06d}", engine.learner, version=version)
+        proof = publish(engine.control, tmp_path / f"{version:06d}")
+        assert proof.worst < 1e-4
+        print(f"version {version}: {proof.tokens} tokens within {proof.worst:.1e} nats")
+    assert worst_difference(engine, "tiny", engine.learner, policy.label) < 1e-3
+
+
+def test_a_model_of_the_same_shape_is_refused(engine: Engine, tmp_path: Path) -> None:
+    other = tiny_learner(tmp_path / "other", seed=7)
+    policy = published(tmp_path / "000003", other, run="other", version=3)
+    engine.control.name_weights(policy.label)
+    with pytest.raises(ProofFailed, match=r"published other@3, .* got a difference of \d.* another model"):
+        prove(engine.control, policy)
+
+
+def test_another_tokenizer_is_refused(engine: Engine, tmp_path: Path) -> None:
+    other = tiny_learner(tmp_path / "other", corpus=OTHER_TEXT)
+    with pytest.raises(ProofFailed, match="must have the learner's tokenizer"):
+        publish(engine.control, _published(tmp_path / "000000", other, run="other"))
+
+
+def _published(target: Path, learner: LoadedModel, *, run: str, version: int = 0) -> Path:
+    published(target, learner, run=run, version=version)
+    return target
+
+
+def test_adapters_are_proved_by_name(engine: Engine, tmp_path: Path) -> None:
+    publish(engine.control, engine.first)
+    learner = with_adapter(engine.first, engine.learner)
+    for version in range(5):
+        step(learner, seed=version, size=0.1)
+        folder = _published(tmp_path / f"{version:06d}", learner, run="lora", version=version)
+        proof = publish(engine.control, folder)
+        assert proof.worst < 1e-4
+        print(f"adapter {version}: {proof.tokens} tokens within {proof.worst:.1e} nats")
+    assert engine.control.adapters() == ["lora@3", "lora@4"]
+    assert worst_difference(engine, "lora@4", learner, None) < 1e-3
+
+
+def test_an_adapter_under_the_name_of_another_is_refused(engine: Engine, tmp_path: Path) -> None:
+    publish(engine.control, engine.first)
+    learner = with_adapter(engine.first, engine.learner)
+    step(learner, seed=1, size=0.1)
+    engine.control.load_adapter("names@1", _published(tmp_path / "000000", learner, run="old"))
+    step(learner, seed=2, size=0.1)
+    folder = _published(tmp_path / "000001", learner, run="names", version=1)
+    with pytest.raises(ProofFailed, match="published names@1, must sample with the learner's log-probs"):
+        prove(engine.control, read_published(folder))
+    assert publish(engine.control, folder).worst < 1e-4
+    assert "names@1" in engine.control.adapters()
+
+
+def test_no_sampling_without_the_key(engine: Engine) -> None:
+    body = {"model": "tiny", "prompt": [5], "max_tokens": 1}
+    assert httpx2.post(f"{engine.control.url}/v1/completions", json=body, timeout=60).status_code == 401

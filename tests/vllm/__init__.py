@@ -1,0 +1,1 @@
+"""A real vLLM for the soak tests: its environment, and the server they start."""
