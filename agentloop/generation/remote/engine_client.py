@@ -19,7 +19,7 @@ from agentloop.generation.remote.believed import Vocabulary, believed
 from agentloop.generation.remote.faults import ASKED_AGAIN, GONE, EngineFault, FaultKind
 from agentloop.generation.remote.retries import pause_before_retry, read_retry_after
 from agentloop.generation.remote.routes import WireReply, sampling_fields
-from agentloop.generation.remote.server_facts import CONNECT_TIMEOUT_S, ServerFacts, ask_server, key_headers
+from agentloop.generation.remote.server_facts import CONNECT_TIMEOUT_S, ServerFacts, ask_server, key_headers, trusted
 from agentloop.generation.remote.serving_urls import UNLABELLED, ServingUrls, Weights
 
 _LOOK_AGAIN_S = 0.05
@@ -308,6 +308,7 @@ class RemoteEngine:
                 timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),
                 limits=httpx2.Limits(max_connections=n, max_keepalive_connections=n),
                 trust_env=False,
+                verify=trusted(),
             )
             self._sessions[loop] = _Session(client, asyncio.Semaphore(n))
         return self._sessions[loop]
