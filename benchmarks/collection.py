@@ -72,6 +72,9 @@ class _ScriptedElsewhere(_Scripted):
     async def reply(self, request: GenerationRequest) -> Completion:
         return self._reply(request)
 
+    async def close(self) -> None:
+        return
+
 
 def actors(factory: EnvironmentFactory, *, elsewhere: bool) -> Actors:
     frame = [json.dumps(tool["function"]) for tool in factory.tools] + [_CALL, "waited done Wait."]

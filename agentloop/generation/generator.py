@@ -59,3 +59,7 @@ class ConcurrentGenerator(Generator, Protocol):
     async def reply(self, request: GenerationRequest) -> Completion:
         """The reply to one request. Raises GenerationFailed."""
         ...
+
+    async def close(self) -> None:
+        """Close what was opened on this event loop."""
+        ...

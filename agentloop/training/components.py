@@ -16,6 +16,7 @@ from agentloop.config.seeds import derive_seed
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.environments import EnvironmentFactory, TaskSource, load_environment, open_tasks
 from agentloop.errors import UserError, one_line_with_place
+from agentloop.generation import Generator
 from agentloop.generation.local import LocalGenerator
 from agentloop.generation.stopping import StopStrings
 from agentloop.learning.kl_penalty import reward_penalty
@@ -37,6 +38,7 @@ from agentloop.runs.run_folder import RunFolder
 from agentloop.runs.sinks import MetricSinks, open_sinks
 from agentloop.supervised.warm_up import Demonstrator, demonstrations, warm_up
 from agentloop.training.advantage_estimator import AdvantageEstimator
+from agentloop.training.engine_publisher import EnginePublisher, connect_engines
 from agentloop.training.publish import Publisher
 from agentloop.training.startup_checks import check_scoring
 from agentloop.user_code import load_function, load_sampler
@@ -65,7 +67,7 @@ class Components:
     source: TaskSource
     collector: Collector
     estimator: AdvantageEstimator
-    generator: LocalGenerator
+    generator: Generator
     trainer: Learner
     publisher: Publisher
     sinks: MetricSinks
@@ -177,15 +179,11 @@ def build_components(
     _keep_tokenizer(loaded, folder)
     authors = config.context.author_table()
     version = checkpoint.values["loop"]["iteration"] if checkpoint else 0
-    generator = LocalGenerator(
-        loaded.model,
-        stop_ids=loaded.stop_ids,
-        stop_strings=StopStrings(stop_strings(config, loaded), loaded.codec),
-        policy_version=version,
-        compute=config.compute,
-    )
     actor = Actor(loaded.model, packs=config.batch.layout == "packed", compute=config.compute)
-    agree = check_scoring(generator, actor)
+    local = _local_generator(config, loaded, version)
+    agree = check_scoring(local, actor)
+    engines = _engines(folder, loaded, display)
+    generator: Generator = engines.engine if engines else local
     display.note(f"chat template: {check_template(loaded).summary()}")
     reference = reference_policy(config, first, actor)
     trainer, gather = _make_trainer(TrainerSpec(config, first, saved, authors), ranks, actor, reference)
@@ -212,12 +210,36 @@ def build_components(
         estimator=estimator,
         generator=generator,
         trainer=trainer,
-        publisher=Publisher(loaded, generator, store, folder=folder.path, run=folder.run_id, gather=gather),
+        publisher=Publisher(loaded, engines or local, store, folder=folder, gather=gather),
         sinks=sinks,
         display=display,
         authors=authors,
         fingerprint=loaded.fingerprint,
-        scores_are_stored=agree and config.compute.old_log_probs == "auto",
+        scores_are_stored=agree and engines is None and config.compute.old_log_probs == "auto",
+    )
+
+
+def _local_generator(config: RunConfig, loaded: LoadedModel, version: int) -> LocalGenerator:
+    return LocalGenerator(
+        loaded.model,
+        stop_ids=loaded.stop_ids,
+        stop_strings=StopStrings(stop_strings(config, loaded), loaded.codec),
+        policy_version=version,
+        compute=config.compute,
+    )
+
+
+def _engines(folder: RunFolder, loaded: LoadedModel, display: RunDisplay) -> EnginePublisher | None:
+    if folder.config.rollout.engine == "local":
+        return None
+    strings = stop_strings(folder.config, loaded)
+    if strings:
+        raise UserError(
+            f"rollout.engine must be local where replies end at texts, got vllm and context.stop_strings {strings}. "
+            "Use a model with an end of turn of its own."
+        )
+    return connect_engines(
+        folder.config, loaded, policies=folder.path / "policies", run=folder.run_id, note=display.note
     )
 
 

@@ -10,9 +10,13 @@ from agentloop.config import CheckpointSection
 from agentloop.generation.local import LocalGenerator
 from agentloop.models.loading import LoadedModel, muted_libraries
 from agentloop.runs.checkpoint import prune, write_directory
+from agentloop.runs.run_folder import RunFolder
+from agentloop.training.engine_publisher import EnginePublisher
 from replay.records import PolicyRecord
 from replay.store import ReplayStore
 
+_FOR_ENGINES = 2
+"""Published folders that stay: an engine that is started anew gets the newest."""
 # Everything beside the weights that makes a folder loadable by `model.path`.
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -29,19 +33,19 @@ class Publisher:
     def __init__(
         self,
         loaded: LoadedModel,
-        generator: LocalGenerator,
+        sampler: LocalGenerator | EnginePublisher,
         store: ReplayStore,
         *,
-        folder: Path,
-        run: str,
+        folder: RunFolder,
         gather: Callable[[], None] | None = None,
     ) -> None:
         """`gather` brings trained weights into `loaded`; None: they are the same."""
         self._loaded = loaded
-        self._generator = generator
+        self._sampler = sampler
         self._store = store
-        self._folder = folder
-        self._run = run
+        self._config = folder.config
+        self._folder = folder.path
+        self._run = folder.run_id
         self._gather = gather
 
     def publish(self, version: int, section: CheckpointSection) -> None:
@@ -59,11 +63,24 @@ class Publisher:
                 template_hash=self._loaded.template.hash,
             )
         )
+        if isinstance(self._sampler, EnginePublisher):
+            self._sampler.publish(version, self._loaded, self.save_model, self._config)
+            if section.keep_policies != "all":
+                prune(
+                    target.parent,
+                    keep=max(_FOR_ENGINES, 0 if section.keep_policies == "none" else section.keep_policies),
+                )
+            return
         if section.keep_policies != "none":
             write_directory(target, self.save_model)
             if section.keep_policies != "all":
                 prune(target.parent, keep=section.keep_policies)
-        self._generator.published(version)
+        self._sampler.published(version)
+
+    def resume(self, version: int) -> None:
+        """The weights of this version are in place again: engines elsewhere get them."""
+        if isinstance(self._sampler, EnginePublisher):
+            self._sampler.publish(version, self._loaded, self.save_model, self._config)
 
     def save_model(self, target: Path) -> None:
         """A Hugging Face folder with the current weights and the run's tokenizer."""

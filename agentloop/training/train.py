@@ -148,6 +148,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
         )
         _note_other_versions(parts)
         restore_random(checkpoint)
+        parts.publisher.resume(state.iteration)
     else:
         parts.display.note(f"run folder: {folder.path}")
         parts.publisher.publish(0, folder.config.checkpoint)

@@ -55,6 +55,9 @@ class ConcurrentScriptedGenerator(ScriptedGenerator):
             raise reply
         return reply
 
+    async def close(self) -> None:
+        return
+
 
 class FlakyGenerator:
     """Another generator behind a bad line: every `nth` reply is lost, or all of them once `dead`."""

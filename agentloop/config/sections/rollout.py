@@ -31,11 +31,6 @@ class RolloutSection(Section):
     parallel: Positive = Field(256, description="Most episodes run at once; bounds the memory of the key-value cache.")
     success_reward: float = Field(1.0, description="An episode is a success from this reward on.")
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature; stored with the log-probs.")
-    turns: Literal["together", "concurrent"] | None = Field(
-        None,
-        description="together: replies are asked for in one batch, when all episodes wait for one; concurrent: each "
-        "episode goes on as soon as its reply is there. null: together with the local engine, else concurrent.",
-    )
     tool_threads: Positive = Field(128, description="Most tool calls that run at once.")
     tool_timeout_s: PositiveFloat = Field(10.0, description="Seconds a tool call may take.")
     episode_timeout_s: PositiveFloat = Field(

@@ -10,6 +10,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -101,16 +102,14 @@ class _Worker:
 
     def _work(self) -> None:
         silence_this_context()
-        while (item := self._calls.get()) is not None:
-            call, future = item
-            try:
+        with suppress(ToolTimeout):  # raised just when the call had ended
+            while (item := self._calls.get()) is not None:
+                call, future = item
                 outcome = _outcome(call)
-            except ToolTimeout as error:  # raised just when the call had ended
-                outcome = None, error
-            try:
-                future.get_loop().call_soon_threadsafe(_set_outcome, future, *outcome)
-            except RuntimeError:
-                return  # the loop has ended: nobody waits
+                try:
+                    future.get_loop().call_soon_threadsafe(_set_outcome, future, *outcome)
+                except RuntimeError:
+                    return  # the loop has ended: nobody waits
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:

@@ -10,7 +10,6 @@ from agentloop.config import RunConfig
 from agentloop.environments import Task
 from agentloop.environments.tools.event_loop import run_coroutine
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import UserError
 from agentloop.generation import ConcurrentGenerator
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Ask, Episode, rollout
@@ -24,11 +23,12 @@ Progress = Callable[[int, int], None]
 def run_episodes(
     actors: Actors, tasks: Sequence[Task], config: RunConfig, *, progress: Progress = lambda *_: None
 ) -> Iterator[Episode]:
-    """Run one episode per task, `rollout.parallel` at a time; yields them in order."""
+    """Run one episode per task, `rollout.parallel` at a time; yields them in order.
+
+    With an engine that takes batches they take their turns together, with one elsewhere each goes on by itself.
+    """
     parallel, vocab_size = config.rollout.parallel, actors.vocab_size
-    if (config.rollout.turns or _suitable(actors)) == "concurrent":
-        if not isinstance(actors.generator, ConcurrentGenerator):
-            raise UserError("rollout.turns must be together with the local engine, got concurrent. Leave it out.")
+    if isinstance(actors.generator, ConcurrentGenerator):
         turns = ConcurrentTurns(actors.generator, vocab_size=vocab_size)
         yield from run_coroutine(_run(actors, tasks, config, turns, lambda ended: progress(ended, len(tasks))))
         return
@@ -37,10 +37,6 @@ def run_episodes(
         ended = partial(_shifted, progress, start, len(tasks))
         together = TogetherTurns(actors.generator, episodes=len(chunk), vocab_size=vocab_size)
         yield from run_coroutine(_run(actors, chunk, config, together, ended))
-
-
-def _suitable(actors: Actors) -> str:
-    return "concurrent" if isinstance(actors.generator, ConcurrentGenerator) else "together"
 
 
 def _shifted(progress: Progress, before: int, total: int, ended: int) -> None:
@@ -72,6 +68,7 @@ async def _run(
         for task in running:
             task.cancel()
         threads.close()
+        await turns.close()
     for episode in episodes:
         if episode.problem is not None:
             actors.warnings.warn(f"episode ended with {episode.stop_reason}: {episode.problem}")

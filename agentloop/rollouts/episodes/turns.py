@@ -28,6 +28,10 @@ class Turns(Protocol):
         """One more episode asks for nothing."""
         ...
 
+    async def close(self) -> None:
+        """Nobody asks any more on this event loop."""
+        ...
+
 
 class ConcurrentTurns:
     """Each episode goes on as soon as its own reply is there."""
@@ -45,6 +49,9 @@ class ConcurrentTurns:
 
     def ended(self) -> None:
         return
+
+    async def close(self) -> None:
+        await self._generator.close()
 
 
 class TogetherTurns:
@@ -71,6 +78,9 @@ class TogetherTurns:
     def ended(self) -> None:
         self._running -= 1
         self._answer_all()
+
+    async def close(self) -> None:
+        return
 
     def _answer_all(self) -> None:
         if not self._waiting or len(self._waiting) < self._running:

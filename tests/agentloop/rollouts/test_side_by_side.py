@@ -115,8 +115,3 @@ def test_an_environment_with_one_thread_is_called_in_no_other() -> None:
     notes = [call("note", '{"n": 1}'), call("note", '{"n": 2}'), "done"]
     episodes = play([notes] * 4, environment="OneConnection")
     assert [(shown(episode), episode.environment_reward) for episode in episodes] == [(["noted"] * 2, 2.0)] * 4
-
-
-def test_concurrent_turns_are_refused_with_the_local_engine() -> None:
-    with pytest.raises(UserError, match="rollout.turns must be together with the local engine, got concurrent"):
-        play([["done"]], turns="concurrent")

@@ -1,0 +1,98 @@
+"""Engines elsewhere sample from the policy: they are found, and get each new version with a proof."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from agentloop.config import RunConfig
+from agentloop.errors import UserError
+from agentloop.generation.publishing.engine_control import EngineControl
+from agentloop.generation.publishing.proof import publish
+from agentloop.generation.publishing.published_policy import read_published
+from agentloop.generation.remote.engine_client import EngineLimits, RemoteEngine
+from agentloop.generation.remote.server_facts import read_key
+from agentloop.models.loading import LoadedModel
+from agentloop.runs.checkpoint import COMPLETE
+from agentloop.training.published_folder import write_published
+
+_LOOK_AGAIN_S = 2.0
+
+
+class EnginePublisher:
+    """Writes each version into a folder of `policies` and brings it into every engine."""
+
+    def __init__(self, engine: RemoteEngine, controls: Sequence[EngineControl], policies: Path, *, run: str) -> None:
+        self.engine = engine
+        self._controls = controls
+        self._policies = policies
+        self._run = run
+
+    def publish(self, version: int, loaded: LoadedModel, save_model: Callable[[Path], None], config: RunConfig) -> None:
+        """Nothing is sampled under this number before every engine's log-probs have proved it. Raises UserError."""
+        target = self._policies / f"{version:06d}"
+        self._remove_newer(version)
+        if not (target / COMPLETE).exists():
+            half = True if config.compute.autocast != "none" else None
+            write_published(
+                target,
+                loaded,
+                save_model,
+                run=self._run,
+                version=version,
+                temperature=config.rollout.temperature,
+                half_precision=half,
+            )
+        policy = read_published(target)
+        for control in self._controls:
+            self.engine.withdraw(control.url)
+        for control in self._controls:
+            publish(control, target)
+        self.engine.published(version, name=policy.label if policy.kind == "lora" else None, label=policy.label)
+
+    def _remove_newer(self, version: int) -> None:
+        """A run that goes on from a checkpoint makes the later versions anew."""
+        for folder in self._policies.glob("[0-9]*"):
+            if int(folder.name) > version:
+                shutil.rmtree(folder)
+
+
+def connect_engines(
+    config: RunConfig, loaded: LoadedModel, *, policies: Path, run: str, note: Callable[[str], None]
+) -> EnginePublisher:
+    """Wait until each of `engine.urls` answers. Raises UserError where one does not, or can't be this run's engine."""
+    section, key = config.engine, read_key(config.engine.api_key_env)
+    limits = EngineLimits(
+        concurrency=section.concurrency,
+        turn_timeout_s=section.turn_timeout_s,
+        restart_timeout_s=section.restart_timeout_s,
+    )
+    deadline, waited = time.monotonic() + section.restart_timeout_s, False
+    while True:
+        try:
+            engine = RemoteEngine.connect(
+                section.urls,
+                section.served_model_name,
+                key=key,
+                stop_ids=loaded.stop_ids,
+                vocab_size=loaded.model.config.get_text_config().vocab_size,
+                limits=limits,
+            )
+            break
+        except UserError as error:
+            if time.monotonic() >= deadline:
+                raise
+            if not waited:
+                note(f"waiting for the engines, for {section.restart_timeout_s:g} s at most: {error}")
+            waited = True
+            time.sleep(_LOOK_AGAIN_S)
+    longest = engine.max_model_len
+    if longest is not None and longest < config.context.max_tokens:
+        raise UserError(
+            f"context.max_tokens must be at most {longest}, what the engines take, got {config.context.max_tokens}. "
+            "Lower it, or start the engines with a larger --max-model-len."
+        )
+    controls = [EngineControl(server.url, model=server.model, key=key) for server in engine.servers]
+    return EnginePublisher(engine, controls, policies, run=run)

@@ -1,0 +1,72 @@
+"""Whole runs whose policy is sampled by an engine over HTTP, which gets every version with a proof."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentloop import train
+from agentloop.config import RunConfig
+from agentloop.errors import UserError
+from tests.fakes.engine_server import EngineServer, serving
+from tests.fakes.runs import SilentDisplay, StopAfter, buffer_of, rows, save_qwen2, small_config
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("model"))
+
+
+def config(folder: Path, model: Path, server: EngineServer, **run: object) -> RunConfig:
+    return small_config(
+        folder,
+        model,
+        run={"name": "small", "folder": str(folder), "iterations": 3, "seed": 0, **run},
+        rollout={"engine": "vllm", "temperature": 0.7},
+        engine={"urls": [server.address], "restart_timeout_s": 0},
+    )
+
+
+def test_every_token_has_the_version_that_sampled_it_and_its_log_prob(tmp_path: Path, model: Path) -> None:
+    display = SilentDisplay()
+    with serving(model) as server:
+        result = train(config(tmp_path, model, server), display=display)
+    stored = rows(
+        buffer_of(result.folder),
+        "select iteration, policy_version_min, policy_version_max, count(*), count(mean_entropy) from trajectories "
+        "group by 1, 2, 3 order by 1",
+    )
+    assert stored == [
+        (iteration, iteration - 1, iteration - 1, 12 + 4 * (iteration == 1), 0) for iteration in (1, 2, 3)
+    ]
+    drifts = [metrics["actor/fresh/drift_max"] for metrics in display.iterations]
+    assert max(drifts) <= 1.001
+    assert {body["model"] for body in server.requests} == {"tiny"}
+
+
+def test_a_run_goes_on_with_the_version_of_its_checkpoint(tmp_path: Path, model: Path) -> None:
+    with serving(model) as server:
+        stopped = train(config(tmp_path, model, server), display=StopAfter(2))
+        assert server.models.label.endswith("@2")
+    with serving(model, port=server.port) as server:  # started anew, with the weights the run began with
+        resumed = train(config(tmp_path, model, server), display=SilentDisplay(), resume=True)
+        assert server.models.label.endswith("@3")
+    stored = rows(buffer_of(resumed.folder), "select distinct iteration, policy_version_min from trajectories")
+    assert sorted(stored) == [(1, 0), (2, 1), (3, 2)]
+
+
+def test_an_engine_that_fails_its_proof_stops_the_run(tmp_path: Path, model: Path) -> None:
+    with serving(model) as server:
+        server.models.raw_log_probs = True
+        with pytest.raises(UserError, match="must sample with the learner's log-probs"):
+            train(config(tmp_path, model, server), display=SilentDisplay())
+    (run,) = tmp_path.iterdir()
+    assert rows(buffer_of(run), "select count(*) from trajectories") == [(0,)]
+
+
+def test_an_engine_that_does_not_answer_is_named(tmp_path: Path, model: Path) -> None:
+    with serving(model) as server:
+        given = config(tmp_path, model, server)
+    with pytest.raises(UserError, match=f"engine.urls must answer, got .* from {server.address}"):
+        train(given, display=SilentDisplay())
