@@ -38,8 +38,8 @@ from agentloop.runs.run_folder import RunFolder
 from agentloop.runs.sinks import MetricSinks, open_sinks
 from agentloop.supervised.warm_up import Demonstrator, demonstrations, warm_up
 from agentloop.training.advantage_estimator import AdvantageEstimator
-from agentloop.training.engine_publisher import EnginePublisher, connect_engines
-from agentloop.training.publish import Publisher
+from agentloop.training.policies.engine_publisher import EnginePublisher, connect_engines
+from agentloop.training.policies.publish import Publisher
 from agentloop.training.startup_checks import check_scoring
 from agentloop.user_code import load_function, load_sampler
 from context import AuthorTable

@@ -13,7 +13,7 @@ from agentloop.config import ModelSection, TinyModelSection
 from agentloop.generation.publishing.published_policy import PublishedPolicy
 from agentloop.models.loading import LoadedModel, load_model, muted_libraries
 from agentloop.models.tiny import build_tiny_model
-from agentloop.training.published_folder import write_published
+from agentloop.training.policies.published_folder import write_published
 
 TEXT = [f"the quick brown fox {number} jumps over {number} lazy dogs" for number in range(200)]
 OTHER_TEXT = [f"Pack my box with {number} dozen liquor jugs, please; zap!" for number in range(200)]

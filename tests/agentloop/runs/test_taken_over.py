@@ -10,7 +10,7 @@ import pytest
 from agentloop.config import CheckpointSection, ModelSection
 from agentloop.generation.local import LocalGenerator
 from agentloop.models.loading import load_model
-from agentloop.training.publish import Publisher
+from agentloop.training.policies.publish import Publisher
 from agentloop.training.train import train
 from replay import ReplayStore, RunReplaced
 from tests.fakes.records import RUN, new_store

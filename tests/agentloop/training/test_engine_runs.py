@@ -47,7 +47,7 @@ def test_every_token_has_the_version_that_sampled_it_and_its_log_prob(tmp_path: 
 
 def test_a_run_goes_on_with_the_version_of_its_checkpoint(tmp_path: Path, model: Path) -> None:
     with serving(model) as server:
-        stopped = train(config(tmp_path, model, server), display=StopAfter(2))
+        train(config(tmp_path, model, server), display=StopAfter(2))
         assert server.models.label.endswith("@2")
     with serving(model, port=server.port) as server:  # started anew, with the weights the run began with
         resumed = train(config(tmp_path, model, server), display=SilentDisplay(), resume=True)

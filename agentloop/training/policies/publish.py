@@ -11,7 +11,7 @@ from agentloop.generation.local import LocalGenerator
 from agentloop.models.loading import LoadedModel, muted_libraries
 from agentloop.runs.checkpoint import prune, write_directory
 from agentloop.runs.run_folder import RunFolder
-from agentloop.training.engine_publisher import EnginePublisher
+from agentloop.training.policies.engine_publisher import EnginePublisher
 from replay.records import PolicyRecord
 from replay.store import ReplayStore
 

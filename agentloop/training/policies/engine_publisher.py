@@ -16,7 +16,7 @@ from agentloop.generation.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.generation.remote.server_facts import read_key
 from agentloop.models.loading import LoadedModel
 from agentloop.runs.checkpoint import COMPLETE
-from agentloop.training.published_folder import write_published
+from agentloop.training.policies.published_folder import write_published
 
 _LOOK_AGAIN_S = 2.0
 
