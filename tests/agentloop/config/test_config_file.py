@@ -357,6 +357,11 @@ def test_defaults_that_depend_on_the_model_are_explained_and_shown() -> None:
     assert "# default: 60" not in describe_config(config)
 
 
+def test_file_for_vllm_needs_the_model_alone() -> None:
+    config = load_config(CONFIGS / "vllm.yaml", ["model.path=mine"])
+    assert (config.rollout.engine, config.engine.urls) == ("vllm", ("http://127.0.0.1:8000",))
+
+
 def test_value_that_a_file_leaves_to_the_command_line_must_be_given() -> None:
     with pytest.raises(
         UserError, match=r"model\.yaml:\d+: model\.path must be given, got \?\?\?\. Add --set model.path="
