@@ -34,7 +34,7 @@ class RolloutSection(Section):
     tool_threads: Positive = Field(128, description="Most tool calls that run at once.")
     tool_timeout_s: PositiveFloat = Field(10.0, description="Seconds a tool call may take.")
     episode_timeout_s: PositiveFloat = Field(
-        3600.0, description="Seconds an episode may take; also its environment's start and its reward."
+        14_400.0, description="Seconds an episode may take; also its environment's start and its reward."
     )
     tool_output_chars: Positive = Field(20_000, description="Longest tool result shown to the policy, in characters.")
     dynamic_sampling_rounds: int = Field(
