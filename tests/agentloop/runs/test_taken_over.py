@@ -10,6 +10,7 @@ import pytest
 from agentloop.config import CheckpointSection, ModelSection
 from agentloop.generation.local import LocalGenerator
 from agentloop.models.loading import load_model
+from agentloop.runs.run_folder import RunFolder
 from agentloop.training.policies.publish import Publisher
 from agentloop.training.train import train
 from replay import ReplayStore, RunReplaced
@@ -21,7 +22,7 @@ def test_trainer_whose_run_was_taken_over_publishes_nothing(tmp_path: Path, qwen
     loaded = load_model(ModelSection(path=str(qwen2)), qwen2)
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids)
     store = new_store(tmp_path / "replay.sqlite")
-    publisher = Publisher(loaded, generator, store, folder=tmp_path, run=RUN)
+    publisher = Publisher(loaded, generator, store, folder=RunFolder(tmp_path, RUN, small_config(tmp_path, qwen2)))
     section = CheckpointSection(keep_policies=1)
     publisher.publish(1, section)
     ReplayStore.open(tmp_path / "replay.sqlite").resume(RUN, 0)
