@@ -134,7 +134,7 @@ def _begin(parts: Components) -> None:
             fingerprint=parts.fingerprint,
         )
     )
-    parts.publisher.publish(0, parts.config.checkpoint)
+    parts.publisher.publish(0)
 
 
 def _train(loop: Loop, display: _Display, *, budget: int) -> Result:

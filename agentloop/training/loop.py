@@ -276,7 +276,7 @@ class Loop:
         return self.components.source.metrics()
 
     def publish(self, version: int) -> None:
-        self.components.publisher.publish(version, self.config.checkpoint)
+        self.components.publisher.publish(version)
 
     def evict(self, iteration: int, appended: AppendReport) -> dict[str, float]:
         """Remove what the buffer has no room for."""

@@ -151,7 +151,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
         parts.publisher.resume(state.iteration)
     else:
         parts.display.note(f"run folder: {folder.path}")
-        parts.publisher.publish(0, folder.config.checkpoint)
+        parts.publisher.publish(0)
         attach_buffers(parts)
     return state
 

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from agentloop.config import CheckpointSection
 from agentloop.generation.local import LocalGenerator
 from agentloop.models.loading import LoadedModel, muted_libraries
 from agentloop.runs.checkpoint import prune, write_directory
@@ -48,11 +47,11 @@ class Publisher:
         self._run = folder.run_id
         self._gather = gather
 
-    def publish(self, version: int, section: CheckpointSection) -> None:
+    def publish(self, version: int) -> None:
         """`version` is in place: record it, snapshot it if asked, and sample from it from now on."""
         if self._gather is not None:
             self._gather()
-        target = self._folder / "policies" / f"{version:06d}"
+        section, target = self._config.checkpoint, self._folder / "policies" / f"{version:06d}"
         # The database first: it refuses a process whose run was taken over, which must not touch the other's files.
         self._store.add_policy(
             PolicyRecord(

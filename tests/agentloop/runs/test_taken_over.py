@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.config import CheckpointSection, ModelSection
+from agentloop.config import ModelSection
 from agentloop.generation.local import LocalGenerator
 from agentloop.models.loading import load_model
 from agentloop.runs.run_folder import RunFolder
@@ -22,12 +22,16 @@ def test_trainer_whose_run_was_taken_over_publishes_nothing(tmp_path: Path, qwen
     loaded = load_model(ModelSection(path=str(qwen2)), qwen2)
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids)
     store = new_store(tmp_path / "replay.sqlite")
-    publisher = Publisher(loaded, generator, store, folder=RunFolder(tmp_path, RUN, small_config(tmp_path, qwen2)))
-    section = CheckpointSection(keep_policies=1)
-    publisher.publish(1, section)
+    publisher = Publisher(
+        loaded,
+        generator,
+        store,
+        folder=RunFolder(tmp_path, RUN, small_config(tmp_path, qwen2, checkpoint={"keep_policies": 1})),
+    )
+    publisher.publish(1)
     ReplayStore.open(tmp_path / "replay.sqlite").resume(RUN, 0)
     with pytest.raises(RunReplaced, match=r"^run must be written by one process at a time, got epoch 1 .* epoch 0"):
-        publisher.publish(2, section)
+        publisher.publish(2)
     assert [path.name for path in (tmp_path / "policies").iterdir()] == ["000001"]
     assert generator.policy_version == 1
 
