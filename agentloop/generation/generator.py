@@ -32,8 +32,8 @@ class GenerationFailed(Exception):
     """There is no usable reply, and why, in words. The episode ends; nothing of the reply is kept."""
 
 
-class Generator(Protocol):
-    """An engine that samples from the published policy."""
+class SamplingEngine(Protocol):
+    """Samples from the published policy."""
 
     @property
     def policy_version(self) -> int:
@@ -44,6 +44,10 @@ class Generator(Protocol):
         """Start a batch of episodes: forget caches, seed the sampling. Temperature 0 is greedy."""
         ...
 
+
+class Generator(SamplingEngine, Protocol):
+    """An engine that takes the requests of all episodes in one batch."""
+
     def generate(self, requests: Sequence[GenerationRequest]) -> Sequence[Completion | GenerationFailed]:
         """One reply per request, in their order; `GenerationFailed` in the place of one that could not be had.
 
@@ -53,7 +57,7 @@ class Generator(Protocol):
 
 
 @runtime_checkable
-class ConcurrentGenerator(Generator, Protocol):
+class ConcurrentGenerator(SamplingEngine, Protocol):
     """An engine elsewhere, which batches what it is asked by itself."""
 
     async def reply(self, request: GenerationRequest) -> Completion:

@@ -11,7 +11,7 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
 from agentloop.environments import EnvironmentFactory
 from agentloop.errors import UserError, one_line_with_place
-from agentloop.generation import Generator
+from agentloop.generation import ConcurrentGenerator, Generator
 from agentloop.user_code import load_class
 from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, ReplyParser, choose_parser
 from context.parse import unread_call
@@ -47,7 +47,7 @@ class Actors:
     """What an episode is run with; the same for training and for evaluation."""
 
     factory: EnvironmentFactory
-    generator: Generator
+    generator: Generator | ConcurrentGenerator
     renderer: Renderer
     parser: ReplyParser
     authors: AuthorTable
@@ -58,7 +58,9 @@ class Actors:
     warnings: Warnings = field(default_factory=Warnings)
 
 
-def make_actors(config: RunConfig, factory: EnvironmentFactory, loaded: LoadedModel, generator: Generator) -> Actors:
+def make_actors(
+    config: RunConfig, factory: EnvironmentFactory, loaded: LoadedModel, generator: Generator | ConcurrentGenerator
+) -> Actors:
     """What episodes are run with, in training and in evaluation alike."""
     section = config.context
     authors = section.author_table()

@@ -16,7 +16,7 @@ from agentloop.config.seeds import derive_seed
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.environments import EnvironmentFactory, TaskSource, load_environment, open_tasks
 from agentloop.errors import UserError, one_line_with_place
-from agentloop.generation import Generator
+from agentloop.generation import ConcurrentGenerator, Generator
 from agentloop.generation.local import LocalGenerator
 from agentloop.generation.stopping import StopStrings
 from agentloop.learning.kl_penalty import reward_penalty
@@ -67,7 +67,7 @@ class Components:
     source: TaskSource
     collector: Collector
     estimator: AdvantageEstimator
-    generator: Generator
+    generator: Generator | ConcurrentGenerator
     trainer: Learner
     publisher: Publisher
     sinks: MetricSinks
@@ -183,7 +183,7 @@ def build_components(
     local = _local_generator(config, loaded, version)
     agree = check_scoring(local, actor)
     engines = _engines(folder, loaded, display)
-    generator: Generator = engines.engine if engines else local
+    generator: Generator | ConcurrentGenerator = engines.engine if engines else local
     display.note(f"chat template: {check_template(loaded).summary()}")
     reference = reference_policy(config, first, actor)
     trainer, gather = _make_trainer(TrainerSpec(config, first, saved, authors), ranks, actor, reference)

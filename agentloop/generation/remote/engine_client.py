@@ -148,22 +148,6 @@ class RemoteEngine:
         """
         self._temperature = temperature
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion | GenerationFailed]:
-        """One reply per request, in their order, at once. Not for use within an event loop."""
-        return asyncio.run(self._all(requests))
-
-    async def _all(self, requests: Sequence[GenerationRequest]) -> list[Completion | GenerationFailed]:
-        try:
-            return list(await asyncio.gather(*(self._reply_or_failure(request) for request in requests)))
-        finally:
-            await self.close()
-
-    async def _reply_or_failure(self, request: GenerationRequest) -> Completion | GenerationFailed:
-        try:
-            return await self.reply(request)
-        except GenerationFailed as failure:
-            return failure
-
     async def close(self) -> None:
         """Close this event loop's connections. A later reply opens new ones."""
         session = self._sessions.pop(asyncio.get_running_loop(), None)

@@ -23,6 +23,7 @@ from agentloop.generation import Completion, GenerationFailed, GenerationRequest
 from agentloop.generation.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.generation.remote.routes import CompletionsRoute, GenerateRoute
 from agentloop.generation.remote.server_facts import ServerFacts, ask_server, key_headers, read_key
+from tests.fakes.engine_replies import replies_of
 from tests.fakes.engine_sampling import highest_log_probs, load, plain_log_probs, save_adapter
 from tests.fakes.engine_server import EngineServer, serving
 
@@ -78,7 +79,7 @@ class Subject:
     def replies(self, *requests: GenerationRequest, temperature: float = 1.0) -> list[Completion]:
         engine = self.engine()
         engine.begin(seed=0, temperature=temperature)
-        return [believable(reply) for reply in engine.generate(requests)]
+        return [believable(reply) for reply in replies_of(engine, requests)]
 
 
 def believable(reply: Completion | GenerationFailed) -> Completion:
@@ -143,7 +144,7 @@ def test_a_stop_token_ends_a_reply_and_is_its_last_token(subject: Subject) -> No
     stop = whole.token_ids[len(whole.token_ids) // 2]
     engine = subject.engine(stop_ids=frozenset({stop}))
     engine.begin(seed=0, temperature=0.0)
-    reply = believable(engine.generate([request])[0])
+    reply = believable(replies_of(engine, [request])[0])
     assert reply.token_ids == whole.token_ids[: whole.token_ids.index(stop) + 1]
 
 
@@ -160,7 +161,7 @@ def test_every_token_has_the_version_of_the_last_publish(subject: Subject) -> No
 
 def test_a_version_that_was_not_proved_is_refused_where_the_route_names_it(subject: Subject) -> None:
     engine = subject.engine(version=VERSION + 1, limits=IMPATIENT)
-    (reply,) = engine.generate([GenerationRequest(0, subject.prompt(0), 4)])
+    (reply,) = replies_of(engine, [GenerationRequest(0, subject.prompt(0), 4)])
     if subject.names_versions:
         assert str(reply) == (
             f"unproved_version: tokens of weights '{VERSION}', for which the engine has not been proved"
@@ -182,7 +183,7 @@ def test_the_turns_of_an_episode_extend_its_prompt(subject: Subject) -> None:
     engine.begin(seed=0, temperature=1.0)
     prompt = subject.prompt(4)
     for turn in range(3):
-        reply = believable(engine.generate([GenerationRequest(7, prompt, 6)])[0])
+        reply = believable(replies_of(engine, [GenerationRequest(7, prompt, 6)])[0])
         assert reply.log_probs == pytest.approx(plain_log_probs(subject.model, prompt, reply.token_ids), abs=1e-3)
         prompt = [*prompt, *reply.token_ids, turn, turn + 1]
 
@@ -191,11 +192,11 @@ def test_a_prompt_that_leaves_no_room_is_refused_by_name(subject: Subject) -> No
     longest = subject.facts.max_model_len
     assert longest is not None
     engine = subject.engine()
-    (failure,) = engine.generate([GenerationRequest(0, subject.prompt(0, longest - 3), 4)])
+    (failure,) = replies_of(engine, [GenerationRequest(0, subject.prompt(0, longest - 3), 4)])
     assert (
         str(failure) == f"too_long: a prompt of {longest - 3} tokens and a reply of 4 where the engine takes {longest}"
     )
-    (reply,) = engine.generate([GenerationRequest(0, subject.prompt(0, longest - 3), 3)])
+    (reply,) = replies_of(engine, [GenerationRequest(0, subject.prompt(0, longest - 3), 3)])
     assert len(believable(reply).token_ids) <= 3
 
 
@@ -203,14 +204,14 @@ def test_a_prompt_longer_than_the_model_is_refused_by_the_server(subject: Subjec
     assert subject.facts.max_model_len is not None
     silent = replace(subject, facts=replace(subject.facts, max_model_len=None))
     engine = silent.engine()
-    (failure,) = engine.generate([GenerationRequest(0, subject.prompt(0, subject.facts.max_model_len + 1), 4)])
+    (failure,) = replies_of(engine, [GenerationRequest(0, subject.prompt(0, subject.facts.max_model_len + 1), 4)])
     assert str(failure).startswith("refused: status 400: ")
     assert f" {subject.facts.max_model_len}" in str(failure)
     assert engine.faults == {"refused": 1}
 
 
 def test_a_token_outside_the_vocabulary_is_refused_by_the_server(subject: Subject) -> None:
-    (failure,) = subject.engine().generate([GenerationRequest(0, [1, subject.vocabulary + 100_000], 4)])
+    (failure,) = replies_of(subject.engine(), [GenerationRequest(0, [1, subject.vocabulary + 100_000], 4)])
     assert str(failure).startswith("refused: status 400: ")
 
 
@@ -227,7 +228,7 @@ def test_an_adapter_samples_under_its_own_name(subject: Subject, tmp_path: Path)
     engine = subject.engine(limits=IMPATIENT)
     engine.published(VERSION + 1, name)
     request = GenerationRequest(0, subject.prompt(5), 16)
-    reply = believable(engine.generate([request])[0])
+    reply = believable(replies_of(engine, [request])[0])
     own = plain_log_probs(adapted.eval(), request.prompt_ids, reply.token_ids)
     assert reply.log_probs == pytest.approx(own, abs=1e-3)
     assert reply.log_probs != pytest.approx(
@@ -235,7 +236,7 @@ def test_an_adapter_samples_under_its_own_name(subject: Subject, tmp_path: Path)
     )
     assert reply.policy_version == VERSION + 1
     post(f"{subject.facts.url}/v1/unload_lora_adapter", json={"lora_name": name}).raise_for_status()
-    assert str(engine.generate([request])[0]) == f"unproved_version: the engine has no '{name}': has it restarted?"
+    assert str(replies_of(engine, [request])[0]) == f"unproved_version: the engine has no '{name}': has it restarted?"
 
 
 def test_another_key_is_refused_without_being_shown(subject: Subject) -> None:

@@ -21,6 +21,7 @@ from agentloop.generation.remote.faults import ASKED_AGAIN, FaultKind
 from agentloop.generation.remote.retries import read_retry_after
 from agentloop.generation.remote.routes import CompletionsRoute
 from agentloop.generation.remote.server_facts import ask_server, read_key
+from tests.fakes.engine_replies import replies_of
 from tests.fakes.engine_sampling import plain_log_probs
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.engine_traps import Trap
@@ -95,7 +96,7 @@ def connected(
 
 
 def asked(engine: RemoteEngine, request: GenerationRequest = REQUEST) -> Completion | GenerationFailed:
-    (reply,) = engine.generate([request])
+    (reply,) = replies_of(engine, [request])
     return reply
 
 
@@ -151,7 +152,7 @@ def test_a_silent_server_costs_the_turn_its_deadline(server: EngineServer, route
     engine = connected(server, route, turn_timeout_s=0.3)
     server.traps.set(Trap.SILENCE)
     began = time.monotonic()
-    replies = engine.generate([replace(REQUEST, episode=episode) for episode in range(8)])
+    replies = replies_of(engine, [replace(REQUEST, episode=episode) for episode in range(8)])
     assert time.monotonic() - began < 10
     assert [str(reply) for reply in replies] == ["deadline: no reply within 0.3 s"] * 8
     assert engine.faults == {"deadline": 8}
@@ -176,11 +177,11 @@ def test_another_engine_takes_over_the_turn(server: EngineServer, qwen2: Path) -
         facts = [ask_server(each.address, model=None, key=KEY) for each in (server, gone)]
     engine = RemoteEngine(facts, key=KEY, stop_ids=frozenset(), vocab_size=server.models.vocabulary, limits=QUICK)
     engine.published(VERSION)
-    for reply in engine.generate([replace(REQUEST, episode=episode) for episode in range(12)]):
+    for reply in replies_of(engine, [replace(REQUEST, episode=episode) for episode in range(12)]):
         assert_good(server, reply)
     assert 1 <= engine.faults["connection"] < 12
     before = engine.faults["connection"]
-    assert_good(server, engine.generate([replace(REQUEST, episode=20)])[0])
+    assert_good(server, replies_of(engine, [replace(REQUEST, episode=20)])[0])
     assert engine.faults["connection"] == before  # an engine that failed rests
 
 
@@ -202,7 +203,7 @@ def test_an_episode_asks_the_same_engine_in_every_turn(server: EngineServer, qwe
 def _asked_of(server: EngineServer, other: EngineServer, engine: RemoteEngine, episode: int) -> str:
     server.requests.clear()
     other.requests.clear()
-    engine.generate([GenerationRequest(episode, [1, 2], 1)])
+    replies_of(engine, [GenerationRequest(episode, [1, 2], 1)])
     assert len(server.requests) + len(other.requests) == 1
     return "server" if server.requests else "other"
 
@@ -256,7 +257,7 @@ def test_retry_after_is_seconds_or_a_date() -> None:
 def test_no_more_turns_are_under_way_than_allowed(server: EngineServer) -> None:
     engine = connected(server, concurrency=3)
     server.models.pace_s = 0.005
-    replies = engine.generate([replace(REQUEST, episode=episode) for episode in range(12)])
+    replies = replies_of(engine, [replace(REQUEST, episode=episode) for episode in range(12)])
     server.models.pace_s = 0.0
     for reply in replies:
         assert_good(server, reply)
@@ -342,7 +343,7 @@ def test_an_engine_that_was_gone_is_not_asked_again_unproved_where_the_route_nam
         server.models.model.generation_config.eos_token_id = None
         assert str(asked(engine)) == "deadline: no reply within 0.5 s"
         engine.published(VERSION + 1)
-        (reply,) = engine.generate([REQUEST])
+        (reply,) = replies_of(engine, [REQUEST])
         assert isinstance(reply, Completion), reply
         assert reply.policy_version == VERSION + 1
 

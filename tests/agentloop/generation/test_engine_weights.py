@@ -16,6 +16,7 @@ from agentloop.generation import Completion, GenerationFailed, GenerationRequest
 from agentloop.generation.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.generation.remote.routes import CompletionsRoute
 from agentloop.generation.remote.server_facts import ask_server
+from tests.fakes.engine_replies import replies_of
 from tests.fakes.engine_sampling import load, plain_log_probs, save_adapter
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.engine_traps import Trap
@@ -159,7 +160,7 @@ def test_two_adapters_are_sampled_at_once_each_under_its_version(
         engine.published(2, "run@2")
 
     first = meanwhile(server, engine, publish)
-    second = engine.generate([LONG])[0]
+    second = replies_of(engine, [LONG])[0]
     for version, reply in enumerate((first, second), 1):
         assert isinstance(reply, Completion), reply
         assert reply.policy_version == version
@@ -174,7 +175,7 @@ def test_a_reply_of_another_model_than_the_adapter_is_refused(
     engine = connected(server)
     engine.published(1, "run@1")
     server.traps.set(Trap.OTHER_MODEL)
-    assert str(engine.generate([LONG])[0]) == "other_model: a reply of 'another', asked of 'run@1'"
+    assert str(replies_of(engine, [LONG])[0]) == "other_model: a reply of 'another', asked of 'run@1'"
     assert engine.faults == {"other_model": 1}
 
 
@@ -183,7 +184,7 @@ def test_a_reload_that_fails_ends_the_engine(server: EngineServer, tmp_path: Pat
     with pytest.raises(httpx2.HTTPStatusError, match="500"):
         asyncio.run(reloaded(server, tmp_path / "nowhere", "2"))
     httpx2.post(f"{server.address}/resume").raise_for_status()
-    assert str(engine.generate([LONG])[0]).startswith("server_error: status 500: EngineCore encountered an issue.")
+    assert str(replies_of(engine, [LONG])[0]).startswith("server_error: status 500: EngineCore encountered an issue.")
     assert engine.faults == {"server_error": 3}
 
 
@@ -197,7 +198,7 @@ def test_the_traps_of_reloading_change_log_probs_and_nothing_else(qwen2: Path, t
     with serving(tmp_path / "1") as server:
         server.models.tied_head_stays_old = True
         asyncio.run(reloaded(server, new, "1"))
-        reply = connected(server).generate([LONG])[0]
+        reply = replies_of(connected(server), [LONG])[0]
         assert isinstance(reply, Completion), reply
         assert reply.log_probs != pytest.approx(plain_log_probs(load(new), LONG.prompt_ids, reply.token_ids), abs=0.05)
         server.models.tied_head_stays_old = False
@@ -205,7 +206,7 @@ def test_the_traps_of_reloading_change_log_probs_and_nothing_else(qwen2: Path, t
         server.models.raw_log_probs = True
         engine = connected(server)
         engine.begin(seed=0, temperature=0.7)
-        reply = engine.generate([LONG])[0]
+        reply = replies_of(engine, [LONG])[0]
         assert isinstance(reply, Completion), reply
         raw, own = (plain_log_probs(load(new), LONG.prompt_ids, reply.token_ids, t) for t in (1.0, 0.7))
         assert reply.log_probs == pytest.approx(raw, abs=1e-3)
