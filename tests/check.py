@@ -21,7 +21,11 @@ QUICK = {
     "types": [BIN / "mypy"],
     "layers": [BIN / "lint-imports", "--no-cache"],
 }
-PYTEST = [sys.executable, "-m", "pytest", "--durations=10", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+PYTEST = [
+    *(sys.executable, "-m", "pytest", "--durations=10"),
+    *("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
+    "--max-worker-restart=0",  # what a dead worker had left to do is given to nobody, and would be waited for
+]
 
 
 @dataclass(frozen=True)

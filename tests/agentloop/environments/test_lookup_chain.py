@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentloop.environments import LookupChain, Task, ToolLimits
+from agentloop.environments import LookupChain, Task, ToolLimits, call_demonstrated
 from agentloop.environments.lookup_chain import CODES, KEYS, MAX_CALLS
 from context.messages import Message, ToolCall
 from tests.fakes.environments.faulty_tools import called
@@ -38,7 +38,7 @@ def demonstrate(task: Task, rng: random.Random, **options: Any) -> list[Message]
         if not messages[-1].tool_calls:
             return messages
         (call,) = messages[-1].tool_calls
-        result = called(environment, call, ToolLimits(5, 1000))
+        result = call_demonstrated(environment, call, max_chars=1000)
         assert result.error_kind is None
         messages.append(Message("tool", result.content, author="env", name=call.name))
 

@@ -77,14 +77,24 @@ def test_a_concurrent_episode_goes_on_while_another_waits() -> None:
     assert shown(play([waiting, quick], concurrent=True)[0]) == ["True"]
 
 
-@pytest.mark.parametrize("tool", ["never", "spin", "query"])
+@pytest.mark.parametrize("tool", ["never", "spin"])
 def test_a_tool_that_never_returns_costs_its_own_call_alone(tool: str) -> None:
+    costs_its_own_call_alone(tool)
+
+
+def costs_its_own_call_alone(tool: str) -> None:
     scripts = [[call(tool), "done"], *[[call("wait", '{"seconds": 0.01}'), "done"]] * 3]
     began = time.monotonic()
     stuck, *others = play(scripts, tool_timeout_s=0.3)
     assert time.monotonic() - began < 5
     assert (stuck.error_kind, stuck.stop_reason) == ("timeout", "answered")
     assert [episode.error_kind for episode in others] == [None] * 3
+
+
+def test_a_query_that_never_returns_costs_its_own_call_alone() -> None:
+    # In a process of its own, for the query goes on until its process ends.
+    program = "from tests.agentloop.rollouts.test_side_by_side import *; costs_its_own_call_alone('query')"
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
 
 
 _SIXTY_FOUR = """

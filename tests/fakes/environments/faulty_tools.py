@@ -78,8 +78,12 @@ def _recurse() -> Any:
     return _recurse()
 
 
+_OVER = threading.Event()
+"""The call is over: what hangs goes on until then, for a thread that spins takes time from all that follows."""
+
+
 def _sleep_catching() -> None:
-    while True:
+    while not _OVER.is_set():
         try:  # noqa: SIM105  as careless authors write it
             time.sleep(5)
         except:  # noqa: E722
@@ -87,16 +91,16 @@ def _sleep_catching() -> None:
 
 
 def _spin_catching() -> None:
-    while True:
+    while not _OVER.is_set():
         try:
-            while True:
+            while not _OVER.is_set():
                 pass
         except BaseException:  # noqa: BLE001
             continue
 
 
 def _nested_catching() -> None:
-    while True:
+    while not _OVER.is_set():
         try:
             try:
                 time.sleep(5)
@@ -216,7 +220,11 @@ def called(environment: Environment, call: ToolCall, limits: ToolLimits) -> Tool
         finally:
             threads.close()
 
-    return run_coroutine(one())
+    _OVER.clear()
+    try:
+        return run_coroutine(one())
+    finally:
+        _OVER.set()
 
 
 def error(result: ToolResult) -> str:
