@@ -107,6 +107,10 @@ class PolicyRecord:
     """Path of the snapshot relative to the run folder; None when it was not kept."""
     tokenizer_hash: str
     template_hash: str
+    sha256: str | None = None
+    """Of the files that engines elsewhere were given; None where none were."""
+    probe: str | None = None
+    """JSON: prompts, and the log-probs of next tokens that an engine with these weights gives them."""
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,8 @@ class TrainingControl:
 
 def withhold(tokens: TokenSequence, at: npt.NDArray[np.bool_], authors: AuthorTable) -> TokenSequence:
     """The tokens, those `at` under an author that is sampled and not trained."""
+    if not at.any():
+        return tokens
     codes = tokens.authors.copy()
     for code in np.unique(codes[at & authors.is_trained(codes)]):
         known = authors.has_behavior(np.array([code], np.uint8))[0]

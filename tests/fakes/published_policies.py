@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentloop.config import ModelSection, TinyModelSection
-from agentloop.generation.publishing.published_policy import PublishedPolicy
+from agentloop.generation.publishing.published_policy import PublishedPolicy, read_published
 from agentloop.models.loading import LoadedModel, load_model, muted_libraries
 from agentloop.models.tiny import build_tiny_model
 from agentloop.training.policies.published_folder import write_published
@@ -38,6 +38,11 @@ def published(
     target: Path, loaded: LoadedModel, *, run: str = "tiny", version: int = 0, temperature: float = 0.7
 ) -> PublishedPolicy:
     return write_published(target, loaded, save(loaded), run=run, version=version, temperature=temperature)
+
+
+def label(folder: Path) -> str:
+    """What engines call the policy in this folder."""
+    return read_published(folder).label
 
 
 def step(loaded: LoadedModel, *, seed: int, size: float = 0.02) -> None:

@@ -16,7 +16,7 @@ from agentloop.generation.publishing.engine_control import EngineControl
 from agentloop.generation.publishing.proof import ProofFailed, prove, publish
 from agentloop.generation.publishing.published_policy import read_published
 from agentloop.models.loading import LoadedModel
-from tests.fakes.published_policies import OTHER_TEXT, published, step, tiny_learner, with_adapter
+from tests.fakes.published_policies import OTHER_TEXT, label, published, step, tiny_learner, with_adapter
 from tests.vllm.environment import missing
 from tests.vllm.server import KEY, real_engine
 
@@ -91,7 +91,7 @@ def test_a_model_of_the_same_shape_is_refused(engine: Engine, tmp_path: Path) ->
     other = tiny_learner(tmp_path / "other", seed=7)
     policy = published(tmp_path / "000003", other, run="other", version=3)
     engine.control.name_weights(policy.label)
-    with pytest.raises(ProofFailed, match=r"published other@3, .* got a difference of \d.* another model"):
+    with pytest.raises(ProofFailed, match=r"published other@3-\w{8}, .* got a difference of \d.* another model"):
         prove(engine.control, policy)
 
 
@@ -115,21 +115,22 @@ def test_adapters_are_proved_by_name(engine: Engine, tmp_path: Path) -> None:
         proof = publish(engine.control, folder)
         assert proof.worst < 1e-4
         print(f"adapter {version}: {proof.tokens} tokens within {proof.worst:.1e} nats")
-    assert engine.control.adapters() == ["lora@3", "lora@4"]
-    assert worst_difference(engine, "lora@4", learner, None) < 1e-3
+    assert engine.control.adapters() == [label(tmp_path / "000003"), label(tmp_path / "000004")]
+    assert worst_difference(engine, label(tmp_path / "000004"), learner, None) < 1e-3
 
 
 def test_an_adapter_under_the_name_of_another_is_refused(engine: Engine, tmp_path: Path) -> None:
     publish(engine.control, engine.first)
     learner = with_adapter(engine.first, engine.learner)
     step(learner, seed=1, size=0.1)
-    engine.control.load_adapter("names@1", _published(tmp_path / "000000", learner, run="old"))
+    old = _published(tmp_path / "000000", learner, run="old")
     step(learner, seed=2, size=0.1)
     folder = _published(tmp_path / "000001", learner, run="names", version=1)
-    with pytest.raises(ProofFailed, match="published names@1, must sample with the learner's log-probs"):
+    engine.control.load_adapter(label(folder), old)
+    with pytest.raises(ProofFailed, match=r"published names@1-\w{8}, must sample with the learner's log-probs"):
         prove(engine.control, read_published(folder))
     assert publish(engine.control, folder).worst < 1e-4
-    assert "names@1" in engine.control.adapters()
+    assert label(folder) in engine.control.adapters()
 
 
 def test_no_sampling_without_the_key(engine: Engine) -> None:

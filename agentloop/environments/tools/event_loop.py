@@ -14,10 +14,18 @@ _Result = TypeVar("_Result")
 
 def run_coroutine(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
     """Its result. Whoever calls may have an event loop running, as notebooks do."""
+    results: list[_Result] = []
+
+    async def stored() -> None:
+        # asyncio writes out what a coroutine returns when it gives Ctrl-C back: long work where it is many episodes.
+        results.append(await coroutine)
+
     with silenced_tools():
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(coroutine)
+            asyncio.run(stored())
+            return results[0]
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(asyncio.run, coroutine).result()
+            pool.submit(asyncio.run, stored()).result()
+        return results[0]

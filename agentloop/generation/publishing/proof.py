@@ -14,14 +14,12 @@ from typing import Protocol
 
 from agentloop.errors import UserError
 from agentloop.generation.publishing.engine_control import EngineRefused, NextTokens
-from agentloop.generation.publishing.published_policy import Probe, PublishedPolicy, read_published
+from agentloop.generation.publishing.published_policy import Probe, PublishedPolicy, read_published, version_in
 
 TOLERANCE, HALF_TOLERANCE = 1e-3, 0.5
 """Nats between learner and engine. Half precision rounds differently in other kernels."""
 UNPROVED = "unproved"
 """What an engine is made to call weights that failed their proof."""
-_ADAPTERS_LEFT = 2
-"""The newest and the one before it, by which replies under way may still be sampled."""
 
 
 class ProofFailed(UserError):
@@ -99,14 +97,13 @@ def _disown(engine: PublishedEngine, policy: PublishedPolicy) -> None:
 
 
 def _unload_older(engine: PublishedEngine, policy: PublishedPolicy) -> None:
-    """A name is never used again, so that adapters only ever add up."""
-    versions = {}
-    for name in engine.adapters():
-        run, _, number = name.rpartition("@")
-        if run == policy.run and number.isdecimal():
-            versions[int(number)] = name
-    for version in sorted(versions)[:-_ADAPTERS_LEFT]:
-        engine.unload_adapter(versions[version])
+    """A name is never used again, so that adapters only ever add up. The one before may still be sampled from."""
+    of_run = {name: version_in(name, policy.run) for name in engine.adapters() if name != policy.label}
+    others = {name: version for name, version in of_run.items() if version is not None}
+    before = max((version for version in others.values() if version < policy.version), default=None)
+    for name, version in others.items():
+        if version != before:
+            engine.unload_adapter(name)
 
 
 def prove(engine: ProbedEngine, policy: PublishedPolicy, *, tolerance: float | None = None) -> Proof:

@@ -6,6 +6,7 @@ Nothing here imports torch; `agentloop.training.policies.published_folder` write
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -53,8 +54,17 @@ class PublishedPolicy(BaseModel):
 
     @property
     def label(self) -> str:
-        """What an engine calls these weights, in its versions or as an adapter; it never names others."""
-        return f"{self.run}@{self.version}"
+        """What an engine calls these weights, in its versions or as an adapter; it never names others.
+
+        A run that goes on from a checkpoint makes later versions anew, of other bytes.
+        """
+        return f"{self.run}@{self.version}-{self.sha256[:8]}"
+
+
+def version_in(label: str, run: str) -> int | None:
+    """The version that a label of this run names; None for any other name."""
+    found = re.fullmatch(re.escape(run) + "@([0-9]+)-[0-9a-f]{8}", label)
+    return int(found[1]) if found else None
 
 
 def read_published(folder: Path) -> PublishedPolicy:

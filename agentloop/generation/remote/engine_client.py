@@ -126,7 +126,7 @@ class RemoteEngine:
     ) -> None:
         """The engines at `urls` (None: all) were proved to serve `version`; others are not asked until they are.
 
-        `name` is the LoRA adapter's, as `run@version`; it is then the model that is asked for. Without it the model
+        `name` is the LoRA adapter's; it is then the model that is asked for. Without it the model
         itself was reloaded, and its `label` (None: the version as text) is what the server's version spans say.
         """
         label = label if label is not None else name if name is not None else str(version)

@@ -11,7 +11,7 @@ from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.generation.publishing.engine_control import EngineControl
 from agentloop.generation.publishing.proof import publish
-from agentloop.generation.publishing.published_policy import read_published
+from agentloop.generation.publishing.published_policy import PublishedPolicy, read_published
 from agentloop.generation.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.generation.remote.server_facts import read_key
 from agentloop.models.loading import LoadedModel
@@ -30,8 +30,10 @@ class EnginePublisher:
         self._policies = policies
         self._run = run
 
-    def publish(self, version: int, loaded: LoadedModel, save_model: Callable[[Path], None], config: RunConfig) -> None:
-        """Nothing is sampled under this number before every engine's log-probs have proved it. Raises UserError."""
+    def write(
+        self, version: int, loaded: LoadedModel, save_model: Callable[[Path], None], config: RunConfig
+    ) -> PublishedPolicy:
+        """The weights in place become a published policy, or are one already."""
         target = self._policies / f"{version:06d}"
         self._remove_newer(version)
         if not (target / COMPLETE).exists():
@@ -45,12 +47,16 @@ class EnginePublisher:
                 temperature=config.rollout.temperature,
                 half_precision=half,
             )
-        policy = read_published(target)
+        return read_published(target)
+
+    def publish(self, policy: PublishedPolicy) -> None:
+        """Nothing is sampled under its number before every engine's log-probs have proved it. Raises UserError."""
+        target = self._policies / f"{policy.version:06d}"
         for control in self._controls:
             self.engine.withdraw(control.url)
         for control in self._controls:
             publish(control, target)
-        self.engine.published(version, name=policy.label if policy.kind == "lora" else None, label=policy.label)
+        self.engine.published(policy.version, name=policy.label if policy.kind == "lora" else None, label=policy.label)
 
     def _remove_newer(self, version: int) -> None:
         """A run that goes on from a checkpoint makes the later versions anew."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from agentloop.generation.local import LocalGenerator
@@ -51,35 +52,47 @@ class Publisher:
         """`version` is in place: record it, snapshot it if asked, and sample from it from now on."""
         if self._gather is not None:
             self._gather()
-        section, target = self._config.checkpoint, self._folder / "policies" / f"{version:06d}"
         # The database first: it refuses a process whose run was taken over, which must not touch the other's files.
-        self._store.add_policy(
-            PolicyRecord(
-                run=self._run,
-                version=version,
-                checkpoint=None if section.keep_policies == "none" else str(target.relative_to(self._folder)),
-                tokenizer_hash=self._loaded.codec.hash,
-                template_hash=self._loaded.template.hash,
-            )
-        )
+        record = self._record(version)
+        self._store.add_policy(record)
         if isinstance(self._sampler, EnginePublisher):
-            self._sampler.publish(version, self._loaded, self.save_model, self._config)
-            if section.keep_policies != "all":
-                prune(
-                    target.parent,
-                    keep=max(_FOR_ENGINES, 0 if section.keep_policies == "none" else section.keep_policies),
-                )
-            return
-        if section.keep_policies != "none":
-            write_directory(target, self.save_model)
-            if section.keep_policies != "all":
-                prune(target.parent, keep=section.keep_policies)
-        self._sampler.published(version)
+            self._publish_to(self._sampler, record)
+        else:
+            if self._config.checkpoint.keep_policies != "none":
+                write_directory(self._folder / str(record.checkpoint), self.save_model)
+            self._sampler.published(version)
+        self._prune()
 
     def resume(self, version: int) -> None:
         """The weights of this version are in place again: engines elsewhere get them."""
         if isinstance(self._sampler, EnginePublisher):
-            self._sampler.publish(version, self._loaded, self.save_model, self._config)
+            self._publish_to(self._sampler, self._record(version))
+
+    def _record(self, version: int) -> PolicyRecord:
+        kept = self._config.checkpoint.keep_policies != "none"
+        return PolicyRecord(
+            run=self._run,
+            version=version,
+            checkpoint=f"policies/{version:06d}" if kept else None,
+            tokenizer_hash=self._loaded.codec.hash,
+            template_hash=self._loaded.template.hash,
+        )
+
+    def _publish_to(self, engines: EnginePublisher, record: PolicyRecord) -> None:
+        written = engines.write(record.version, self._loaded, self.save_model, self._config)
+        probe = written.probe.model_dump_json()
+        self._store.add_policy(replace(record, sha256=written.sha256, probe=probe))
+        engines.publish(written)
+
+    def _prune(self) -> None:
+        kept = self._config.checkpoint.keep_policies
+        if kept == "all":
+            return
+        most = 0 if kept == "none" else kept
+        if isinstance(self._sampler, EnginePublisher):
+            most = max(_FOR_ENGINES, most)
+        if most:
+            prune(self._folder / "policies", keep=most)
 
     def save_model(self, target: Path) -> None:
         """A Hugging Face folder with the current weights and the run's tokenizer."""

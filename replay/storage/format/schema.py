@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from replay.records import OWN_SOURCES, RESERVED
 from replay.storage.format.column_types import Checked, ExactText, JsonText, Measured, Real, Share, Size, Truth, Whole
 
-REVISION = "0007"
+REVISION = "0008"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
@@ -65,6 +65,8 @@ policies = sa.Table(
     _text("tokenizer_hash"),
     _text("template_hash"),
     _text("created_at"),
+    _text("sha256", null=True),
+    _text("probe", null=True),
 )
 
 tasks = sa.Table(

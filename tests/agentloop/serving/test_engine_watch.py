@@ -18,7 +18,7 @@ from agentloop.serving.engine_process import EngineProcess
 from agentloop.serving.engine_watch import EngineWatch, PolicyWatch
 from tests.fakes import vllm_program
 from tests.fakes.learner_engine import LearnerEngine
-from tests.fakes.published_policies import published, step, tiny_learner
+from tests.fakes.published_policies import label, published, step, tiny_learner
 from tests.vllm.server import free_port
 
 PROGRAM = (sys.executable, str(vllm_program.__file__))
@@ -78,7 +78,7 @@ def test_policy_is_published_once_and_again_after_a_restart(tmp_path: Path) -> N
     engine.restart()
     watch.forget()
     watch.look()
-    assert engine.calls == ["reload tiny@0", "reload tiny@1", "reload tiny@1"]
+    assert engine.calls == [f"reload {label(tmp_path / name)}" for name in ("000000", "000001", "000001")]
     assert [line[:21] for line in said] == ["serves policy 000000,", "serves policy 000001,", "serves policy 000001,"]
 
 
@@ -136,4 +136,4 @@ def test_attached_engine_is_proved_again_when_it_is_back(tmp_path: Path) -> None
     finally:
         stop.set()
         thread.join(LIMIT_S)
-    assert engine.calls == ["reload tiny@0", "reload tiny@0"]
+    assert engine.calls == [f"reload {label(tmp_path / '000000')}"] * 2

@@ -9,6 +9,7 @@ import pytest
 from agentloop import train
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
+from agentloop.generation.publishing.published_policy import read_published
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.runs import SilentDisplay, StopAfter, buffer_of, rows, save_qwen2, small_config
 
@@ -48,12 +49,24 @@ def test_every_token_has_the_version_that_sampled_it_and_its_log_prob(tmp_path: 
 def test_a_run_goes_on_with_the_version_of_its_checkpoint(tmp_path: Path, model: Path) -> None:
     with serving(model) as server:
         train(config(tmp_path, model, server), display=StopAfter(2))
-        assert server.models.label.endswith("@2")
+        assert server.models.label.partition("@")[2].startswith("2-")
     with serving(model, port=server.port) as server:  # started anew, with the weights the run began with
         resumed = train(config(tmp_path, model, server), display=SilentDisplay(), resume=True)
-        assert server.models.label.endswith("@3")
+        assert server.models.label.partition("@")[2].startswith("3-")
     stored = rows(buffer_of(resumed.folder), "select distinct iteration, policy_version_min from trajectories")
     assert sorted(stored) == [(1, 0), (2, 1), (3, 2)]
+
+
+def test_a_policy_says_which_bytes_engines_were_given(tmp_path: Path, model: Path) -> None:
+    with serving(model) as server:
+        result = train(config(tmp_path, model, server), display=SilentDisplay())
+        label_of_last = server.models.label
+    stored = rows(buffer_of(result.folder), "select version, sha256, probe from policies order by 1")
+    assert [version for version, _, _ in stored] == [0, 1, 2, 3]
+    assert label_of_last.endswith(f"@3-{stored[3][1][:8]}")
+    for version, sha256, probe in stored[2:]:  # the folders of the two newest are there
+        published = read_published(result.folder / "policies" / f"{version:06d}")
+        assert (sha256, probe) == (published.sha256, published.probe.model_dump_json())
 
 
 def test_an_engine_that_fails_its_proof_stops_the_run(tmp_path: Path, model: Path) -> None:

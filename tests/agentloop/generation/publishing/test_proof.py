@@ -10,7 +10,7 @@ from agentloop.generation.publishing.proof import ProofFailed, prove, publish
 from agentloop.generation.publishing.published_policy import read_published
 from agentloop.models.loading import LoadedModel
 from tests.fakes.learner_engine import LearnerEngine
-from tests.fakes.published_policies import OTHER_TEXT, published, step, tiny_learner, with_adapter
+from tests.fakes.published_policies import OTHER_TEXT, label, published, step, tiny_learner, with_adapter
 
 
 @pytest.fixture
@@ -24,27 +24,27 @@ def test_publish_proves_each_version(tmp_path: Path, learner: LoadedModel) -> No
     engine = LearnerEngine(tmp_path / "000000")
     for version in (1, 2):
         step(learner, seed=version)
-        published(tmp_path / f"{version:06d}", learner, version=version)
+        policy = published(tmp_path / f"{version:06d}", learner, version=version)
         proof = publish(engine, tmp_path / f"{version:06d}")
         # 8 prompts, and the 20 likeliest tokens after each
         assert proof.tokens == 160 and proof.worst < 1e-5
-        assert engine.label() == f"tiny@{version}"
+        assert engine.label() == policy.label
 
 
 def test_publish_sends_nothing_to_an_engine_that_proves_it(tmp_path: Path, learner: LoadedModel) -> None:
     engine = LearnerEngine(tmp_path / "000000")
     publish(engine, tmp_path / "000000")
     publish(engine, tmp_path / "000000")
-    assert engine.calls == ["reload tiny@0"]
+    assert engine.calls == [f"reload {label(tmp_path / '000000')}"]
 
 
 def test_publish_reloads_what_bears_the_name_alone(tmp_path: Path, learner: LoadedModel) -> None:
     engine = LearnerEngine(tmp_path / "000000")
     step(learner, seed=1)
-    published(tmp_path / "000001", learner, version=1)
-    engine.name_weights("tiny@1")
+    policy = published(tmp_path / "000001", learner, version=1)
+    engine.name_weights(policy.label)
     assert publish(engine, tmp_path / "000001").worst < 1e-5
-    assert engine.calls == ["reload tiny@1"]
+    assert engine.calls == [f"reload {policy.label}"]
 
 
 def test_head_that_stays_old_is_refused(tmp_path: Path, learner: LoadedModel) -> None:
@@ -52,10 +52,10 @@ def test_head_that_stays_old_is_refused(tmp_path: Path, learner: LoadedModel) ->
     engine.head_stays_old = True
     step(learner, seed=1)
     published(tmp_path / "000001", learner, version=1)
-    expected = r"^the engine at http://fake, published tiny@1, must sample .* got a difference of \d.* of a head tied"
+    expected = r"^the engine at http://fake, published tiny@1-\w{8}, must sample .* a difference of \d.* of a head tied"
     with pytest.raises(ProofFailed, match=expected):
         publish(engine, tmp_path / "000001")
-    assert engine.label() == "unproved tiny@1"
+    assert engine.label() == f"unproved {label(tmp_path / '000001')}"
 
 
 def test_log_probs_from_before_the_temperature_are_refused_by_their_name(tmp_path: Path, learner: LoadedModel) -> None:
@@ -86,7 +86,7 @@ def test_another_model_of_the_same_shape_is_refused(tmp_path: Path, learner: Loa
     other = tiny_learner(tmp_path / "other", seed=1)
     policy = published(tmp_path / "000001", other, run="other", version=1)
     engine = LearnerEngine(tmp_path / "000000")
-    engine.name_weights("other@1")
+    engine.name_weights(policy.label)
     with pytest.raises(ProofFailed, match="been started from another model"):
         prove(engine, policy)
 
@@ -95,7 +95,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path, learner: LoadedModel) -> N
     other = tiny_learner(tmp_path / "other", corpus=OTHER_TEXT)
     policy = published(tmp_path / "000001", other, run="other", version=1)
     engine = LearnerEngine(tmp_path / "000000")
-    engine.name_weights("other@1")
+    engine.name_weights(policy.label)
     with pytest.raises(ProofFailed, match="must have the learner's tokenizer"):
         prove(engine, policy)
     # Their weights are equal, so that nothing but the tokenizer tells them apart.
@@ -123,7 +123,7 @@ def test_adapters_are_proved_by_name_and_older_ones_go(tmp_path: Path, learner: 
         step(adapted, seed=version, size=0.1)
         folder = _adapter(tmp_path / f"{version:06d}", adapted, version=version)
         assert publish(engine, folder).worst < 1e-5
-    assert engine.adapters() == ["of another run", "tiny@3", "tiny@4"]
+    assert engine.adapters() == ["of another run", label(tmp_path / "000003"), label(tmp_path / "000004")]
 
 
 def test_adapter_that_fails_its_proof_is_unloaded(tmp_path: Path, learner: LoadedModel) -> None:
@@ -131,7 +131,7 @@ def test_adapter_that_fails_its_proof_is_unloaded(tmp_path: Path, learner: Loade
     published(tmp_path / "other-base", other)
     adapted = with_adapter(tmp_path / "other-base", other)
     engine = LearnerEngine(tmp_path / "000000")
-    with pytest.raises(ProofFailed, match="published tiny@1, must sample with the learner's log-probs"):
+    with pytest.raises(ProofFailed, match=r"published tiny@1-\w{8}, must sample with the learner's log-probs"):
         publish(engine, _adapter(tmp_path / "000001", adapted, version=1))
     assert engine.adapters() == []
 

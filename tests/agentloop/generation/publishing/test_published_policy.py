@@ -9,7 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentloop.errors import UserError
-from agentloop.generation.publishing.published_policy import MARKER, RECORD, newest_published, read_published
+from agentloop.generation.publishing.published_policy import (
+    MARKER,
+    RECORD,
+    newest_published,
+    read_published,
+    version_in,
+)
 from agentloop.models.loading import LoadedModel
 from agentloop.runs.checkpoint import COMPLETE
 from tests.fakes.published_policies import published, tiny_learner
@@ -23,7 +29,11 @@ def learner(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 def test_what_is_written_is_read(tmp_path: Path, learner: LoadedModel) -> None:
     policy = published(tmp_path / "000003", learner, version=3)
     assert read_published(tmp_path / "000003") == policy
-    assert (policy.label, policy.kind, policy.half_precision) == ("tiny@3", "full", False)
+    assert (policy.label, policy.kind, policy.half_precision) == (f"tiny@3-{policy.sha256[:8]}", "full", False)
+    assert version_in(policy.label, "tiny") == 3
+    assert [version_in(name, "tiny") for name in ("tiny", "tiny@3", f"a.{policy.label}", "tiny2@3-00000000")] == [
+        None
+    ] * 4
 
 
 def test_head_is_written_apart_from_the_embeddings(tmp_path: Path, learner: LoadedModel) -> None:
