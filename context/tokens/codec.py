@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tokenizers import Encoding
 
 from context.tokens import tokenizer_parts as parts
+from context.tokens.byte_level import TokenPlaces, is_byte_level, spelled_bytes
 from context.tokens.control_finder import Control, ControlFinder
 
 _SCHEMA_WORDS = frozenset(
@@ -33,11 +34,6 @@ _SCHEMA_WORDS = frozenset(
 """What every template looks for in tools and calls."""
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
-    chr(0x100 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)
-}
-"""How byte-level tokenizers (GPT-2 and its heirs) spell bytes that are no printable character."""
 _STAND_IN = "?"
 
 
@@ -78,7 +74,7 @@ class TokenCodec:
         self._beginnings = frozenset(text[:n] for text in self.added_tokens for n in range(1, len(text)))
         self._endings = frozenset(text[n:] for text in self.added_tokens for n in range(1, len(text)))
         self._longest = max(map(len, self.added_tokens), default=1)
-        self._byte_level = '"ByteLevel"' in json.dumps(description.get("decoder"))
+        self._byte_level = is_byte_level(description)
         self._full = parts.tokenizer_of(description)
         self._text = parts.without_control_tokens(description, self.added_ids)
         inside = parts.inside_a_text(description)
@@ -87,6 +83,10 @@ class TokenCodec:
             self._text if inside == description else parts.without_control_tokens(inside, self.added_ids)
         )
         self._finder = ControlFinder(description, control)
+        vocabulary = self._full.get_vocab(with_added_tokens=True)
+        self._places = TokenPlaces(description, vocabulary, {int(row["id"]) for row in description["added_tokens"]})
+        self._is_control = np.zeros(max(vocabulary.values(), default=0) + 1, bool)
+        self._is_control[self._control_ids] = True
         self.vocab_size: int = self._full.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
@@ -129,13 +129,17 @@ class TokenCodec:
         `opens`: nothing stands before it. The tokens are the tokenizer's own for this text, but where these hold a
         control token: then they are those of a tokenizer that knows none.
         """
-        encoding = (self._full if opens or control else self._full_inside).encode(text, add_special_tokens=False)
-        ids = np.array(encoding.ids, np.int32)
-        found = np.flatnonzero(np.isin(ids, self._control_ids))
+        tokenizer = self._full if opens or control else self._full_inside
+        # Without the places of the tokens, which take longer than the tokens.
+        ids = np.array(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids, np.int32)
+        found = np.flatnonzero(self._is_control[ids])
         if ids[found].tolist() == ([control.token] if control else []):
             # What is put before the first word of a whole text stands before the control token.
             skipped = found[0] if control and not opens else 0
-            return Piece(ids[skipped:], _firsts(encoding)[skipped:])
+            firsts = self._places.firsts(text, ids)
+            if firsts is None:
+                firsts = _firsts(tokenizer.encode(text, add_special_tokens=False))
+            return Piece(ids[skipped:], firsts[skipped:])
         head = [] if control is None else [control.token]
         cut = 0 if control is None else control.end
         encoding = self._untrusted(text[cut:], opens=opens and control is None)
@@ -165,7 +169,7 @@ class TokenCodec:
         if token in self.added_ids:
             return written.encode()
         if self._byte_level:
-            return bytes(_BYTE_OF[character] for character in written)
+            return spelled_bytes(written)
         if match := _BYTE_TOKEN.fullmatch(written):
             return bytes([int(match[1], 16)])
         return written.replace(parts.SENTENCEPIECE_SPACE, " ").encode()
