@@ -1,7 +1,8 @@
 """Seconds to collect episodes whose tool takes its time: one call after another, together, and concurrently.
 
 128 episodes of 5 calls to a tool that sleeps 50 ms. Replies are scripted, so that nothing but collecting is timed: the
-prompts, the reading of replies, the tools and the records.
+prompts, the reading of replies, the tools and the records. `work`: the same with a tool that takes no time, which is
+the least that any order of calls takes on one interpreter.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ from context import ChatTemplate, HermesParser, Message, Renderer, TokenCodec, d
 EPISODES, CALLS, SLEEP_S = 128, 5, 0.05
 GOALS = {"together_speedup": ">= 20", "concurrent_speedup": ">= 40"}
 _CALL = '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>'
+_RESULT = "There are three pages on this: what it is, who made it, and where it is used today."
 
 
 class Waiting(Environment):
     """A tool that waits, as a search or a container does."""
 
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
     def make_task(self, rng: random.Random) -> Task:
-        return Task("Wait.", {})
+        return Task("Look up what this is, who made it and where it is used.", {})
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         return 1.0
@@ -40,8 +45,8 @@ class Waiting(Environment):
     @tool
     def wait(self) -> str:
         """Wait."""
-        time.sleep(SLEEP_S)
-        return "waited"
+        time.sleep(self._seconds)
+        return _RESULT
 
 
 class _Scripted:
@@ -77,7 +82,11 @@ class _ScriptedElsewhere(_Scripted):
 
 
 def actors(factory: EnvironmentFactory, *, elsewhere: bool) -> Actors:
-    frame = [json.dumps(tool["function"]) for tool in factory.tools] + [_CALL, "waited done Wait."]
+    frame = [json.dumps(tool["function"]) for tool in factory.tools] + [
+        _CALL,
+        _RESULT,
+        "done. Look up what this is, who made it and where it is used.",
+    ]
     tokenizer = build_tokenizer(frame * 50, vocabulary=400)
     codec = TokenCodec(tokenizer.backend_tokenizer.to_str())
     stop = codec.token_id(END_OF_TURN)
@@ -88,9 +97,9 @@ def actors(factory: EnvironmentFactory, *, elsewhere: bool) -> Actors:
     return Actors(factory, generator, renderer, HermesParser(), default_authors(), codec.vocab_size)
 
 
-def seconds(*, elsewhere: bool, threads: int, episodes: int = EPISODES) -> float:
+def seconds(*, elsewhere: bool, threads: int, episodes: int = EPISODES, sleep_s: float = SLEEP_S) -> float:
     """Wall-clock of one collection."""
-    factory = load_environment(f"{Path(__file__)}:Waiting", {})
+    factory = load_environment(f"{Path(__file__)}:Waiting", {"seconds": sleep_s})
     config = RunConfig.model_validate({"rollout": {"tool_threads": threads, "max_tokens_per_turn": 100}})
     playing = actors(factory, elsewhere=elsewhere)
     tasks = [factory.make_task(random.Random(0)) for _ in range(episodes)]
@@ -105,16 +114,18 @@ def seconds(*, elsewhere: bool, threads: int, episodes: int = EPISODES) -> float
 
 
 def measure(*, rounds: int = 3) -> dict[str, float]:
-    found: dict[str, list[float]] = {"one_by_one": [], "together": [], "concurrent": []}
+    found: dict[str, list[float]] = {"one_by_one": [], "together": [], "concurrent": [], "work": []}
     for _ in range(rounds):
         found["one_by_one"].append(seconds(elsewhere=False, threads=1))
         found["together"].append(seconds(elsewhere=False, threads=EPISODES))
         found["concurrent"].append(seconds(elsewhere=True, threads=EPISODES))
+        found["work"].append(seconds(elsewhere=True, threads=EPISODES, sleep_s=0))
     medians = {f"{name}_s": statistics.median(times) for name, times in found.items()}
     return {
         **medians,
         "together_speedup": medians["one_by_one_s"] / medians["together_s"],
         "concurrent_speedup": medians["one_by_one_s"] / medians["concurrent_s"],
+        "most_speedup": medians["one_by_one_s"] / medians["work_s"],
     }
 
 

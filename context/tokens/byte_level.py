@@ -47,5 +47,5 @@ class TokenPlaces:
         ends = np.cumsum(sizes)
         if not len(ids) or ends[-1] != len(written):
             return None
-        character = np.cumsum((written & 0xC0) != 0x80) - 1
-        return character[ends - sizes].astype(np.int32)
+        character = np.cumsum((written & 0xC0) != 0x80, dtype=np.int32) - np.int32(1)
+        return np.asarray(character[ends - sizes], np.int32)

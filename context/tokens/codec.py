@@ -47,7 +47,7 @@ class Piece:
 
     def token_from(self, place: int) -> int:
         """The first token that begins at or behind a character."""
-        return int(np.searchsorted(self.firsts, place)) if place > 0 else 0
+        return int(self.firsts.searchsorted(np.int32(place))) if place > 0 else 0
 
 
 class TokenCodec:

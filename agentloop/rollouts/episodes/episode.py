@@ -220,6 +220,8 @@ class _Author:
 
     async def start(self) -> None:
         name = type(self.environment).__name__
+        if type(self.environment).start is Environment.start:
+            return  # it does nothing
         try:
             await self._called(self.environment.start, self.task)
         except (Exception, ToolTimeout) as error:
