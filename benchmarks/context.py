@@ -33,6 +33,7 @@ GOALS = {"speedup_50": ">= 20", "speedup_200": ">= 60", "growth": "<= 5"}
 _THOUGHT = "{% if message.reasoning_content %}"
 _WORDS = 4000
 _SLOW_S = 30.0
+"""What takes longer is timed once."""
 _TOOL = {
     "type": "function",
     "function": {
@@ -144,21 +145,17 @@ def measure(
     found: dict[str, float] = {}
     for count in turns:
         conversation = make_conversation(count, reply=reply, result=result)
-        ours: list[float] = []
-        theirs: list[float] = []
-        for _ in range(rounds):
-            seconds, prompt = prompt_by_prompt(conversation)
-            ours.append(seconds)
-            # The slow way is timed again where that takes no minute.
-            if not theirs or theirs[0] < _SLOW_S:
-                seconds, other = whole_each_turn(conversation)
-                theirs.append(seconds)
-                # Not the same ids: a policy need not write a reply in the tokens that its text would be read as.
-                if conversation.tokenizer.decode(prompt) != conversation.tokenizer.decode(other):
-                    raise RuntimeError("both ways must make the same prompt, got two different texts.")
-        found[f"seconds_{count}"] = statistics.median(ours)
+        ours = [prompt_by_prompt(conversation) for _ in range(rounds)]
+        theirs = [whole_each_turn(conversation)]
+        while theirs[0][0] < _SLOW_S and len(theirs) < rounds:
+            theirs.append(whole_each_turn(conversation))
+        prompt = ours[0][1]
+        # Not the same ids: a policy need not write a reply in the tokens that its text would be read as.
+        if conversation.tokenizer.decode(prompt) != conversation.tokenizer.decode(theirs[0][1]):
+            raise RuntimeError("both ways must make the same prompt, got two different texts.")
+        found[f"seconds_{count}"] = statistics.median(taken for taken, _ in ours)
         found[f"tokens_{count}"] = float(len(prompt))
-        found[f"speedup_{count}"] = statistics.median(theirs) / found[f"seconds_{count}"]
+        found[f"speedup_{count}"] = statistics.median(taken for taken, _ in theirs) / found[f"seconds_{count}"]
     found["growth"] = found[f"seconds_{turns[-1]}"] / found[f"seconds_{turns[0]}"]
     return found
 
