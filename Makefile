@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help quickstart test soak bench setup-browser setup-vllm screenshots clean
+.PHONY: help quickstart test soak bench gpu setup-browser setup-vllm screenshots clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -47,6 +47,10 @@ soak: $(VENV)/.dev
 ## make bench        reported figures, paired ratios
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
+
+## make gpu          on a machine with a GPU: the tests that need one, and figures for docs/benchmarks.md
+gpu: $(VENV)/.dev
+	$(BIN)/python -m tests.gpu
 
 ## make screenshots  pictures of the inspector for docs/images, of RUN=runs/... or the newest run
 screenshots: $(VENV)/.dev

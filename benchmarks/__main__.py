@@ -29,7 +29,9 @@ from benchmarks._goals import verdict
 def environment() -> dict[str, str]:
     """What the figures depend on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     return {
+        **gpu,
         "hardware": f"{_processor()}, {cores} cores, {_memory()}",
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "torch": f"{torch.__version__}, 1 thread",

@@ -19,7 +19,7 @@ from tests.fakes.batch_rows import (
     tiny_actor,
 )
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 TOLERANCE = 1e-4
 
 

@@ -47,7 +47,7 @@ def derivatives(inputs: dict[str, Any], outputs: tuple[Tensor | None, ...]) -> l
     """Of a sum with different weights, negative ones among them, wrt all that has a gradient."""
     made = torch.Generator().manual_seed(1)
     loss = sum(
-        ((out * torch.randn(out.shape, generator=made, dtype=torch.float64).to(out.dtype)).sum())
+        ((out * torch.randn(out.shape, generator=made, dtype=torch.float64).to(out)).sum())
         for out in outputs
         if out is not None
     )
