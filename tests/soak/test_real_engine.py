@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from agentloop.generation.publishing.engine_control import EngineControl
 from agentloop.generation.publishing.proof import ProofFailed, prove, publish
-from agentloop.generation.publishing.published_policy import read_published
+from agentloop.generation.publishing.published_policy import read_published, version_in
 from agentloop.models.loading import LoadedModel
 from tests.fakes.published_policies import OTHER_TEXT, label, published, step, tiny_learner, with_adapter
 from tests.vllm.environment import missing
@@ -48,9 +49,9 @@ def learners_log_probs(learner: LoadedModel, prompt: list[int], reply: list[int]
     return torch.log_softmax(logits, dim=-1)[torch.arange(len(reply)), torch.tensor(reply)]
 
 
-def replies(engine: EngineControl, model: str, prompts: list[list[int]]) -> list[dict[str, Any]]:
+def replies(engine: EngineControl, model: str, prompts: list[list[int]], *, length: int = 16) -> list[dict[str, Any]]:
     def ask(prompt: list[int]) -> dict[str, Any]:
-        sampling = {"temperature": TEMPERATURE, "max_tokens": 16, "logprobs": 0, "detokenize": False}
+        sampling = {"temperature": TEMPERATURE, "max_tokens": length, "logprobs": 0, "detokenize": False}
         body = {"model": model, "token_ids": prompt, "sampling_params": {**sampling, "top_p": 1.0, "top_k": -1}}
         headers = {"Authorization": f"Bearer {KEY}"}
         answer = httpx2.post(f"{engine.url}/inference/v1/generate", json=body, headers=headers, timeout=120)
@@ -117,6 +118,30 @@ def test_adapters_are_proved_by_name(engine: Engine, tmp_path: Path) -> None:
         print(f"adapter {version}: {proof.tokens} tokens within {proof.worst:.1e} nats")
     assert engine.control.adapters() == [label(tmp_path / "000003"), label(tmp_path / "000004")]
     assert worst_difference(engine, label(tmp_path / "000004"), learner, None) < 1e-3
+
+
+def test_fifty_adapters_are_each_sampled_by_name_while_the_next_is_published(engine: Engine, tmp_path: Path) -> None:
+    publish(engine.control, engine.first)
+    learner = with_adapter(engine.first, engine.learner)
+    prompts = [[5 + number, 9, 40] for number in range(8)]
+    names, worst, tokens, before = list[str](), 0.0, 0, learner
+    with ThreadPoolExecutor(1) as pool:
+        for version in range(50):
+            step(learner, seed=version, size=0.1)
+            folder = _published(tmp_path / f"{version:06d}", learner, run="fifty", version=version)
+            under_way = pool.submit(replies, engine.control, names[-1], prompts, length=200) if names else None
+            assert publish(engine.control, folder).worst < 1e-4
+            if under_way is not None:
+                for prompt, choice in zip(prompts, under_way.result(), strict=True):
+                    found = torch.tensor([entry["logprob"] for entry in choice["logprobs"]["content"]])
+                    own = learners_log_probs(before, prompt, choice["token_ids"])
+                    worst, tokens = max(worst, float((found - own).abs().max())), tokens + len(found)
+            names.append(label(folder))
+            before = replace(learner, model=copy.deepcopy(learner.model))
+            ours = [name for name in engine.control.adapters() if version_in(name, "fifty") is not None]
+            assert ours == names[-2:]
+    print(f"50 adapters: {tokens} tokens of the one before, within {worst:.1e} nats")
+    assert len(set(names)) == 50 and worst < 1e-3 and tokens > 49 * 8
 
 
 def test_an_adapter_under_the_name_of_another_is_refused(engine: Engine, tmp_path: Path) -> None:
