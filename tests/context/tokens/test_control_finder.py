@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -24,12 +25,18 @@ TEXTS = st.lists(
 ).map("".join)
 
 
+@cache
+def made(kind: str) -> tuple[TokenCodec, Tokenizer]:
+    tokenizer = Tokenizer.from_str(KINDS[kind])
+    tokenizer.post_processor = None
+    return TokenCodec(KINDS[kind]), tokenizer
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=200)
 @given(text=TEXTS)
 def test_control_tokens_are_found_where_the_tokenizer_finds_them(kind: str, text: str) -> None:
-    codec, tokenizer = TokenCodec(KINDS[kind]), Tokenizer.from_str(KINDS[kind])
-    tokenizer.post_processor = None
+    codec, tokenizer = made(kind)
     encoding = tokenizer.encode(text, add_special_tokens=False)
     expected = [
         (token, *place) for token, place in zip(encoding.ids, encoding.offsets, strict=True) if token in codec.added_ids
