@@ -9,8 +9,8 @@ from pathlib import Path
 
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.generation.publishing.engine_control import EngineControl
-from agentloop.generation.publishing.proof import publish
+from agentloop.generation.publishing.engine_control import EngineControl, EngineRefused
+from agentloop.generation.publishing.proof import ProofFailed, publish
 from agentloop.generation.publishing.published_policy import PublishedPolicy, read_published
 from agentloop.generation.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.generation.remote.server_facts import read_key
@@ -24,11 +24,20 @@ _LOOK_AGAIN_S = 2.0
 class EnginePublisher:
     """Writes each version into a folder of `policies` and brings it into every engine."""
 
-    def __init__(self, engine: RemoteEngine, controls: Sequence[EngineControl], policies: Path, *, run: str) -> None:
+    def __init__(
+        self,
+        engine: RemoteEngine,
+        controls: Sequence[EngineControl],
+        policies: Path,
+        *,
+        run: str,
+        restart_timeout_s: float,
+    ) -> None:
         self.engine = engine
         self._controls = controls
         self._policies = policies
         self._run = run
+        self._restart_timeout_s = restart_timeout_s
 
     def write(
         self, version: int, loaded: LoadedModel, save_model: Callable[[Path], None], config: RunConfig
@@ -55,8 +64,26 @@ class EnginePublisher:
         for control in self._controls:
             self.engine.withdraw(control.url)
         for control in self._controls:
-            publish(control, target)
+            self._bring(control, target)
         self.engine.published(policy.version, name=policy.label if policy.kind == "lora" else None, label=policy.label)
+
+    def _bring(self, control: EngineControl, target: Path) -> None:
+        """Into one engine; one that died is waited for. What can't be proved is brought once more."""
+        deadline, refused = time.monotonic() + self._restart_timeout_s, False
+        while True:
+            try:
+                publish(control, target)
+                return
+            except ProofFailed:
+                # Whoever watches the engine may have published to it at the same time.
+                if refused:
+                    raise
+                refused = True
+            except EngineRefused as error:
+                understood = error.status is not None and error.status < 500
+                if understood or time.monotonic() >= deadline:
+                    raise
+                time.sleep(_LOOK_AGAIN_S)
 
     def _remove_newer(self, version: int) -> None:
         """A run that goes on from a checkpoint makes the later versions anew."""
@@ -101,4 +128,4 @@ def connect_engines(
             "Lower it, or start the engines with a larger --max-model-len."
         )
     controls = [EngineControl(server.url, model=server.model, key=key) for server in engine.servers]
-    return EnginePublisher(engine, controls, policies, run=run)
+    return EnginePublisher(engine, controls, policies, run=run, restart_timeout_s=section.restart_timeout_s)

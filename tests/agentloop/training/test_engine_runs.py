@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -67,6 +70,31 @@ def test_a_policy_says_which_bytes_engines_were_given(tmp_path: Path, model: Pat
     for version, sha256, probe in stored[2:]:  # the folders of the two newest are there
         published = read_published(result.folder / "policies" / f"{version:06d}")
         assert (sha256, probe) == (published.sha256, published.probe.model_dump_json())
+
+
+class DiesBeforeAPublish(SilentDisplay):
+    """The engine is gone when the first update begins, and back after a while."""
+
+    def __init__(self, server: ExitStack, again: Callable[[], object]) -> None:
+        super().__init__()
+        self._server = server
+        self._again = threading.Timer(1.0, again)
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        if name == "update" and not self._again.ident:
+            self._server.close()
+            self._again.start()
+
+
+def test_an_engine_that_died_is_waited_for_when_a_policy_is_published(tmp_path: Path, model: Path) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(model))
+        given = config(tmp_path, model, server).model_dump()
+        given["engine"]["restart_timeout_s"] = 60.0
+        display = DiesBeforeAPublish(stack, lambda: stack.enter_context(serving(model, port=server.port)))
+        result = train(RunConfig.model_validate(given), display=display)
+    stored = rows(buffer_of(result.folder), "select distinct iteration, policy_version_min from trajectories")
+    assert sorted(stored) == [(1, 0), (2, 1), (3, 2)]
 
 
 def test_an_engine_that_fails_its_proof_stops_the_run(tmp_path: Path, model: Path) -> None:
