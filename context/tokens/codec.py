@@ -70,7 +70,6 @@ class TokenCodec:
                 f"tokenizer must have control tokens of at least two characters, got {letters[0]!r}. "
                 "This tokenizer can't be used safely."
             )
-        self._control_ids = [int(row["id"]) for row in control]
         self._beginnings = frozenset(text[:n] for text in self.added_tokens for n in range(1, len(text)))
         self._endings = frozenset(text[n:] for text in self.added_tokens for n in range(1, len(text)))
         self._longest = max(map(len, self.added_tokens), default=1)
@@ -86,7 +85,7 @@ class TokenCodec:
         vocabulary = self._full.get_vocab(with_added_tokens=True)
         self._places = TokenPlaces(description, vocabulary, {int(row["id"]) for row in description["added_tokens"]})
         self._is_control = np.zeros(max(vocabulary.values(), default=0) + 1, bool)
-        self._is_control[self._control_ids] = True
+        self._is_control[[*self.added_ids]] = True
         self.vocab_size: int = self._full.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
