@@ -6,16 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.test_quickstart import evaluations, quickstart
+from tests.soak.test_quickstart import evaluations, quickstart, warmed_up_model
 
 pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
 def warmed_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model that the quickstart's first iteration begins with."""
-    result = quickstart(tmp_path_factory.mktemp("warm-up"), "run.iterations=1", "evaluation.tasks=1")
-    return Path(str(result["folder"])) / "model"
+    return warmed_up_model(tmp_path_factory.mktemp("warm-up"))
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++", "dr_grpo", "opo"])

@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.runs import ROOT, rows
 from tests.soak.test_engine_refusals import engine_command, signal_worker
-from tests.soak.test_quickstart import evaluations, quickstart, worst_log_prob_error
+from tests.soak.test_quickstart import evaluations, quickstart, warmed_up_model, worst_log_prob_error
 from tests.vllm.environment import missing
 from tests.vllm.server import KEY, free_port
 
@@ -28,8 +28,7 @@ def test_a_run_outlives_ten_kills_and_three_stops_of_its_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENTLOOP_ENGINE_KEY", KEY)
-    warm = quickstart(tmp_path / "warm-up", "run.iterations=1", "evaluation.tasks=1")
-    model, port = Path(str(warm["folder"])) / "model", free_port()
+    model, port = warmed_up_model(tmp_path / "warm-up"), free_port()
     training = _train(tmp_path, model, port)
     run = tmp_path / "runs" / "quickstart-001"
     try:

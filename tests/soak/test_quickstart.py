@@ -33,6 +33,12 @@ def quickstart(folder: Path, *settings: str) -> dict[str, object]:
     return result
 
 
+def warmed_up_model(folder: Path) -> Path:
+    """The model that the quickstart's first iteration begins with."""
+    result = quickstart(folder, "run.iterations=1", "evaluation.tasks=1")
+    return Path(str(result["folder"])) / "model"
+
+
 def evaluations(run: Path) -> list[float]:
     query = "select value from metrics where name = 'eval/success' order by iteration"
     return [value for (value,) in rows(run / "replay.sqlite", query)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.runs import rows
-from tests.soak.test_quickstart import evaluations, quickstart
+from tests.soak.test_quickstart import evaluations, quickstart, warmed_up_model
 from tests.vllm.environment import missing
 from tests.vllm.server import KEY, real_engine
 
@@ -16,9 +16,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason
 
 @pytest.fixture(scope="module")
 def warmed_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model that the quickstart's first iteration begins with."""
-    result = quickstart(tmp_path_factory.mktemp("warm-up"), "run.iterations=1", "evaluation.tasks=1")
-    return Path(str(result["folder"])) / "model"
+    return warmed_up_model(tmp_path_factory.mktemp("warm-up"))
 
 
 @pytest.mark.parametrize(("rank", "learning_rate"), [(0, 1.5e-3), (16, 5e-3)], ids=["weights", "adapters"])
