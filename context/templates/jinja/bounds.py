@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from time import monotonic
 from typing import Any
 
@@ -109,7 +110,8 @@ class Bounds:
         self.charge_whole(value)
         if isinstance(indent, str) or (isinstance(indent, int) and indent > _MAX_INDENT):
             raise OutOfBounds(f"tojson must indent by at most {_MAX_INDENT} spaces, not by {str(indent)[:20]}")
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        marks = None if separators is None else tuple(separators)
+        return _json_encoder(ensure_ascii, indent, marks, sort_keys).encode(value)
 
     def charge_whole(self, value: Any) -> None:
         """A value with all it holds, each time it is held."""
@@ -119,8 +121,9 @@ class Bounds:
             nodes += 1
             if isinstance(found, str):
                 size += len(found)
-            elif isinstance(found, Mapping):
-                waiting += [*found, *found.values()]
+            elif found.__class__ is dict or isinstance(found, Mapping):
+                waiting += found
+                waiting += found.values()
             elif isinstance(found, list | tuple):
                 waiting += found
             if nodes > _MAX_NODES or len(waiting) > _MAX_NODES:
@@ -146,6 +149,13 @@ class Bounds:
             widths += sum(value for value in found if isinstance(value, int))
         longest = max((len(self.text(value)) for value in found), default=0)
         self.charge(len(pattern) + widths + pattern.count(sign) * longest)
+
+
+@lru_cache(32)
+def _json_encoder(
+    ensure_ascii: bool, indent: int | None, separators: tuple[str, ...] | None, sort_keys: bool
+) -> json.JSONEncoder:
+    return json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)  # type: ignore[arg-type]  # a pair
 
 
 def _check_bits(bits: int) -> None:
