@@ -29,7 +29,11 @@ ORPHANED = "orphaned"
 QUARANTINED = "quarantined"
 EVICTED = "evicted"
 """It is never drawn again, and its content is about to go; then `replay.storage.reclaimed` has what is left."""
-STATES = (ELIGIBLE, UNTRAINABLE, ORPHANED, QUARANTINED, EVICTED)
+OPEN_GROUP = "open"
+"""A worker collected it, and its group still lacks members: no draw takes it yet."""
+WAITING = "waiting"
+"""Its group is whole, and it is to be fresh once: no draw for replay takes it before."""
+STATES = (ELIGIBLE, UNTRAINABLE, ORPHANED, QUARANTINED, EVICTED, OPEN_GROUP, WAITING)
 
 DUPLICATE = "duplicate of "
 REDACTED = "redacted"

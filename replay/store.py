@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -26,10 +27,12 @@ from replay.records import (
     TaskRecord,
     Trajectory,
 )
+from replay.roles import Roles
 from replay.sampling.draw import Candidates, Measure, RunDraws
 from replay.sampling.samplers import RankedSampler, Sampler
 from replay.sampling.trial_draw import TrialDraw
 from replay.storage import counters, draws, erase, read, retention, write
+from replay.storage.collecting import fresh_groups
 from replay.storage.databases import Database, Location, Result, create_database, open_database, retried
 from replay.storage.draws import ResumeReport
 from replay.storage.erase import Forgotten
@@ -38,6 +41,7 @@ from replay.storage.format.schema import runs
 from replay.storage.retention import Capacity, Evicted
 from replay.storage.verify import Verification, verify
 from replay.storage.write import OPEN, Admission, AppendReport
+from replay.tickets import Tickets
 
 _PURGED = 2_000
 """Rows in one transaction."""
@@ -57,6 +61,10 @@ class ReplayStore:
         self._lock = Lock()
         self._epochs: dict[str, int] = {}
         """The runs that this store began or resumed: nobody else may have resumed them since when it writes them."""
+        self.tickets = Tickets(database, self._writing, self._author_table)
+        """What workers collect for runs."""
+        self.roles = Roles(database)
+        """Who takes part in runs."""
 
     @classmethod
     def create(cls, location: Location) -> ReplayStore:
@@ -253,7 +261,8 @@ class ReplayStore:
         def work(connection: sa.Connection) -> tuple[int, ResumeReport]:
             epoch = counters.take_over(connection, run)
             retention.restore(connection, run, iteration)
-            return epoch, draws.resume(connection, run, iteration)
+            again = fresh_groups.take_back(connection, run, iteration)
+            return epoch, replace(draws.resume(connection, run, iteration), fresh_again=again)
 
         self._epochs[run], report = self._write(work)
         return report

@@ -10,8 +10,19 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REPLAY, RESERVED, UNTRAINABLE, DrawRecord, IterationRecord
-from replay.storage.counters import LEASE_DRAWS, is_live, next_number
+from replay.records import (
+    COMMITTED,
+    ELIGIBLE,
+    FRESH,
+    ORPHANED,
+    REPLAY,
+    RESERVED,
+    UNTRAINABLE,
+    WAITING,
+    DrawRecord,
+    IterationRecord,
+)
+from replay.storage.counters import LEASE_DRAWS, is_live, next_number, set_state
 from replay.storage.format import schema
 from replay.storage.format.column_types import real_columns
 from replay.storage.format.ratio_histograms import COUNTS_RULE, encode, is_counts
@@ -25,6 +36,7 @@ from replay.storage.format.schema import (
     policies,
     reclaimed,
     sampler_state,
+    tickets,
     trajectories,
 )
 from replay.storage.statements import execute, insert, insert_columns
@@ -46,6 +58,8 @@ class ResumeReport:
     """For the ids of what is collected from now on; 0 for a run that has collected nothing."""
     sampler_state: dict[str, Any] | None
     """As committed with the iteration resumed from; None before the first."""
+    fresh_again: int = 0
+    """Trajectories of workers that were fresh or late since the checkpoint: they wait to be fresh."""
 
 
 _COLUMNS = [field.name for field in fields(DrawRecord) if field.name != "state"]
@@ -120,6 +134,7 @@ def commit(
     if records:
         _insert(connection, records, state=COMMITTED, sequence=0)
         _count_uses(connection, [record.trajectory for record in records if record.stream == REPLAY])
+        _end_waiting(connection, [record.trajectory for record in records if record.stream == FRESH])
     connection.execute(iterations.insert().values(row))
     add_metrics(connection, iteration.run, iteration.iteration, iteration.metrics)
     place = {"run": iteration.run, "iteration": iteration.iteration}
@@ -167,6 +182,10 @@ USES = (
 """The committed replays of a row of `trajectories`, counted: what its column `uses` must say."""
 
 
+_BY_WORKERS = sa.exists().where(tickets.c.trajectory == trajectories.c.id)
+"""A resume does not collect it again: its ticket is done."""
+
+
 def _count_uses(connection: sa.Connection, ids: Sequence[str]) -> None:
     """What the rows' draws say now, for every reader's next refresh to see."""
     if not ids:
@@ -174,6 +193,13 @@ def _count_uses(connection: sa.Connection, ids: Sequence[str]) -> None:
     values = {"uses": USES, "changed": next_number(connection, "changed")}
     for chunk in chunked(list(dict.fromkeys(ids))):
         connection.execute(trajectories.update().where(trajectories.c.id.in_(chunk)).values(values))
+
+
+def _end_waiting(connection: sa.Connection, ids: Sequence[str]) -> None:
+    """Rows of closed groups have been fresh now; those that the loop collected itself never waited."""
+    for chunk in chunked(list(ids)):
+        waited = sa.select(trajectories.c.id).where(trajectories.c.id.in_(chunk), trajectories.c.state == WAITING)
+        set_state(connection, connection.scalars(waited).all(), ELIGIBLE)
 
 
 def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
@@ -194,6 +220,7 @@ def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
         trajectories.c.run == run,
         trajectories.c.iteration > iteration,
         trajectories.c.state.in_([ELIGIBLE, UNTRAINABLE]),
+        ~_BY_WORKERS,
     )
     stamp = {"state": ORPHANED, "changed": next_number(connection, "changed")}
     orphaned = connection.execute(later.values(stamp)).rowcount

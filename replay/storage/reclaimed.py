@@ -15,7 +15,16 @@ from replay.records import EVICTED, REMOVED_TASK
 from replay.storage.counters import next_number
 from replay.storage.format.column_types import required
 from replay.storage.format.rows import Row, chunked
-from replay.storage.format.schema import groups, messages, reclaimed, segments, tasks, token_scores, trajectories
+from replay.storage.format.schema import (
+    groups,
+    messages,
+    reclaimed,
+    segments,
+    tasks,
+    tickets,
+    token_scores,
+    trajectories,
+)
 from replay.storage.statements import selected
 
 _rows, _left = trajectories.c, reclaimed.c
@@ -46,10 +55,12 @@ def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = 
 
 
 def remove_unused_tasks(connection: sa.Connection, hashes: Sequence[str]) -> None:
-    """The payloads of those tasks of which no row is stored. One that comes again is known again."""
+    """The payloads of those tasks of which no row is stored or expected. One that comes again is known again."""
     used = sa.exists().where(_rows.task == tasks.c.hash)
+    # Workers are still to be given it.
+    wanted = sa.exists().where(tickets.c.task == tasks.c.hash, tickets.c.closed_at.is_(None))
     for chunk in chunked(hashes):
-        unused = sa.and_(tasks.c.hash.in_(chunk), ~used)
+        unused = sa.and_(tasks.c.hash.in_(chunk), ~used, ~wanted)
         if connection.dialect.name == "sqlite":
             # A row that shrinks keeps its place in a file, and the page around it is never filled again.
             values = sa.select(tasks.c.hash, tasks.c.environment, sa.literal(REMOVED_TASK)).where(unused)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from pydantic import Field
 
-from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED, REDACTED
+from replay.records import ELIGIBLE, EVICTED, OPEN_GROUP, ORPHANED, QUARANTINED, REDACTED, WAITING
 from replay.setting_types import Positive, Section
 from replay.storage.counters import is_live, set_state
 from replay.storage.format.rows import chunked
@@ -66,14 +66,15 @@ class StoredRow:
 def over_capacity(
     connection: sa.Connection, run: str, iteration: int, *, policy_version: int, capacity: Capacity
 ) -> dict[str, list[StoredRow]]:
-    """Rows to evict after `iteration`, by rule. Reserved rows and those of the iteration itself are never among them.
+    """Rows to evict after `iteration`, by rule. Reserved rows, those of the iteration itself and
+    those that are still to be fresh are never among them.
 
     Orphaned rows go first and count for nothing: no uninterrupted run has any. Of the others those that can't be drawn
     go before those that can, and the oldest first.
     """
     if not capacity:
         return {}
-    may_go = sa.and_(_kept(run), _rows.iteration < iteration, ~_IS_RESERVED)
+    may_go = sa.and_(_kept(run), _rows.iteration < iteration, ~_IS_RESERVED, ~_TO_BE_FRESH)
     found: dict[str, list[StoredRow]] = {"orphaned": _listed(connection, _kept(run, orphaned=True), ~_IS_RESERVED)}
     gone: set[str] = set()
 
@@ -134,11 +135,11 @@ def by_hand(
 ) -> dict[str, list[StoredRow]]:
     """What a person wants gone of `run`, or of every run: `rows`, or what is over a capacity after its last iteration.
 
-    Reserved rows are never among them.
+    Reserved rows and those that are still to be fresh are never among them.
     """
     mine = sa.true() if run is None else _rows.run == run
     if rows is not None:
-        found = _listed(connection, mine, _HAS_CONTENT, ~_IS_RESERVED, rows)
+        found = _listed(connection, mine, _HAS_CONTENT, ~_IS_RESERVED, ~_TO_BE_FRESH, rows)
         return {"where": found} if found else {}
     over: dict[str, list[StoredRow]] = {}
     known = sa.select(runs.c.id).order_by(runs.c.id)
@@ -179,6 +180,7 @@ _SIZE = sa.func.coalesce(_rows.num_bytes, 0)
 _IS_RESERVED = sa.exists().where(draws.c.trajectory == _rows.id, is_live()).correlate(trajectories)
 _HAS_CONTENT = sa.or_(_rows.state != EVICTED, _rows.state_reason == REDACTED)
 """And no rule has evicted it yet."""
+_TO_BE_FRESH = _rows.state.in_([OPEN_GROUP, WAITING])
 
 
 def _kept(run: str, *, orphaned: bool = False) -> sa.ColumnElement[bool]:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from replay.errors import DamagedCell, InvalidRecord
-from replay.records import ELIGIBLE, EVICTED, ORPHANED, QUARANTINED, STATES, Trajectory
+from replay.records import ELIGIBLE, EVICTED, OPEN_GROUP, ORPHANED, QUARANTINED, STATES, WAITING, Trajectory
 from replay.storage.databases import Database
 from replay.storage.draws import USES
 from replay.storage.format.column_types import ExactText, Real, Truth, Whole
@@ -129,8 +129,9 @@ def _look_at_rows(database: Database, wanted: _Rows, found: Verification) -> Non
 
 
 def _as_collected(row: Trajectory) -> Trajectory:
-    """Orphans are made by a resume, of rows that were let in."""
-    return replace(row, record=replace(row.record, state=ELIGIBLE)) if row.record.state == ORPHANED else row
+    """Orphans are made by a resume, of rows that were let in; what is still to be fresh is eligible later."""
+    is_other = row.record.state in (ORPHANED, OPEN_GROUP, WAITING)
+    return replace(row, record=replace(row.record, state=ELIGIBLE)) if is_other else row
 
 
 def _wrong(rows: list[Trajectory], authors: AuthorTable) -> Iterator[tuple[str, str]]:

@@ -43,6 +43,10 @@ class Database(ABC):
         """
 
     @abstractmethod
+    def beside_writers(self) -> AbstractContextManager[sa.Connection]:
+        """One transaction on rows that it locks itself: on a server it need not wait until other writers are done."""
+
+    @abstractmethod
     def reading(self) -> AbstractContextManager[sa.Connection]:
         """One consistent view, however many statements ask it."""
 

@@ -67,7 +67,17 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
-        with self._begun(self._writers, _BEGIN) as connection:
+        with self._committed(_BEGIN) as connection:
+            yield connection
+
+    @contextmanager
+    def beside_writers(self) -> Iterator[sa.Connection]:
+        with self._committed(None) as connection:
+            yield connection
+
+    @contextmanager
+    def _committed(self, opening: sa.TextClause | None) -> Iterator[sa.Connection]:
+        with self._begun(self._writers, opening) as connection:
             with self._explained(_NOTHING):
                 yield connection
             with self._explained(_NOTHING, if_lost=_UNKNOWN):

@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -43,6 +43,9 @@ class SqliteDatabase(Database):
     def writing(self) -> Iterator[sa.Connection]:
         with self._explained(), self._engine.begin() as connection:
             yield connection
+
+    def beside_writers(self) -> AbstractContextManager[sa.Connection]:
+        return self.writing()
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from replay.records import OWN_SOURCES, RESERVED
 from replay.storage.format.column_types import Checked, ExactText, JsonText, Measured, Real, Share, Size, Truth, Whole
 
-REVISION = "0008"
+REVISION = "0009"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
@@ -54,6 +54,9 @@ runs = sa.Table(
     _json("fingerprint", null=True),
     # How often it has been resumed: see `replay.storage.counters`.
     _integer("epoch", server_default="0"),
+    # Its one learner, and until when it counts as alive: see `replay.storage.collecting.participants`.
+    _text("leader", null=True),
+    _real("leader_due", null=True),
 )
 
 policies = sa.Table(
@@ -281,6 +284,60 @@ histograms = sa.Table(
     _key("age", primary_key=True),
     _blob("counts"),
 )
+
+# Episodes that workers collect, one row each: see `replay.storage.collecting`. Times are seconds of the database's
+# clock.
+_UNCLOSED = sa.text("closed_at IS NULL")
+tickets = sa.Table(
+    "tickets",
+    metadata,
+    _key("run", "runs.id", primary_key=True),
+    # Of its group.
+    _integer("number", primary_key=True, autoincrement=False),
+    _integer("member", primary_key=True, autoincrement=False),
+    _key("task", "tasks.hash"),
+    # That it was issued under.
+    _integer("iteration"),
+    _text("purpose"),
+    _text("state"),
+    _text("holder", null=True),
+    # How often it has been claimed, by whomever: the number of its newest claim.
+    _integer("fence", server_default="0"),
+    _real("due", null=True),
+    # Claims that were not given back.
+    _integer("tries", server_default="0"),
+    _text("reason", null=True),
+    # Of `trajectories`, or of `reclaimed` once it was evicted.
+    _text("trajectory", null=True),
+    # What an evaluation found, of which no trajectory is stored.
+    _json("outcome", null=True),
+    _real("issued_at"),
+    _real("ended_at", null=True),
+    # Policy versions: when its group was closed, and when it was too late to be fresh.
+    _integer("closed_at", null=True),
+    _integer("late_at", null=True),
+    sa.Index("tickets_by_trajectory", "trajectory", unique=True),
+    sa.Index(
+        *("unclosed_tickets", "run", "purpose", "number", "member"),
+        sqlite_where=_UNCLOSED,
+        postgresql_where=_UNCLOSED,
+    ),
+)
+
+
+def _participants(name: str) -> sa.Table:
+    return sa.Table(
+        name,
+        metadata,
+        _key("run", "runs.id", primary_key=True),
+        _key("id", primary_key=True),
+        _json("facts"),
+        _real("started_at"),
+        _real("seen_at"),
+    )
+
+
+workers, engines = _participants("workers"), _participants("engines")
 
 # Counters: see `replay.storage.counters`.
 buffer_state = sa.Table(

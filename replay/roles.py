@@ -1,0 +1,72 @@
+"""`Roles`: who takes part in a run, as a part of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from replay.storage.collecting import participants
+from replay.storage.collecting.participants import TABLES
+from replay.storage.databases import Database, retried
+from replay.ticket_records import Participant
+
+Role = Literal["worker", "engine"]
+
+
+class Roles:
+    """Every method is one transaction, and may be done again."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def report(self, role: Role, run: str, id: str, facts: Mapping[str, Any]) -> None:
+        """A worker or an engine is alive, and says this of itself; at its first time it becomes known."""
+
+        def done() -> None:
+            with self._database.beside_writers() as connection:
+                participants.report(connection, TABLES[role], run, id, facts)
+
+        retried(done)
+
+    def leave(self, role: Role, run: str, id: str) -> None:
+        """It stops in order, and is forgotten."""
+
+        def done() -> None:
+            with self._database.beside_writers() as connection:
+                participants.leave(connection, TABLES[role], run, id)
+
+        retried(done)
+
+    def listed(self, role: Role, run: str) -> list[Participant]:
+        """All that reported themselves and did not leave, with how long they have been silent."""
+        return self._database.read(lambda connection: participants.list_participants(connection, TABLES[role], run))
+
+    def lead(self, run: str, leader: str, *, lease_s: float) -> None:
+        """`leader` is the run's one learner; raises ReplayError while another one's lease is not over.
+
+        Who leads still has to resume the run: that takes the right to write it from the one before (`RunReplaced`).
+        """
+
+        def done() -> None:
+            with self._database.writing() as connection:
+                participants.lead(connection, run, leader, lease_s=lease_s)
+
+        retried(done)
+
+    def still_leads(self, run: str, leader: str, *, lease_s: float) -> None:
+        """The lease begins anew; raises RunReplaced where another learner took its place."""
+
+        def done() -> None:
+            with self._database.beside_writers() as connection:
+                participants.still_leads(connection, run, leader, lease_s=lease_s)
+
+        retried(done)
+
+    def stop_leading(self, run: str, leader: str) -> None:
+        """The next learner need not wait for the lease."""
+
+        def done() -> None:
+            with self._database.beside_writers() as connection:
+                participants.stop_leading(connection, run, leader)
+
+        retried(done)

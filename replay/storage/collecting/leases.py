@@ -1,0 +1,151 @@
+"""Tickets and their leases: who collects which episode, and until when. The database's clock ends a lease.
+
+Claims and heartbeats write nothing but tickets, and need not wait for those who store rows: a server's rows are locked
+one by one, always in the order of their place, so that no two wait for each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from context.messages import canonical_json
+from replay.records import TaskRecord
+from replay.storage.databases.clock import seconds_now
+from replay.storage.format.rows import Row, chunked
+from replay.storage.format.schema import tasks, tickets
+from replay.storage.statements import insert
+from replay.storage.validate import checked, refused
+from replay.ticket_records import FAILED, LEASED, MOST_TRIES, QUEUED, REVOKED, UNENDED, Claim, TicketRecord
+
+_tickets = tickets.c
+PLACE = (_tickets.number, _tickets.member)
+_GIVEN = ("task", "iteration", "purpose")
+_UNHELD = {"holder": None, "due": None}
+
+
+def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Sequence[TicketRecord]) -> int:
+    """How many are new; one that was issued before must be the same again."""
+    _remember(connection, given)
+    new = []
+    for row in checked(records, "ticket", "number"):
+        here = (_tickets.run == row["run"]) & (_tickets.number == row["number"]) & (_tickets.member == row["member"])
+        stored = connection.execute(sa.select(*(_tickets[name] for name in _GIVEN)).where(here)).mappings().first()
+        for name in _GIVEN if stored is not None else ():
+            if stored[name] != row[name]:  # type: ignore[index]  # not None here
+                place = f"ticket {row['number']}/{row['member']}"
+                raise refused(name, f"be the issued {stored[name]!r}", row[name], place)  # type: ignore[index]
+        if stored is None:
+            new.append(row)
+    if new:
+        issued_at = connection.scalar(sa.select(seconds_now()))
+        insert(connection, tickets, [{**row, "state": QUEUED, "issued_at": issued_at} for row in new])
+    return len(new)
+
+
+def _remember(connection: sa.Connection, given: Sequence[TaskRecord]) -> None:
+    """Their payloads, also of tasks that went with their last row."""
+    for row, task in zip(checked(given, "task", "hash"), given, strict=True):
+        values = {**row, "payload": canonical_json(task.payload)}
+        known = connection.execute(tasks.update().where(tasks.c.hash == task.hash).values(values)).rowcount
+        if not known:
+            insert(connection, tasks, [values])
+
+
+def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
+    """Up to `count` tickets that nobody holds, or whose lease is over: evaluations first, then the oldest.
+
+    One that has been claimed too often fails instead of being given out again, so fewer may come than there are.
+    """
+    is_over = (_tickets.state == LEASED) & (_tickets.due < seconds_now())
+    columns = [_tickets[name] for name in ("number", "member", "task", "iteration", "purpose", "fence", "tries")]
+    free = sa.select(*columns).where(
+        _tickets.run == run, _tickets.closed_at.is_(None), (_tickets.state == QUEUED) | is_over
+    )
+    # `eval` comes before `train` in the order of letters.
+    free = free.order_by(_tickets.purpose, *PLACE).limit(count).with_for_update(skip_locked=True)
+    found = [dict(row) for row in connection.execute(free).mappings()]
+    exhausted = [row for row in found if row["tries"] >= MOST_TRIES]
+    given = [row for row in found if row["tries"] < MOST_TRIES]
+    reason = f"{MOST_TRIES} workers claimed it, and none of them answered"
+    _change(connection, run, map(_place, exhausted), state=FAILED, reason=reason, ended_at=seconds_now(), **_UNHELD)
+    taken = {"fence": _tickets.fence + 1, "tries": _tickets.tries + 1, "due": seconds_now() + lease_s}
+    _change(connection, run, map(_place, given), state=LEASED, holder=holder, **taken)
+    return list(_claims(connection, run, holder, given))
+
+
+def _place(row: Row) -> tuple[int, int]:
+    return row["number"], row["member"]
+
+
+def _claims(connection: sa.Connection, run: str, holder: str, rows: Sequence[Row]) -> Iterator[Claim]:
+    hashes = sorted({row["task"] for row in rows})
+    known = {}
+    for chunk in chunked(hashes):
+        known.update({row.hash: row for row in connection.execute(tasks.select().where(tasks.c.hash.in_(chunk)))})
+    for row in rows:
+        task = known[row["task"]]
+        ticket = TicketRecord(run, *_place(row), row["task"], row["iteration"], row["purpose"])
+        given = TaskRecord(task.hash, task.environment, json.loads(task.payload))
+        yield Claim(ticket, given, holder, row["fence"] + 1, row["tries"] + 1)
+
+
+def extend(connection: sa.Connection, claims: Sequence[Claim], *, lease_s: float) -> dict[tuple[int, int], str]:
+    """The state now of tickets that these claims hold no more, by place; the leases of all others begin anew."""
+    return _of_holders(connection, claims, due=seconds_now() + lease_s)
+
+
+def give_back(connection: sa.Connection, claims: Sequence[Claim]) -> dict[tuple[int, int], str]:
+    """Those still held are free at once, and the claim counts for nothing: who stops in order has tried nothing."""
+    return _of_holders(connection, claims, state=QUEUED, tries=_tickets.tries - 1, **_UNHELD)
+
+
+def fail(connection: sa.Connection, claims: Sequence[Claim], reason: str) -> dict[tuple[int, int], str]:
+    """Those still held end without a row."""
+    return _of_holders(connection, claims, state=FAILED, reason=reason, due=None, ended_at=seconds_now())
+
+
+def _of_holders(connection: sa.Connection, claims: Sequence[Claim], **values: Any) -> dict[tuple[int, int], str]:
+    lost: dict[tuple[int, int], str] = {}
+    for run in dict.fromkeys(claim.ticket.run for claim in claims):
+        mine = {claim.place: claim for claim in claims if claim.ticket.run == run}
+        found = locked(connection, run, list(mine))
+        held = [place for place, row in found.items() if row["state"] == LEASED and _is_by(row, mine[place])]
+        _change(connection, run, held, **values)
+        lost |= {place: row["state"] for place, row in found.items() if place not in held}
+    return lost
+
+
+def _is_by(row: Row, claim: Claim) -> bool:
+    return (row["holder"], row["fence"]) == (claim.holder, claim.fence)
+
+
+def revoke(connection: sa.Connection, run: str, numbers: Sequence[int], reason: str) -> int:
+    """How many tickets of these groups had not ended; whoever holds one learns it from its next heartbeat."""
+    count = 0
+    for chunk in chunked(numbers):
+        of_these = (_tickets.run == run) & _tickets.number.in_(chunk) & _tickets.state.in_(UNENDED)
+        query = sa.select(*PLACE).where(of_these).order_by(*PLACE).with_for_update()
+        places = [(row.number, row.member) for row in connection.execute(query)]
+        _change(connection, run, places, state=REVOKED, reason=reason, due=None, ended_at=seconds_now())
+        count += len(places)
+    return count
+
+
+def locked(connection: sa.Connection, run: str, places: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Row]:
+    """The tickets at these places, which nobody else changes before the transaction ends."""
+    found = {}
+    for chunk in chunked(sorted(places)):
+        query = tickets.select().where(_tickets.run == run, sa.tuple_(*PLACE).in_(chunk)).order_by(*PLACE)
+        for row in connection.execute(query.with_for_update()).mappings():
+            found[row["number"], row["member"]] = dict(row)
+    return found
+
+
+def _change(connection: sa.Connection, run: str, places: Any, **values: Any) -> None:
+    for chunk in chunked(list(places)):
+        here = (_tickets.run == run) & sa.tuple_(*PLACE).in_(chunk)
+        connection.execute(tickets.update().where(here).values(values))

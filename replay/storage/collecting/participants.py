@@ -1,0 +1,70 @@
+"""Who takes part in a run: its one learner, and the workers and engines that report themselves.
+
+A silence is measured by the database's clock. It says who is gone; it never decides which rows an update learns from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from context.messages import canonical_json
+from replay.errors import ReplayError, RunReplaced
+from replay.storage.databases.clock import seconds_now
+from replay.storage.format.schema import engines, runs, workers
+from replay.ticket_records import Participant
+
+TABLES = {"worker": workers, "engine": engines}
+
+
+def report(connection: sa.Connection, table: sa.Table, run: str, id: str, facts: Mapping[str, Any]) -> None:
+    """It is there now, and says this of itself."""
+    seen = {"facts": canonical_json(facts), "seen_at": seconds_now()}
+    here = (table.c.run == run) & (table.c.id == id)
+    if not connection.execute(table.update().where(here).values(seen)).rowcount:
+        connection.execute(table.insert().values(run=run, id=id, started_at=seconds_now(), **seen))
+
+
+def leave(connection: sa.Connection, table: sa.Table, run: str, id: str) -> None:
+    connection.execute(table.delete().where(table.c.run == run, table.c.id == id))
+
+
+def list_participants(connection: sa.Connection, table: sa.Table, run: str) -> list[Participant]:
+    age, silence = (sa.type_coerce(seconds_now() - table.c[name], sa.Double) for name in ("started_at", "seen_at"))
+    query = sa.select(table.c.id, table.c.facts, age.label("age"), silence.label("silence")).where(table.c.run == run)
+    found = connection.execute(query.order_by(table.c.id))
+    return [Participant(row.id, json.loads(row.facts), row.age, row.silence) for row in found]
+
+
+def lead(connection: sa.Connection, run: str, leader: str, *, lease_s: float) -> None:
+    """The run's learner from now on; raises ReplayError while another one counts as alive."""
+    here = runs.c.id == run
+    is_alive = sa.case((runs.c.leader_due >= seconds_now(), 1), else_=0).label("is_alive")
+    found = connection.execute(sa.select(runs.c.leader, is_alive).where(here)).one_or_none()
+    if found is None:
+        raise ReplayError(f"run must be one that the database knows, got {run!r}. Add it first.")
+    if found.leader not in (None, leader) and found.is_alive:
+        raise ReplayError(
+            f"run must have one learner, got {leader!r} while {found.leader!r} leads {run}. Stop that one, or wait "
+            "until its lease is over."
+        )
+    connection.execute(runs.update().where(here).values(leader=leader, leader_due=seconds_now() + lease_s))
+
+
+def still_leads(connection: sa.Connection, run: str, leader: str, *, lease_s: float) -> None:
+    """Its lease begins anew; raises RunReplaced where another one has become the learner since."""
+    mine = (runs.c.id == run) & (runs.c.leader == leader)
+    if not connection.execute(runs.update().where(mine).values(leader_due=seconds_now() + lease_s)).rowcount:
+        now_leads = connection.scalar(sa.select(runs.c.leader).where(runs.c.id == run))
+        raise RunReplaced(
+            f"run must have one learner, got {now_leads!r} in the place of {leader!r}, whose lease was over: {run} is "
+            "the other one's. Let it go on."
+        )
+
+
+def stop_leading(connection: sa.Connection, run: str, leader: str) -> None:
+    mine = (runs.c.id == run) & (runs.c.leader == leader)
+    connection.execute(runs.update().where(mine).values(leader=None, leader_due=None))

@@ -1,0 +1,50 @@
+"""Where every finished episode is: nothing that was acknowledged is lost, and nothing is discarded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from replay.records import COMMITTED, FRESH, OPEN_GROUP, WAITING
+from replay.storage.format.schema import draws, reclaimed, tickets, trajectories
+from replay.ticket_records import DONE, TICKET_STATES, TRAIN, TicketCounts
+
+_tickets, _rows = tickets.c, trajectories.c
+
+IN_A_BATCH = sa.exists().where(
+    draws.c.trajectory == _tickets.trajectory,
+    draws.c.run == _tickets.run,
+    draws.c.state == COMMITTED,
+    draws.c.stream == FRESH,
+)
+_HAS_ENDED = sa.or_(
+    sa.exists().where(_rows.id == _tickets.trajectory, _rows.state.not_in([OPEN_GROUP, WAITING])),
+    sa.exists().where(reclaimed.c.id == _tickets.trajectory),
+)
+
+
+def count_tickets(connection: sa.Connection, run: str) -> TicketCounts:
+    """One statement, so that all counts are of one moment."""
+
+    def of_tickets(*conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
+        mine = sa.select(sa.func.count()).select_from(tickets).where(_tickets.run == run, _tickets.purpose == TRAIN)
+        return mine.where(*conditions).correlate(None).scalar_subquery()
+
+    def of_rows(state: str) -> sa.ScalarSelect[Any]:
+        return sa.select(sa.func.count()).where(_rows.run == run, _rows.state == state).scalar_subquery()
+
+    is_done = _tickets.state == DONE
+    counts = {state: of_tickets(_tickets.state == state) for state in TICKET_STATES}
+    counts["fresh"] = of_tickets(is_done, IN_A_BATCH)
+    counts["late"] = of_tickets(is_done, _tickets.late_at.is_not(None))
+    counts["unused"] = of_tickets(is_done, ~IN_A_BATCH, _tickets.late_at.is_(None), _HAS_ENDED)
+    counts["waiting"], counts["open"] = of_rows(WAITING), of_rows(OPEN_GROUP)
+    found = connection.execute(sa.select(*(query.label(name) for name, query in counts.items()))).mappings().one()
+    return TicketCounts(**{name: int(found[name]) for name in counts})
+
+
+def last_number(connection: sa.Connection, run: str) -> int | None:
+    """Of the groups that were ever issued for the run; None: none was."""
+    found = connection.scalar(sa.select(sa.func.max(_tickets.number)).where(_tickets.run == run))
+    return None if found is None else int(found)

@@ -1,0 +1,126 @@
+"""Episodes that workers collect, and who takes part in a run: what the store is given of them, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from replay.records import Count, Id, TaskRecord
+
+QUEUED = "queued"
+LEASED = "leased"
+DONE = "done"
+FAILED = "failed"
+REVOKED = "revoked"
+"""The learner wants it no more."""
+UNENDED = (QUEUED, LEASED)
+TICKET_STATES = (*UNENDED, DONE, FAILED, REVOKED)
+
+TRAIN = "train"
+EVALUATION = "eval"
+Purpose = Annotated[str, Field(pattern=f"^({TRAIN}|{EVALUATION})$")]
+"""What an episode is for: to learn from, or to evaluate the policy."""
+MOST_TRIES = 3
+"""Claims of one ticket that may end without an answer."""
+
+
+@dataclass(frozen=True)
+class TicketRecord:
+    """One episode for a worker to collect: a member of the group `number`, numbered in the order of issue."""
+
+    run: Id
+    number: Count
+    member: Count
+    task: Id
+    iteration: Count
+    """That it is issued under."""
+    purpose: Purpose = TRAIN
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A ticket in the hands of a worker, until its lease is over."""
+
+    ticket: TicketRecord
+    task: TaskRecord
+    holder: str
+    fence: int
+    """Greater than that of every earlier claim of the ticket."""
+    tries: int
+    """This one among them."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Number and member: what names the ticket within its run."""
+        return self.ticket.number, self.ticket.member
+
+
+@dataclass(frozen=True)
+class EndedMember:
+    member: int
+    state: str
+    """done | failed | revoked"""
+    trajectory: str | None = None
+    reason: str | None = None
+    outcome: Mapping[str, Any] | None = None
+    """What an evaluation found."""
+
+
+@dataclass(frozen=True)
+class EndedGroup:
+    """All members have ended, and the learner has not closed it yet."""
+
+    number: int
+    task: str
+    iteration: int
+    members: tuple[EndedMember, ...]
+
+
+@dataclass(frozen=True)
+class MemberScores:
+    """What the learner gives a member when it closes its group."""
+
+    reward: float
+    advantage: float
+
+
+@dataclass(frozen=True)
+class TicketCounts:
+    """Training tickets of a run by state, and the rows of those that are done by what became of them.
+
+    The rows are counted in tables of their own: `done` is their sum at every moment, or something was lost.
+    """
+
+    queued: int
+    leased: int
+    failed: int
+    revoked: int
+    done: int
+    fresh: int
+    """In a committed batch of their own run."""
+    late: int
+    """Eligible for replay instead."""
+    unused: int
+    """Never to be fresh: without a trained token, damaged, forgotten, or of a group that the learner did not want."""
+    waiting: int
+    open: int
+
+    @property
+    def rows(self) -> int:
+        return self.fresh + self.late + self.unused + self.waiting + self.open
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A worker or an engine of a run."""
+
+    id: str
+    facts: Mapping[str, Any]
+    """Whatever it reports of itself."""
+    age_s: float
+    """Since it was first seen."""
+    silent_s: float
+    """Since it was last seen."""

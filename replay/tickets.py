@@ -1,0 +1,133 @@
+"""`Tickets`: the episodes that workers collect for a run, as a part of the store.
+
+The learner issues them, closes groups and draws fresh ones; workers claim, extend and finish. A learner's writes check
+that nobody else has resumed the run, a worker's check its claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+
+from context.authors import AuthorTable
+from replay.records import TaskRecord, Trajectory
+from replay.storage import write
+from replay.storage.collecting import closing, finish, fresh_groups, leases, ticket_counts
+from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
+from replay.storage.databases import Database, Result, retried
+from replay.ticket_records import TRAIN, Claim, EndedGroup, MemberScores, Purpose, TicketCounts, TicketRecord
+
+Lost = dict[tuple[int, int], str]
+"""States of tickets that a claim holds no more, by number and member: `revoked`, or ended or claimed by another."""
+
+
+class _Writing(Protocol):
+    def __call__(self, *runs: str) -> AbstractContextManager[sa.Connection]: ...
+
+
+class Tickets:
+    """Every method is one transaction: done when it returns, not begun when it raises. All may be done again."""
+
+    def __init__(self, database: Database, writing: _Writing, authors: Callable[[str], AuthorTable]) -> None:
+        self._database = database
+        self._writing = writing
+        self._authors = authors
+
+    def issue(self, tasks: Sequence[TaskRecord], tickets: Sequence[TicketRecord]) -> int:
+        """How many are new. A group is issued whole, its number greater than all before."""
+        runs = {ticket.run for ticket in tickets}
+        return self._write(lambda connection: leases.issue(connection, tasks, tickets), *runs)
+
+    def claim(self, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
+        """Up to `count` episodes to collect, evaluations first, then the oldest, each for `lease_s` seconds.
+
+        A claim whose answer is lost holds tickets that nobody extends: they are free again when the lease is over.
+        """
+        return self._beside(lambda connection: leases.claim(connection, run, holder, count=count, lease_s=lease_s))
+
+    def extend(self, claims: Sequence[Claim], *, lease_s: float) -> Lost:
+        """A heartbeat: the leases begin anew, but for those that are lost and need not be gone on with."""
+        return self._beside(lambda connection: leases.extend(connection, claims, lease_s=lease_s))
+
+    def give_back(self, claims: Sequence[Claim]) -> Lost:
+        """A worker that stops in order: others may claim them at once, and no try is counted."""
+        return self._beside(lambda connection: leases.give_back(connection, claims))
+
+    def fail(self, claims: Sequence[Claim], reason: str) -> Lost:
+        """They end without a row, and their groups are smaller by them."""
+        return self._beside(lambda connection: leases.fail(connection, claims, reason))
+
+    def finish(self, finished: Sequence[tuple[Claim, Trajectory]]) -> list[bool]:
+        """Store what was collected, and end the tickets; whether each counts, or another was first.
+
+        A trajectory has the run, task, iteration and member of its ticket. One that does not count is not stored.
+        """
+        if not finished:
+            return []
+        claims, rows = [claim for claim, _ in finished], [row for _, row in finished]
+        tables = {run: self._authors(run) for run in {row.record.run for row in rows}}
+        prepared = write.prepare([], [], rows, tables, compress_text=self._database.compresses_text)
+        ids = [row.id for row in rows]
+        # Who resumes the run does not end its workers: only the tickets decide.
+        return self._write(lambda connection: finish.finish(connection, claims, prepared, ids))
+
+    def finish_evaluation(self, claim: Claim, outcome: Mapping[str, Any]) -> bool:
+        """Whether it counts; `outcome` is for the learner, and no row is stored."""
+        return self._beside(lambda connection: finish.finish_evaluation(connection, claim, outcome))
+
+    def revoke(self, run: str, numbers: Sequence[int], reason: str) -> int:
+        """The learner wants these groups no more: how many of their episodes had not ended."""
+        return self._write(lambda connection: leases.revoke(connection, run, numbers, reason), run)
+
+    def ended_groups(self, run: str, purpose: Purpose = TRAIN) -> list[EndedGroup]:
+        """What the learner may close now, oldest first."""
+        return self._database.read(lambda connection: closing.ended_groups(connection, run, purpose))
+
+    def close_group(
+        self,
+        run: str,
+        number: int,
+        scores: Mapping[str, MemberScores],
+        *,
+        policy_version: int,
+        wanted: bool = True,
+    ) -> tuple[int, ...]:
+        """The members that have not ended; none: the group is closed, and its rows wait to be fresh once.
+
+        `scores` are those of its open rows, by id. Rows of a group that is not `wanted` are for replay at once.
+        """
+
+        def work(connection: sa.Connection) -> tuple[int, ...]:
+            given = {"policy_version": policy_version, "wanted": wanted}
+            return closing.close_group(connection, run, number, scores, **given)  # type: ignore[arg-type]
+
+        return self._write(work, run)
+
+    def draw_fresh(self, request: FreshRequest) -> FreshDraw:
+        """Reserve the oldest groups within the bound; those beyond it become eligible for replay, counted as late."""
+        return self._write(lambda connection: fresh_groups.draw_fresh(connection, request), request.run)
+
+    def counts(self, run: str) -> TicketCounts:
+        """Where every training episode is, at one moment."""
+        return self._database.read(lambda connection: ticket_counts.count_tickets(connection, run))
+
+    def last_number(self, run: str) -> int | None:
+        """Of the groups ever issued; None: none was."""
+        return self._database.read(lambda connection: ticket_counts.last_number(connection, run))
+
+    def _write(self, work: Callable[[sa.Connection], Result], *runs: str) -> Result:
+        def done() -> Result:
+            with self._writing(*runs) as connection:
+                return work(connection)
+
+        return retried(done)
+
+    def _beside(self, work: Callable[[sa.Connection], Result]) -> Result:
+        def done() -> Result:
+            with self._database.beside_writers() as connection:
+                return work(connection)
+
+        return retried(done)
