@@ -1,0 +1,107 @@
+"""Episodes made up for tickets, and processes that claim, finish and fail them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from context.tokens.token_sequence import Segment
+from replay import ReplayStore
+from replay.records import Trajectory
+from replay.storage.databases import Location
+from replay.ticket_records import TRAIN, Claim, MemberScores, TicketRecord
+from tests.fakes.records import RUN, SHORT, task, tokens, trajectory
+from tests.fakes.small_processes import SMALL
+
+LONG = 600.0
+OVER = -1.0
+"""Seconds of leases: one that no test lives to see the end of, and one that is over at once."""
+
+
+def ticket(number: int, member: int = 0, *, iteration: int = 1, purpose: str = TRAIN) -> TicketRecord:
+    return TicketRecord(RUN, number, member, "task-1", iteration, purpose)
+
+
+def issue(store: ReplayStore, groups: Sequence[int], *, size: int = 2, purpose: str = TRAIN, iteration: int = 1) -> int:
+    members = [ticket(n, m, iteration=iteration, purpose=purpose) for n in groups for m in range(size)]
+    return store.tickets.issue([task()], members)
+
+
+def claim(store: ReplayStore, holder: str = "w", *, count: int = 1, lease_s: float = LONG) -> list[Claim]:
+    return store.tickets.claim(RUN, holder, count=count, lease_s=lease_s)
+
+
+def episode(claim: Claim, *, version: int = 0, suffix: str = "", **changes: Any) -> Trajectory:
+    given = claim.ticket
+    sampled = tokens(list(SHORT.token_ids), ["template", "user", "llm", "llm", "env", "llm"], version=version)
+    place = {"group": f"group-{given.number}", "iteration": given.iteration, "member": given.member}
+    id = f"row-{given.number}-{given.member}{suffix}"
+    return trajectory(id, segments=(Segment(sampled),), **{**place, "slot": given.number * 8 + given.member, **changes})
+
+
+def collect(store: ReplayStore, count: int, *, version: int = 0) -> list[str]:
+    """Ids of the rows of as many tickets."""
+    claims = claim(store, count=count)
+    rows = [episode(each, version=version) for each in claims]
+    assert store.tickets.finish(list(zip(claims, rows, strict=True))) == [True] * len(claims)
+    return [row.id for row in rows]
+
+
+def close(store: ReplayStore, number: int, *, advantage: float = 0.25, version: int = 0, wanted: bool = True) -> None:
+    (group,) = [group for group in store.tickets.ended_groups(RUN) if group.number == number]
+    ids = [member.trajectory for member in group.members if member.trajectory is not None]
+    scores = {id: MemberScores(1.0, advantage) for id in ids}
+    assert store.tickets.close_group(RUN, number, scores, policy_version=version, wanted=wanted) == ()
+
+
+def state_of(store: ReplayStore, number: int, member: int = 0) -> tuple[Any, ...]:
+    """State, holder, fence, tries and reason of a ticket."""
+    with store.reading() as connection:
+        found = connection.exec_driver_sql(
+            f"select state, holder, fence, tries, reason from tickets where number = {number} and member = {member}"
+        )
+        return tuple(found.one())
+
+
+@dataclass
+class WorkerProcess:
+    """It collects until no ticket is left; what it claimed and what counted comes through a pipe."""
+
+    process: SMALL.Process  # type: ignore[name-defined]  # a context's own class
+    _receiving: Connection
+
+    @classmethod
+    def start(cls, location: Location, number: int, *, failing: float = 0.0, lease_s: float = LONG) -> WorkerProcess:
+        receiving, sending = SMALL.Pipe(duplex=False)
+        process = SMALL.Process(target=_work, args=(location, number, failing, lease_s, sending))
+        process.start()
+        sending.close()
+        return cls(process, receiving)
+
+    def said(self) -> list[tuple[str, int, int, int]]:
+        """(what, number, member, fence) of each thing it did; waits for the process to end."""
+        found = []
+        with self._receiving, suppress(EOFError):
+            while True:
+                found.append(self._receiving.recv())
+        self.process.join()
+        return found
+
+
+def _work(location: Location, number: int, failing: float, lease_s: float, sending: Connection) -> None:
+    chance = random.Random(number)
+    with closing(ReplayStore.open(location)) as store:
+        while claims := claim(store, f"worker-{number}", count=chance.choice([1, 2, 3]), lease_s=lease_s):
+            for each in claims:
+                sending.send(("claimed", *each.place, each.fence))
+            store.tickets.extend(claims, lease_s=lease_s)
+            failed = [each for each in claims if chance.random() < failing]
+            done = [each for each in claims if each not in failed]
+            store.tickets.fail(failed, "the engine gave no reply")
+            counted = store.tickets.finish([(each, episode(each)) for each in done])
+            for each, counts in zip(done, counted, strict=True):
+                sending.send(("finished" if counts else "late", *each.place, each.fence))

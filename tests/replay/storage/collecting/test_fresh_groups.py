@@ -1,0 +1,194 @@
+"""Groups that workers collected: closed by the learner, fresh once within the bound, or late and for replay."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from replay import InvalidRecord, ReplayStore, RunReplaced
+from replay.records import FRESH, DrawRecord
+from replay.sampling.samplers import make_sampler
+from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
+from replay.storage.databases import Location
+from replay.storage.retention import Capacity
+from replay.ticket_records import TicketCounts
+from tests.fakes.records import RUN, iteration_record, measured, new_store, policy, request, sql
+from tests.replay.storage.collecting.episodes import claim, close, collect, episode, issue
+
+
+def fresh(store: ReplayStore, iteration: int, *, groups: int = 1, staleness: int = 0) -> FreshDraw:
+    return store.tickets.draw_fresh(FreshRequest(RUN, iteration, iteration - 1, groups, staleness))
+
+
+def commit(store: ReplayStore, iteration: int, drawn: FreshDraw) -> None:
+    records = [row.draw for row in drawn.rows if row.draw is not None]
+    store.commit(iteration_record(iteration, replay=0), measured(records), sampler_state={})
+    store.add_policy(policy(iteration))
+
+
+def states(store: ReplayStore) -> dict[str, str]:
+    return dict(sql(store, "select id, state from trajectories order by id"))
+
+
+def counts(store: ReplayStore) -> TicketCounts:
+    found = store.tickets.counts(RUN)
+    assert found.rows == found.done
+    return found
+
+
+def test_group_is_closed_only_when_all_its_members_have_ended(store: ReplayStore) -> None:
+    issue(store, [0], size=3)
+    collect(store, 1)
+    held = claim(store, count=2)
+    assert store.tickets.ended_groups(RUN) == []
+    assert store.tickets.close_group(RUN, 0, {}, policy_version=0) == (1, 2)
+    store.tickets.fail([held[0]], "overtime")
+    assert store.tickets.close_group(RUN, 0, {}, policy_version=0) == (2,)
+    store.tickets.finish([(held[1], episode(held[1], reward=0.0, success=False))])
+    with pytest.raises(InvalidRecord, match="scores must be those of the open rows"):
+        store.tickets.close_group(RUN, 0, {}, policy_version=0)
+    close(store, 0, advantage=0.75)
+    assert store.tickets.close_group(RUN, 0, {}, policy_version=0) == ()
+    assert states(store) == {"row-0-0": "waiting", "row-0-2": "waiting"}
+    assert [row.record.advantage for row in store.read(["row-0-0", "row-0-2"])] == [0.75, 0.75]
+    assert sql(store, "select size, success_rate, reward_mean from groups") == [(2, 0.5, 1.0)]
+    assert store.verify().damage == []
+    assert store.verify().corrupt == {}
+
+
+def test_no_replay_draw_sees_an_open_or_a_waiting_row(store: ReplayStore) -> None:
+    issue(store, [0, 1])
+    collect(store, 3)
+    close(store, 0)
+    assert states(store) == {"row-0-0": "waiting", "row-0-1": "waiting", "row-1-0": "open"}
+    assert store.draw(request(5, 9), make_sampler("uniform", 0)) == []
+    drawn = fresh(store, 1)
+    assert store.draw(request(5, 9), make_sampler("uniform", 0)) == []
+    commit(store, 1, drawn)
+    assert {row.trajectory.id for row in store.draw(request(5, 9), make_sampler("uniform", 0))} == {
+        "row-0-0",
+        "row-0-1",
+    }
+
+
+def test_oldest_groups_are_fresh_once_in_the_order_of_their_issue(store: ReplayStore) -> None:
+    issue(store, [0, 1, 2])
+    collect(store, 6)
+    for number in (2, 0, 1):
+        close(store, number)
+    drawn = fresh(store, 1, groups=2)
+    assert (drawn.groups, drawn.late) == (3, 0)
+    assert [row.trajectory.id for row in drawn.rows] == ["row-0-0", "row-0-1", "row-1-0", "row-1-1"]
+    assert [row.draw for row in drawn.rows][3] == DrawRecord(RUN, 1, 3, "row-1-1", FRESH, None, 0)
+    assert [row.advantage for row in drawn.rows] == [0.25] * 4
+    again = fresh(store, 1, groups=2)
+    assert [row.draw for row in again.rows] == [row.draw for row in drawn.rows]
+    assert counts(store).waiting == 6
+    commit(store, 1, again)
+    assert (counts(store).fresh, counts(store).waiting) == (4, 2)
+    assert [row.trajectory.id for row in fresh(store, 2, staleness=1).rows] == ["row-2-0", "row-2-1"]
+
+
+def test_fewer_groups_than_asked_for_reserve_nothing(store: ReplayStore) -> None:
+    issue(store, [0])
+    collect(store, 2)
+    close(store, 0)
+    assert fresh(store, 1, groups=2) == FreshDraw(groups=1)
+    assert sql(store, "select count(*) from draws") == [(0,)]
+
+
+@pytest.mark.parametrize(("staleness", "late"), [(0, 4), (1, 2), (2, 0), (4, 0)])
+def test_group_beyond_the_bound_is_late_and_for_replay_at_once(store: ReplayStore, staleness: int, late: int) -> None:
+    issue(store, [0, 1])
+    collect(store, 2, version=0)
+    collect(store, 2, version=1)
+    close(store, 0)
+    close(store, 1)
+    drawn = fresh(store, 3, staleness=staleness)
+    assert drawn.late == late
+    assert all(row.staleness is not None and row.staleness <= staleness for row in drawn.rows)
+    assert counts(store).late == late
+    eligible = {row.trajectory.id for row in store.draw(request(3, 9), make_sampler("uniform", 0))}
+    assert eligible == {id for id, state in states(store).items() if state == "eligible"}
+    assert len(eligible) == late
+
+
+def test_group_that_the_learner_does_not_want_is_for_replay_and_unused(store: ReplayStore) -> None:
+    issue(store, [0])
+    collect(store, 2)
+    close(store, 0, wanted=False)
+    assert set(states(store).values()) == {"eligible"}
+    assert counts(store).unused == 2
+
+
+def test_rows_whose_fresh_draw_is_rolled_back_are_fresh_again(store: ReplayStore) -> None:
+    issue(store, [0])
+    issue(store, [1], iteration=2)
+    issue(store, [2], iteration=3)
+    collect(store, 5)
+    held = claim(store)
+    close(store, 0)
+    close(store, 1)
+    commit(store, 1, fresh(store, 1))
+    commit(store, 2, fresh(store, 2, staleness=1))
+    assert counts(store).fresh == 4
+    report = store.resume(RUN, 1)
+    assert (report.rolled_back, report.fresh_again, report.orphaned) == (2, 2, 0)
+    assert (counts(store).fresh, counts(store).waiting, counts(store).open) == (2, 2, 1)
+    assert store.tickets.finish([(held[0], episode(held[0]))]) == [True]
+    again = fresh(store, 2, staleness=1)
+    assert [row.trajectory.id for row in again.rows] == ["row-1-0", "row-1-1"]
+    commit(store, 2, again)
+    assert counts(store).fresh == 4
+
+
+def test_rows_that_were_late_since_the_checkpoint_are_not_late_yet(store: ReplayStore) -> None:
+    issue(store, [0, 1])
+    collect(store, 4)
+    close(store, 0)
+    commit(store, 1, fresh(store, 1))
+    close(store, 1)
+    assert fresh(store, 4, staleness=2).late == 2
+    assert store.resume(RUN, 1).fresh_again == 2
+    assert (counts(store).late, counts(store).waiting) == (0, 2)
+    assert len(fresh(store, 2, staleness=2).rows) == 2
+
+
+def test_capacity_evicts_no_row_that_is_still_to_be_fresh(store: ReplayStore) -> None:
+    issue(store, [0, 1, 2])
+    collect(store, 5)
+    close(store, 0)
+    close(store, 1)
+    commit(store, 1, fresh(store, 1))
+    store.evict(RUN, 50, policy_version=50, capacity=Capacity(rows=1, age=1, staleness=1))
+    assert states(store) == {
+        "row-0-0": "evicted", "row-0-1": "evicted",
+        "row-1-0": "waiting", "row-1-1": "waiting", "row-2-0": "open",
+    }
+    assert counts(store).fresh == 2
+    store.purge(RUN, 50)
+    assert (counts(store).fresh, counts(store).waiting, counts(store).open) == (2, 2, 1)
+
+
+def test_damaged_row_is_set_aside_and_its_group_is_fresh_without_it(store: ReplayStore) -> None:
+    issue(store, [0])
+    collect(store, 2)
+    close(store, 0)
+    sql(store, "update trajectories set reward = 0.125 where id = 'row-0-1'")
+    drawn = fresh(store, 1)
+    assert [row.trajectory.id for row in drawn.rows] == ["row-0-0"]
+    assert list(drawn.corrupt) == ["row-0-1"]
+    commit(store, 1, drawn)
+    assert (counts(store).fresh, counts(store).unused) == (1, 1)
+
+
+def test_learner_that_was_replaced_closes_and_issues_nothing(location: Location) -> None:
+    with closing(new_store(location)) as store, closing(ReplayStore.open(location)) as other:
+        issue(store, [0])
+        collect(other, 2)
+        other.resume(RUN, 0)
+        for write in (lambda: issue(store, [1]), lambda: close(store, 0), lambda: fresh(store, 1)):
+            with pytest.raises(RunReplaced):
+                write()
+        close(other, 0)
