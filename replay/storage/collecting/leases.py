@@ -58,7 +58,8 @@ def _remember(connection: sa.Connection, given: Sequence[TaskRecord]) -> None:
 def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
     """Up to `count` tickets that nobody holds, or whose lease is over: evaluations first, then the oldest.
 
-    One that has been claimed too often fails instead of being given out again, so fewer may come than there are.
+    One that has been claimed too often fails instead of being given out again, so fewer may come than there are; none
+    come only where there are none.
     """
     is_over = (_tickets.state == LEASED) & (_tickets.due < seconds_now())
     columns = [_tickets[name] for name in ("number", "member", "task", "iteration", "purpose", "fence", "tries")]
@@ -72,6 +73,8 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
     given = [row for row in found if row["tries"] < MOST_TRIES]
     reason = f"{MOST_TRIES} workers claimed it, and none of them answered"
     _change(connection, run, map(_place, exhausted), state=FAILED, reason=reason, ended_at=seconds_now(), **_UNHELD)
+    if exhausted and not given:
+        return claim(connection, run, holder, count=count, lease_s=lease_s)
     taken = {"fence": _tickets.fence + 1, "tries": _tickets.tries + 1, "due": seconds_now() + lease_s}
     _change(connection, run, map(_place, given), state=LEASED, holder=holder, **taken)
     return list(_claims(connection, run, holder, given))

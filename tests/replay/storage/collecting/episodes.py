@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -75,9 +76,12 @@ class WorkerProcess:
     _receiving: Connection
 
     @classmethod
-    def start(cls, location: Location, number: int, *, failing: float = 0.0, lease_s: float = LONG) -> WorkerProcess:
+    def start(
+        cls, location: Location, number: int, *, failing: float = 0.0, lease_s: float = LONG, slow_s: float = 0.0
+    ) -> WorkerProcess:
+        """`slow_s`: seconds of an episode in which it sends no heartbeat."""
         receiving, sending = SMALL.Pipe(duplex=False)
-        process = SMALL.Process(target=_work, args=(location, number, failing, lease_s, sending))
+        process = SMALL.Process(target=_work, args=(location, number, failing, lease_s, slow_s, sending))
         process.start()
         sending.close()
         return cls(process, receiving)
@@ -92,13 +96,14 @@ class WorkerProcess:
         return found
 
 
-def _work(location: Location, number: int, failing: float, lease_s: float, sending: Connection) -> None:
+def _work(location: Location, number: int, failing: float, lease_s: float, slow_s: float, sending: Connection) -> None:
     chance = random.Random(number)
     with closing(ReplayStore.open(location)) as store:
         while claims := claim(store, f"worker-{number}", count=chance.choice([1, 2, 3]), lease_s=lease_s):
             for each in claims:
                 sending.send(("claimed", *each.place, each.fence))
             store.tickets.extend(claims, lease_s=lease_s)
+            time.sleep(slow_s)
             failed = [each for each in claims if chance.random() < failing]
             done = [each for each in claims if each not in failed]
             store.tickets.fail(failed, "the engine gave no reply")

@@ -163,8 +163,11 @@ def test_capacity_evicts_no_row_that_is_still_to_be_fresh(store: ReplayStore) ->
     commit(store, 1, fresh(store, 1))
     store.evict(RUN, 50, policy_version=50, capacity=Capacity(rows=1, age=1, staleness=1))
     assert states(store) == {
-        "row-0-0": "evicted", "row-0-1": "evicted",
-        "row-1-0": "waiting", "row-1-1": "waiting", "row-2-0": "open",
+        "row-0-0": "evicted",
+        "row-0-1": "evicted",
+        "row-1-0": "waiting",
+        "row-1-1": "waiting",
+        "row-2-0": "open",
     }
     assert counts(store).fresh == 2
     store.purge(RUN, 50)

@@ -68,7 +68,7 @@ def test_task_that_kills_its_workers_fails_and_wedges_nothing(store: ReplayStore
     for tries in (1, 2, 3):
         (given,) = claim(store, f"worker-{tries}", lease_s=OVER)
         assert (given.place, given.tries) == ((0, 0), tries)
-    assert [each.place for each in claim(store, "fourth", count=2)] == [(1, 0)]
+    assert [each.place for each in claim(store, "fourth")] == [(1, 0)]
     assert state_of(store, 0)[0::4] == (FAILED, "3 workers claimed it, and none of them answered")
     assert store.tickets.close_group(RUN, 0, {}, policy_version=0) == ()
 

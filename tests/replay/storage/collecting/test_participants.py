@@ -1,0 +1,91 @@
+"""Who takes part in a run: workers and engines that report themselves, and one learner at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from replay import ReplayError, ReplayStore, RunReplaced
+from replay.errors import DatabaseFailed
+from replay.storage.databases import Location
+from tests.fakes.records import RUN, new_store
+from tests.replay.storage.collecting.episodes import OVER, claim, close, episode, issue
+
+
+def test_participants_are_known_until_they_leave(store: ReplayStore) -> None:
+    store.roles.report("worker", RUN, "w-1", {"host": "a", "in_flight": 0})
+    store.roles.report("worker", RUN, "w-2", {"host": "b"})
+    store.roles.report("engine", RUN, "http://e:8000", {"proved": 3})
+    store.roles.report("worker", RUN, "w-1", {"host": "a", "in_flight": 7})
+    listed = store.roles.listed("worker", RUN)
+    assert [(each.id, each.facts) for each in listed] == [
+        ("w-1", {"host": "a", "in_flight": 7}),
+        ("w-2", {"host": "b"}),
+    ]
+    assert all(0 <= each.silent_s <= each.age_s < 600 for each in listed)
+    assert [each.facts for each in store.roles.listed("engine", RUN)] == [{"proved": 3}]
+    store.roles.leave("worker", RUN, "w-1")
+    assert [each.id for each in store.roles.listed("worker", RUN)] == ["w-2"]
+
+
+def test_second_learner_is_refused_while_the_first_one_lives(store: ReplayStore) -> None:
+    store.roles.lead(RUN, "first", lease_s=600)
+    store.roles.lead(RUN, "first", lease_s=600)
+    with pytest.raises(ReplayError, match="run must have one learner, got 'second' while 'first' leads run-1"):
+        store.roles.lead(RUN, "second", lease_s=600)
+    store.roles.stop_leading(RUN, "first")
+    store.roles.lead(RUN, "second", lease_s=600)
+
+
+def test_learner_whose_lease_is_over_is_replaced_and_stops(location: Location) -> None:
+    with closing(new_store(location)) as first, closing(ReplayStore.open(location)) as second:
+        first.roles.lead(RUN, "first", lease_s=OVER)
+        second.roles.lead(RUN, "second", lease_s=600)
+        second.resume(RUN, 0)
+        with pytest.raises(RunReplaced, match="got 'second' in the place of 'first'"):
+            first.roles.still_leads(RUN, "first", lease_s=600)
+        with pytest.raises(RunReplaced):
+            issue(first, [0])
+        second.roles.still_leads(RUN, "second", lease_s=600)
+        issue(second, [0])
+
+
+def test_learner_of_no_run_is_refused(store: ReplayStore) -> None:
+    with pytest.raises(ReplayError, match="run must be one that the database knows, got 'other'"):
+        store.roles.lead("other", "first", lease_s=600)
+
+
+_WORKERS_RIGHTS = (
+    "grant select on all tables in schema public to {role}",
+    "grant insert on trajectories, segments, messages, groups, reclaimed to {role}",
+    "grant update on tickets, groups, buffer_state to {role}",
+    "grant insert, update, delete on workers, engines to {role}",
+)
+
+
+def test_worker_needs_no_right_to_write_draws_or_iterations(new_database: Callable[..., str]) -> None:
+    url = new_database()
+    role = "worker_" + url.rsplit("/", 1)[-1].partition("?")[0].rsplit("_", 1)[-1]
+    with closing(new_store(url)) as learner:
+        issue(learner, [0])
+        with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as server:
+            server.execute(f"create role {role}")
+            for right in _WORKERS_RIGHTS:
+                server.execute(right.format(role=role))
+            joined = "&" if "?" in url else "?"
+            with closing(ReplayStore.open(f"{url}{joined}options=-crole%3D{role}")) as worker:
+                held = claim(worker, "w", count=2)
+                worker.roles.report("worker", RUN, "w", {})
+                assert worker.tickets.extend(held, lease_s=60) == {}
+                assert worker.tickets.finish([(held[0], episode(held[0]))]) == [True]
+                assert worker.tickets.fail([held[1]], "overtime") == {}
+                with pytest.raises(DatabaseFailed, match="permission denied"):
+                    close(worker, 0)
+                with pytest.raises(DatabaseFailed, match="permission denied"):
+                    worker.resume(RUN, 0)
+            close(learner, 0)
+            server.execute(f"drop owned by {role}")
+            server.execute(f"drop role {role}")
