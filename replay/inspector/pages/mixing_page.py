@@ -36,7 +36,7 @@ _UNITS = {
 _WHICH = (("true", "successful ones"), ("false", "failed ones too"))
 _RULES = {
     "stored": "stored, and eligible ones that were imported",
-    "eligible": "orphaned, quarantined, evicted, or without a trained token",
+    "eligible": "orphaned, quarantined, evicted, still to be fresh, or without a trained token",
     "allow_mismatch": "of another tokenizer, template, model or sampling",
     "iteration": "of an iteration still to come",
     "successful_only": "not successful",
