@@ -12,7 +12,7 @@ from replay.ticket_records import DONE, TICKET_STATES, TRAIN, TicketCounts
 
 _tickets, _rows = tickets.c, trajectories.c
 
-IN_A_BATCH = sa.exists().where(
+_IN_A_BATCH = sa.exists().where(
     draws.c.trajectory == _tickets.trajectory,
     draws.c.run == _tickets.run,
     draws.c.state == COMMITTED,
@@ -27,20 +27,21 @@ _HAS_ENDED = sa.or_(
 def count_tickets(connection: sa.Connection, run: str) -> TicketCounts:
     """One statement, so that all counts are of one moment."""
 
-    def of_tickets(*conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
-        mine = sa.select(sa.func.count()).select_from(tickets).where(_tickets.run == run, _tickets.purpose == TRAIN)
-        return mine.where(*conditions).correlate(None).scalar_subquery()
+    def of_tickets(*conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[Any]:
+        return sa.func.count().filter(sa.and_(*conditions))
 
-    def of_rows(state: str) -> sa.ScalarSelect[Any]:
+    def of_rows(state: str) -> sa.ColumnElement[Any]:
         return sa.select(sa.func.count()).where(_rows.run == run, _rows.state == state).scalar_subquery()
 
     is_done = _tickets.state == DONE
     counts = {state: of_tickets(_tickets.state == state) for state in TICKET_STATES}
-    counts["fresh"] = of_tickets(is_done, IN_A_BATCH)
+    counts["fresh"] = of_tickets(is_done, _IN_A_BATCH)
     counts["late"] = of_tickets(is_done, _tickets.late_at.is_not(None))
-    counts["unused"] = of_tickets(is_done, ~IN_A_BATCH, _tickets.late_at.is_(None), _HAS_ENDED)
+    counts["unused"] = of_tickets(is_done, ~_IN_A_BATCH, _tickets.late_at.is_(None), _HAS_ENDED)
     counts["waiting"], counts["open"] = of_rows(WAITING), of_rows(OPEN_GROUP)
-    found = connection.execute(sa.select(*(query.label(name) for name, query in counts.items()))).mappings().one()
+    mine = (_tickets.run == run) & (_tickets.purpose == TRAIN)
+    query = sa.select(*(count.label(name) for name, count in counts.items())).select_from(tickets).where(mine)
+    found = connection.execute(query).mappings().one()
     return TicketCounts(**{name: int(found[name]) for name in counts})
 
 

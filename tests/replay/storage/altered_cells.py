@@ -49,6 +49,7 @@ from tests.fakes.records import (
     trajectory,
 )
 from tests.replay.inspector.addresses import page_addresses, twin_of
+from tests.replay.storage.collecting.episodes import claim, collect, issue
 
 OTHER = "run-2"
 SWAPPED = "swapped"
@@ -85,6 +86,9 @@ _ROWS = {
     "histograms": "iteration = 3 and quantity = 'ratio'",
     "buffer_state": "name = 'changed'",
     "reclaimed": "id = '04738-run-1-1-0-0-0'",
+    "tickets": "number = 0 and member = 0",
+    "workers": "id = 'first'",
+    "engines": "id = 'first'",
 }
 """Whose cells are altered."""
 
@@ -142,6 +146,12 @@ def fill(location: Location) -> None:
         store.purge(RUN, 3)
         store.evict(RUN, 4, policy_version=3, capacity=Capacity(age=1))
         store.resume(RUN, 3)
+        issue(store, [0, 1], iteration=4)
+        collect(store, 1)
+        store.tickets.fail(claim(store), "overtime")
+        for id in ("first", "second"):
+            store.roles.report("worker", RUN, id, {"host": id})
+            store.roles.report("engine", RUN, id, {"proved": 3})
         store.add_scores(RUN, 1, {("long", 0): np.zeros(6, np.float32), ("long", 1): np.ones(6, np.float32)})
 
 
@@ -305,6 +315,10 @@ _QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
     "trajectory": lambda store: queries.trajectory(store, "long"),
     "overview": lambda store: queries.overview(store, "long"),
     "tokens": lambda store: queries.tokens(store, "long", 1),
+    "tickets": lambda store: store.tickets.counts(RUN),
+    "ended groups": lambda store: store.tickets.ended_groups(RUN),
+    "workers": lambda store: store.roles.listed("worker", RUN),
+    "engines": lambda store: store.roles.listed("engine", RUN),
 }
 
 
