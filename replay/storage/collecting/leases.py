@@ -139,12 +139,17 @@ def revoke(connection: sa.Connection, run: str, numbers: Sequence[int], reason: 
 
 
 def locked(connection: sa.Connection, run: str, places: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Row]:
-    """The tickets at these places, which nobody else changes before the transaction ends."""
+    """The tickets at these places. Nobody else changes those that have not ended before the transaction does.
+
+    Ended ones stay ended. They are not locked: what the learner does with them waits for no worker.
+    """
     found = {}
     for chunk in chunked(sorted(places)):
-        query = tickets.select().where(_tickets.run == run, sa.tuple_(*PLACE).in_(chunk)).order_by(*PLACE)
-        for row in connection.execute(query.with_for_update()).mappings():
-            found[row["number"], row["member"]] = dict(row)
+        here = tickets.select().where(_tickets.run == run, sa.tuple_(*PLACE).in_(chunk)).order_by(*PLACE)
+        unended = here.where(_tickets.state.in_(UNENDED)).with_for_update()
+        for query in (unended, here):
+            for row in connection.execute(query).mappings():
+                found.setdefault((row["number"], row["member"]), dict(row))
     return found
 
 
