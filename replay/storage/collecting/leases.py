@@ -143,7 +143,7 @@ def locked(connection: sa.Connection, run: str, places: Sequence[tuple[int, int]
 
     Ended ones stay ended. They are not locked: what the learner does with them waits for no worker.
     """
-    found = {}
+    found: dict[tuple[int, int], Row] = {}
     for chunk in chunked(sorted(places)):
         here = tickets.select().where(_tickets.run == run, sa.tuple_(*PLACE).in_(chunk)).order_by(*PLACE)
         unended = here.where(_tickets.state.in_(UNENDED)).with_for_update()
