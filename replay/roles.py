@@ -41,6 +41,22 @@ class Roles:
         """All that reported themselves and did not leave, with how long they have been silent."""
         return self._database.read(lambda connection: participants.list_participants(connection, TABLES[role], run))
 
+    def count(self, role: Role, run: str) -> int:
+        """How many are listed."""
+        return self._database.read(lambda connection: participants.count(connection, TABLES[role], run))
+
+    def end_run(self, run: str, *, ended: bool = True) -> None:
+        """Everybody who takes part in the run leaves it, until it is gone on with (`ended` false)."""
+
+        def done() -> None:
+            with self._database.beside_writers() as connection:
+                participants.end_run(connection, run, ended=ended)
+
+        retried(done)
+
+    def has_ended(self, run: str) -> bool:
+        return self._database.read(lambda connection: participants.has_ended(connection, run))
+
     def lead(self, run: str, leader: str, *, lease_s: float) -> None:
         """`leader` is the run's one learner; raises ReplayError while another one's lease is not over.
 

@@ -36,8 +36,30 @@ class TicketRecord:
     member: Count
     task: Id
     iteration: Count
-    """That it is issued under."""
+    """Whose batch it is planned for; a batch that takes longer is learned from later."""
     purpose: Purpose = TRAIN
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """What a batch that workers collect is to be made of, from when its tickets are issued."""
+
+    run: Id
+    iteration: Count
+    plan: Mapping[str, Any]
+    """Whatever the learner needs to compose it: JSON values."""
+
+
+@dataclass(frozen=True)
+class BatchProgress:
+    """How far the episodes of a planned batch are."""
+
+    episodes: int
+    ended: int
+
+    @property
+    def is_complete(self) -> bool:
+        return self.ended == self.episodes
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,20 @@ import sqlalchemy as sa
 from context.authors import AuthorTable
 from replay.records import TaskRecord, Trajectory
 from replay.storage import write
-from replay.storage.collecting import closing, finish, fresh_groups, leases, ticket_counts
+from replay.storage.collecting import closing, finish, fresh_groups, leases, planned_batches, ticket_counts
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.databases import Database, Result, retried
-from replay.ticket_records import TRAIN, Claim, EndedGroup, MemberScores, Purpose, TicketCounts, TicketRecord
+from replay.ticket_records import (
+    TRAIN,
+    BatchProgress,
+    Claim,
+    EndedGroup,
+    MemberScores,
+    PlannedBatch,
+    Purpose,
+    TicketCounts,
+    TicketRecord,
+)
 
 Lost = dict[tuple[int, int], str]
 """States of tickets that a claim holds no more, by number and member: `revoked`, or ended or claimed by another."""
@@ -36,10 +46,29 @@ class Tickets:
         self._writing = writing
         self._authors = authors
 
-    def issue(self, tasks: Sequence[TaskRecord], tickets: Sequence[TicketRecord]) -> int:
-        """How many are new. A group is issued whole, its number greater than all before."""
-        runs = {ticket.run for ticket in tickets}
-        return self._write(lambda connection: leases.issue(connection, tasks, tickets), *runs)
+    def issue(
+        self, tasks: Sequence[TaskRecord], tickets: Sequence[TicketRecord], batch: PlannedBatch | None = None
+    ) -> int:
+        """How many are new. A group is issued whole, its number greater than all before.
+
+        `batch` is what the tickets are for; it stays as it was first issued.
+        """
+        runs = {ticket.run for ticket in tickets} | ({batch.run} if batch else set())
+
+        def work(connection: sa.Connection) -> int:
+            if batch is not None:
+                planned_batches.remember(connection, batch)
+            return leases.issue(connection, tasks, tickets)
+
+        return self._write(work, *runs)
+
+    def planned(self, run: str) -> list[PlannedBatch]:
+        """All batches ever issued, in order."""
+        return self._database.read(lambda connection: planned_batches.planned(connection, run))
+
+    def progress(self, run: str, iteration: int) -> BatchProgress:
+        """How many episodes of the batch planned for an iteration have ended."""
+        return self._database.read(lambda connection: planned_batches.progress(connection, run, iteration))
 
     def claim(self, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
         """Up to `count` episodes to collect, evaluations first, then the oldest, each for `lease_s` seconds.
@@ -107,12 +136,16 @@ class Tickets:
         return self._write(work, run)
 
     def draw_fresh(self, request: FreshRequest) -> FreshDraw:
-        """Reserve the oldest groups within the bound; those beyond it become eligible for replay, counted as late."""
+        """Reserve the rows of a planned batch; groups beyond the bound become eligible for replay, counted as late."""
         return self._write(lambda connection: fresh_groups.draw_fresh(connection, request), request.run)
 
     def counts(self, run: str) -> TicketCounts:
         """Where every training episode is, at one moment."""
         return self._database.read(lambda connection: ticket_counts.count_tickets(connection, run))
+
+    def samples(self, run: str) -> int:
+        """Rows that updates have learned from, each as often as it was in a batch."""
+        return self._database.read(lambda connection: ticket_counts.count_samples(connection, run))
 
     def last_number(self, run: str) -> int | None:
         """Of the groups ever issued; None: none was."""

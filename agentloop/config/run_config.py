@@ -10,6 +10,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from agentloop.config.sections.advantage import AdvantageSection, check_advantages
+from agentloop.config.sections.collection import CollectionSection, check_collection
 from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.dataset import TasksSection, check_tasks
 from agentloop.config.sections.loss import LossSection
@@ -61,6 +62,9 @@ class RunConfig(Section):
     engine: EngineSection = Field(
         default_factory=EngineSection, description="Servers that sample; for rollout.engine: vllm."
     )
+    collection: CollectionSection = Field(
+        default_factory=CollectionSection, description="Who collects, and how far ahead of the learner."
+    )
     batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
     compute: ComputeSection = Field(
         default_factory=ComputeSection, description="How numbers are made; see docs/scaling.md."
@@ -87,6 +91,7 @@ class RunConfig(Section):
         check_tasks(self.tasks, self.environment.task_pool)
         check_compute(self)
         check_engine(self)
+        check_collection(self)
         self.replay.check(self.batch, self.tasks, self.environment, self.run.iterations)
         check_learning(self)
         self.lora.check()

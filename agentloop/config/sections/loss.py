@@ -26,6 +26,8 @@ OBJECTIVE_NAMES = (
 )
 _WITHOUT_RATIO = frozenset({"reinforce", "gpg", "luffy", "bc"})
 """Their anchor is a denominator of nothing but the metrics."""
+UNBOUNDED = _WITHOUT_RATIO | {"surrogate"}
+"""Nothing in them bounds how far an update goes from the policy that sampled."""
 AboveOne = Annotated[float, Field(gt=1.0)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -22,12 +22,13 @@ _tickets, _rows = tickets.c, trajectories.c
 
 @dataclass(frozen=True)
 class FreshRequest:
-    """The oldest groups that wait, whole groups only."""
+    """The rows that are to be fresh in an iteration."""
 
     run: str
     iteration: int
+    planned_for: int
+    """The iteration that their batch was planned for: this one, or an earlier one where they took longer."""
     policy_version: int
-    groups: int
     max_staleness: int
     """Most publishes between a row's oldest token and this update, also of weights that a resume took back."""
 
@@ -35,9 +36,6 @@ class FreshRequest:
 @dataclass(frozen=True)
 class FreshDraw:
     rows: list[BatchRow] = field(default_factory=list)
-    """Empty where fewer groups wait than were asked for; then nothing is reserved."""
-    groups: int = 0
-    """That wait, these among them."""
     late: int = 0
     """Rows found to be late now."""
     corrupt: Mapping[str, str] = field(default_factory=dict)
@@ -45,7 +43,7 @@ class FreshDraw:
 
 
 def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
-    """Reserve the oldest groups that are within the bound; those beyond it are eligible for replay from now on."""
+    """Reserve the groups that are within the bound; those beyond it are eligible for replay from now on."""
     connection.execute(
         draws.delete().where(
             draws.c.run == request.run,
@@ -59,10 +57,7 @@ def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
     late = [rows for rows, age in zip(waiting, staleness, strict=True) if age > request.max_staleness]
     within = [rows for rows, age in zip(waiting, staleness, strict=True) if age <= request.max_staleness]
     _mark_late(connection, [row.id for rows in late for row in rows], request.policy_version)
-    found = FreshDraw(groups=len(within), late=sum(map(len, late)))
-    if len(within) < request.groups:
-        return found
-    ids = [row.id for rows in within[: request.groups] for row in rows]
+    ids = [row.id for rows in within for row in rows]
     loaded = load(connection, ids)
     quarantine(connection, loaded.corrupt)
     rows = [loaded.whole[id] for id in ids if id in loaded.whole]
@@ -72,7 +67,7 @@ def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
         BatchRow(row, record, advantage=row.record.advantage, reward=row.record.reward)
         for row, record in zip(rows, records, strict=True)
     ]
-    return replace(found, rows=taken, corrupt=loaded.corrupt)
+    return FreshDraw(taken, late=sum(map(len, late)), corrupt=loaded.corrupt)
 
 
 def _record(request: FreshRequest, slot: int, id: str, version: int) -> DrawRecord:
@@ -81,12 +76,12 @@ def _record(request: FreshRequest, slot: int, id: str, version: int) -> DrawReco
 
 
 def _waiting(connection: sa.Connection, request: FreshRequest) -> list[Any]:
-    """Rows of whole groups that no other iteration has reserved, in the order of their issue."""
+    """Rows of closed groups that no other iteration has reserved, in the order of their issue."""
     elsewhere = sa.exists().where(draws.c.trajectory == _rows.id, is_live())
     query = (
         sa.select(_tickets.number, _rows.id, _rows.policy_version_min)
         .join_from(trajectories, tickets, _tickets.trajectory == _rows.id)
-        .where(_rows.run == request.run, _rows.state == WAITING, ~elsewhere)
+        .where(_rows.run == request.run, _tickets.iteration == request.planned_for, _rows.state == WAITING, ~elsewhere)
     )
     return list(connection.execute(query.order_by(_tickets.number, _tickets.member)))
 

@@ -39,6 +39,18 @@ def list_participants(connection: sa.Connection, table: sa.Table, run: str) -> l
     return [Participant(row.id, json.loads(row.facts), row.age, row.silence) for row in found]
 
 
+def count(connection: sa.Connection, table: sa.Table, run: str) -> int:
+    return connection.scalar(sa.select(sa.func.count()).select_from(table).where(table.c.run == run)) or 0
+
+
+def end_run(connection: sa.Connection, run: str, *, ended: bool) -> None:
+    connection.execute(runs.update().where(runs.c.id == run).values(ended=ended))
+
+
+def has_ended(connection: sa.Connection, run: str) -> bool:
+    return bool(connection.scalar(sa.select(runs.c.ended).where(runs.c.id == run)))
+
+
 def lead(connection: sa.Connection, run: str, leader: str, *, lease_s: float) -> None:
     """The run's learner from now on; raises ReplayError while another one counts as alive."""
     here = runs.c.id == run

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.records import COMMITTED, FRESH, OPEN_GROUP, WAITING
-from replay.storage.format.schema import draws, reclaimed, tickets, trajectories
+from replay.storage.format.schema import draws, iterations, reclaimed, tickets, trajectories
 from replay.ticket_records import DONE, TICKET_STATES, TRAIN, TicketCounts
 
 _tickets, _rows = tickets.c, trajectories.c
@@ -43,6 +43,12 @@ def count_tickets(connection: sa.Connection, run: str) -> TicketCounts:
     query = sa.select(*(count.label(name) for name, count in counts.items())).select_from(tickets).where(mine)
     found = connection.execute(query).mappings().one()
     return TicketCounts(**{name: int(found[name]) for name in counts})
+
+
+def count_samples(connection: sa.Connection, run: str) -> int:
+    """Rows of all committed batches, fresh and replayed."""
+    sums = sa.func.sum(iterations.c.fresh + iterations.c.replay)
+    return int(connection.scalar(sa.select(sums).where(iterations.c.run == run)) or 0)
 
 
 def last_number(connection: sa.Connection, run: str) -> int | None:

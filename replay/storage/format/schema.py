@@ -57,6 +57,8 @@ runs = sa.Table(
     # Its one learner, and until when it counts as alive: see `replay.storage.collecting.participants`.
     _text("leader", null=True),
     _real("leader_due", null=True),
+    # Nothing more is to be done for it.
+    _truth("ended", server_default=sa.false()),
 )
 
 policies = sa.Table(
@@ -296,7 +298,7 @@ tickets = sa.Table(
     _integer("number", primary_key=True, autoincrement=False),
     _integer("member", primary_key=True, autoincrement=False),
     _key("task", "tasks.hash"),
-    # That it was issued under.
+    # The iteration it was planned for.
     _integer("iteration"),
     _text("purpose"),
     _text("state"),
@@ -322,6 +324,15 @@ tickets = sa.Table(
         sqlite_where=_UNCLOSED,
         postgresql_where=_UNCLOSED,
     ),
+)
+
+# What each batch that workers collect is to be made of, as it was when its tickets were issued.
+planned_batches = sa.Table(
+    "planned_batches",
+    metadata,
+    _key("run", "runs.id", primary_key=True),
+    _integer("iteration", primary_key=True, autoincrement=False),
+    _json("plan"),
 )
 
 

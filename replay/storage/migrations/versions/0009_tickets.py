@@ -12,6 +12,14 @@ down_revision = "0008"
 def upgrade() -> None:
     op.add_column("runs", sa.Column("leader", sa.Text, nullable=True))
     op.add_column("runs", sa.Column("leader_due", sa.Double, nullable=True))
+    op.add_column("runs", sa.Column("ended", sa.Boolean, nullable=False, server_default=sa.false()))
+    op.create_table(
+        "planned_batches",
+        sa.Column("run", sa.Text, sa.ForeignKey("runs.id"), nullable=False),
+        sa.Column("iteration", sa.BigInteger, nullable=False),
+        sa.Column("plan", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("run", "iteration"),
+    )
     op.create_table(
         "tickets",
         sa.Column("run", sa.Text, sa.ForeignKey("runs.id"), nullable=False),

@@ -12,13 +12,13 @@ from replay.sampling.samplers import make_sampler
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.databases import Location
 from replay.storage.retention import Capacity
-from replay.ticket_records import TicketCounts
-from tests.fakes.records import RUN, iteration_record, measured, new_store, policy, request, sql
-from tests.replay.storage.collecting.episodes import claim, close, collect, episode, issue
+from replay.ticket_records import BatchProgress, PlannedBatch, TicketCounts
+from tests.fakes.records import RUN, iteration_record, measured, new_store, policy, request, sql, task
+from tests.replay.storage.collecting.episodes import claim, close, collect, episode, issue, ticket
 
 
-def fresh(store: ReplayStore, iteration: int, *, groups: int = 1, staleness: int = 0) -> FreshDraw:
-    return store.tickets.draw_fresh(FreshRequest(RUN, iteration, iteration - 1, groups, staleness))
+def fresh(store: ReplayStore, iteration: int, *, planned_for: int | None = None, staleness: int = 0) -> FreshDraw:
+    return store.tickets.draw_fresh(FreshRequest(RUN, iteration, planned_for or iteration, iteration - 1, staleness))
 
 
 def commit(store: ReplayStore, iteration: int, drawn: FreshDraw) -> None:
@@ -72,17 +72,18 @@ def test_no_replay_draw_sees_an_open_or_a_waiting_row(store: ReplayStore) -> Non
     }
 
 
-def test_oldest_groups_are_fresh_once_in_the_order_of_their_issue(store: ReplayStore) -> None:
-    issue(store, [0, 1, 2])
+def test_groups_of_a_batch_are_fresh_once_in_the_order_of_their_issue(store: ReplayStore) -> None:
+    issue(store, [0, 1])
+    issue(store, [2], iteration=2)
     collect(store, 6)
     for number in (2, 0, 1):
         close(store, number)
-    drawn = fresh(store, 1, groups=2)
-    assert (drawn.groups, drawn.late) == (3, 0)
+    drawn = fresh(store, 1)
+    assert drawn.late == 0
     assert [row.trajectory.id for row in drawn.rows] == ["row-0-0", "row-0-1", "row-1-0", "row-1-1"]
     assert [row.draw for row in drawn.rows][3] == DrawRecord(RUN, 1, 3, "row-1-1", FRESH, None, 0)
     assert [row.advantage for row in drawn.rows] == [0.25] * 4
-    again = fresh(store, 1, groups=2)
+    again = fresh(store, 1)
     assert [row.draw for row in again.rows] == [row.draw for row in drawn.rows]
     assert counts(store).waiting == 6
     commit(store, 1, again)
@@ -90,12 +91,25 @@ def test_oldest_groups_are_fresh_once_in_the_order_of_their_issue(store: ReplayS
     assert [row.trajectory.id for row in fresh(store, 2, staleness=1).rows] == ["row-2-0", "row-2-1"]
 
 
-def test_fewer_groups_than_asked_for_reserve_nothing(store: ReplayStore) -> None:
+def test_batch_that_took_longer_is_fresh_in_a_later_iteration(store: ReplayStore) -> None:
     issue(store, [0])
     collect(store, 2)
     close(store, 0)
-    assert fresh(store, 1, groups=2) == FreshDraw(groups=1)
-    assert sql(store, "select count(*) from draws") == [(0,)]
+    assert fresh(store, 2, staleness=1) == FreshDraw()
+    drawn = fresh(store, 2, planned_for=1, staleness=1)
+    assert [(row.trajectory.record.iteration, row.staleness) for row in drawn.rows] == [(1, 1), (1, 1)]
+
+
+def test_batch_is_planned_once_and_says_how_far_it_is(store: ReplayStore) -> None:
+    tickets = [ticket(number, member) for number in (0, 1) for member in (0, 1)]
+    assert store.tickets.issue([task()], tickets, PlannedBatch(RUN, 1, {"share": 0.5})) == 4
+    assert store.tickets.issue([task()], tickets, PlannedBatch(RUN, 1, {"share": 0.25})) == 0
+    assert store.tickets.planned(RUN) == [PlannedBatch(RUN, 1, {"share": 0.5})]
+    collect(store, 1)
+    store.tickets.fail(claim(store), "overtime")
+    assert store.tickets.progress(RUN, 1) == BatchProgress(episodes=4, ended=2)
+    collect(store, 2)
+    assert store.tickets.progress(RUN, 1).is_complete
 
 
 @pytest.mark.parametrize(("staleness", "late"), [(0, 4), (1, 2), (2, 0), (4, 0)])
@@ -105,7 +119,7 @@ def test_group_beyond_the_bound_is_late_and_for_replay_at_once(store: ReplayStor
     collect(store, 2, version=1)
     close(store, 0)
     close(store, 1)
-    drawn = fresh(store, 3, staleness=staleness)
+    drawn = fresh(store, 3, planned_for=1, staleness=staleness)
     assert drawn.late == late
     assert all(row.staleness is not None and row.staleness <= staleness for row in drawn.rows)
     assert counts(store).late == late
@@ -149,14 +163,15 @@ def test_rows_that_were_late_since_the_checkpoint_are_not_late_yet(store: Replay
     close(store, 0)
     commit(store, 1, fresh(store, 1))
     close(store, 1)
-    assert fresh(store, 4, staleness=2).late == 2
+    assert fresh(store, 4, planned_for=1, staleness=2).late == 2
     assert store.resume(RUN, 1).fresh_again == 2
     assert (counts(store).late, counts(store).waiting) == (0, 2)
-    assert len(fresh(store, 2, staleness=2).rows) == 2
+    assert len(fresh(store, 2, planned_for=1, staleness=2).rows) == 2
 
 
 def test_capacity_evicts_no_row_that_is_still_to_be_fresh(store: ReplayStore) -> None:
-    issue(store, [0, 1, 2])
+    for number in range(3):
+        issue(store, [number], iteration=1 + number)
     collect(store, 5)
     close(store, 0)
     close(store, 1)

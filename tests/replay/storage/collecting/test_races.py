@@ -33,11 +33,11 @@ def test_four_processes_claim_no_ticket_twice(location: Location) -> None:
 
 
 class Learner:
-    """It closes what is whole and learns from the oldest two groups, one iteration after another."""
+    """It closes what is whole and learns from one batch of two groups after another."""
 
     def __init__(self, store: ReplayStore) -> None:
         self.store = store
-        self.iteration = 1
+        self.iteration = self.batch = 1
 
     def step(self) -> None:
         for group in self.store.tickets.ended_groups(RUN):
@@ -49,8 +49,11 @@ class Learner:
                 self.store.tickets.close_group(RUN, group.number, scores, policy_version=version, wanted=wanted) == ()
             )
             self.look()
-        drawn = self.store.tickets.draw_fresh(FreshRequest(RUN, self.iteration, self.iteration - 1, 2, 6))
+        if not self.store.tickets.progress(RUN, self.batch).is_complete:
+            return
+        drawn = self.store.tickets.draw_fresh(FreshRequest(RUN, self.iteration, self.batch, self.iteration - 1, 6))
         self.look()
+        self.batch += 1
         if drawn.rows:
             records = [row.draw for row in drawn.rows if row.draw is not None]
             self.store.commit(iteration_record(self.iteration, replay=0), measured(records), sampler_state={})
@@ -64,7 +67,8 @@ class Learner:
 
 def test_every_finished_episode_is_in_its_place_at_every_look(location: Location) -> None:
     with closing(new_store(location)) as store:
-        issue(store, range(GROUPS), size=SIZE)
+        for number in range(GROUPS):
+            issue(store, [number], size=SIZE, iteration=1 + number // 2)
         workers = [WorkerProcess.start(location, number, failing=0.1, lease_s=0.5) for number in range(3)]
         workers.append(WorkerProcess.start(location, 3, lease_s=0.1, slow_s=0.3))
         learner = Learner(store)
