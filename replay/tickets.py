@@ -107,8 +107,8 @@ class Tickets:
         """Whether it counts; `outcome` is for the learner, and no row is stored."""
         return self._beside(lambda connection: finish.finish_evaluation(connection, claim, outcome))
 
-    def revoke(self, run: str, numbers: Sequence[int], reason: str) -> int:
-        """The learner wants these groups no more: how many of their episodes had not ended."""
+    def revoke(self, run: str, numbers: Sequence[int] | None, reason: str) -> int:
+        """The learner wants these groups no more, or (None) any: how many of their episodes had not ended."""
         return self._write(lambda connection: leases.revoke(connection, run, numbers, reason), run)
 
     def ended_groups(self, run: str, purpose: Purpose = TRAIN) -> list[EndedGroup]:

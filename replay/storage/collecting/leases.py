@@ -126,12 +126,13 @@ def _is_by(row: Row, claim: Claim) -> bool:
     return (row["holder"], row["fence"]) == (claim.holder, claim.fence)
 
 
-def revoke(connection: sa.Connection, run: str, numbers: Sequence[int], reason: str) -> int:
-    """How many tickets of these groups had not ended; whoever holds one learns it from its next heartbeat."""
+def revoke(connection: sa.Connection, run: str, numbers: Sequence[int] | None, reason: str) -> int:
+    """How many tickets of these groups, or of all, had not ended; whoever holds one learns it from its heartbeat."""
+    unended = (_tickets.run == run) & _tickets.state.in_(UNENDED)
+    wanted = [unended] if numbers is None else [unended & _tickets.number.in_(chunk) for chunk in chunked(numbers)]
     count = 0
-    for chunk in chunked(numbers):
-        of_these = (_tickets.run == run) & _tickets.number.in_(chunk) & _tickets.state.in_(UNENDED)
-        query = sa.select(*PLACE).where(of_these).order_by(*PLACE).with_for_update()
+    for mine in wanted:
+        query = sa.select(*PLACE).where(mine).order_by(*PLACE).with_for_update()
         places = [(row.number, row.member) for row in connection.execute(query)]
         _change(connection, run, places, state=REVOKED, reason=reason, due=None, ended_at=seconds_now())
         count += len(places)
