@@ -11,13 +11,13 @@ from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.trainer import RECOMPUTED
 from agentloop.learning.update_stats import ESS_BY_AGE, UpdateResult
 from agentloop.records import kl_penalties, penalised_rewards
-from agentloop.rollouts.evaluation import evaluate
 from agentloop.rollouts.trajectories import Collected
 from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.runs.signals import StopRequest
 from agentloop.training.collecting.by_loop import LoopCollection
-from agentloop.training.collecting.by_workers import StoppedWaiting, WorkerCollection
+from agentloop.training.collecting.by_workers import WorkerCollection
 from agentloop.training.collecting.collection import Collection
+from agentloop.training.collecting.waiting import StoppedWaiting
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, mix_batch
@@ -219,12 +219,7 @@ class Loop:
 
     def evaluate(self) -> dict[str, float]:
         """Held-out success, remembered for the target and the closing line."""
-        result = evaluate(
-            self.components.actors,
-            self.components.source,
-            self.config,
-            progress=lambda done, total: self._display.phase("evaluate", done, total),
-        )
+        result = self.collection.evaluate()
         self.state.evaluations.append((self.state.iteration, result.success))
         return result.metrics()
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from agentloop.config.seeds import derive_seed
 from agentloop.errors import TrainingStopped
 from agentloop.rollouts.dynamic_sampling import sample_dynamically
+from agentloop.rollouts.evaluation import Evaluation, evaluate
 from agentloop.rollouts.trajectories import Collected, CollectedBy
 from agentloop.training.collecting.collection import replay_request, task_hash
 from agentloop.training.components import Components
@@ -80,6 +81,15 @@ class LoopCollection:
     def end(self, batch: MixedBatch) -> None:
         without = batch.without_member(lambda index: task_hash(self._components, index))
         self._state.tasks.advance(batch.tasks, without_member=without)
+
+    def evaluate(self) -> Evaluation:
+        parts = self._components
+        return evaluate(
+            parts.actors,
+            parts.source,
+            parts.config,
+            progress=lambda done, total: parts.display.phase("evaluate", done, total),
+        )
 
     def end_run(self) -> None:
         return

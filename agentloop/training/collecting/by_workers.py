@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from agentloop.errors import TrainingStopped
 from agentloop.records import KlPenalty, kl_penalties, penalised_rewards
+from agentloop.rollouts.evaluation import Evaluation
 from agentloop.rollouts.trajectories import Collected
 from agentloop.training.collecting.collection import replay_request, task_hash
+from agentloop.training.collecting.held_out import evaluate_by_workers
 from agentloop.training.collecting.issued_batches import IssuedBatches
 from agentloop.training.collecting.replay_alone import replay_alone
+from agentloop.training.collecting.waiting import Waiting
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
@@ -19,15 +21,7 @@ from replay.mixing.request import Availability, DrawRequest
 from replay.records import OPEN_GROUP, BatchRow, Trajectory, group_of
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.write import AppendReport
-from replay.ticket_records import EndedGroup, MemberScores
-
-_LOOK_AGAIN_S = 0.1
-_NOBODY_S = 30.0
-"""Seconds without a word of any worker after which people are shown how to start one."""
-
-
-class StoppedWaiting(Exception):
-    """Asked to stop while episodes were still under way: nothing of the iteration has begun."""
+from replay.ticket_records import EVALUATION, TRAIN, EndedGroup, MemberScores
 
 
 class WorkerCollection:
@@ -41,10 +35,11 @@ class WorkerCollection:
     def __init__(self, components: Components, state: LoopState, *, stopped: Callable[[], bool]) -> None:
         self._components = components
         self._state = state
-        self._stopped = stopped
+        self._waiting = Waiting(components, stopped=stopped)
         self._store, self._run = components.store, components.run_id
         self._section = components.config.collection
         self._batches = IssuedBatches(components, state)
+        self._store.tickets.revoke(self._run, EVALUATION, "its evaluation did not end")
         self._penalties: dict[str, KlPenalty] = {}
         """Of the rows of the batch that was collected last."""
         self._rows: list[BatchRow] = []
@@ -92,7 +87,7 @@ class WorkerCollection:
         if not planned.plan.groups:
             return Collected()
         turn = self._state.batches + 1
-        self._wait(turn)
+        self._waiting.until_ended(turn)
         groups = [group for group in self._store.tickets.ended_groups(self._run) if group.iteration == turn]
         self._close(groups, planned.request.policy_version)
         request = planned.request
@@ -107,24 +102,6 @@ class WorkerCollection:
             )
         self._rows = drawn.rows
         return self._collected(drawn.rows, late=drawn.late, failed=self._failed(turn, len(drawn.rows) + drawn.late))
-
-    def _wait(self, turn: int) -> None:
-        began, noted = time.monotonic(), False
-        while not (progress := self._store.tickets.progress(self._run, turn)).is_complete:
-            self._components.display.phase("collect", progress.ended, progress.episodes)
-            if self._stopped():
-                raise StoppedWaiting
-            if not noted and time.monotonic() - began > _NOBODY_S:
-                noted = self._note_missing_workers()
-            time.sleep(_LOOK_AGAIN_S)
-
-    def _note_missing_workers(self) -> bool:
-        present = [w for w in self._store.roles.listed("worker", self._run) if w.silent_s < 2 * self._section.lease_s]
-        if not present:
-            self._components.display.note(
-                f"waiting for a worker: agentloop worker --run {self._components.folder.path}"
-            )
-        return True
 
     def _close(self, groups: list[EndedGroup], version: int) -> None:
         """The advantages of the whole batch, as some compare all of it; then its rows wait to be fresh."""
@@ -185,9 +162,13 @@ class WorkerCollection:
         without = batch.without_member(lambda index: task_hash(self._components, index))
         self._state.tasks.pending = [*sorted(without), *self._state.tasks.pending]
 
+    def evaluate(self) -> Evaluation:
+        """Workers do; the policy is not published anew meanwhile."""
+        return evaluate_by_workers(self._components, self._waiting, self._state.iteration)
+
     def end_run(self) -> None:
         """What is still under way is wanted no more, and everybody leaves."""
-        self._store.tickets.revoke(self._run, None, "the run has ended")
+        self._store.tickets.revoke(self._run, TRAIN, "the run has ended")
         self._store.roles.end_run(self._run)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from agentloop.rollouts.evaluation import Evaluation
 from agentloop.rollouts.trajectories import Collected
 from agentloop.training.components import Components
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
@@ -33,6 +34,10 @@ class Collection(Protocol):
 
     def end(self, batch: MixedBatch) -> None:
         """The batch is whole: its tasks have had their turn."""
+        ...
+
+    def evaluate(self) -> Evaluation:
+        """The policy as it is, on held-out tasks."""
         ...
 
     def end_run(self) -> None:

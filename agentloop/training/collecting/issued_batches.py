@@ -9,13 +9,13 @@ from pydantic import TypeAdapter
 
 from agentloop.errors import TrainingStopped
 from agentloop.training.collecting.collection import task_hash
+from agentloop.training.collecting.ticket_groups import issue_groups
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from replay.mixing.batch_plan import BatchPlan
 from replay.mixing.mixer import ReplayStarved
 from replay.mixing.request import Availability
-from replay.records import TaskRecord
-from replay.ticket_records import PlannedBatch, TicketRecord
+from replay.ticket_records import TRAIN, PlannedBatch
 
 _PLANS = TypeAdapter(BatchPlan)
 _OF_THE_RUN = ("factor", "success_reached")
@@ -86,19 +86,12 @@ class IssuedBatches:
         return IssuedBatch(plan, tasks, version)
 
     def _issue(self, number: int, batch: IssuedBatch) -> None:
-        store, run, factory = self._components.store, self._components.run_id, self._components.actors.factory
-        last = store.tickets.last_number(run)
-        first = 0 if last is None else last + 1
-        tasks, tickets = {}, []
-        for position, (slot, size) in enumerate(batch.plan.groups):
-            task = self._components.source.train(batch.tasks[slot])
-            hash = factory.task_hash(task)
-            tasks[hash] = TaskRecord(hash, factory.name, task.payload)
-            tickets += [TicketRecord(run, first + position, member, hash, number) for member in range(size)]
+        groups = [(self._components.source.train(batch.tasks[slot]), size) for slot, size in batch.plan.groups]
         values = {
             "plan": _PLANS.dump_python(batch.plan, mode="json"),
             "tasks": list(batch.tasks),
             "version": batch.version,
             "mixer": self._components.mixer.state(),
         }
-        store.tickets.issue(list(tasks.values()), tickets, PlannedBatch(run, number, values))
+        plan = PlannedBatch(self._components.run_id, number, values)
+        issue_groups(self._components, groups, number, TRAIN, plan)
