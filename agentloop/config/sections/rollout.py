@@ -156,13 +156,29 @@ def check_collection(config: RunConfig) -> None:
                 f"{key} must be {_plain(right)} when collection.by is workers, got {_plain(given)}. "
                 "Set it, or collection.by: loop."
             )
-    if section.samples_per_insert is not None and section.max_staleness == 0:
-        raise ValueError(
-            "collection.max_staleness must be at least 1 when collection.samples_per_insert is set, got 0: each update "
-            "in between makes the rows that are being collected older by one."
-        )
+    if section.samples_per_insert is not None:
+        _check_replay_alone(config)
     if section.max_staleness > 0:
         _check_off_policy(config.loss.fresh, section.max_staleness)
+
+
+def _check_replay_alone(config: RunConfig) -> None:
+    """Whole batches can be replayed, and what is collected meanwhile may be older by them."""
+    replay, when = config.replay, "when collection.samples_per_insert is set"
+    if config.collection.max_staleness == 0:
+        raise ValueError(
+            f"collection.max_staleness must be at least 1 {when}, got 0: each update in between makes the rows that "
+            "are being collected older by one."
+        )
+    if config.mix_rule().highest_fraction == 0:
+        raise ValueError(f"replay.fraction must be above 0 {when}, got 0: there is nothing to go on with. Set it.")
+    if replay.mode != "train":
+        raise ValueError(f"replay.mode must be train {when}, got {replay.mode}. Set it, or leave that out.")
+    if replay.unit not in ("any", "group"):
+        raise ValueError(
+            f"replay.unit must be any or group {when}, got {replay.unit}, whose rows stand beside fresh ones. "
+            "Set it, or leave that out."
+        )
 
 
 def _check_off_policy(fresh: StreamLossSection, staleness: int) -> None:
@@ -197,4 +213,7 @@ def _needed(config: RunConfig) -> list[tuple[str, object, object]]:
 
 
 def _plain(value: object) -> str:
-    return {None: "null", False: "false"}.get(value, str(value))  # type: ignore[call-overload, no-any-return]
+    """As a YAML file has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)
