@@ -1,0 +1,115 @@
+"""A run with all its roles in processes of their own: a learner, an engine with its watcher, and workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import yaml
+
+from agentloop.config import RunConfig
+from agentloop.config.config_file import to_plain
+from replay.errors import ReplayError
+from replay.store import ReplayStore
+from replay.ticket_records import TicketCounts
+from tests.fakes.runs import ROOT, buffer_of, run_identity
+from tests.vllm.server import free_port
+
+AGENTLOOP = Path(sys.executable).with_name("agentloop")
+ENGINE = ROOT / "tests" / "fakes" / "engine_program.py"
+LEARNER, ENGINE_ROLE = "learner", "engine"
+
+
+class Roles:
+    """Every role's process by name, and what it printed in a file of that name."""
+
+    def __init__(
+        self, folder: Path, config: RunConfig, *, vllm: Path = ENGINE, engine_words: Sequence[str] = ()
+    ) -> None:
+        self.folder = folder
+        self.run = folder / "runs" / f"{config.run.name}-001"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.port = free_port()
+        plain = to_plain(config)
+        plain["run"]["folder"] = str(folder / "runs")
+        plain["rollout"]["engine"] = "vllm"
+        plain["engine"] |= {"urls": [f"http://127.0.0.1:{self.port}"], "served_model_name": "policy"}
+        self._config = folder / "config.yaml"
+        self._config.write_text(yaml.safe_dump(plain))
+        self._model = config.model.path
+        self._vllm = vllm
+        self._engine_words = engine_words
+
+    def start(self, role: str) -> None:
+        """`learner`, `engine` or the name of a worker; a learner goes on with the run where there is one."""
+        if role == LEARNER:
+            words = ["train", str(self._config), *(["--resume"] if (self.run / "run.json").exists() else [])]
+        elif role == ENGINE_ROLE:
+            words = ["engine", str(self._model), "--vllm", str(self._vllm), "--port", str(self.port)]
+            words += ["--run", str(self.run), *self._engine_words]
+        else:
+            words = ["worker", "--run", str(self.run), "--concurrency", "8"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+        with (self.folder / f"{role}.txt").open("ab") as output:
+            self.processes[role] = subprocess.Popen(
+                [AGENTLOOP, *words], cwd=ROOT, env=environment, stdout=output, stderr=output
+            )
+
+    def printed(self, role: str) -> str:
+        return (self.folder / f"{role}.txt").read_text()
+
+    def kill(self, role: str) -> None:
+        """As a machine that goes away: no word, no cleaning up."""
+        self.processes[role].kill()
+        self.processes[role].wait()
+
+    def is_running(self, role: str) -> bool:
+        return self.processes[role].poll() is None
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes.values():
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def until(self, holds: Callable[[], bool], *, limit_s: float = 300) -> None:
+        """Looks at every finished episode on the way: each is in exactly one place at every moment."""
+        end = time.monotonic() + limit_s
+        while not holds():
+            assert time.monotonic() < end, {role: self.printed(role)[-2000:] for role in self.processes}
+            self.look()
+            time.sleep(0.1)
+
+    def look(self) -> TicketCounts | None:
+        """None before there is a run to look at, or while its database is away."""
+        if not (self.run / "run.json").exists():
+            return None
+        try:
+            with closing(ReplayStore.open(buffer_of(self.run), read_only=True)) as store:
+                found = store.tickets.counts(run_identity(self.run).run_id)
+        except ReplayError:
+            return None
+        assert found.done == found.rows, found
+        return found
+
+
+@contextmanager
+def running_roles(roles: Roles, names: Sequence[str]) -> Iterator[Roles]:
+    """All of them, until the end of the block."""
+    try:
+        for name in names:
+            roles.start(name)
+        yield roles
+    finally:
+        roles.end()
