@@ -15,10 +15,11 @@ from agentloop.errors import one_line_with_place, shortened
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import play_episode
 from agentloop.rollouts.episodes.turns import ConcurrentTurns
+from agentloop.workers.held_claims import Place
 from agentloop.workers.joined_run import JoinedRun
 from replay.ticket_records import EVALUATION, TRAIN, Claim
 
-Place = tuple[int, int]
+_TO_END_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,11 @@ class EpisodesUnderWay:
                 self._running[place].cancel()
 
     async def end(self) -> None:
-        """Cancel all that run, and score those that have ended."""
-        running = list(self._running.values())
+        """Cancel all that run, and score those that have ended, as far as that takes no time."""
+        waited = [*self._running.values(), *([] if self._scoring is None else [self._scoring])]
         self.cancel(list(self._running))
-        await asyncio.gather(*running, return_exceptions=True)
-        if self._scoring is not None:
-            await self._scoring
+        if waited:
+            await asyncio.wait(waited, timeout=_TO_END_S)
         self._threads.close()
         await self._run.engine.close()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, Task, TaskSource
 from agentloop.errors import UserError
 from replay.store import ReplayStore
-from replay.ticket_records import EVALUATION, TicketRecord
+from replay.ticket_records import EVALUATION, TRAIN, TicketRecord
 
 _MOST_BATCHES = 8
 
@@ -24,24 +24,28 @@ class IssuedTasks:
         self._held_out: dict[str, Task] | None = None
         self._batches: dict[int, dict[str, Task]] = {}
 
-    def plan(self, ticket: TicketRecord) -> Sequence[int]:
-        """Numbers of the tasks of the ticket's batch, from the database; empty where they are known already."""
-        if ticket.purpose == EVALUATION or ticket.iteration in self._batches:
-            return ()
-        batch = self._store.tickets.planned_batch(ticket.run, ticket.iteration)
-        return () if batch is None else tuple(batch.plan["tasks"])
+    def planned(self, tickets: Sequence[TicketRecord]) -> dict[int, Sequence[int]]:
+        """Numbers of the tasks of the tickets' batches, from the database, but for those that are known already."""
+        wanted = {(ticket.run, ticket.iteration) for ticket in tickets if ticket.purpose == TRAIN}
+        for old in sorted(self._batches.keys() - {iteration for _, iteration in wanted})[:-_MOST_BATCHES]:
+            del self._batches[old]
+        found = {}
+        for run, iteration in wanted:
+            batch = None if iteration in self._batches else self._store.tickets.planned_batch(run, iteration)
+            if batch is not None:
+                found[iteration] = tuple(batch.plan["tasks"])
+        return found
 
-    def find(self, ticket: TicketRecord, planned: Sequence[int]) -> Task:
-        """The task to run, given its `plan`. Raises UserError where this machine makes other tasks than the learner."""
+    def find(self, ticket: TicketRecord, planned: Mapping[int, Sequence[int]]) -> Task:
+        """The task to run, given what is `planned`. Raises UserError where this machine makes other tasks."""
         if ticket.purpose == EVALUATION:
             if self._held_out is None:
                 self._held_out = self._by_hash(self._source.held_out(self._held_out_tasks))
             known = self._held_out
         else:
-            if ticket.iteration not in self._batches:
-                self._batches[ticket.iteration] = self._by_hash([self._source.train(index) for index in planned])
-                while len(self._batches) > _MOST_BATCHES:
-                    del self._batches[min(self._batches)]
+            if ticket.iteration in planned and ticket.iteration not in self._batches:
+                tasks = [self._source.train(index) for index in planned[ticket.iteration]]
+                self._batches[ticket.iteration] = self._by_hash(tasks)
             known = self._batches.get(ticket.iteration, {})
         if ticket.task not in known:
             raise UserError(

@@ -8,7 +8,7 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from agentloop.environments.tools.silence import silenced_tools
 from agentloop.errors import UserError
 from agentloop.runs.signals import StopRequest
-from agentloop.workers.episodes_under_way import EpisodeResult, EpisodesUnderWay, Place
+from agentloop.workers.episodes_under_way import EpisodeResult, EpisodesUnderWay
+from agentloop.workers.held_claims import HeldClaims
 from agentloop.workers.joined_run import JoinedRun
 from agentloop.workers.listed_engines import ListedEngines
 from agentloop.workers.stored_results import store_results
@@ -48,12 +49,15 @@ class Worker:
         self._lease_s = run.config.collection.lease_s
         self._database = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._engines = ListedEngines(run.engine)
-        self._claims: dict[Place, Claim] = {}
-        """Held: under way, or ended and not stored yet."""
+        self._claims = HeldClaims(concurrency)
+        """Of episodes that are under way, or ended and not stored yet."""
         self._results: list[EpisodeResult] = []
         """Ended and not stored yet."""
+        self._returned: list[Claim] = []
+        """To be given back."""
         self._counts: Counter[str] = Counter()
-        self._errors_in_a_row = 0
+        self._errors: list[str] = []
+        """Of the episodes that ended last, as long as each was ended by an error."""
         self._next_report = self._next_extension = 0.0
         self._back_off_s = 0.0
 
@@ -87,7 +91,13 @@ class Worker:
             self._back_off_s = 0.0
         self._engines.update(view.engines)
         await self._store_results()
+        if len(self._errors) >= _MOST_ERRORS_IN_A_ROW:
+            raise UserError(
+                f"episodes must not fail by errors on this worker, got {len(self._errors)} in a row, the last with "
+                f"{self._errors[-1]}. Mend that, and start it again."
+            )
         await self._extend()
+        await self._give_back()
         await self._claim(view)
         await self._report()
         busy = self._claims or (view.has_free_tickets and self._engines.any_serves)
@@ -97,46 +107,49 @@ class Worker:
     async def _store_results(self) -> None:
         for result in self._episodes.results():
             self._results.append(result)
-            self._errors_in_a_row = self._errors_in_a_row + 1 if result.episode is None else 0
-            if result.episode is not None:
+            if result.episode is None:
+                self._errors.append(str(result.problem))
+            else:
+                self._errors.clear()
                 self._counts["tool_errors"] += result.episode.num_failed_calls
         stored = list(self._results)
         if stored:
             self._counts += await self._ask(store_results, self._run, stored)
             del self._results[: len(stored)]
-            for result in stored:
-                self._claims.pop(result.claim.place, None)
-        if self._errors_in_a_row >= _MOST_ERRORS_IN_A_ROW:
-            problem = next(result.problem for result in reversed(stored) if result.episode is None)
-            raise UserError(
-                f"episodes must not fail by errors on this worker, got {self._errors_in_a_row} in a row, the last with "
-                f"{problem}. Mend that, and start it again."
-            )
+            self._claims.drop(result.claim.place for result in stored)
 
     async def _extend(self) -> None:
         now = time.monotonic()
         if now < self._next_extension:
             return
         if self._claims:
-            held = list(self._claims.values())
+            held = self._claims.all
             lost = await self._ask(lambda: self._run.store.tickets.extend(held, lease_s=self._lease_s))
             # What has ended is stored all the same: it counts if it is first.
             self._episodes.cancel(lost)
-            for place in lost:
-                self._claims.pop(place, None)
+            self._claims.drop(lost)
         self._next_extension = now + self._lease_s / 3
 
     async def _claim(self, view: RunView) -> None:
-        count = self._concurrency - len(self._claims)
-        if count < 1 or not view.has_free_tickets or not self._engines.any_serves:
+        count = self._claims.wanted
+        if not count or not view.has_free_tickets or not self._engines.any_serves:
             return
-        claims = await self._ask(
-            lambda: self._run.store.tickets.claim(self._run.id, self.id, count=count, lease_s=self._lease_s)
-        )
-        self._claims.update({claim.place: claim for claim in claims})
-        for claim in claims:
-            planned = await self._ask(self._run.tasks.plan, claim.ticket)
+        claims, planned = await self._ask(self._claimed, count)
+        taken, returned = self._claims.add(claims)
+        self._returned += returned
+        for claim in taken:
             self._episodes.start(claim, self._run.tasks.find(claim.ticket, planned))
+
+    def _claimed(self, count: int) -> tuple[list[Claim], dict[int, Sequence[int]]]:
+        """Tickets, and the tasks of their batches."""
+        run = self._run
+        claims = run.store.tickets.claim(run.id, self.id, count=count, lease_s=self._lease_s)
+        return claims, run.tasks.planned([claim.ticket for claim in claims])
+
+    async def _give_back(self) -> None:
+        if self._returned:
+            await self._ask(self._run.store.tickets.give_back, list(self._returned))
+            self._returned.clear()
 
     async def _report(self) -> None:
         now = time.monotonic()
@@ -164,9 +177,8 @@ class Worker:
             async with asyncio.timeout(_TO_LEAVE_S):
                 await self._episodes.end()
                 await self._store_results()
-                held = list(self._claims.values())
-                if held:
-                    await self._ask(self._run.store.tickets.give_back, held)
+                self._returned += self._claims.all
+                await self._give_back()
                 await self._ask(self._run.store.roles.leave, "worker", self._run.id, self.id)
         except (TimeoutError, DatabaseFailed) as error:
             reason = str(error) or f"{_TO_LEAVE_S:g} s were over"

@@ -127,6 +127,10 @@ class WorkerProgram:
         return self._process.pid
 
     @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
     def output(self) -> str:
         return "".join(self.lines)
 
