@@ -29,7 +29,7 @@ class IssuedTasks:
         wanted = {(ticket.run, ticket.iteration) for ticket in tickets if ticket.purpose == TRAIN}
         for old in sorted(self._batches.keys() - {iteration for _, iteration in wanted})[:-_MOST_BATCHES]:
             del self._batches[old]
-        found = {}
+        found: dict[int, Sequence[int]] = {}
         for run, iteration in wanted:
             batch = None if iteration in self._batches else self._store.tickets.planned_batch(run, iteration)
             if batch is not None:

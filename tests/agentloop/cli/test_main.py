@@ -79,7 +79,7 @@ def test_commands_are_those_of_the_documentation() -> None:
     changing = ["import", "prune", "forget", "migrate"]
     replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore", "whatif")}
     context = {"context", "context check", "context show"}
-    running = {"train", "sft", "evaluate", "engine"}
+    running = {"train", "sft", "evaluate", "engine", "worker"}
     assert found == {"", "report", "inspect", "config", "doctor", "replay"} | running | replay | context
 
 
