@@ -97,7 +97,7 @@ class Judge:
         self._loaded = load_model(config.model, self.model)
         factory, self._source = open_tasks(config)
         self._generator = LocalGenerator(self._loaded.model, stop_ids=self._loaded.stop_ids)
-        self._actors = make_actors(config, factory, self._loaded, self._generator)
+        self._actors = make_actors(config, factory, self._loaded, self._generator, vocab_size=self._loaded.vocab_size)
 
     def success(self, weights: Path) -> float:
         load_weights(self._loaded.model, str(weights))

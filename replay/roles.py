@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from replay.storage.collecting import participants
 from replay.storage.collecting.participants import TABLES
+from replay.storage.collecting.run_view import view_run
 from replay.storage.databases import Database, retried
-from replay.ticket_records import Participant
+from replay.ticket_records import Participant, RunView
 
 Role = Literal["worker", "engine"]
 
@@ -44,6 +45,10 @@ class Roles:
     def count(self, role: Role, run: str) -> int:
         """How many are listed."""
         return self._database.read(lambda connection: participants.count(connection, TABLES[role], run))
+
+    def view(self, run: str) -> RunView:
+        """What a worker looks at: whether there is something to do, and with which engines."""
+        return self._database.read(lambda connection: view_run(connection, run))
 
     def end_run(self, run: str, *, ended: bool = True) -> None:
         """Everybody who takes part in the run leaves it, until it is gone on with (`ended` false)."""

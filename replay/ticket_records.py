@@ -146,3 +146,14 @@ class Participant:
     """Since it was first seen."""
     silent_s: float
     """Since it was last seen."""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What a worker has to know of its run between two episodes."""
+
+    has_ended: bool
+    has_free_tickets: bool
+    """Whether a claim would find one."""
+    workers: int
+    engines: tuple[Participant, ...]

@@ -66,6 +66,10 @@ class Tickets:
         """All batches ever issued, in order."""
         return self._database.read(lambda connection: planned_batches.planned(connection, run))
 
+    def planned_batch(self, run: str, iteration: int) -> PlannedBatch | None:
+        """The one that was issued for an iteration; None: none was."""
+        return self._database.read(lambda connection: planned_batches.planned_batch(connection, run, iteration))
+
     def progress(self, run: str, iteration: int, purpose: Purpose = TRAIN) -> BatchProgress:
         """How many episodes that were issued for an iteration have ended."""
         return self._database.read(lambda connection: planned_batches.progress(connection, run, iteration, purpose))

@@ -54,7 +54,7 @@ def evaluate_run(
         stop_strings=StopStrings(stop_strings(config, loaded), loaded.codec),
         compute=config.compute,
     )
-    actors = make_actors(config, factory, loaded, generator)
+    actors = make_actors(config, factory, loaded, generator, vocab_size=loaded.vocab_size)
     display = open_display(stderr=True)
     try:
         progress = partial(display.phase, "evaluate")

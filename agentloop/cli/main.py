@@ -32,6 +32,10 @@ class LateCommand(TyperCommand):
             from agentloop.cli.engine_command import app as engine
 
             return typer.main.get_command(engine)
+        if self.name == "worker":
+            from agentloop.cli.worker_command import app as worker
+
+            return typer.main.get_command(worker)
         from agentloop.cli.buffer_commands import app as late
 
         command: Any = typer.main.get_command(late)
@@ -49,6 +53,7 @@ class _Program(TyperGroup):
 
 _LATE = {
     "engine": "Serve a run's policy with vLLM on this machine: started, watched, started again, and always proved.",
+    "worker": "Collect episodes for a run: claimed from its database, run on its engines, stored as they end.",
     "inspect": "Show a buffer and its runs in a browser, live: read-only, on this machine, without a model.",
     "report": "Write a run's page as one file to send to somebody: all curves, nothing runs in it, nothing is fetched.",
     "context": "Look at chat templates and conversations, token by token.",

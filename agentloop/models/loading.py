@@ -29,13 +29,18 @@ class LoadedModel(ModelFiles):
     tokenizer: PreTrainedTokenizerBase
 
     @property
+    def vocab_size(self) -> int:
+        """Of the model, whose tokenizer may know fewer tokens."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
     def fingerprint(self) -> dict[str, str | int]:
         """What makes tokens and log-probs of two runs comparable."""
         return {
             "tokenizer": self.codec.hash,
             "template": self.template.hash,
             "model_family": str(self.model.config.model_type),
-            "vocab_size": int(self.model.config.get_text_config().vocab_size),
+            "vocab_size": self.vocab_size,
         }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
@@ -16,10 +16,8 @@ from agentloop.user_code import load_class
 from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, ReplyParser, choose_parser
 from context.parse import unread_call
 from context.strategies import Linear, Strategy
+from context.templates.model_files import ModelFiles
 from context.tokens.control import TrainingControl
-
-if TYPE_CHECKING:
-    from agentloop.models.loading import LoadedModel
 
 _log = logging.getLogger(__name__)
 _MOST_WARNINGS = 20
@@ -59,28 +57,33 @@ class Actors:
 
 
 def make_actors(
-    config: RunConfig, factory: EnvironmentFactory, loaded: LoadedModel, generator: Generator | ConcurrentGenerator
+    config: RunConfig,
+    factory: EnvironmentFactory,
+    files: ModelFiles,
+    generator: Generator | ConcurrentGenerator,
+    *,
+    vocab_size: int,
 ) -> Actors:
     """What episodes are run with, in training and in evaluation alike."""
     section = config.context
     authors = section.author_table()
-    parser = make_parser(section.parser, loaded.template, tools=factory.tools)
-    check_tools(factory, loaded, parser)
+    parser = make_parser(section.parser, files.template, tools=factory.tools)
+    check_tools(factory, files, parser)
     return Actors(
         factory,
         generator,
-        loaded.renderer(authors, _stop_strings(section.stop_strings, parser)),
+        files.renderer(authors, _stop_strings(section.stop_strings, parser)),
         parser,
         authors,
-        loaded.model.config.get_text_config().vocab_size,
+        vocab_size,
         make_strategy(section.strategy, section.options),
         section.training_control(),
     )
 
 
-def stop_strings(config: RunConfig, loaded: LoadedModel) -> tuple[str, ...]:
+def stop_strings(config: RunConfig, files: ModelFiles) -> tuple[str, ...]:
     """`context.stop_strings`, or those of the run's parser."""
-    return _stop_strings(config.context.stop_strings, make_parser(config.context.parser, loaded.template))
+    return _stop_strings(config.context.stop_strings, make_parser(config.context.parser, files.template))
 
 
 def _stop_strings(given: tuple[str, ...] | None, parser: ReplyParser) -> tuple[str, ...]:
@@ -107,15 +110,15 @@ def make_parser(name: str, template: ChatTemplate, *, tools: Sequence[Mapping[st
     return parser
 
 
-def check_tools(factory: EnvironmentFactory, loaded: LoadedModel, parser: ReplyParser) -> None:
+def check_tools(factory: EnvironmentFactory, files: ModelFiles, parser: ReplyParser) -> None:
     """The chat template shows the tools, and the parser reads the calls it writes."""
     if not factory.tools or isinstance(parser, ReactParser):
         return  # ReAct calls are described by the environment's own prompt, not by the template
-    _check_shown(factory, loaded, (Message("user", "x"),))
+    _check_shown(factory, files, (Message("user", "x"),))
     if factory.example is not None:
-        _check_shown(factory, loaded, factory.example.messages())
-    stop_texts = [loaded.codec.decode([token]) for token in loaded.stop_ids & loaded.codec.added_ids]
-    unread = unread_call(parser, loaded.template, stop_texts=stop_texts)
+        _check_shown(factory, files, factory.example.messages())
+    stop_texts = [files.codec.decode([token]) for token in files.stop_ids & files.codec.added_ids]
+    unread = unread_call(parser, files.template, stop_texts=stop_texts)
     if unread is not None:
         raise UserError(
             "context.parser must read the tool calls that the model's chat template writes, got "
@@ -123,10 +126,10 @@ def check_tools(factory: EnvironmentFactory, loaded: LoadedModel, parser: ReplyP
         )
 
 
-def _check_shown(factory: EnvironmentFactory, loaded: LoadedModel, opening: Sequence[Message]) -> None:
+def _check_shown(factory: EnvironmentFactory, files: ModelFiles, opening: Sequence[Message]) -> None:
     """Some templates leave tools out, of all prompts or of those that open in their own way, with a system message."""
-    prompt = loaded.template.render(opening, tools=factory.tools, generation_prompt=True)
-    without = loaded.template.render(opening, generation_prompt=True)
+    prompt = files.template.render(opening, tools=factory.tools, generation_prompt=True)
+    without = files.template.render(opening, generation_prompt=True)
     names = [str(tool["function"]["name"]) for tool in factory.tools]
     hidden = [name for name in names if prompt.count(name) <= without.count(name)]
     if hidden:

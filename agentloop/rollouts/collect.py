@@ -139,7 +139,7 @@ class Collector:
         rows = []
         for task, episode, total in zip(by_hash, episodes, totals, strict=True):
             if not math.isnan(total):
-                place = MemberPlace("", task, slot=0, member=0)
+                place = MemberPlace(collected_by.id_of(task, 0), "", task, slot=0, member=0)
                 row = trajectory_of(self.actors, episode, total, collected_by, place, self.config)
                 rows.append(replace(row, record=replace(row.record, temperature=1.0)))
         collected.extra_metrics["rollout/greedy_failures"] = len(totals) - len(rows)

@@ -37,6 +37,8 @@ class Scores:
     """The weighted sum of all parts; NaN where a part is unknown: the engine or a reward function failed."""
     parts: dict[str, list[float]] = field(default_factory=dict)
     """Unweighted, by name; the environment's is among them only if it is not alone."""
+    problems: dict[int, str] = field(default_factory=dict)
+    """Why a reward function gave an episode none, by its position, in words."""
 
     def metrics(self) -> dict[str, float]:
         """Means of the parts over episodes whose reward is known."""
@@ -63,31 +65,35 @@ class RewardScorer:
 
     def score(self, episodes: Sequence[Episode]) -> Scores:
         """Raises UserError where a reward function fails, unless `reward.on_error` is drop."""
+        return run_coroutine(self.score_beside(episodes)) if self._functions else self._scored(episodes, [])
+
+    async def score_beside(self, episodes: Sequence[Episode]) -> Scores:
+        """The same beside what else runs on an event loop."""
+        ended = [episode for episode in episodes if not episode.failed]
+        return self._scored(episodes, [await self._answers(function, ended) for _, function in self._functions])
+
+    def _scored(self, episodes: Sequence[Episode], answers: Sequence[Sequence[Any]]) -> Scores:
+        """`answers`: what each function returned or raised for the episodes that did not fail."""
         section = self._section
         played = [position for position, episode in enumerate(episodes) if not episode.failed]
         ended = [episodes[position] for position in played]
+        scores = Scores([math.nan] * len(episodes))
         columns = [("environment", section.environment, [episode.environment_reward for episode in ended])]
-        for row, function in self._functions:
-            columns.append((row.name, row.weight, self._asked(row, function, ended)))
+        for (row, _), given in zip(self._functions, answers, strict=True):
+            found = [self._value(row, answer, episode) for answer, episode in zip(given, ended, strict=True)]
+            unknown = {at: value for at, value in zip(played, found, strict=True) if isinstance(value, str)}
+            scores.problems |= unknown
+            columns.append((row.name, row.weight, [math.nan if isinstance(v, str) else v for v in found]))
         if self._model is not None:
-            given = self._model([episode.messages for episode in ended])
-            columns.append(("model", section.model.weight, given))
+            columns.append(("model", section.model.weight, self._model([episode.messages for episode in ended])))
         if section.overlong.buffer is not None:
             costs = [overlong_cost(episode, section.overlong, max_tokens=self._max_tokens) for episode in ended]
             columns.append(("overlong", 1.0, costs))
-        scores = Scores([math.nan] * len(episodes))
         for index, position in enumerate(played):
             scores.totals[position] = math.fsum(weight * values[index] for _, weight, values in columns)
         if len(columns) > 1:
             scores.parts = {name: _spread(values, played, len(episodes)) for name, _, values in columns}
         return scores
-
-    def _asked(
-        self, row: RewardFunctionSection, function: Callable[..., Any], episodes: Sequence[Episode]
-    ) -> list[float]:
-        """NaN where the function failed and that is to cost the episode alone."""
-        answers = run_coroutine(self._answers(function, episodes))
-        return [self._checked(row, answer, episode) for answer, episode in zip(answers, episodes, strict=True)]
 
     async def _answers(self, function: Callable[..., Any], episodes: Sequence[Episode]) -> list[Any]:
         """What the function returned or raised. `async def` functions run side by side, others one after another."""
@@ -100,7 +106,7 @@ class RewardScorer:
                     if waits:
                         return await asyncio.wait_for(function(episode), self._section.timeout_s)
                     return await thread.run(lambda: function(episode), timeout_s=self._section.timeout_s)
-                except (Exception, ToolTimeout) as error:  # noqa: BLE001  reported or counted by `_checked`
+                except (Exception, ToolTimeout) as error:  # noqa: BLE001  reported or counted by `_value`
                     return error
 
         try:
@@ -108,7 +114,8 @@ class RewardScorer:
         finally:
             thread.close()
 
-    def _checked(self, row: RewardFunctionSection, answer: Any, episode: Episode) -> float:
+    def _value(self, row: RewardFunctionSection, answer: Any, episode: Episode) -> float | str:
+        """The number, or what is wrong where that is to cost the episode alone."""
         if isinstance(answer, (ToolTimeout, TimeoutError)):
             problem = f"none within reward.timeout_s={self._section.timeout_s:g} s"
         elif isinstance(answer, BaseException):
@@ -118,7 +125,7 @@ class RewardScorer:
         else:
             problem = repr(answer)[:80]
         if self._section.on_error == "drop":
-            return math.nan
+            return f"{problem} from {row.function}"
         raise UserError(
             f"reward.functions must return a finite number for every episode, got {problem} from {row.function} for "
             f"{quoted_task(episode.task, episode.messages)}. Mend it and --resume: this iteration is collected again; "

@@ -82,6 +82,8 @@ class Collected:
 class MemberPlace:
     """Where in its iteration a trajectory stands."""
 
+    id: str
+    """The trajectory's own."""
     group: str
     task: str
     slot: int
@@ -103,7 +105,8 @@ class PlaceCounter:
         return self._collected_by.id_of("group", self._groups - 1)
 
     def next_member(self, group: str, task: str) -> MemberPlace:
-        place = MemberPlace(group, task, self._slot, self._members[task])
+        member = self._members[task]
+        place = MemberPlace(self._collected_by.id_of(task, member), group, task, self._slot, member)
         self._slot += 1
         self._members[task] += 1
         return place
@@ -114,7 +117,7 @@ def trajectory_of(
 ) -> Trajectory:
     """The episode as it is stored; its advantage is still to be set."""
     record = TrajectoryRecord(
-        id=collected_by.id_of(place.task, place.member),
+        id=place.id,
         run=collected_by.run,
         group=place.group,
         task=place.task,

@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from agentloop.errors import UserError, one_line
+from agentloop.runs.run_folder import COMPLETE as COMPLETE
 from agentloop.runs.run_folder import explained
 
-COMPLETE = "COMPLETE"
 _STATE = "state"
 _FORMER_STATE = "state.safetensors"
 _RANDOM_TENSORS = "random.safetensors"

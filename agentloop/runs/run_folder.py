@@ -21,6 +21,8 @@ from agentloop.errors import UserError
 from replay.locate import DATABASE, LOCK
 from replay.storage.databases.open import Location
 
+COMPLETE = "COMPLETE"
+"""Written last into a folder: one without it is not whole."""
 _IDENTITY = "run.json"
 
 

@@ -14,6 +14,8 @@ from types import FrameType
 from agentloop.runs.watchdog import watched
 
 _SHOW_CURSOR = b"\x1b[?25h\n"
+_WORKING = "stopping after this iteration; again to stop at once (--resume continues either way)"
+_IDLE = "stopped: nothing was under way that had to be finished (--resume continues)"
 
 
 @dataclass
@@ -44,12 +46,13 @@ class StopRequest:
 
 
 @contextmanager
-def graceful_stop(show: Callable[[str], None]) -> Iterator[StopRequest]:
+def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle: str = _IDLE) -> Iterator[StopRequest]:
     """Within, the first signal asks and the second ends the process as a crash would: --resume mends both.
 
     The second does so some seconds later even where this process can't act on it.
 
-    Outside of `StopRequest.working` there is nothing to finish: the first signal raises SystemExit.
+    Outside of `StopRequest.working` there is nothing to finish: the first signal raises SystemExit. `working` and
+    `idle` are shown at the first signal, there and here.
     """
     request = StopRequest()
     words: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -61,9 +64,9 @@ def graceful_stop(show: Callable[[str], None]) -> Iterator[StopRequest]:
             os._exit(128 + number)
         request.signal_number = number
         if request.has_work:
-            words.put("stopping after this iteration; again to stop at once (--resume continues either way)")
+            words.put(working)
         else:
-            words.put("stopped: nothing was under way that had to be finished (--resume continues)")
+            words.put(idle)
             raise SystemExit(128 + number)
 
     # Not shown by `receive` itself: it may have interrupted the very print that `show` would do.

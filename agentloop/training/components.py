@@ -202,7 +202,7 @@ def build_components(
         mixer=Mixer(config.mix_rule()),
         source=source,
         collector=Collector(
-            make_actors(config, factory, loaded, generator),
+            make_actors(config, factory, loaded, generator, vocab_size=loaded.vocab_size),
             config,
             _make_scorer(config),
             estimator.of_groups,
@@ -268,9 +268,15 @@ def _make_trainer(
 
 
 def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
-    """The run must stay readable when the model's own folder is gone."""
+    """The run must stay readable when the model's own folder is gone, and where there is no torch."""
+
+    def save(target: Path) -> None:
+        loaded.tokenizer.save_pretrained(target)
+        # It names end tokens that the tokenizer does not.
+        loaded.model.generation_config.save_pretrained(target)
+
     if not (folder.model / COMPLETE).exists():
-        write_directory(folder.model, loaded.tokenizer.save_pretrained)
+        write_directory(folder.model, save)
 
 
 def _make_scorer(config: RunConfig) -> RewardScorer:

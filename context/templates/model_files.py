@@ -155,7 +155,8 @@ def _codec(folder: Path, special: Mapping[str, str]) -> TokenCodec:
             f"{_CONVERSIONS.get(str(found), 'Copy it there from the model.')}"
         )
     try:
-        return TokenCodec(_read(path), special=named_controls(special))
+        # As the model's own library spells it, so that the hash does not depend on how the file is laid out.
+        return TokenCodec(Tokenizer.from_str(_read(path)).to_str(), special=named_controls(special))
     except RenderError:
         raise
     except Exception as error:  # noqa: BLE001 (what the tokenizers package raises has no other class)

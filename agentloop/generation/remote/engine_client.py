@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import random
 import weakref
@@ -83,7 +84,6 @@ class RemoteEngine:
         self._stop_ids = sorted(stop_ids)
         self._limits = limits or EngineLimits()
         self._temperature = 1.0
-        self._version: int | None = None
         self._chance = random.Random()
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = weakref.WeakKeyDictionary()
         self.faults: Counter[str] = Counter()
@@ -104,7 +104,7 @@ class RemoteEngine:
         return cls(servers, key=key, stop_ids=stop_ids, vocab_size=vocab_size, limits=limits)
 
     def __repr__(self) -> str:
-        return f"RemoteEngine({', '.join(self._urls.all)}; version {self._version})"
+        return f"RemoteEngine({', '.join(self._urls.all)}; version {self._urls.newest})"
 
     @property
     def servers(self) -> tuple[ServerFacts, ...]:
@@ -117,21 +117,20 @@ class RemoteEngine:
 
     @property
     def policy_version(self) -> int:
-        if self._version is None:
+        if self._urls.newest is None:
             raise RuntimeError("published() must come before anything is sampled")
-        return self._version
+        return self._urls.newest
 
     def published(
         self, version: int, name: str | None = None, *, label: str | None = None, urls: Collection[str] | None = None
     ) -> None:
-        """The engines at `urls` (None: all) were proved to serve `version`; others are not asked until they are.
+        """The engines at `urls` (None: all) were proved to serve `version`; others go on with theirs.
 
         `name` is the LoRA adapter's; it is then the model that is asked for. Without it the model
         itself was reloaded, and its `label` (None: the version as text) is what the server's version spans say.
         """
         label = label if label is not None else name if name is not None else str(version)
         self._urls.published(version, label=label, adapter=name, urls=self._urls.all if urls is None else urls)
-        self._version = version
 
     def withdraw(self, url: str) -> None:
         """Ask this engine no more until `published` names it again: its weights are about to change, or it is gone.
@@ -147,6 +146,12 @@ class RemoteEngine:
         batches change the rounding, so that they would promise a repetition they don't give.
         """
         self._temperature = temperature
+
+    def at_temperature(self, temperature: float) -> RemoteEngine:
+        """The same engines for episodes that are sampled at another temperature meanwhile: all else is shared."""
+        other = copy.copy(self)
+        other._temperature = temperature
+        return other
 
     async def close(self) -> None:
         """Close this event loop's connections. A later reply opens new ones."""

@@ -30,13 +30,15 @@ class ServingUrls:
         self._versions: dict[str, dict[str, int]] = {url: {} for url in urls}
         self._rests_until = dict.fromkeys(urls, 0.0)
         self._gone_since: dict[str, float] = {}
+        self.newest: int | None = None
+        """The version that was published last; None: none was."""
 
     @property
     def all(self) -> tuple[str, ...]:
         return self._urls
 
     def published(self, version: int, *, label: str, adapter: str | None, urls: Collection[str]) -> None:
-        """The engines at `urls` were proved to serve this version; the others are not asked until they are."""
+        """The engines at `urls` were proved to serve this version; the others go on with theirs."""
         unknown = sorted(set(urls) - set(self._urls))
         if unknown:
             raise ValueError(f"urls must be among {', '.join(self._urls)}, got {unknown[0]}")
@@ -45,7 +47,8 @@ class ServingUrls:
         for url in urls:
             if self._versions[url].setdefault(label, version) != version:
                 raise ValueError(f"{label!r} must name one version, got {version} after {self._versions[url][label]}")
-        self._serving = {url: Weights(version, adapter) for url in urls}
+        self._serving |= {url: Weights(version, adapter) for url in urls}
+        self.newest = version
         self._rests_until |= dict.fromkeys(urls, 0.0)
 
     def withdraw(self, url: str) -> None:

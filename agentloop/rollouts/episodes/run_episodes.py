@@ -54,7 +54,7 @@ async def _run(
         nonlocal ended
         async with places:
             try:
-                episode = await _episode(actors, task, config, partial(turns.ask, number), threads)
+                episode = await play_episode(actors, task, config, partial(turns.ask, number), threads)
             finally:
                 turns.ended()
         ended += 1
@@ -75,7 +75,8 @@ async def _run(
     return episodes
 
 
-async def _episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, threads: WorkerThreads) -> Episode:
+async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, threads: WorkerThreads) -> Episode:
+    """One episode of a new instance of the environment, in a context of its own."""
     context = ContextManager(
         actors.renderer,
         actors.parser,

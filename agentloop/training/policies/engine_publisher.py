@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.config import RunConfig
-from agentloop.errors import UserError
 from agentloop.generation.publishing.engine_control import EngineControl, EngineRefused
 from agentloop.generation.publishing.proof import Proof, ProofFailed, publish
 from agentloop.generation.publishing.published_policy import PublishedPolicy, read_published
-from agentloop.generation.remote.engine_client import EngineLimits, RemoteEngine
+from agentloop.generation.remote.connect import connect_engine
+from agentloop.generation.remote.engine_client import RemoteEngine
 from agentloop.generation.remote.server_facts import read_key
 from agentloop.models.loading import LoadedModel
 from agentloop.runs.checkpoint import COMPLETE
@@ -105,38 +105,9 @@ class EnginePublisher:
 def connect_engines(
     config: RunConfig, loaded: LoadedModel, *, policies: Path, run: str, note: Callable[[str], None], report: Report
 ) -> EnginePublisher:
-    """Wait until each of `engine.urls` answers. Raises UserError where one does not, or can't be this run's engine."""
+    """The engines of `engine.urls`, once each of them answers. Raises UserError where one can't be this run's."""
     section, key = config.engine, read_key(config.engine.api_key_env)
-    limits = EngineLimits(
-        concurrency=section.concurrency,
-        turn_timeout_s=section.turn_timeout_s,
-        restart_timeout_s=section.restart_timeout_s,
-    )
-    deadline, waited = time.monotonic() + section.restart_timeout_s, False
-    while True:
-        try:
-            engine = RemoteEngine.connect(
-                section.urls,
-                section.served_model_name,
-                key=key,
-                stop_ids=loaded.stop_ids,
-                vocab_size=loaded.model.config.get_text_config().vocab_size,
-                limits=limits,
-            )
-            break
-        except UserError as error:
-            if time.monotonic() >= deadline:
-                raise
-            if not waited:
-                note(f"waiting for the engines, for {section.restart_timeout_s:g} s at most: {error}")
-            waited = True
-            time.sleep(_LOOK_AGAIN_S)
-    longest = engine.max_model_len
-    if longest is not None and longest < config.context.max_tokens:
-        raise UserError(
-            f"context.max_tokens must be at most {longest}, what the engines take, got {config.context.max_tokens}. "
-            "Lower it, or start the engines with a larger --max-model-len."
-        )
+    engine = connect_engine(config, stop_ids=loaded.stop_ids, vocab_size=loaded.vocab_size, note=note)
     controls = [EngineControl(server.url, model=server.model, key=key) for server in engine.servers]
     return EnginePublisher(
         engine, controls, policies, run=run, restart_timeout_s=section.restart_timeout_s, report=report

@@ -61,11 +61,8 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
     One that has been claimed too often fails instead of being given out again, so fewer may come than there are; none
     come only where there are none.
     """
-    is_over = (_tickets.state == LEASED) & (_tickets.due < seconds_now())
     columns = [_tickets[name] for name in ("number", "member", "task", "iteration", "purpose", "fence", "tries")]
-    free = sa.select(*columns).where(
-        _tickets.run == run, _tickets.closed_at.is_(None), (_tickets.state == QUEUED) | is_over
-    )
+    free = sa.select(*columns).where(is_free(run))
     # `eval` comes before `train` in the order of letters.
     free = free.order_by(_tickets.purpose, *PLACE).limit(count).with_for_update(skip_locked=True)
     found = [dict(row) for row in connection.execute(free).mappings()]
@@ -78,6 +75,12 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
     taken = {"fence": _tickets.fence + 1, "tries": _tickets.tries + 1, "due": seconds_now() + lease_s}
     _change(connection, run, map(_place, given), state=LEASED, holder=holder, **taken)
     return list(_claims(connection, run, holder, given))
+
+
+def is_free(run: str) -> sa.ColumnElement[bool]:
+    """Nobody holds it, or the lease is over."""
+    is_over = (_tickets.state == LEASED) & (_tickets.due < seconds_now())
+    return sa.and_(_tickets.run == run, _tickets.closed_at.is_(None), (_tickets.state == QUEUED) | is_over)
 
 
 def _place(row: Row) -> tuple[int, int]:

@@ -28,6 +28,12 @@ def planned(connection: sa.Connection, run: str) -> list[PlannedBatch]:
     return [PlannedBatch(row.run, row.iteration, json.loads(row.plan)) for row in connection.execute(query)]
 
 
+def planned_batch(connection: sa.Connection, run: str, iteration: int) -> PlannedBatch | None:
+    here = (_planned.run == run) & (_planned.iteration == iteration)
+    row = connection.execute(planned_batches.select().where(here)).one_or_none()
+    return None if row is None else PlannedBatch(row.run, row.iteration, json.loads(row.plan))
+
+
 def progress(connection: sa.Connection, run: str, iteration: int, purpose: str) -> BatchProgress:
     mine = (_tickets.run == run) & (_tickets.iteration == iteration) & (_tickets.purpose == purpose)
     ended = sa.func.count().filter(_tickets.state.not_in(UNENDED))

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 _IMPORTS = """
-import sys
+import importlib, sys
 from pathlib import Path
-import agentloop.rollouts.collect, agentloop.rollouts.evaluation, context, replay
+for name in sys.argv[1:]: importlib.import_module(name)
 assert not {"torch", "transformers"} & sys.modules.keys()
 peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
 print(int(peak.split()[1]) // 1024)
@@ -18,6 +18,15 @@ print(int(peak.split()[1]) // 1024)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say how much memory a process took")
-def test_what_runs_episodes_takes_120_megabytes_and_no_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", _IMPORTS], capture_output=True, text=True, timeout=60, check=True)
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("agentloop.rollouts.collect", "agentloop.rollouts.evaluation", "context", "replay"),
+        ("agentloop.cli.main", "agentloop.cli.worker_command"),
+    ],
+    ids=["episodes", "a worker"],
+)
+def test_what_runs_episodes_takes_120_megabytes_and_no_torch(names: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", _IMPORTS, *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert int(done.stdout) <= 120

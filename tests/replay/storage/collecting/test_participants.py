@@ -11,8 +11,9 @@ import pytest
 from replay import ReplayError, ReplayStore, RunReplaced
 from replay.errors import DatabaseFailed
 from replay.storage.databases import Location
-from tests.fakes.records import RUN, new_store
-from tests.replay.storage.collecting.episodes import OVER, claim, close, episode, issue
+from replay.ticket_records import PlannedBatch
+from tests.fakes.records import RUN, new_store, task
+from tests.replay.storage.collecting.episodes import OVER, claim, close, episode, issue, ticket
 
 
 def test_participants_are_known_until_they_leave(store: ReplayStore) -> None:
@@ -89,3 +90,27 @@ def test_worker_needs_no_right_to_write_draws_or_iterations(new_database: Callab
             close(learner, 0)
             server.execute(f"drop owned by {role}")
             server.execute(f"drop role {role}")
+
+
+def test_a_worker_sees_its_run_at_one_look(store: ReplayStore) -> None:
+    view = store.roles.view(RUN)
+    assert (view.has_ended, view.has_free_tickets, view.workers, view.engines) == (False, False, 0, ())
+    issue(store, [0], size=1)
+    store.roles.report("worker", RUN, "w-1", {})
+    store.roles.report("engine", RUN, "http://e:8000", {"state": "serving"})
+    store.roles.end_run(RUN)
+    view = store.roles.view(RUN)
+    assert (view.has_ended, view.has_free_tickets, view.workers) == (True, True, 1)
+    assert [(engine.id, engine.facts) for engine in view.engines] == [("http://e:8000", {"state": "serving"})]
+    (held,) = claim(store)
+    assert not store.roles.view(RUN).has_free_tickets
+    store.tickets.extend([held], lease_s=OVER)
+    assert store.roles.view(RUN).has_free_tickets
+
+
+def test_a_batch_is_found_by_its_iteration(store: ReplayStore) -> None:
+    assert store.tickets.planned_batch(RUN, 1) is None
+    for iteration in (1, 2):
+        store.tickets.issue([task()], [ticket(iteration)], PlannedBatch(RUN, iteration, {"tasks": [iteration, 7]}))
+    found = store.tickets.planned_batch(RUN, 2)
+    assert found is not None and (found.iteration, found.plan) == (2, {"tasks": [2, 7]})

@@ -1,0 +1,119 @@
+"""The episodes that a worker runs at the same time, from their claim to a result that can be stored."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from agentloop.environments import Task
+from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.errors import one_line_with_place, shortened
+from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.episodes.run_episodes import play_episode
+from agentloop.rollouts.episodes.turns import ConcurrentTurns
+from agentloop.workers.held_claims import Place
+from agentloop.workers.joined_run import JoinedRun
+from replay.ticket_records import EVALUATION, TRAIN, Claim
+
+_TO_END_S = 3.0
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """An episode that has ended."""
+
+    claim: Claim
+    episode: Episode | None
+    """None where an error ended it."""
+    reward: float = math.nan
+    problem: str | None = None
+    """Why it counts for nothing; None: it counts."""
+
+
+class EpisodesUnderWay:
+    """Each goes on by itself; those that ended meanwhile are scored together."""
+
+    def __init__(self, run: JoinedRun) -> None:
+        self._run = run
+        self._threads = WorkerThreads(run.config.rollout.tool_threads)
+        engines = {TRAIN: run.engine, EVALUATION: run.engine.at_temperature(run.config.evaluation.temperature)}
+        size = run.actors.vocab_size
+        self._turns = {purpose: ConcurrentTurns(engine, vocab_size=size) for purpose, engine in engines.items()}
+        self._numbers = itertools.count()
+        self._running: dict[Place, asyncio.Task[None]] = {}
+        self._unscored: list[tuple[Claim, Episode]] = []
+        self._scoring: asyncio.Task[None] | None = None
+        self._results: list[EpisodeResult] = []
+
+    def __len__(self) -> int:
+        """Episodes that have not ended."""
+        return len(self._running)
+
+    def start(self, claim: Claim, task: Task) -> None:
+        """Run the episode of a claim; its place is free."""
+        running = asyncio.ensure_future(self._play(claim, task))
+        self._running[claim.place] = running
+        running.add_done_callback(partial(self._ended, claim.place))
+
+    def _ended(self, place: Place, task: asyncio.Task[None]) -> None:
+        if self._running.get(place) is task:
+            del self._running[place]
+
+    def results(self) -> list[EpisodeResult]:
+        """All that ended since the last call."""
+        if self._scoring is not None and self._scoring.done():
+            self._scoring.result()  # raises what it raised
+        taken, self._results = self._results, []
+        return taken
+
+    def cancel(self, places: Iterable[Place]) -> None:
+        """Nobody wants these episodes any more."""
+        for place in places:
+            if place in self._running:
+                self._running[place].cancel()
+
+    async def end(self) -> None:
+        """Cancel all that run, and score those that have ended, as far as that takes no time."""
+        waited = [*self._running.values(), *([] if self._scoring is None else [self._scoring])]
+        self.cancel(list(self._running))
+        if waited:
+            await asyncio.wait(waited, timeout=_TO_END_S)
+        self._threads.close()
+        await self._run.engine.close()
+
+    async def _play(self, claim: Claim, task: Task) -> None:
+        run = self._run
+        ask = partial(self._turns[claim.ticket.purpose].ask, next(self._numbers))
+        try:
+            episode = await play_episode(run.actors, task, run.config, ask, self._threads)
+        except Exception as error:  # noqa: BLE001  it costs this episode, and the learner is given the reason
+            problem = shortened(one_line_with_place(error))
+            run.actors.warnings.warn(f"an episode failed: {problem}")
+            self._results.append(EpisodeResult(claim, None, problem=problem))
+            return
+        if episode.problem is not None:
+            run.actors.warnings.warn(f"episode ended with {episode.stop_reason}: {episode.problem}")
+        if episode.failed:
+            self._results.append(EpisodeResult(claim, episode, problem=f"engine: {episode.problem}"))
+            return
+        if claim.ticket.purpose == EVALUATION:
+            self._results.append(EpisodeResult(claim, episode, episode.environment_reward))
+            return
+        self._unscored.append((claim, episode))
+        if self._scoring is None or self._scoring.done():
+            self._scoring = asyncio.ensure_future(self._score())
+
+    async def _score(self) -> None:
+        while self._unscored:
+            batch, self._unscored = self._unscored, []
+            scores = await self._run.scorer.score_beside([episode for _, episode in batch])
+            for position, ((claim, episode), total) in enumerate(zip(batch, scores.totals, strict=True)):
+                problem = None
+                if math.isnan(total):
+                    problem = f"reward.functions: {shortened(scores.problems.get(position, 'no number'))}"
+                    self._run.actors.warnings.warn(problem)
+                self._results.append(EpisodeResult(claim, episode, total, problem))

@@ -1,0 +1,145 @@
+"""A worker joins a run: it waits until the run is there, and has what the learner has, or is refused by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from agentloop.config import RunConfig
+from agentloop.config.config_file import to_plain
+from agentloop.environments import EnvironmentFactory, open_tasks
+from agentloop.errors import UserError
+from agentloop.generation.remote.connect import connect_engine
+from agentloop.generation.remote.engine_client import RemoteEngine
+from agentloop.rollouts.actors import Actors, make_actors
+from agentloop.rollouts.rewards import RewardScorer
+from agentloop.runs.run_folder import COMPLETE, RunFolder, open_run_folder
+from agentloop.workers.issued_tasks import IssuedTasks
+from context.messages import content_hash
+from context.templates.model_files import ModelFiles, load_model_files
+from replay.errors import ReplayError
+from replay.records import RunRecord
+from replay.store import ReplayStore
+
+_LOOK_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class JoinedRun:
+    """What a worker collects with."""
+
+    config: RunConfig
+    id: str
+    store: ReplayStore
+    actors: Actors
+    engine: RemoteEngine
+    scorer: RewardScorer
+    tasks: IssuedTasks
+
+    @property
+    def config_hash(self) -> str:
+        return content_hash(to_plain(self.config))
+
+
+def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> JoinedRun:
+    """The run in the folder `path`, which is waited for. Raises UserError where this worker can't collect for it."""
+    folder, store, run = _wait_for(path, wait_s, note)
+    try:
+        config = folder.config
+        if run.code_version != version("agentloop-replay"):
+            note(f"the run was begun with version {run.code_version}, this worker is {version('agentloop-replay')}")
+        files = load_model_files(folder.model, template_args=config.context.template_args)
+        _check_files(run, files, folder.model)
+        factory, source = open_tasks(config, folder.environments, environment_changed=True)
+        _check_environment(factory, folder)
+        vocab_size = int((run.fingerprint or {})["vocab_size"])
+        engine = connect_engine(config, stop_ids=files.stop_ids, vocab_size=vocab_size, note=note)
+        _check_versions(engine, config)
+        engine.begin(seed=0, temperature=config.rollout.temperature)
+        # A reward that is unknown costs its episode, and is counted: it ends no worker.
+        section = config.reward.model_copy(update={"on_error": "drop"})
+        return JoinedRun(
+            config,
+            folder.run_id,
+            store,
+            make_actors(config, factory, files, engine, vocab_size=vocab_size),
+            engine,
+            RewardScorer(section, max_tokens=config.context.max_tokens),
+            IssuedTasks(source, factory, config, store),
+        )
+    except BaseException:
+        store.close()
+        raise
+
+
+def _wait_for(path: Path, wait_s: float, note: Callable[[str], None]) -> tuple[RunFolder, ReplayStore, RunRecord]:
+    """Learner and workers start together: the run may not be there yet."""
+    deadline, waited = time.monotonic() + wait_s, False
+    while True:
+        try:
+            return _opened(path)
+        except (_NotThereYet, ReplayError) as problem:
+            if time.monotonic() >= deadline:
+                raise UserError(
+                    f"RUN must be there within --wait {wait_s:g} s, got {str(path)!r} ({problem}). "
+                    "Start it with agentloop train, or name its folder."
+                ) from None
+            if not waited:
+                note(f"waiting for {path}, for {wait_s:g} s at most: {problem}")
+            waited = True
+        time.sleep(_LOOK_AGAIN_S)
+
+
+class _NotThereYet(Exception):
+    """What the learner has still to make."""
+
+
+def _opened(path: Path) -> tuple[RunFolder, ReplayStore, RunRecord]:
+    if not (path / "run.json").exists():
+        raise _NotThereYet("no run.json in it")
+    folder = open_run_folder(path)
+    if folder.config.collection.by != "workers":
+        raise UserError(
+            f"collection.by must be workers for agentloop worker, got {folder.config.collection.by} in {path}, which "
+            "collects by itself. Train another run with --set collection.by=workers."
+        )
+    if not (folder.model / COMPLETE).exists() or not folder.environments:
+        raise _NotThereYet("the learner has not begun it")
+    store = ReplayStore.open(folder.database)
+    try:
+        return folder, store, store.run(folder.run_id)
+    except BaseException:
+        store.close()
+        raise
+
+
+def _check_files(run: RunRecord, files: ModelFiles, folder: Path) -> None:
+    found = {"tokenizer": files.codec.hash, "template": files.template.hash}
+    for name, mine in found.items():
+        theirs = str((run.fingerprint or {}).get(name))
+        if mine != theirs:
+            raise UserError(
+                f"{name} of a worker must be the run's, got {mine[:12]} in {folder} in place of {theirs[:12]}. "
+                "Copy the run's model folder again, and use the same version of agentloop."
+            )
+
+
+def _check_environment(factory: EnvironmentFactory, folder: RunFolder) -> None:
+    if factory.source != folder.environments[-1]:
+        raise UserError(
+            f"environment.name must have the source that the run has, got {factory.where} with another (digest "
+            f"{factory.source[:8]} in place of {folder.environments[-1][:8]}). Copy the run's files here."
+        )
+
+
+def _check_versions(engine: RemoteEngine, config: RunConfig) -> None:
+    """A worker learns of a publish when it is under way: the reply itself must say which weights sampled it."""
+    silent = next((server.url for server in engine.servers if not server.route.names_versions), None)
+    if silent is not None and config.lora.rank == 0:
+        raise UserError(
+            f"engine.urls must be engines that say which weights sampled each token when collection.by is workers, got "
+            f"{silent} without version spans. Start it with agentloop engine (--enable-scale-out), or set lora.rank."
+        )

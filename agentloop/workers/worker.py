@@ -1,0 +1,202 @@
+"""A worker: claims tickets of a run, runs their episodes side by side, and stores each as soon as it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+from agentloop.environments.tools.silence import silenced_tools
+from agentloop.errors import UserError
+from agentloop.runs.signals import StopRequest
+from agentloop.workers.episodes_under_way import EpisodeResult, EpisodesUnderWay
+from agentloop.workers.held_claims import HeldClaims
+from agentloop.workers.joined_run import JoinedRun
+from agentloop.workers.listed_engines import ListedEngines
+from agentloop.workers.stored_results import store_results
+from replay.errors import DatabaseFailed
+from replay.ticket_records import Claim, RunView
+
+_LOOK_S = 0.25
+_BUSY_LOOKS_A_SECOND = 400
+_IDLE_LOOKS_A_SECOND = 100
+"""Of all workers of a run together: they share one database."""
+_LONGEST_BACK_OFF_S = 8.0
+_TO_LEAVE_S = 7.0
+"""For storing what has ended and giving the rest back."""
+_MOST_ERRORS_IN_A_ROW = 8
+"""Episodes that an error ended: a worker on which none goes well must not use up the run's tickets."""
+
+_Result = TypeVar("_Result")
+
+
+class Worker:
+    """Looks at its run again and again. A slow database holds no episode up: one thread asks it."""
+
+    def __init__(self, run: JoinedRun, *, concurrency: int, stop: StopRequest, say: Callable[[str], None]) -> None:
+        self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._run = run
+        self._concurrency = concurrency
+        self._stop = stop
+        self._say = say
+        self._lease_s = run.config.collection.lease_s
+        self._database = ThreadPoolExecutor(1, thread_name_prefix="database")
+        self._engines = ListedEngines(run.engine)
+        self._claims = HeldClaims(concurrency)
+        """Of episodes that are under way, or ended and not stored yet."""
+        self._results: list[EpisodeResult] = []
+        """Ended and not stored yet."""
+        self._returned: list[Claim] = []
+        """To be given back."""
+        self._counts: Counter[str] = Counter()
+        self._errors: list[str] = []
+        """Of the episodes that ended last, as long as each was ended by an error."""
+        self._next_report = self._next_extension = 0.0
+        self._back_off_s = 0.0
+
+    def collect(self) -> None:
+        """Collect until the run ends or a signal comes. Raises UserError where this worker can't collect."""
+        loop = asyncio.new_event_loop()
+        with silenced_tools():
+            # Not asyncio.run, which waits at its end for tools that never do.
+            loop.run_until_complete(self._collect())
+
+    async def _collect(self) -> None:
+        self._episodes = EpisodesUnderWay(self._run)
+        try:
+            while not self._stop.requested:
+                try:
+                    view = await self._ask(self._run.store.roles.view, self._run.id)
+                    if view.has_ended:
+                        self._say("the run has ended")
+                        return
+                    pause = await self._act(view)
+                except DatabaseFailed as error:
+                    pause = self._wait_for_database(error)
+                await self._pause(pause)
+        finally:
+            await self._leave()
+
+    async def _act(self, view: RunView) -> float:
+        """What has to be done now; seconds until the next look."""
+        if self._back_off_s:
+            self._say("the database answers again")
+            self._back_off_s = 0.0
+        self._engines.update(view.engines)
+        await self._store_results()
+        if len(self._errors) >= _MOST_ERRORS_IN_A_ROW:
+            raise UserError(
+                f"episodes must not fail by errors on this worker, got {len(self._errors)} in a row, the last with "
+                f"{self._errors[-1]}. Mend that, and start it again."
+            )
+        await self._extend()
+        await self._give_back()
+        await self._claim(view)
+        await self._report()
+        busy = self._claims or (view.has_free_tickets and self._engines.any_serves)
+        looks = _BUSY_LOOKS_A_SECOND if busy else _IDLE_LOOKS_A_SECOND
+        return max(_LOOK_S, view.workers / looks)
+
+    async def _store_results(self) -> None:
+        for result in self._episodes.results():
+            self._results.append(result)
+            if result.episode is None:
+                self._errors.append(str(result.problem))
+            else:
+                self._errors.clear()
+                self._counts["tool_errors"] += result.episode.num_failed_calls
+        stored = list(self._results)
+        if stored:
+            self._counts += await self._ask(store_results, self._run, stored)
+            del self._results[: len(stored)]
+            self._claims.drop(result.claim.place for result in stored)
+
+    async def _extend(self) -> None:
+        now = time.monotonic()
+        if now < self._next_extension:
+            return
+        if self._claims:
+            held = self._claims.all
+            lost = await self._ask(lambda: self._run.store.tickets.extend(held, lease_s=self._lease_s))
+            # What has ended is stored all the same: it counts if it is first.
+            self._episodes.cancel(lost)
+            self._claims.drop(lost)
+        self._next_extension = now + self._lease_s / 3
+
+    async def _claim(self, view: RunView) -> None:
+        count = self._claims.wanted
+        if not count or not view.has_free_tickets or not self._engines.any_serves:
+            return
+        claims, planned = await self._ask(self._claimed, count)
+        taken, returned = self._claims.add(claims)
+        self._returned += returned
+        for claim in taken:
+            self._episodes.start(claim, self._run.tasks.find(claim.ticket, planned))
+
+    def _claimed(self, count: int) -> tuple[list[Claim], dict[int, Sequence[int]]]:
+        """Tickets, and the tasks of their batches."""
+        run = self._run
+        claims = run.store.tickets.claim(run.id, self.id, count=count, lease_s=self._lease_s)
+        return claims, run.tasks.planned([claim.ticket for claim in claims])
+
+    async def _give_back(self) -> None:
+        if self._returned:
+            await self._ask(self._run.store.tickets.give_back, list(self._returned))
+            self._returned.clear()
+
+    async def _report(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_report:
+            await self._ask(self._run.store.roles.report, "worker", self._run.id, self.id, self._facts())
+            self._next_report = now + self._lease_s / 3
+
+    def _facts(self) -> Mapping[str, Any]:
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "concurrency": self._concurrency,
+            "in_flight": len(self._episodes),
+            "done": self._counts["done"],
+            "failed": self._counts["failed"],
+            "tool_errors": self._counts["tool_errors"],
+            "code_version": version("agentloop-replay"),
+            "config_hash": self._run.config_hash,
+            "state": "collecting" if self._claims else "waiting",
+        }
+
+    async def _leave(self) -> None:
+        """Store what has ended, give the rest back, and be forgotten, as far as that takes no time."""
+        try:
+            async with asyncio.timeout(_TO_LEAVE_S):
+                await self._episodes.end()
+                await self._store_results()
+                self._returned += self._claims.all
+                await self._give_back()
+                await self._ask(self._run.store.roles.leave, "worker", self._run.id, self.id)
+        except (TimeoutError, DatabaseFailed) as error:
+            reason = str(error) or f"{_TO_LEAVE_S:g} s were over"
+            self._say(f"left {len(self._claims)} tickets to the end of their leases: {reason}")
+        self._say(f"left: {self._counts['done']} episodes stored, {self._counts['failed']} failed")
+
+    def _wait_for_database(self, error: DatabaseFailed) -> float:
+        if not self._back_off_s:
+            self._say(f"waiting for the database, with what has ended in memory: {error}")
+        self._back_off_s = min(max(2 * self._back_off_s, 0.5), _LONGEST_BACK_OFF_S)
+        return self._back_off_s
+
+    async def _pause(self, seconds: float) -> None:
+        """A signal ends it."""
+        until = time.monotonic() + seconds
+        while not self._stop.requested and (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, _LOOK_S))
+
+    async def _ask(self, question: Callable[..., _Result], *args: Any) -> _Result:
+        """Asked in the one thread that talks to the database."""
+        return await asyncio.get_running_loop().run_in_executor(self._database, question, *args)

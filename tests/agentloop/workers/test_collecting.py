@@ -1,0 +1,244 @@
+"""A worker in a process of its own collects what a learner has issued, whatever happens to it."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replay.storage.databases import Location
+from replay.ticket_records import EVALUATION, TicketCounts
+from tests.fakes.engine_sampling import plain_log_probs
+from tests.fakes.engine_server import EngineServer, serving
+from tests.fakes.environments import ENVIRONMENTS
+from tests.fakes.postgres_servers import LocalServer
+from tests.fakes.runs import save_qwen2
+from tests.fakes.worker_runs import IssuedRun, WorkerProgram, issued_run, worker_config
+
+FAILING = ENVIRONMENTS / "failing.py"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("model"))
+
+
+Begin = Callable[..., tuple[IssuedRun, EngineServer]]
+
+
+@pytest.fixture
+def begin(tmp_path: Path, model: Path) -> Iterator[Begin]:
+    """Begins a run with an engine."""
+    with ExitStack() as stack:
+
+        def begun(location: Location, **sections: dict[str, object]) -> tuple[IssuedRun, EngineServer]:
+            server = stack.enter_context(serving(model))
+            config = worker_config(tmp_path / "runs", model, server, location, **sections)
+            return stack.enter_context(issued_run(config)), server
+
+        yield begun
+
+
+def ended(total: int) -> Callable[[TicketCounts], bool]:
+    return lambda counts: counts.done + counts.failed == total
+
+
+def rows_of(run: IssuedRun) -> list[str]:
+    """The ids of all rows that ended tickets name."""
+    groups = run.store.tickets.ended_groups(run.id)
+    return [member.trajectory for group in groups for member in group.members if member.trajectory is not None]
+
+
+def test_rows_have_the_tokens_versions_and_log_probs_of_the_engine(begin: Begin, location: Location) -> None:
+    run, server = begin(location, evaluation={"temperature": 0.25, "every": 2, "tasks": 8})
+    total = run.issue(2)
+    run.issue_evaluation(6)
+    with WorkerProgram(run.folder, "--concurrency", "8") as worker:
+        counts = run.until(ended(total), worker)
+        assert (counts.done, counts.open, counts.rows) == (32, 32, 32)
+        assert len(set(rows_of(run))) == 32
+        for row in run.store.read(rows_of(run)):
+            assert (row.record.policy_version_min, row.record.policy_version_max) == (0, 0)
+            assert (row.record.temperature, row.record.iteration) == (0.7, 1 + row.record.slot // 16)
+            for segment in row.segments:
+                tokens = segment.tokens
+                sampled = tokens.policy_versions >= 0
+                ids = tokens.token_ids.tolist()
+                scored = np.array([np.nan, *plain_log_probs(server.models.model, ids[:1], ids[1:], 0.7)])
+                assert sampled.any() and not np.isnan(tokens.behavior_log_probs[sampled]).any()
+                assert np.abs(tokens.behavior_log_probs - scored)[sampled].max() < 1e-4
+        outcomes = [
+            member.outcome for group in run.store.tickets.ended_groups(run.id, EVALUATION) for member in group.members
+        ]
+        assert len(outcomes) == 6 and all(
+            outcome and {"success", "reward", "turns", "stop_reason"} == outcome.keys() for outcome in outcomes
+        )
+        asked = [body["sampling_params"]["temperature"] for body in server.requests]
+        assert asked.count(0.25) >= 6 and asked.count(0.7) >= 32
+        run.store.roles.end_run(run.id)
+        assert worker.wait() == 0
+    assert run.store.roles.listed("worker", run.id) == []
+
+
+def test_what_a_killed_worker_held_is_collected_by_another_and_nothing_twice(begin: Begin, location: Location) -> None:
+    run, server = begin(location)
+    server.models.pace_s = 0.05
+    total = run.issue(3)
+    with WorkerProgram(run.folder, "--concurrency", "8") as first, WorkerProgram(run.folder) as second:
+        run.until(lambda counts: counts.done >= 4)
+        first.send(signal.SIGKILL)
+        first.wait()
+        counts = run.until(ended(total), second)
+    assert (counts.done, counts.rows, len(set(rows_of(run)))) == (48, 48, 48)
+
+
+def test_a_worker_that_is_asked_to_stop_gives_back_what_it_holds(begin: Begin, tmp_path: Path) -> None:
+    run, server = begin(tmp_path / "replay.sqlite", collection={"lease_s": 600.0})
+    server.models.pace_s = 0.2
+    run.issue(2)
+    with WorkerProgram(run.folder, "--concurrency", "6") as worker:
+        run.until(lambda counts: counts.leased == 6, worker)
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 128 + signal.SIGTERM
+    counts = run.counts
+    assert (counts.leased, counts.queued + counts.done) == (0, 32)
+    assert run.store.roles.listed("worker", run.id) == []
+    # No try is counted: the first claim of another is the first of all.
+    claims = run.store.tickets.claim(run.id, "other", count=32, lease_s=1.0)
+    assert {claim.tries for claim in claims} == {1}
+
+
+def stop_between_writes(worker: WorkerProgram, location: Location) -> None:
+    """A file has one writer at a time: one that is stopped in the middle would hold all others up."""
+    worker.send(signal.SIGSTOP)
+    while isinstance(location, Path):
+        with closing(sqlite3.connect(location, timeout=0.2, isolation_level=None)) as connection:
+            try:
+                connection.execute("begin immediate")
+                connection.execute("rollback")
+                return
+            except sqlite3.OperationalError:
+                worker.send(signal.SIGCONT)
+                time.sleep(0.05)
+                worker.send(signal.SIGSTOP)
+
+
+def test_a_worker_stopped_past_its_leases_counts_once(begin: Begin, location: Location) -> None:
+    run, server = begin(location)
+    server.models.pace_s = 0.1
+    total = run.issue(2)
+    with WorkerProgram(run.folder, "--concurrency", "16") as first:
+        run.until(lambda counts: counts.leased == 16, first)
+        stop_between_writes(first, location)
+        with WorkerProgram(run.folder) as second:
+            run.until(ended(total), second)
+            first.send(signal.SIGCONT)
+            run.store.roles.end_run(run.id)
+            assert (first.wait(), second.wait()) == (0, 0)
+    counts = run.counts
+    assert (counts.done, counts.rows, len(set(rows_of(run)))) == (32, 32, 32)
+
+
+def test_an_engine_is_asked_for_nothing_while_it_is_published_to(begin: Begin, tmp_path: Path) -> None:
+    run, server = begin(tmp_path / "replay.sqlite")
+    run.report_engine(state="publishing")
+    total, before = run.issue(1), len(server.requests)
+    with WorkerProgram(run.folder) as worker:
+        worker.says("collecting for")
+        while not run.store.roles.listed("worker", run.id):
+            time.sleep(0.05)
+        time.sleep(1.0)
+        # The one token by which a worker finds out what the server can.
+        assert (run.counts.queued, len(server.requests) - before) == (total, 1)
+        run.components.publisher.publish(1)
+        run.until(ended(total), worker)
+    assert {row.record.policy_version_min for row in run.store.read(rows_of(run))} == {1}
+
+
+def test_a_publish_in_the_middle_of_replies_leaves_each_token_its_version(begin: Begin, tmp_path: Path) -> None:
+    run, server = begin(tmp_path / "replay.sqlite")
+    server.models.pace_s = 0.4  # between three pieces of a reply
+    total = run.issue(2)
+    with WorkerProgram(run.folder) as worker:
+        run.until(lambda counts: counts.leased == 32 and server.models.running > 0, worker)
+        time.sleep(0.6)
+        run.components.publisher.publish(1)
+        counts = run.until(ended(total), worker)
+    assert (counts.done, counts.failed) == (32, 0)
+    spans = {(row.record.policy_version_min, row.record.policy_version_max) for row in run.store.read(rows_of(run))}
+    assert spans <= {(0, 0), (0, 1), (1, 1)} and (0, 1) in spans
+
+
+def test_a_task_that_ends_its_process_fails_alone_after_three_tries(begin: Begin, tmp_path: Path) -> None:
+    run, _ = begin(tmp_path / "replay.sqlite", environment={"name": f"{FAILING}:Failing"})
+    total = run.issue(1)
+    deaths = 0
+    while not ended(total)(run.counts):
+        with WorkerProgram(run.folder, place={"AGENTLOOP_TEST_FAULT": "poison"}) as worker:
+            while not ended(total)(run.counts) and worker.running:
+                time.sleep(0.05)
+            deaths += not worker.running
+        assert deaths <= 40
+    groups = run.store.tickets.ended_groups(run.id)
+    reasons = [{member.reason for member in group.members} for group in groups]
+    poisoned = [reason for reason in reasons if reason != {None}]
+    assert poisoned == [{"3 workers claimed it, and none of them answered"}] * len(poisoned)
+    assert 0 < len(poisoned) < 4 and run.counts.failed == 4 * len(poisoned)
+
+
+def test_a_worker_on_which_nothing_goes_well_leaves_the_tickets_to_others(begin: Begin, tmp_path: Path) -> None:
+    run, _ = begin(tmp_path / "replay.sqlite", environment={"name": f"{FAILING}:Failing"})
+    total = run.issue(2)
+    with WorkerProgram(run.folder, "--concurrency", "8", place={"AGENTLOOP_TEST_FAULT": "raise"}) as sick:
+        assert sick.wait() == 2
+    assert "episodes must not fail by errors on this worker, got 8 in a row, the last with UserError" in sick.output
+    assert run.counts.failed == 8
+    with WorkerProgram(run.folder) as well:
+        run.until(ended(total), well)
+    assert run.counts.done == 24
+
+
+def test_an_episode_without_a_reward_fails_with_the_reason(begin: Begin, tmp_path: Path) -> None:
+    reward = {"functions": [{"function": f"{FAILING}:unlucky"}]}
+    run, _ = begin(tmp_path / "replay.sqlite", reward=reward)
+    total = run.issue(1)
+    with WorkerProgram(run.folder) as worker:
+        counts = run.until(ended(total), worker)
+    reasons = {m.reason for group in run.store.tickets.ended_groups(run.id) for m in group.members} - {None}
+    assert counts.done and counts.failed
+    (reason,) = reasons
+    assert reason is not None and reason.startswith("reward.functions: LookupError: no reward for this one")
+
+
+def test_a_worker_leaves_though_its_episodes_never_end(begin: Begin, tmp_path: Path) -> None:
+    run, _ = begin(tmp_path / "replay.sqlite", environment={"name": f"{FAILING}:Failing"})
+    run.issue(1)
+    with WorkerProgram(run.folder, place={"AGENTLOOP_TEST_FAULT": "endless"}) as worker:
+        run.until(lambda counts: counts.leased == 16, worker)
+        began = time.monotonic()
+        worker.send(signal.SIGINT)
+        assert worker.wait() == 128 + signal.SIGINT
+        assert time.monotonic() - began < 10
+    assert run.counts.queued == 16
+
+
+def test_an_ended_episode_outlives_a_crash_of_the_database(begin: Begin, own_server: LocalServer) -> None:
+    run, server = begin(own_server.url(own_server.new_database()), collection={"lease_s": 600.0})
+    server.models.pace_s = 0.05
+    total = run.issue(2)
+    with WorkerProgram(run.folder) as worker:
+        run.until(lambda counts: counts.leased == 32, worker)
+        own_server.crash()
+        time.sleep(2.0)
+        own_server.start()
+        counts = run.until(ended(total), worker)
+        worker.send(signal.SIGTERM)
+        worker.wait()
+    # Nobody else has claimed a ticket, and none is claimed twice while its lease lasts.
+    assert (counts.done, counts.failed, counts.rows) == (32, 0, 32)

@@ -1,0 +1,92 @@
+"""Engines with different weights at one moment: each token has the version of the one that sampled it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from agentloop.generation import Completion, GenerationRequest
+from agentloop.generation.remote.engine_client import RemoteEngine
+from agentloop.workers.listed_engines import ListedEngines
+from replay.ticket_records import Participant
+from tests.fakes.engine_server import EngineServer, serving
+from tests.fakes.runs import save_qwen2
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineServer, EngineServer]]:
+    model = save_qwen2(tmp_path_factory.mktemp("model"))
+    with ExitStack() as stack:
+        yield stack.enter_context(serving(model)), stack.enter_context(serving(model))
+
+
+def connected(servers: tuple[EngineServer, EngineServer]) -> RemoteEngine:
+    urls = [server.address for server in servers]
+    models = servers[0].models
+    stop_ids = frozenset(models.model.generation_config.eos_token_id)  # type: ignore[arg-type, union-attr]
+    return RemoteEngine.connect(urls, key=None, stop_ids=stop_ids, vocab_size=models.vocabulary)
+
+
+def reported(server: EngineServer, version: int, state: str = "serving") -> Participant:
+    server.models.label = f"run@{version}"
+    facts = {"version": version, "label": f"run@{version}", "adapter": None, "state": state}
+    return Participant(server.address, facts, 1.0, 0.1)
+
+
+def replies(engine: RemoteEngine, count: int) -> list[Completion]:
+    async def all_of_them() -> list[Completion]:
+        asked = [engine.reply(GenerationRequest(n, [5, 9, 2], 2)) for n in range(count)]
+        try:
+            return list(await asyncio.gather(*asked))
+        finally:
+            await engine.close()
+
+    return asyncio.run(all_of_them())
+
+
+def test_two_engines_serve_two_versions(servers: tuple[EngineServer, EngineServer]) -> None:
+    engine = connected(servers)
+    listed = ListedEngines(engine)
+    assert not listed.any_serves
+    listed.update([reported(servers[0], 3), reported(servers[1], 4)])
+    assert listed.any_serves
+    assert {reply.policy_version for reply in replies(engine, 12)} == {3, 4}
+
+
+def test_only_the_engine_that_is_not_published_to_is_asked(servers: tuple[EngineServer, EngineServer]) -> None:
+    engine = connected(servers)
+    listed = ListedEngines(engine)
+    listed.update([reported(servers[0], 3), reported(servers[1], 3)])
+    listed.update([reported(servers[0], 3), reported(servers[1], 4, "publishing")])
+    before = len(servers[1].requests)
+    assert {reply.policy_version for reply in replies(engine, 12)} == {3}
+    assert len(servers[1].requests) == before
+    listed.update([reported(servers[0], 3)])
+    assert {reply.policy_version for reply in replies(engine, 12)} == {3}
+    listed.update([])
+    assert not listed.any_serves
+
+
+def test_what_is_no_engine_of_the_run_is_passed_over(servers: tuple[EngineServer, EngineServer]) -> None:
+    listed = ListedEngines(connected(servers))
+    listed.update(
+        [Participant("http://elsewhere:1", {"version": 1, "label": "a", "adapter": None, "state": "serving"}, 1, 1)]
+    )
+    assert not listed.any_serves
+
+
+def test_episodes_at_two_temperatures_share_an_engine(servers: tuple[EngineServer, EngineServer]) -> None:
+    engine = connected(servers)
+    ListedEngines(engine).update([reported(server, 5) for server in servers])
+    greedy = engine.at_temperature(0.0)
+    engine.begin(seed=0, temperature=0.5)
+    before = [len(server.requests) for server in servers]
+    replies(engine, 2)
+    replies(greedy, 3)
+    asked = [body for server, n in zip(servers, before, strict=True) for body in server.requests[n:]]
+    temperatures = sorted(body["sampling_params"]["temperature"] for body in asked)
+    assert temperatures == [0.0, 0.0, 0.0, 0.5, 0.5]
+    assert greedy.policy_version == engine.policy_version == 5
