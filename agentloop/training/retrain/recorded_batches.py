@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from agentloop.errors import UserError
 from agentloop.runs.run_folder import RunFolder
 from agentloop.user_code import load_sampler
 from replay.queries.iteration import committed, fed
-from replay.records import FRESH, REPLAY, BatchRow, DrawRecord, Trajectory
+from replay.records import EVICTED, FRESH, REPLAY, BatchRow, DrawRecord, Trajectory
 from replay.sampling.samplers import Sampler
 from replay.storage.read import Loaded, load
 from replay.store import ReplayStore
@@ -36,16 +37,18 @@ def check_recorded(store: ReplayStore, folder: RunFolder, iterations: Sequence[i
 
     Raises UserError for rows whose tokens are gone, and ReplayError for an iteration that was not committed.
     """
-    lost = {number: _lost(store, folder, number) for number in iterations}
-    lost = {number: reasons for number, reasons in lost.items() if reasons}
+    lost: dict[str, list[int]] = defaultdict(list)
+    for number in iterations:
+        for words in _lost(store, folder, number):
+            lost[words].append(number)
     if not lost:
         return
-    named = [f"{id} of iteration {number} ({why})" for number, reasons in lost.items() for id, why in reasons.items()]
+    named = [f"{words} in iteration {', '.join(map(str, used))}" for words, used in lost.items()]
     more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    newest = max(number for used in lost.values() for number in used)
     raise UserError(
-        f"rows that the updates of iterations {iterations[0]} to {iterations[-1]} learned from must be stored with "
-        f"their tokens, got none of {', '.join(named[:_MOST_NAMED])}{more}. Retrain from a checkpoint after "
-        f"iteration {max(lost)}, or up to one before iteration {min(lost)}."
+        f"rows that updates learned from must be stored with their tokens, got none of "
+        f"{'; '.join(named[:_MOST_NAMED])}{more}. Retrain from a checkpoint of iteration {newest} or later."
     )
 
 
@@ -90,13 +93,13 @@ def _read(store: ReplayStore, folder: RunFolder, iteration: int) -> tuple[int, l
         return record["policy_version"], draws, loaded
 
 
-def _lost(store: ReplayStore, folder: RunFolder, iteration: int) -> dict[str, str]:
-    """Why the rows are not there that are not, by id."""
+def _lost(store: ReplayStore, folder: RunFolder, iteration: int) -> list[str]:
+    """The rows that are not there any more, by id, and why."""
     _, draws, loaded = _read(store, folder, iteration)
     _weights(draws, folder.config)
-    reasons = loaded.reclaimed | loaded.corrupt | {id: gone.reason or "evicted" for id, gone in loaded.gone.items()}
+    reasons = loaded.reclaimed | loaded.corrupt | {id: gone.reason or EVICTED for id, gone in loaded.gone.items()}
     ids = [draw["trajectory"] for draw in draws]
-    return {id: reasons.get(id, "unknown") for id in ids if id not in loaded.whole}
+    return [f"{id} ({reasons.get(id, 'unknown')})" for id in ids if id not in loaded.whole]
 
 
 def _weights(draws: Sequence[Mapping[str, Any]], config: RunConfig) -> list[float]:
