@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replay.cli.common import Run, fail, opened, say
+from replay.cli.common import AsJson, Run, fail, opened, say
 from replay.cli.tables import table
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ def retrain(
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; the run's model.device when left out.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Make the updates after a checkpoint again from the recorded draws: are the weights those of the run?
 
@@ -45,7 +48,7 @@ def retrain(
         folder = open_run_folder(buffer.folder)
         with closing(open_display(stderr=True)) as display:
             found = updates_made_again(buffer.store, folder, start=first, end=last, device=device, display=display)
-    say(_as_text(found))
+    say(json.dumps({**asdict(found), "equal": found.equal}) if as_json else _as_text(found))
     raise typer.Exit(0 if found.equal else 1)
 
 

@@ -14,7 +14,6 @@ from agentloop.runs.run_folder import RunFolder
 from agentloop.user_code import load_sampler
 from replay.queries.iteration import committed, fed
 from replay.records import EVICTED, FRESH, REPLAY, BatchRow, DrawRecord, Trajectory
-from replay.sampling.samplers import Sampler
 from replay.storage.read import Loaded, load
 from replay.store import ReplayStore
 
@@ -107,7 +106,7 @@ def _weights(draws: Sequence[Mapping[str, Any]], config: RunConfig) -> list[floa
     unknown = [draw for draw in draws if draw["weight"] is None]
     if any(draw["stream"] == REPLAY for draw in unknown):
         sampler = load_sampler(config.replay.sampler, 0, config.replay.sampler_options)
-        if type(sampler).correction is not Sampler.correction:
+        if sampler.corrects:
             raise UserError(
                 f"draws must be stored with the importance weights of replay.sampler {config.replay.sampler}, got none "
                 f"in iteration {unknown[0]['iteration']}, which an earlier version of agentloop made. Retrain from a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ FLAT = {"group_size": 2}
     [
         ("grpo", {"replay": {"sampler": "recency"}, "kl": {"loss_coef": 0.05}}),
         ("grpo", {"replay": {"fraction": 0.0}, "kl": {"reward_coef": 0.05, "target": 0.01}}),
-        ("grpo", {"replay": {"negative_weight": 0.5}, "batch": {"layout": "packed"}}),
+        ("grpo", {"replay": {"negative_weight": 0.5, "capacity": {"rows": 12}}, "batch": {"layout": "packed"}}),
         ("grpo", {"replay": {"mode": "observe"}, "advantage": {"normalise_batch": "whiten"}}),
         ("grpo", {"replay": {"unit": "any"}, "batch": FLAT, "rollout": {"dynamic_sampling_rounds": 2}}),
         ("grpo", {"environment": POOL, "replay": {"complete_zero_variance": True}, "batch": FLAT}),
@@ -174,6 +175,15 @@ def test_what_was_changed_in_the_record_is_found(copied: Path, what: str) -> Non
     )
 
 
+def test_a_program_reads_by_how_much_weights_differ(copied: Path) -> None:
+    sql(copied / "replay.sqlite", "update draws set advantage = 0.0 where iteration = 3")
+    result = command(copied, "--from", 2, "--json")
+    answer = json.loads(result.stdout)
+    (compared,) = answer["compared"]
+    assert (result.exit_code, answer["equal"], answer["checkpoint"]) == (1, False, "checkpoints/000002")
+    assert 0 < compared["differing"] <= compared["tensors"] and compared["largest"] > 0.0
+
+
 def test_changed_weights_are_counted(copied: Path) -> None:
     """The run's own, of one iteration: those after it are made without them."""
     model = copied / "checkpoints" / "000002" / "model" / "model.safetensors"
@@ -190,6 +200,15 @@ def test_a_row_whose_tokens_are_gone_is_named(copied: Path) -> None:
     named = rf"got none of {id} \(pruned by where\) in iteration {', '.join(str(number) for (number,) in used)}\. "
     with pytest.raises(UserError, match=named + "Retrain from a checkpoint of iteration 3 or later"):
         again(copied)
+
+
+def test_rows_that_were_redacted_when_they_were_stored_are_named(tmp_path: Path, qwen2: Path) -> None:
+    redactor = "from dataclasses import replace\n\ndef hide(messages):\n"
+    (tmp_path / "hide.py").write_text(redactor + "    return [replace(each, content='') for each in messages]\n")
+    config = settings(tmp_path, qwen2, replay={"fraction": 0.0, "redact": f"{tmp_path}/hide.py:hide"})
+    run = train(config, display=SilentDisplay()).folder
+    with pytest.raises(UserError, match=r"got none of \w+ \(redacted\) in iteration 1; .* and 45 more"):
+        again(run)
 
 
 def test_draws_of_before_their_weights_were_recorded(copied: Path, tmp_path: Path, qwen2: Path) -> None:
