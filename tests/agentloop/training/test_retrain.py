@@ -18,9 +18,10 @@ from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.retrain.retraining import Retrained, retrain
 from agentloop.training.train import train
 from replay.store import ReplayStore
+from tests.fakes.engine_server import serving
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.records import sql
-from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, rows, small_config
+from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, rows, save_qwen2, small_config
 
 WEIGHTED = {"fraction": 0.5, "sampler": "advantage"}
 """By the size of the advantage, corrected by importance weights."""
@@ -137,6 +138,23 @@ def test_a_resumed_run_is_retrained_across_its_break(tmp_path: Path, qwen2: Path
     shutil.rmtree(tmp_path / "small-001" / "checkpoints" / "000003")
     run = train(config, resume=True, display=SilentDisplay()).folder
     assert differing(again(run)) == [(2, False), (4, False)]
+
+
+def test_a_run_whose_replies_an_engine_sampled_needs_none_to_be_retrained(tmp_path: Path) -> None:
+    """The embeddings are the head, too: of a published policy it is written by itself."""
+    model = save_qwen2(tmp_path / "model", tied=True)
+    with serving(model) as server:
+        config = settings(
+            tmp_path,
+            model,
+            rollout={"engine": "vllm", "temperature": 0.7},
+            engine={"urls": [server.address], "restart_timeout_s": 0},
+            checkpoint={"every": 100, "keep_policies": "all"},
+        )
+        run = train(config, display=SilentDisplay()).folder
+    found = again(run)
+    assert [each.stored for each in found.compared] == ["policies/000001", "policies/000002", "checkpoints/000003"]
+    assert found.equal
 
 
 def test_kept_policies_are_compared_where_there_is_no_checkpoint(tmp_path: Path, qwen2: Path) -> None:
