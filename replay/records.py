@@ -252,6 +252,8 @@ class DrawRecord:
     """The row's weight over the sum of its stream's weights."""
     approx_kl: Finite | None = None
     clip_fraction: Finite | None = None
+    weight: Finite = 1.0
+    """What the sampler multiplies the row's loss by, at most 1."""
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class AdvantageEstimator:
         Under `stored` every row keeps the advantage it comes with. Then batch normalisation, each stream by itself;
         then turns; then the weight of what is replayed and went badly.
         """
-        members = [replace(member_of(row.trajectory, row.reward), replayed=row.stream == REPLAY) for row in rows]
+        members = _members_of(rows)
         metrics: dict[str, float] = {}
         if baseline != "stored":
             rows = [
@@ -85,11 +85,16 @@ class AdvantageEstimator:
                 member.replayed and not set(others) - {position}
                 for position, (member, others) in enumerate(zip(members, compared, strict=True))
             )
-        rows = self._normalised(rows)
+        rows, of_turns = self.as_trained(self._normalised(rows), baseline)
+        return rows, {name: float(value) for name, value in (metrics | of_turns).items()}
+
+    def as_trained(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> tuple[list[BatchRow], dict[str, float]]:
+        """A batch whose rows have their advantages: with those of turns, and what went badly bounded by its weight."""
+        metrics: dict[str, float] = {}
         if self._config.advantage.credit == "turn":
-            rows, metrics["advantage/unknown_turns"] = self._with_turns(rows, members, baseline)
+            rows, metrics["advantage/unknown_turns"] = self._with_turns(rows, baseline)
         share = self._config.replay.negative_weight
-        return [bound_negative(row, share) for row in rows], {name: float(value) for name, value in metrics.items()}
+        return [bound_negative(row, share) for row in rows], metrics
 
     def _compared(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[tuple[int, ...]]:
         return compared_members(members, baseline, whole_batch=self._rule.compares == "batch")
@@ -124,12 +129,11 @@ class AdvantageEstimator:
                 result[position] = replace(rows[position], advantage=value)
         return result
 
-    def _with_turns(
-        self, rows: Sequence[BatchRow], members: Sequence[Member], baseline: ReplayBaseline
-    ) -> tuple[list[BatchRow], int]:
+    def _with_turns(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> tuple[list[BatchRow], int]:
         """The rows with an advantage per turn; how many of them have none, as their turns are unknown."""
         assert self._authors is not None and self._turn_rewards is not None
         section = self._config.advantage
+        members = _members_of(rows)
         turn_rewards = self._turn_rewards([row.trajectory for row in rows])
         known = [replace(member, turn_rewards=turns) for member, turns in zip(members, turn_rewards, strict=True)]
         compared = self._compared(known, baseline)
@@ -151,6 +155,10 @@ class AdvantageEstimator:
             tokens = over_tokens(masks, [s.reason != _QUESTION for s in segments], values, outcome=row.advantage)
             result.append(replace(row, token_advantages=tokens))
         return result, sum(row.token_advantages is None for row in result)
+
+
+def _members_of(rows: Sequence[BatchRow]) -> list[Member]:
+    return [replace(member_of(row.trajectory, row.reward), replayed=row.stream == REPLAY) for row in rows]
 
 
 def member_of(row: Trajectory, reward: float) -> Member:

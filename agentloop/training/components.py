@@ -18,15 +18,11 @@ from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.environments import EnvironmentFactory, TaskSource, load_environment, open_tasks
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.generation import ConcurrentGenerator, Generator
-from agentloop.generation.local import LocalGenerator
-from agentloop.generation.stopping import StopStrings
 from agentloop.learning.kl_penalty import reward_penalty
 from agentloop.learning.lead import LeadTrainer, Learner, TrainerSpec
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
-from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel, load_model, muted_libraries
-from agentloop.models.reference import reference_policy
 from agentloop.models.reward_model import SequenceClassifier
 from agentloop.models.tiny import build_tiny_model
 from agentloop.rollouts.actors import Actors, make_actors, make_parser, stop_strings
@@ -41,7 +37,7 @@ from agentloop.supervised.warm_up import Demonstrator, demonstrations, warm_up
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.policies.engine_publisher import EnginePublisher, connect_engines
 from agentloop.training.policies.publish import Publisher
-from agentloop.training.startup_checks import check_scoring
+from agentloop.training.trained_policy import load_trained_policy
 from agentloop.user_code import load_function, load_sampler
 from context import AuthorTable
 from context.messages import Message
@@ -175,21 +171,17 @@ def build_components(
         display.note(f"tasks: {source.summary}")
     _check_credit(config, factory)
     redact = None if config.replay.redact is None else load_redactor(config.replay.redact)
-    saved = checkpoint.model if checkpoint else None
-    loaded = load_policy(config, first, saved=saved)
+    policy = load_trained_policy(config, first, checkpoint)
+    loaded, local, reference = policy.loaded, policy.local, policy.reference
     _keep_tokenizer(loaded, folder)
     authors = config.context.author_table()
-    version = checkpoint.values["loop"]["iteration"] if checkpoint else 0
-    actor = Actor(loaded.model, packs=config.batch.layout == "packed", compute=config.compute)
-    local = _local_generator(config, loaded, version)
-    agree = check_scoring(local, actor)
     store = ReplayStore.create(folder.database)
     engines = _engines(folder, loaded, display, store)
     generator: Generator | ConcurrentGenerator = engines.engine if engines else local
     display.note(f"chat template: {check_template(loaded).summary()}")
-    reference = reference_policy(config, first, actor)
-    trainer, gather = _make_trainer(TrainerSpec(config, first, saved, authors), ranks, actor, reference)
-    sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
+    saved = checkpoint.model if checkpoint else None
+    trainer, gather = _make_trainer(TrainerSpec(config, first, saved, authors), ranks, policy.actor, reference)
+    sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=local.policy_version)
     estimator = AdvantageEstimator(config, authors, stored_turn_rewards(factory, store))
     return Components(
         config=config,
@@ -216,17 +208,7 @@ def build_components(
         display=display,
         authors=authors,
         fingerprint=loaded.fingerprint,
-        scores_are_stored=agree and engines is None and config.compute.old_log_probs == "auto",
-    )
-
-
-def _local_generator(config: RunConfig, loaded: LoadedModel, version: int) -> LocalGenerator:
-    return LocalGenerator(
-        loaded.model,
-        stop_ids=loaded.stop_ids,
-        stop_strings=StopStrings(stop_strings(config, loaded), loaded.codec),
-        policy_version=version,
-        compute=config.compute,
+        scores_are_stored=policy.scores_are_stored,
     )
 
 

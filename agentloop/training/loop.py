@@ -20,10 +20,10 @@ from agentloop.training.collecting.collection import Collection
 from agentloop.training.collecting.waiting import StoppedWaiting
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
-from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, mix_batch
+from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
 from agentloop.training.trace import describe_batch, describe_update
 from replay.mixing.mixer import ReplayStarved
-from replay.records import BatchRow, IterationRecord, Trajectory
+from replay.records import BatchRow, IterationRecord
 from replay.storage.write import AppendReport
 
 _FEW_CORRUPT = 3
@@ -117,14 +117,14 @@ class Loop:
     def update(self, iteration: int, batch: MixedBatch) -> tuple[UpdateResult, UpdateResult | None]:
         """Learn from both streams. Observed rows are scored apart, before the update and without a trace in it."""
         self._display.phase("update", 0, 1)
-        fresh = [replace(row, scored=self._is_scored(row.trajectory)) for row in batch.fresh_rows]
-        replayed = batch.replayed_rows
+        observes = self.config.replay.mode == "observe"
         observed = None
-        if self.config.replay.mode == "observe":
-            rows = [replace(row, trajectory=as_observed(row.trajectory, self.components.authors)) for row in replayed]
-            observed = self.components.trainer.score_only(rows) if rows else None
-            replayed = []
-        result = self._learn(fresh + replayed, iteration)
+        if observes and batch.replayed_rows:
+            authors = self.components.authors
+            rows = [replace(row, trajectory=as_observed(row.trajectory, authors)) for row in batch.replayed_rows]
+            observed = self.components.trainer.score_only(rows)
+        scored_by = self.components.generator.policy_version if self.components.scores_are_stored else None
+        result = self._learn(learned_rows(batch.rows, observes=observes, scored_by=scored_by), iteration)
         self._display.phase("update", 1, 1)
         if result.metrics.get(RECOMPUTED):
             gap = result.metrics["actor/sampling_gap"]
@@ -133,16 +133,6 @@ class Loop:
                 "old log-probs were recomputed. If it comes back: compute.old_log_probs: recompute."
             )
         return result, observed
-
-    def _is_scored(self, row: Trajectory) -> bool:
-        """Whether the policy as it is sampled all of it, in sight of what it is trained on."""
-        now = self.components.generator.policy_version
-        record = row.record
-        return (
-            self.components.scores_are_stored
-            and record.policy_version_min == record.policy_version_max == now
-            and all(segment.behavior_context == "plain" for segment in row.segments)
-        )
 
     def _learn(self, rows: list[BatchRow], iteration: int) -> UpdateResult:
         trainer, display = self.components.trainer, self._display

@@ -50,10 +50,6 @@ class MixedBatch:
     advantage_metrics: Mapping[str, float]
 
     @property
-    def fresh_rows(self) -> list[BatchRow]:
-        return [row for row in self.rows if row.stream == FRESH]
-
-    @property
     def replayed_rows(self) -> list[BatchRow]:
         return [row for row in self.rows if row.stream == REPLAY]
 
@@ -162,6 +158,27 @@ def completed_advantages(
             over_all = estimator.of_one_task(together)[: len(members)]
             advantages |= {row.id: advantage for row, advantage in zip(members, over_all, strict=True)}
     return advantages
+
+
+def learned_rows(rows: Sequence[BatchRow], *, observes: bool, scored_by: int | None) -> list[BatchRow]:
+    """What the trainer is given of a batch, in the order of its slots: no replayed row where those are only observed.
+
+    `scored_by`: the version of the policy that is about to learn, where the log-probs it samples with are those it is
+    scored with; None where they are not.
+    """
+    kept = [row for row in rows if row.stream == FRESH or not observes]
+    return [
+        replace(row, scored=scored_by is not None and row.stream == FRESH and _is_scored(row.trajectory, scored_by))
+        for row in kept
+    ]
+
+
+def _is_scored(row: Trajectory, version: int) -> bool:
+    """Whether this policy sampled all of it, in sight of what it is trained on."""
+    record = row.record
+    return record.policy_version_min == record.policy_version_max == version and all(
+        segment.behavior_context == "plain" for segment in row.segments
+    )
 
 
 def as_observed(trajectory: Trajectory, authors: AuthorTable) -> Trajectory:

@@ -110,7 +110,7 @@ class RunDraws:
             drawn += self._replaced(connection, selection, pick, rows, loaded)
         largest = max((row.correction for row, _ in drawn), default=1.0)
         records = [
-            request.draw_of(trajectory, slot, REPLAY, row.probability)
+            replace(request.draw_of(trajectory, slot, REPLAY, row.probability), weight=row.correction / largest)
             for slot, (row, trajectory) in enumerate(drawn, start=request.first_slot)
         ]
         reserve(connection, records)
@@ -120,9 +120,9 @@ class RunDraws:
                 record,
                 advantage=trajectory.record.advantage,
                 reward=trajectory.record.reward,
-                weight=row.correction / largest,
+                weight=record.weight,
             )
-            for record, (row, trajectory) in zip(records, drawn, strict=True)
+            for record, (_, trajectory) in zip(records, drawn, strict=True)
         ]
 
     def measured(

@@ -195,7 +195,7 @@ class Selection:
 
     def _number(self, weights: npt.NDArray[np.float64]) -> int:
         """How many rows could be drawn; counted for samplers that ask for it."""
-        return int(np.count_nonzero(weights)) if type(self._sampler).correction is not Sampler.correction else 0
+        return int(np.count_nonzero(weights)) if self._sampler.corrects else 0
 
     def _correction(self, probability: float, rows: int) -> float:
         return self._sampler.correction(probability, rows)

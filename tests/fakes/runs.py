@@ -51,11 +51,11 @@ class SilentDisplay:
         return
 
 
-def save_qwen2(folder: Path, *, layers: int = 1) -> Path:
-    """A Qwen2 folder with a ChatML tokenizer, as save_pretrained writes it."""
+def save_qwen2(folder: Path, *, layers: int = 1, tied: bool = False) -> Path:
+    """A Qwen2 folder with a ChatML tokenizer, as save_pretrained writes it. `tied`: its embeddings are its head."""
     torch.manual_seed(1)
     tokenizer = _tokenizer("chatml")
-    sizes = {**_SIZES, "num_hidden_layers": layers}
+    sizes = {**_SIZES, "num_hidden_layers": layers, "tie_word_embeddings": tied}
     config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, initializer_range=0.05, **sizes)
     return _save(Qwen2ForCausalLM(config), tokenizer, folder)
 

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from agentloop.analysis.whatif.result import LeftOut
 from agentloop.config import RunConfig
 from agentloop.runs.run_folder import RunFolder
+from agentloop.user_code import load_sampler
 from replay import queries
 from replay.queries import chosen
 from replay.records import COMMITTED, ELIGIBLE, FRESH, REPLAY, BatchRow, DrawRecord, age_bucket
@@ -93,7 +94,8 @@ def choose_rows(store: ReplayStore, folder: RunFolder, version: int, asked: RowC
     rows = []
     for draw in draws:
         if draw.trajectory in loaded.whole:
-            rows.append(BatchRow(loaded.whole[draw.trajectory], draw, advantage=draw.advantage or 0.0))
+            row = BatchRow(loaded.whole[draw.trajectory], draw, advantage=draw.advantage or 0.0, weight=draw.weight)
+            rows.append(row)
         elif draw.trajectory in loaded.corrupt:
             left_out["corrupt: agentloop replay verify says why"].append(draw.trajectory)
         else:
@@ -140,19 +142,23 @@ def _of_iteration(
     store: ReplayStore, folder: RunFolder, iteration: int, filter: str | None, left_out: LeftOutIds
 ) -> Iterator[DrawRecord]:
     """In the order of their slots, which is that of the update."""
-    run = folder.run_id
+    run, replay = folder.run_id, folder.config.replay
+    corrects = load_sampler(replay.sampler, 0, replay.sampler_options).corrects
     with store.reading() as connection:
         within = set(connection.scalars(sa.select(_rows.id).where(chosen(None, filter))))
     for fed in queries.iteration(store, run, iteration)["trajectories"]:
         id, stream, advantage = fed["trajectory"], fed["stream"], fed["advantage"]
         if filter is not None and id not in within:
             continue
-        if stream == REPLAY and folder.config.replay.mode == "observe":
+        if stream == REPLAY and replay.mode == "observe":
             left_out["only observed: it was in no loss"].append(id)
         elif advantage is None:
             left_out["no advantage is known"].append(id)
+        elif fed["weight"] is None and corrects and stream == REPLAY:
+            left_out["an earlier version drew it, and did not store its importance weight"].append(id)
         else:
-            yield DrawRecord(run, iteration, fed["slot"], id, stream, None, fed["staleness"], advantage=advantage)
+            weight, age = 1.0 if fed["weight"] is None else fed["weight"], fed["staleness"]
+            yield DrawRecord(run, iteration, fed["slot"], id, stream, None, age, advantage=advantage, weight=weight)
 
 
 def policy_of_iteration(store: ReplayStore, folder: RunFolder, iteration: int) -> int:

@@ -28,7 +28,6 @@ from agentloop.models.reference import reference_policy
 from agentloop.runs.run_folder import RunFolder
 from agentloop.user_code import load_sampler
 from replay.records import FRESH, REPLAY, BatchRow
-from replay.sampling.samplers import Sampler
 from replay.store import ReplayStore
 
 Progress = Callable[[str, int, int], None]
@@ -90,7 +89,7 @@ def what_if(
         data=data,
         effects=effects,
         left_out=compared.left_out,
-        notes=(*_notes(config, {row.stream for row in compared.rows}, losses), *unfit),
+        notes=(*_notes(config, {row.stream for row in compared.rows}, losses, asked), *unfit),
     )
 
 
@@ -227,7 +226,7 @@ def effect_of(actor: Actor, ready: Ready, bucket: str, members: Tensor) -> Effec
     )
 
 
-def _notes(run: RunConfig, streams: set[str], losses: Sequence[WhatIfLoss]) -> Iterator[str]:
+def _notes(run: RunConfig, streams: set[str], losses: Sequence[WhatIfLoss], asked: RowChoice) -> Iterator[str]:
     for stream in (name for name in (FRESH, REPLAY) if name in streams):
         names = [loss.name for loss in losses if getattr(loss.config.loss, stream).anchor == "old"]
         if names:
@@ -241,7 +240,7 @@ def _notes(run: RunConfig, streams: set[str], losses: Sequence[WhatIfLoss]) -> I
         yield "critic.backbone shared: what the critic adds to the policy's gradient is left out"
     if run.advantage.credit == "turn":
         yield "advantage.credit turn: a row's advantage stands on all of its tokens; those of its turns are not stored"
-    if REPLAY in streams:
+    if REPLAY in streams and asked.iteration is None:
         sampler = load_sampler(run.replay.sampler, 0, run.replay.sampler_options)
-        if type(sampler).correction is not Sampler.correction:
-            yield f"replay.sampler {run.replay.sampler}: importance weights of its draws are not stored, and taken as 1"
+        if sampler.corrects:
+            yield f"replay.sampler {run.replay.sampler}: importance weights that a draw would give are left out"

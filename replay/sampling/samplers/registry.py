@@ -68,6 +68,10 @@ class FreshnessSampler(Sampler):
     def reference(self, now: DrawClock) -> Hashable:
         return block_end(now.policy_version, AGES_PER_BLOCK * self.options.tau), self._other.reference(now)
 
+    @property
+    def corrects(self) -> bool:
+        return self._other.corrects
+
     def correction(self, probability: float, rows: int) -> float:
         return self._other.correction(probability, rows)
 

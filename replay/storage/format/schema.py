@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from replay.records import OWN_SOURCES, RESERVED
 from replay.storage.format.column_types import Checked, ExactText, JsonText, Measured, Real, Share, Size, Truth, Whole
 
-REVISION = "0009"
+REVISION = "0010"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
@@ -230,6 +230,8 @@ draws = sa.Table(
     _real("approx_kl", null=True),
     _real("clip_fraction", null=True),
     _integer("sequence", server_default="0"),
+    # What the sampler multiplied its loss by; none is known of draws of before it was written down.
+    _real("weight", null=True),
     sa.Index("draws_by_trajectory", "trajectory"),
     sa.Index("reservations_by_sequence", "sequence", sqlite_where=_RESERVED, postgresql_where=_RESERVED),
 )

@@ -77,7 +77,7 @@ def test_commands_are_those_of_the_documentation() -> None:
     found = {" ".join(words) for words in commands()}
     looking = ["stats", "ls", "show", "diff", "lineage", "task", "mix"]
     changing = ["import", "prune", "forget", "migrate"]
-    replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore", "whatif")}
+    replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore", "retrain", "whatif")}
     context = {"context", "context check", "context show"}
     running = {"train", "sft", "evaluate", "engine", "worker"}
     assert found == {"", "report", "inspect", "config", "doctor", "replay"} | running | replay | context

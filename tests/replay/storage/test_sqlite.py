@@ -85,7 +85,7 @@ _OTHERS = (
 def facts(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Every row of the tables that are still laid out as they were, without the columns that later schemas added."""
     added = {"fingerprint", "changed", "token_hash", "num_bytes", "sequence", "record_checksum", "uses", "epoch"}
-    added |= {"num_messages", "segments_checksum", "sha256", "probe", "leader", "leader_due"}
+    added |= {"num_messages", "segments_checksum", "sha256", "probe", "leader", "leader_due", "weight"}
     found = {}
     for (table,) in sql(path, "select name from sqlite_master where type = 'table' order by name"):
         if table not in _OTHERS:
