@@ -20,13 +20,26 @@ _IN_A_BATCH = sa.exists().where(
 )
 
 
+_HAS_ENDED = sa.or_(
+    sa.exists().where(_rows.id == _tickets.trajectory, _rows.state.not_in([OPEN_GROUP, WAITING])),
+    sa.exists().where(reclaimed.c.id == _tickets.trajectory),
+)
+_IS_LATE = _tickets.late_at.is_not(None)
+_OUTCOME = sa.case(
+    (_tickets.state != DONE, None),
+    (_IN_A_BATCH, "fresh"),
+    (_IS_LATE, None),
+    (_HAS_ENDED, "unused"),
+    else_=None,
+)
+
+
 def count_tickets(connection: sa.Connection, run: str) -> TicketCounts:
     """One statement, so that all counts are of one moment."""
     mine = (_tickets.run == run) & (_tickets.purpose == TRAIN)
-    columns = (_tickets.state, _tickets.trajectory, _tickets.late_at.is_not(None).label("is_late"))
-    in_a_batch = sa.case((_tickets.state == DONE, _IN_A_BATCH), else_=sa.false()).label("in_a_batch")
-    # With an offset the draws are looked up once for each ticket, not for every count that asks.
-    one = sa.select(*columns, in_a_batch).where(mine).offset(0).subquery().c
+    columns = (_tickets.state, _IS_LATE.label("is_late"), _OUTCOME.label("outcome"))
+    # With an offset the database looks for a ticket's row and draws once, not again for every count.
+    one = sa.select(*columns).where(mine).offset(0).subquery().c
 
     def of_tickets(*conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[Any]:
         return sa.func.count().filter(sa.and_(*conditions))
@@ -34,15 +47,9 @@ def count_tickets(connection: sa.Connection, run: str) -> TicketCounts:
     def of_rows(state: str) -> sa.ColumnElement[Any]:
         return sa.select(sa.func.count()).where(_rows.run == run, _rows.state == state).scalar_subquery()
 
-    is_done = one.state == DONE
-    has_ended = sa.or_(
-        sa.exists().where(_rows.id == one.trajectory, _rows.state.not_in([OPEN_GROUP, WAITING])),
-        sa.exists().where(reclaimed.c.id == one.trajectory),
-    )
     counts = {state: of_tickets(one.state == state) for state in TICKET_STATES}
-    counts["fresh"] = of_tickets(is_done, one.in_a_batch)
-    counts["late"] = of_tickets(is_done, one.is_late)
-    counts["unused"] = of_tickets(is_done, ~one.in_a_batch, ~one.is_late, has_ended)
+    counts |= {outcome: of_tickets(one.outcome == outcome) for outcome in ("fresh", "unused")}
+    counts["late"] = of_tickets(one.state == DONE, one.is_late)
     counts["waiting"], counts["open"] = of_rows(WAITING), of_rows(OPEN_GROUP)
     found = connection.execute(sa.select(*(count.label(name) for name, count in counts.items()))).mappings().one()
     return TicketCounts(**{name: int(found[name]) for name in counts})
