@@ -73,6 +73,7 @@ def pages(store: ReplayStore) -> dict[str, str]:
     found = {
         "runs": "/",
         "run": f"/runs/{run}",
+        "cluster": f"/runs/{run}/cluster",
         "iteration": f"/runs/{run}/iterations/{newest['iteration']}",
         "buffer": f"/buffer?run={run}",
         "buffer_overview": f"/buffer/overview?run={run}",
