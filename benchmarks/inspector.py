@@ -23,7 +23,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import numpy as np
 
-from benchmarks._buffer import LONG, TASKS, add_long, fill
+from benchmarks._buffer import LONG, TASKS, add_long, add_workers, fill
 from benchmarks._goals import show
 from benchmarks._rows import RUN
 from replay import ReplayStore
@@ -223,6 +223,7 @@ def main(rounds: int = 20, size: int = SIZE) -> dict[str, float]:
         store = ReplayStore.create(Path(folder) / "replay.sqlite")
         fill(store, size, np.random.default_rng(0))
         add_long(store)
+        add_workers(store)
         store.close()
         found = figures(Path(folder) / "replay.sqlite", rounds=rounds)
     show(found, GOALS)
