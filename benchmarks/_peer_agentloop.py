@@ -12,7 +12,8 @@ from agentloop.rollouts.trajectories import Collected
 from agentloop.runs.display import open_display
 from agentloop.runs.run_folder import create_run_folder
 from agentloop.training.components import Components, build_components
-from agentloop.training.loop import Loop, LoopState
+from agentloop.training.loop import Loop
+from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan
 from agentloop.training.train import _begin
 from benchmarks._peer import MOST_ITERATIONS, Phases, Talk, order, run_config

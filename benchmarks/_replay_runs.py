@@ -26,7 +26,8 @@ from agentloop.rollouts.evaluation import evaluate
 from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import create_run_folder
 from agentloop.training.components import Components, build_components, starting_model
-from agentloop.training.loop import Loop, LoopState
+from agentloop.training.loop import Loop
+from agentloop.training.loop_state import LoopState
 from benchmarks._replay_arms import BUDGET, COMMON, TARGET, TASKS, Settings
 from replay.locate import DATABASE
 from replay.records import RunRecord

@@ -66,9 +66,9 @@ class Tickets:
         """All batches ever issued, in order."""
         return self._database.read(lambda connection: planned_batches.planned(connection, run))
 
-    def progress(self, run: str, iteration: int) -> BatchProgress:
-        """How many episodes of the batch planned for an iteration have ended."""
-        return self._database.read(lambda connection: planned_batches.progress(connection, run, iteration))
+    def progress(self, run: str, iteration: int, purpose: Purpose = TRAIN) -> BatchProgress:
+        """How many episodes that were issued for an iteration have ended."""
+        return self._database.read(lambda connection: planned_batches.progress(connection, run, iteration, purpose))
 
     def claim(self, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
         """Up to `count` episodes to collect, evaluations first, then the oldest, each for `lease_s` seconds.
@@ -107,9 +107,9 @@ class Tickets:
         """Whether it counts; `outcome` is for the learner, and no row is stored."""
         return self._beside(lambda connection: finish.finish_evaluation(connection, claim, outcome))
 
-    def revoke(self, run: str, numbers: Sequence[int], reason: str) -> int:
-        """The learner wants these groups no more: how many of their episodes had not ended."""
-        return self._write(lambda connection: leases.revoke(connection, run, numbers, reason), run)
+    def revoke(self, run: str, purpose: Purpose, reason: str) -> int:
+        """The learner wants no more episodes for this purpose: how many had not ended."""
+        return self._write(lambda connection: leases.revoke(connection, run, purpose, reason), run)
 
     def ended_groups(self, run: str, purpose: Purpose = TRAIN) -> list[EndedGroup]:
         """What the learner may close now, oldest first."""

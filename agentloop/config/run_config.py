@@ -10,7 +10,6 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from agentloop.config.sections.advantage import AdvantageSection, check_advantages
-from agentloop.config.sections.collection import CollectionSection, check_collection
 from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.dataset import TasksSection, check_tasks
 from agentloop.config.sections.loss import LossSection
@@ -24,10 +23,12 @@ from agentloop.config.sections.optimization import (
 )
 from agentloop.config.sections.reward import RewardSection
 from agentloop.config.sections.rollout import (
+    CollectionSection,
     EngineSection,
     EnvironmentSection,
     EvaluationSection,
     RolloutSection,
+    check_collection,
     check_engine,
 )
 from agentloop.config.sections.run_section import CheckpointSection, MetricsSection, RunSection

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from agentloop.environments import TaskSource
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.collect import without_engine_failures
+from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
 from agentloop.rollouts.intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, proportion
 from agentloop.rollouts.trajectories import succeeded
@@ -31,6 +32,31 @@ class Attempts:
     """Mean of the samples."""
     stops: Mapping[str, int]
     """Samples by stop reason."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one held-out episode went."""
+
+    success: bool
+    reward: float
+    turns: int
+    stop_reason: str
+
+
+def outcome_of(episode: Episode, config: RunConfig) -> Outcome:
+    return Outcome(succeeded(episode, config), episode.environment_reward, episode.num_turns, str(episode.stop_reason))
+
+
+def attempts_of(outcomes: Sequence[Outcome]) -> Attempts:
+    """The samples of one task, at least one."""
+    return Attempts(
+        samples=len(outcomes),
+        successes=sum(outcome.success for outcome in outcomes),
+        reward=sum(outcome.reward for outcome in outcomes) / len(outcomes),
+        turns=sum(outcome.turns for outcome in outcomes) / len(outcomes),
+        stops=Counter(outcome.stop_reason for outcome in outcomes),
+    )
 
 
 @dataclass(frozen=True)
@@ -129,15 +155,7 @@ def evaluate(
     for start in range(0, len(everything), section.samples):
         episodes = [episode for episode in everything[start : start + section.samples] if not episode.failed]
         if episodes:
-            attempts.append(
-                Attempts(
-                    samples=len(episodes),
-                    successes=sum(succeeded(episode, config) for episode in episodes),
-                    reward=sum(episode.environment_reward for episode in episodes) / len(episodes),
-                    turns=sum(episode.num_turns for episode in episodes) / len(episodes),
-                    stops=Counter(episode.stop_reason for episode in episodes),
-                )
-            )
+            attempts.append(attempts_of([outcome_of(episode, config) for episode in episodes]))
     return Evaluation(tuple(attempts), section.samples, lost)
 
 

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,13 +183,13 @@ def build_components(
     actor = Actor(loaded.model, packs=config.batch.layout == "packed", compute=config.compute)
     local = _local_generator(config, loaded, version)
     agree = check_scoring(local, actor)
-    engines = _engines(folder, loaded, display)
+    store = ReplayStore.create(folder.database)
+    engines = _engines(folder, loaded, display, store)
     generator: Generator | ConcurrentGenerator = engines.engine if engines else local
     display.note(f"chat template: {check_template(loaded).summary()}")
     reference = reference_policy(config, first, actor)
     trainer, gather = _make_trainer(TrainerSpec(config, first, saved, authors), ranks, actor, reference)
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
-    store = ReplayStore.create(folder.database)
     estimator = AdvantageEstimator(config, authors, stored_turn_rewards(factory, store))
     return Components(
         config=config,
@@ -229,7 +230,7 @@ def _local_generator(config: RunConfig, loaded: LoadedModel, version: int) -> Lo
     )
 
 
-def _engines(folder: RunFolder, loaded: LoadedModel, display: RunDisplay) -> EnginePublisher | None:
+def _engines(folder: RunFolder, loaded: LoadedModel, display: RunDisplay, store: ReplayStore) -> EnginePublisher | None:
     if folder.config.rollout.engine == "local":
         return None
     strings = stop_strings(folder.config, loaded)
@@ -239,7 +240,12 @@ def _engines(folder: RunFolder, loaded: LoadedModel, display: RunDisplay) -> Eng
             "Use a model with an end of turn of its own."
         )
     return connect_engines(
-        folder.config, loaded, policies=folder.path / "policies", run=folder.run_id, note=display.note
+        folder.config,
+        loaded,
+        policies=folder.path / "policies",
+        run=folder.run_id,
+        note=display.note,
+        report=partial(store.roles.report, "engine", folder.run_id),
     )
 
 

@@ -3,51 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 
-from agentloop.config.seeds import derive_seed
 from agentloop.errors import TrainingStopped
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.trainer import RECOMPUTED
 from agentloop.learning.update_stats import ESS_BY_AGE, UpdateResult
 from agentloop.records import kl_penalties, penalised_rewards
-from agentloop.rollouts.dynamic_sampling import sample_dynamically
-from agentloop.rollouts.evaluation import evaluate
-from agentloop.rollouts.trajectories import Collected, CollectedBy
+from agentloop.rollouts.trajectories import Collected
 from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.runs.signals import StopRequest
+from agentloop.training.collecting.by_loop import LoopCollection
+from agentloop.training.collecting.by_workers import WorkerCollection
+from agentloop.training.collecting.collection import Collection
+from agentloop.training.collecting.waiting import StoppedWaiting
 from agentloop.training.components import Components
+from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, mix_batch
-from agentloop.training.plan import TaskQueue
 from agentloop.training.trace import describe_batch, describe_update
 from replay.mixing.mixer import ReplayStarved
-from replay.mixing.request import Availability, DrawRequest
 from replay.records import BatchRow, IterationRecord, Trajectory
 from replay.storage.write import AppendReport
 
 _FEW_CORRUPT = 3
 """Rows that never stop a run: of a small buffer they would be a large share."""
-
-
-@dataclass
-class LoopState:
-    """What the loop itself remembers, as a checkpoint has it; the rest of a checkpoint belongs to its parts."""
-
-    iteration: int = 0
-    """Iterations committed."""
-    tasks: TaskQueue = field(default_factory=TaskQueue)
-    attempt: int = 0
-    """Part of the ids of what is collected: a resumed run must not reuse those of its orphans."""
-    evaluations: list[tuple[int, float]] = field(default_factory=list)
-    """(iteration, held-out success), oldest first."""
-    training_seconds: float = 0.0
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> LoopState:
-        evaluations = [(int(i), float(s)) for i, s in values["evaluations"]]
-        return cls(**{**values, "evaluations": evaluations, "tasks": TaskQueue.from_values(values["tasks"])})
 
 
 class Loop:
@@ -59,14 +39,21 @@ class Loop:
         self.config = components.config
         self._store, self._run_id, self._display = components.store, components.run_id, components.display
         self.state = state
+        self._stop = StopRequest()
+        self.collection: Collection = LoopCollection(components, state)
+        if self.config.collection.by == "workers":
+            self.collection = WorkerCollection(components, state, stopped=lambda: self._stop.requested)
         self._saved = state.iteration
         self._trace = trace
 
     def run(self, stop: StopRequest) -> None:
         """Iterate until the end, the success target, or a polite request to stop; a checkpoint is the last thing."""
+        self._stop = stop
         while not self.finished and not stop.requested:
             try:
                 self.iterate(self.state.iteration + 1)
+            except StoppedWaiting:
+                break
             except TrainingStopped:
                 self._store.add_metrics(self._run_id, self.state.iteration + 1, {"run/stopped": 1.0})
                 raise
@@ -82,10 +69,10 @@ class Loop:
     def iterate(self, iteration: int) -> None:
         """One composed batch: collect, append, draw, update, publish, log."""
         clock = _Clock()
-        planned = self.plan(iteration)
-        fresh = self.collect(iteration, planned)
+        planned = self.collection.plan(iteration)
+        fresh = self.collection.collect(planned)
         clock.lap("collect")
-        appended = self.append(fresh)
+        appended = self.collection.append(fresh)
         batch = self.draw(planned, fresh)
         clock.lap("draw")
         result, observed = self.update(iteration, batch)
@@ -102,65 +89,10 @@ class Loop:
         self.log(iteration, metrics | later)
         self._stop_at_corruption(iteration, rows=evicted["buffer/rows"], corrupt=evicted["buffer/quarantined"])
 
-    def plan(self, iteration: int) -> IterationPlan:
-        """What the batch is made of, given what the buffer can give."""
-        parts, mixer, queue = self.components, self.components.mixer, self.state.tasks
-        version, limits = parts.generator.policy_version, self.config.replay.limits
-        request = DrawRequest(parts.run_id, iteration, version, limits=limits)
-        replays = mixer.rule.highest_fraction > 0
-        available = parts.store.available(request, parts.sampler) if replays else Availability()
-        upcoming = [self._task_hash(index) for index in queue.upcoming(mixer.num_tasks)]
-        try:
-            plan = mixer.plan(iteration=iteration, available=available, tasks=upcoming)
-        except ReplayStarved as error:
-            raise TrainingStopped(str(error)) from error
-        tasks = tuple(queue.upcoming(plan.num_tasks))
-        return IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
-
-    def _task_hash(self, index: int) -> str:
-        return self.components.actors.factory.task_hash(self.components.source.train(index))
-
-    def collect(self, iteration: int, planned: IterationPlan) -> Collected:
-        """Act: the fresh rows of this iteration, in groups."""
-        groups = [(planned.tasks[slot], size) for slot, size in planned.plan.groups]
-        first = self._collect_round(iteration, groups, ())
-        rounds = self.config.rollout.dynamic_sampling_rounds
-        if rounds == 0:
-            return first
-
-        def further(sizes: Sequence[int], earlier: Sequence[Collected]) -> Collected:
-            had = len(planned.tasks) + sum(len(round.further_tasks) for round in earlier)
-            tasks = self.state.tasks.upcoming(had + len(sizes))[had:]
-            newer = self._collect_round(iteration, list(zip(tasks, sizes, strict=True)), earlier)
-            return replace(newer, further_tasks=tuple(tasks))
-
-        return sample_dynamically(first, further, rounds=rounds)
-
-    def _collect_round(
-        self, iteration: int, groups: Sequence[tuple[int, int]], earlier: Sequence[Collected]
-    ) -> Collected:
-        parts = self.components
-        # The first round's seed does not depend on whether more could follow.
-        seed = derive_seed(self.config.run.seed, "collect", iteration, *([len(earlier)] if earlier else []))
-        parts.generator.begin(seed=seed, temperature=self.config.rollout.temperature)
-        return parts.collector.collect(
-            [(parts.source.train(index), size) for index, size in groups],
-            CollectedBy(parts.run_id, iteration, self.state.attempt),
-            earlier=earlier,
-            progress=lambda done, total: parts.display.phase("collect", done, total),
-        )
-
-    def append(self, fresh: Collected) -> AppendReport:
-        """Remember: visible whole or not at all."""
-        admission = self.components.admission
-        groups, rows = [*fresh.groups, *fresh.unused_groups], [*fresh.trajectories, *fresh.unused]
-        return self._store.append(fresh.tasks, groups, rows, admission=admission)
-
     def draw(self, planned: IterationPlan, fresh: Collected) -> MixedBatch:
         """Reserve this iteration's slots, fresh ones first."""
         store, request = self._store, replace(planned.request, picks=planned.picks(fresh, self.config))
-        own = [replace(row, reward=fresh.rewards[row.trajectory.id]) for row in request.fresh_rows(fresh.trajectories)]
-        store.reserve_fresh([row.draw for row in own if row.draw is not None])
+        own = self.collection.reserve(request, fresh)
         measure = self.components.trainer.mean_entropies
         drawn = store.draw(request, self.components.sampler, measure=measure) if request.picks else []
         if len(drawn) < request.count and self.config.replay.shortfall == "error":
@@ -179,7 +111,7 @@ class Loop:
             estimator=self.components.estimator,
             penalty=self.components.collector.penalty,
         )
-        self.state.tasks.advance(batch.tasks, without_member=batch.without_member(self._task_hash))
+        self.collection.end(batch)
         return batch
 
     def update(self, iteration: int, batch: MixedBatch) -> tuple[UpdateResult, UpdateResult | None]:
@@ -287,12 +219,7 @@ class Loop:
 
     def evaluate(self) -> dict[str, float]:
         """Held-out success, remembered for the target and the closing line."""
-        result = evaluate(
-            self.components.actors,
-            self.components.source,
-            self.config,
-            progress=lambda done, total: self._display.phase("evaluate", done, total),
-        )
+        result = self.collection.evaluate()
         self.state.evaluations.append((self.state.iteration, result.success))
         return result.metrics()
 

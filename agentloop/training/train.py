@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -29,8 +29,10 @@ from agentloop.runs.run_folder import RunFolder, create_run_folder, explained, r
 from agentloop.runs.run_report import report_run
 from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.training.advantage_estimator import AdvantageEstimator
+from agentloop.training.collecting.leadership import Leadership
 from agentloop.training.components import Components, build_components, starting_model, warm_up_metrics
-from agentloop.training.loop import Loop, LoopState
+from agentloop.training.loop import Loop
+from agentloop.training.loop_state import LoopState
 from replay.errors import DatabaseRefused
 from replay.exchange.attach import attach, check_attachable
 from replay.queries.filters import condition
@@ -79,11 +81,13 @@ def train(
                 parts = _components(
                     folder, display, checkpoint, ranks=ranks, new=not resume, environment_changed=environment_changed
                 )
-                with closing(parts):
+                with closing(parts), _leading(parts):
                     loop = Loop(parts, begin_run(parts, checkpoint), trace=trace)
                     if not loop.state.evaluations:
                         _first_evaluation(loop)
                     report = _run(loop, stop)
+                    if loop.finished:
+                        loop.collection.end_run()
         finally:
             display.close()
     evaluations = loop.state.evaluations
@@ -131,6 +135,16 @@ def _components(
         if new and not (folder.model / COMPLETE).exists():
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
+
+
+def _leading(parts: Components) -> AbstractContextManager[None]:
+    """Workers have one learner: this one, or nobody else may lead."""
+    section = parts.config.collection
+    if section.by == "loop":
+        return nullcontext()
+    parts.store.add_run(_run_record(parts))
+    parts.store.roles.end_run(parts.run_id, ended=False)
+    return Leadership(parts.store, parts.run_id, parts.folder.path, lease_s=section.lease_s).held()
 
 
 def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:

@@ -144,6 +144,44 @@ def test_fifty_adapters_are_each_sampled_by_name_while_the_next_is_published(eng
     assert len(set(names)) == 50 and worst < 1e-3 and tokens > 49 * 8
 
 
+def test_each_token_of_long_replies_is_of_the_version_its_span_names_over_a_hundred_publishes(
+    engine: Engine, tmp_path: Path
+) -> None:
+    publish(engine.control, engine.first)
+    learner = tiny_learner(tmp_path / "model")
+    prompts = [[5 + number, 9, 40] for number in range(8)]
+    by_label, collected = dict[str, LoadedModel](), list[tuple[list[int], dict[str, Any]]]()
+    with ThreadPoolExecutor(1) as pool:
+        under_way = None
+        for version in range(1, 101):
+            step(learner, seed=version)
+            policy = published(tmp_path / f"{version:06d}", learner, run="hundred", version=version)
+            by_label[policy.label] = replace(learner, model=copy.deepcopy(learner.model))
+            assert publish(engine.control, tmp_path / f"{version:06d}").worst < 1e-4
+            if under_way is not None and under_way.done():
+                collected += zip(prompts, under_way.result(), strict=True)
+                under_way = None
+            under_way = under_way or pool.submit(replies, engine.control, "tiny", prompts, length=400)
+        if under_way is not None:
+            collected += zip(prompts, under_way.result(), strict=True)
+    assert len(by_label) == 100
+    worst, tokens, several = 0.0, 0, 0
+    for prompt, choice in collected:
+        ids, spans = choice["token_ids"], choice["weight_versions"]
+        assert [span["start"] for span in spans] == [0, *(span["end"] for span in spans[:-1])]
+        assert spans[-1]["end"] == len(ids)
+        found = torch.tensor([entry["logprob"] for entry in choice["logprobs"]["content"]])
+        for span in spans:
+            part = slice(span["start"], span["end"])
+            own = learners_log_probs(by_label[span["version"]], prompt, ids)
+            worst = max(worst, float((found[part] - own[part]).abs().max()))
+        tokens, several = tokens + len(ids), several + (len(spans) > 1)
+    print(
+        f"100 publishes: {tokens} tokens of {len(collected)} replies within {worst:.1e} nats, {several} over a publish"
+    )
+    assert worst < 1e-3 and several > len(collected) / 4
+
+
 def test_an_adapter_under_the_name_of_another_is_refused(engine: Engine, tmp_path: Path) -> None:
     publish(engine.control, engine.first)
     learner = with_adapter(engine.first, engine.learner)

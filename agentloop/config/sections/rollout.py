@@ -1,4 +1,4 @@
-"""What the configuration says about acting: its environment, its episodes, its engines and its evaluations."""
+"""What the configuration says about acting: environment, episodes, who collects them, engines and evaluations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
+from agentloop.config.sections.loss import UNBOUNDED, StreamLossSection
 from replay.config import TaskPool
 from replay.setting_types import NonNegative, Positive, PositiveFloat, Section
 
@@ -114,3 +115,105 @@ class EvaluationSection(Section):
                 f"got {self.samples}. Raise the temperature."
             )
         return self
+
+
+class CollectionSection(Section):
+    by: Literal["loop", "workers"] = Field(
+        "loop",
+        description="loop: the training process runs the episodes; workers: `agentloop worker` does, in as many "
+        "processes and on as many machines as there are. See docs/scaling.md.",
+    )
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        description="Most publishes between the sampling of a fresh trajectory and the update that learns from it. 0: "
+        "workers and learner take turns; 1: workers are one batch ahead; and so on. Nothing is thrown away for it.",
+    )
+    samples_per_insert: PositiveFloat | None = Field(
+        None,
+        description="While a batch is not collected yet, the learner goes on with batches of replayed rows alone, as "
+        "long as all rows learned from are at most this many times the collected ones; null: it waits.",
+    )
+    lease_s: PositiveFloat = Field(
+        60.0, description="Seconds after which a worker, or the learner, that says nothing counts as gone."
+    )
+
+
+def check_collection(config: RunConfig) -> None:
+    """Raises ValueError where workers can't collect what the run asks for, or the loss can't learn from it."""
+    section = config.collection
+    if section.by == "loop":
+        for name, default in (("max_staleness", 0), ("samples_per_insert", None)):
+            if getattr(section, name) != default:
+                raise ValueError(
+                    f"collection.{name} must be left out when collection.by is loop, got {getattr(section, name)}: "
+                    "the loop learns from what it has just sampled. Set collection.by: workers."
+                )
+        return
+    for key, given, right in _needed(config):
+        if given != right:
+            raise ValueError(
+                f"{key} must be {_plain(right)} when collection.by is workers, got {_plain(given)}. "
+                "Set it, or collection.by: loop."
+            )
+    if section.samples_per_insert is not None:
+        _check_replay_alone(config)
+    if section.max_staleness > 0:
+        _check_off_policy(config.loss.fresh, section.max_staleness)
+
+
+def _check_replay_alone(config: RunConfig) -> None:
+    """Whole batches can be replayed, and what is collected meanwhile may be older by them."""
+    replay, when = config.replay, "when collection.samples_per_insert is set"
+    if config.collection.max_staleness == 0:
+        raise ValueError(
+            f"collection.max_staleness must be at least 1 {when}, got 0: each update in between makes the rows that "
+            "are being collected older by one."
+        )
+    if config.mix_rule().highest_fraction == 0:
+        raise ValueError(f"replay.fraction must be above 0 {when}, got 0: there is nothing to go on with. Set it.")
+    if replay.mode != "train":
+        raise ValueError(f"replay.mode must be train {when}, got {replay.mode}. Set it, or leave that out.")
+    if replay.unit not in ("any", "group"):
+        raise ValueError(
+            f"replay.unit must be any or group {when}, got {replay.unit}, whose rows stand beside fresh ones. "
+            "Set it, or leave that out."
+        )
+
+
+def _check_off_policy(fresh: StreamLossSection, staleness: int) -> None:
+    """Fresh rows were sampled by an earlier policy: the loss must say what it does about that."""
+    if fresh.correction.kind != "none":
+        return
+    advice = "Set it, or loss.fresh.correction.kind: truncate."
+    if fresh.objective in UNBOUNDED:
+        raise ValueError(
+            f"loss.fresh.objective must be one that stays near the policy that sampled when collection.max_staleness "
+            f"is above 0 ({staleness}), such as ppo_clip, got {fresh.objective}. {advice}"
+        )
+    if fresh.anchor != "behavior":
+        raise ValueError(
+            f"loss.fresh.anchor must be behavior when collection.max_staleness is above 0 ({staleness}), for the old "
+            f"policy is not the one that sampled, got {fresh.anchor}. {advice}"
+        )
+
+
+def _needed(config: RunConfig) -> list[tuple[str, object, object]]:
+    """Keys that must be so: other values need the policy where episodes are run, or a whole iteration at once."""
+    remax = config.algorithm == "remax"
+    return [
+        ("rollout.engine", config.rollout.engine, "vllm"),
+        ("algorithm", config.algorithm, "grpo" if remax else config.algorithm),
+        ("rollout.dynamic_sampling_rounds", config.rollout.dynamic_sampling_rounds, 0),
+        ("reward.model.path", config.reward.model.path, None),
+        ("tasks.curriculum", config.tasks.curriculum, "none"),
+        ("replay.dedupe", config.replay.dedupe, False),
+        ("replay.redact", config.replay.redact, None),
+    ]
+
+
+def _plain(value: object) -> str:
+    """As a YAML file has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)

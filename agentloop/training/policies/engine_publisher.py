@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.generation.publishing.engine_control import EngineControl, EngineRefused
-from agentloop.generation.publishing.proof import ProofFailed, publish
+from agentloop.generation.publishing.proof import Proof, ProofFailed, publish
 from agentloop.generation.publishing.published_policy import PublishedPolicy, read_published
 from agentloop.generation.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.generation.remote.server_facts import read_key
@@ -19,6 +20,9 @@ from agentloop.runs.checkpoint import COMPLETE
 from agentloop.training.policies.published_folder import write_published
 
 _LOOK_AGAIN_S = 2.0
+
+Report = Callable[[str, Mapping[str, Any]], None]
+"""Called with an engine's URL and what is known of it: see `replay.roles`."""
 
 
 class EnginePublisher:
@@ -32,12 +36,14 @@ class EnginePublisher:
         *,
         run: str,
         restart_timeout_s: float,
+        report: Report,
     ) -> None:
         self.engine = engine
         self._controls = controls
         self._policies = policies
         self._run = run
         self._restart_timeout_s = restart_timeout_s
+        self._report = report
 
     def write(
         self, version: int, loaded: LoadedModel, save_model: Callable[[Path], None], config: RunConfig
@@ -61,19 +67,23 @@ class EnginePublisher:
     def publish(self, policy: PublishedPolicy) -> None:
         """Nothing is sampled under its number before every engine's log-probs have proved it. Raises UserError."""
         target = self._policies / f"{policy.version:06d}"
+        facts = {"version": policy.version, "label": policy.label}
+        facts["adapter"] = policy.label if policy.kind == "lora" else None
         for control in self._controls:
             self.engine.withdraw(control.url)
+            self._report(control.url, {**facts, "state": "publishing", "model": control.model})
         for control in self._controls:
-            self._bring(control, target)
+            proof = self._bring(control, target)
+            serving = {**facts, "state": "serving", "model": control.model, "worst": proof.worst}
+            self._report(control.url, serving)
         self.engine.published(policy.version, name=policy.label if policy.kind == "lora" else None, label=policy.label)
 
-    def _bring(self, control: EngineControl, target: Path) -> None:
+    def _bring(self, control: EngineControl, target: Path) -> Proof:
         """Into one engine; one that died is waited for. What can't be proved is brought once more."""
         deadline, refused = time.monotonic() + self._restart_timeout_s, False
         while True:
             try:
-                publish(control, target)
-                return
+                return publish(control, target)
             except ProofFailed:
                 # Whoever watches the engine may have published to it at the same time.
                 if refused:
@@ -93,7 +103,7 @@ class EnginePublisher:
 
 
 def connect_engines(
-    config: RunConfig, loaded: LoadedModel, *, policies: Path, run: str, note: Callable[[str], None]
+    config: RunConfig, loaded: LoadedModel, *, policies: Path, run: str, note: Callable[[str], None], report: Report
 ) -> EnginePublisher:
     """Wait until each of `engine.urls` answers. Raises UserError where one does not, or can't be this run's engine."""
     section, key = config.engine, read_key(config.engine.api_key_env)
@@ -128,4 +138,6 @@ def connect_engines(
             "Lower it, or start the engines with a larger --max-model-len."
         )
     controls = [EngineControl(server.url, model=server.model, key=key) for server in engine.servers]
-    return EnginePublisher(engine, controls, policies, run=run, restart_timeout_s=section.restart_timeout_s)
+    return EnginePublisher(
+        engine, controls, policies, run=run, restart_timeout_s=section.restart_timeout_s, report=report
+    )

@@ -126,16 +126,13 @@ def _is_by(row: Row, claim: Claim) -> bool:
     return (row["holder"], row["fence"]) == (claim.holder, claim.fence)
 
 
-def revoke(connection: sa.Connection, run: str, numbers: Sequence[int], reason: str) -> int:
-    """How many tickets of these groups had not ended; whoever holds one learns it from its next heartbeat."""
-    count = 0
-    for chunk in chunked(numbers):
-        of_these = (_tickets.run == run) & _tickets.number.in_(chunk) & _tickets.state.in_(UNENDED)
-        query = sa.select(*PLACE).where(of_these).order_by(*PLACE).with_for_update()
-        places = [(row.number, row.member) for row in connection.execute(query)]
-        _change(connection, run, places, state=REVOKED, reason=reason, due=None, ended_at=seconds_now())
-        count += len(places)
-    return count
+def revoke(connection: sa.Connection, run: str, purpose: str, reason: str) -> int:
+    """How many tickets had not ended; whoever holds one learns it from its next heartbeat."""
+    unended = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.state.in_(UNENDED)
+    query = sa.select(*PLACE).where(unended).order_by(*PLACE).with_for_update()
+    places = [(row.number, row.member) for row in connection.execute(query)]
+    _change(connection, run, places, state=REVOKED, reason=reason, due=None, ended_at=seconds_now())
+    return len(places)
 
 
 def locked(connection: sa.Connection, run: str, places: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Row]:

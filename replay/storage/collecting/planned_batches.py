@@ -10,7 +10,7 @@ from context.messages import canonical_json
 from replay.storage.format.schema import planned_batches, tickets
 from replay.storage.statements import insert
 from replay.storage.validate import checked
-from replay.ticket_records import TRAIN, UNENDED, BatchProgress, PlannedBatch
+from replay.ticket_records import UNENDED, BatchProgress, PlannedBatch
 
 _planned, _tickets = planned_batches.c, tickets.c
 
@@ -28,8 +28,8 @@ def planned(connection: sa.Connection, run: str) -> list[PlannedBatch]:
     return [PlannedBatch(row.run, row.iteration, json.loads(row.plan)) for row in connection.execute(query)]
 
 
-def progress(connection: sa.Connection, run: str, iteration: int) -> BatchProgress:
-    mine = (_tickets.run == run) & (_tickets.iteration == iteration) & (_tickets.purpose == TRAIN)
+def progress(connection: sa.Connection, run: str, iteration: int, purpose: str) -> BatchProgress:
+    mine = (_tickets.run == run) & (_tickets.iteration == iteration) & (_tickets.purpose == purpose)
     ended = sa.func.count().filter(_tickets.state.not_in(UNENDED))
     row = connection.execute(sa.select(sa.func.count(), ended).where(mine)).one()
     return BatchProgress(*row)

@@ -23,7 +23,8 @@ from agentloop.rollouts.trajectories import Collected
 from agentloop.runs.display import describe_iteration
 from agentloop.runs.run_folder import create_run_folder
 from agentloop.training.components import build_components
-from agentloop.training.loop import Loop, LoopState
+from agentloop.training.loop import Loop
+from agentloop.training.loop_state import LoopState
 from agentloop.training.train import begin_run
 from context import HermesParser, default_authors, loss_mask
 from replay.store import ReplayStore

@@ -35,6 +35,7 @@ from replay.storage.format.ratio_histograms import count
 from replay.storage.format.schema import metadata
 from replay.storage.retention import Capacity
 from replay.storage.write import Admission
+from replay.ticket_records import PlannedBatch
 from tests.fakes.records import (
     RUN,
     SHORT,
@@ -87,6 +88,7 @@ _ROWS = {
     "buffer_state": "name = 'changed'",
     "reclaimed": "id = '04738-run-1-1-0-0-0'",
     "tickets": "number = 0 and member = 0",
+    "planned_batches": "iteration = 4",
     "workers": "id = 'first'",
     "engines": "id = 'first'",
 }
@@ -147,6 +149,7 @@ def fill(location: Location) -> None:
         store.evict(RUN, 4, policy_version=3, capacity=Capacity(age=1))
         store.resume(RUN, 3)
         issue(store, [0, 1], iteration=4)
+        store.tickets.issue([], [], PlannedBatch(RUN, 4, {"share": 0.5}))
         collect(store, 1)
         store.tickets.fail(claim(store), "overtime")
         for id in ("first", "second"):
@@ -317,6 +320,8 @@ _QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
     "tokens": lambda store: queries.tokens(store, "long", 1),
     "tickets": lambda store: store.tickets.counts(RUN),
     "ended groups": lambda store: store.tickets.ended_groups(RUN),
+    "planned batches": lambda store: store.tickets.planned(RUN),
+    "ended run": lambda store: store.roles.has_ended(RUN),
     "workers": lambda store: store.roles.listed("worker", RUN),
     "engines": lambda store: store.roles.listed("engine", RUN),
 }

@@ -6,7 +6,7 @@ import pytest
 
 from replay import InvalidRecord, ReplayError, ReplayStore
 from replay.storage.format.schema import trajectories
-from replay.ticket_records import EVALUATION, FAILED, LEASED, QUEUED, REVOKED
+from replay.ticket_records import EVALUATION, FAILED, LEASED, QUEUED, REVOKED, TRAIN
 from tests.fakes.records import RUN, sql, task
 from tests.replay.storage.collecting.episodes import OVER, claim, collect, episode, issue, state_of, ticket
 
@@ -84,12 +84,13 @@ def test_ticket_given_back_is_free_at_once_and_no_try_is_counted(store: ReplaySt
 
 
 def test_revoked_ticket_is_named_by_the_heartbeat_and_counts_no_more(store: ReplayStore) -> None:
-    issue(store, [0, 1])
+    issue(store, [0])
+    issue(store, [1], purpose=EVALUATION)
     held = claim(store, "a", count=3)
-    assert store.tickets.revoke(RUN, [0], "the run ends") == 2
-    assert store.tickets.extend(held, lease_s=60) == {(0, 0): REVOKED, (0, 1): REVOKED}
-    assert store.tickets.finish([(each, episode(each)) for each in held]) == [False, False, True]
-    assert [each.place for each in claim(store, "b", count=9)] == [(1, 1)]
+    assert store.tickets.revoke(RUN, TRAIN, "the run ends") == 2
+    assert store.tickets.extend(held, lease_s=60) == {(0, 0): REVOKED}
+    assert store.tickets.finish([(held[2], episode(held[2]))]) == [False]
+    assert claim(store, "b", count=9) == []
 
 
 def test_failed_ticket_has_its_reason_and_is_not_claimed_again(store: ReplayStore) -> None:

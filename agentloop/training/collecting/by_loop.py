@@ -1,0 +1,95 @@
+"""The loop runs the episodes itself: it acts, then it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agentloop.config.seeds import derive_seed
+from agentloop.errors import TrainingStopped
+from agentloop.rollouts.dynamic_sampling import sample_dynamically
+from agentloop.rollouts.evaluation import Evaluation, evaluate
+from agentloop.rollouts.trajectories import Collected, CollectedBy
+from agentloop.training.collecting.collection import replay_request, task_hash
+from agentloop.training.components import Components
+from agentloop.training.loop_state import LoopState
+from agentloop.training.mixed_batch import IterationPlan, MixedBatch
+from replay.mixing.mixer import ReplayStarved
+from replay.mixing.request import DrawRequest
+from replay.records import BatchRow
+from replay.storage.write import AppendReport
+
+
+class LoopCollection:
+    """Episodes of the policy as it is now, one batch after another."""
+
+    def __init__(self, components: Components, state: LoopState) -> None:
+        self._components = components
+        self._state = state
+
+    def plan(self, iteration: int) -> IterationPlan:
+        parts, mixer, queue = self._components, self._components.mixer, self._state.tasks
+        request, available = replay_request(parts, iteration)
+        upcoming = [task_hash(parts, index) for index in queue.upcoming(mixer.num_tasks)]
+        try:
+            plan = mixer.plan(iteration=iteration, available=available, tasks=upcoming)
+        except ReplayStarved as error:
+            raise TrainingStopped(str(error)) from error
+        tasks = tuple(queue.upcoming(plan.num_tasks))
+        return IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
+
+    def collect(self, planned: IterationPlan) -> Collected:
+        iteration = planned.request.iteration
+        groups = [(planned.tasks[slot], size) for slot, size in planned.plan.groups]
+        first = self._collect_round(iteration, groups, ())
+        rounds = self._components.config.rollout.dynamic_sampling_rounds
+        if rounds == 0:
+            return first
+
+        def further(sizes: Sequence[int], earlier: Sequence[Collected]) -> Collected:
+            had = len(planned.tasks) + sum(len(round.further_tasks) for round in earlier)
+            tasks = self._state.tasks.upcoming(had + len(sizes))[had:]
+            newer = self._collect_round(iteration, list(zip(tasks, sizes, strict=True)), earlier)
+            return replace(newer, further_tasks=tuple(tasks))
+
+        return sample_dynamically(first, further, rounds=rounds)
+
+    def _collect_round(
+        self, iteration: int, groups: Sequence[tuple[int, int]], earlier: Sequence[Collected]
+    ) -> Collected:
+        parts, config = self._components, self._components.config
+        # The first round's seed does not depend on whether more could follow.
+        seed = derive_seed(config.run.seed, "collect", iteration, *([len(earlier)] if earlier else []))
+        parts.generator.begin(seed=seed, temperature=config.rollout.temperature)
+        return parts.collector.collect(
+            [(parts.source.train(index), size) for index, size in groups],
+            CollectedBy(parts.run_id, iteration, self._state.attempt),
+            earlier=earlier,
+            progress=lambda done, total: parts.display.phase("collect", done, total),
+        )
+
+    def append(self, fresh: Collected) -> AppendReport:
+        admission = self._components.admission
+        groups, rows = [*fresh.groups, *fresh.unused_groups], [*fresh.trajectories, *fresh.unused]
+        return self._components.store.append(fresh.tasks, groups, rows, admission=admission)
+
+    def reserve(self, request: DrawRequest, fresh: Collected) -> list[BatchRow]:
+        rows = [replace(row, reward=fresh.rewards[row.trajectory.id]) for row in request.fresh_rows(fresh.trajectories)]
+        self._components.store.reserve_fresh([row.draw for row in rows if row.draw is not None])
+        return rows
+
+    def end(self, batch: MixedBatch) -> None:
+        without = batch.without_member(lambda index: task_hash(self._components, index))
+        self._state.tasks.advance(batch.tasks, without_member=without)
+
+    def evaluate(self) -> Evaluation:
+        parts = self._components
+        return evaluate(
+            parts.actors,
+            parts.source,
+            parts.config,
+            progress=lambda done, total: parts.display.phase("evaluate", done, total),
+        )
+
+    def end_run(self) -> None:
+        return

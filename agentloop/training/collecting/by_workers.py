@@ -1,0 +1,177 @@
+"""Workers run the episodes: the learner issues tickets for batches ahead, and learns from each batch that is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from agentloop.errors import TrainingStopped
+from agentloop.records import KlPenalty, kl_penalties, penalised_rewards
+from agentloop.rollouts.evaluation import Evaluation
+from agentloop.rollouts.trajectories import Collected
+from agentloop.training.collecting.collection import replay_request, task_hash
+from agentloop.training.collecting.held_out import evaluate_by_workers
+from agentloop.training.collecting.issued_batches import IssuedBatches
+from agentloop.training.collecting.replay_alone import replay_alone
+from agentloop.training.collecting.waiting import Waiting
+from agentloop.training.components import Components
+from agentloop.training.loop_state import LoopState
+from agentloop.training.mixed_batch import IterationPlan, MixedBatch
+from replay.mixing.request import Availability, DrawRequest
+from replay.records import OPEN_GROUP, BatchRow, Trajectory, group_of
+from replay.storage.collecting.fresh_groups import FreshRequest
+from replay.storage.write import AppendReport
+from replay.ticket_records import EVALUATION, TRAIN, EndedGroup, MemberScores
+
+
+class WorkerCollection:
+    """Each batch is planned when its tickets are issued, and learned from when all of them have ended.
+
+    `collection.max_staleness` K is kept by what is issued: at most K batches beyond the one that is learned from, and
+    each is learned from in its turn. So a batch waits for its slowest episode, and no row is too old to be fresh but
+    those that updates in between, from replay alone, have made so.
+    """
+
+    def __init__(self, components: Components, state: LoopState, *, stopped: Callable[[], bool]) -> None:
+        self._components = components
+        self._state = state
+        self._waiting = Waiting(components, stopped=stopped)
+        self._store, self._run = components.store, components.run_id
+        self._section = components.config.collection
+        self._batches = IssuedBatches(components, state)
+        self._store.tickets.revoke(self._run, EVALUATION, "its evaluation did not end")
+        self._penalties: dict[str, KlPenalty] = {}
+        """Of the rows of the batch that was collected last."""
+        self._rows: list[BatchRow] = []
+
+    def plan(self, iteration: int) -> IterationPlan:
+        """Issue what may be collected from now on, and plan this iteration with the batch whose turn it is."""
+        request, available = replay_request(self._components, iteration)
+        turn = self._state.batches + 1
+        self._batches.issue(turn + self._ahead, request.policy_version, available)
+        alone = self._replayed_meanwhile(turn, request, available)
+        if alone is not None:
+            return alone
+        plan, tasks = self._batches[turn].plan, self._batches[turn].tasks
+        return IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
+
+    @property
+    def _ahead(self) -> int:
+        """Batches issued beyond the one whose turn it is. What the bound leaves is for updates in between."""
+        most = self._section.max_staleness
+        return most if self._section.samples_per_insert is None else min(1, most - 1)
+
+    def _replayed_meanwhile(self, turn: int, request: DrawRequest, available: Availability) -> IterationPlan | None:
+        """An iteration of replay alone, where the batch is not whole yet and the configuration allows one."""
+        ratio = self._section.samples_per_insert
+        if ratio is None or self._store.tickets.progress(self._run, turn).is_complete:
+            return None
+        age_then = [
+            request.policy_version + 1 + number - turn - self._batches[number].version
+            for number in self._under_way(turn)
+        ]
+        if max(age_then) > self._section.max_staleness:
+            return None
+        size = self._components.config.batch.trajectories
+        if self._store.tickets.samples(self._run) + size > ratio * self._store.tickets.counts(self._run).done:
+            return None
+        plan = replay_alone(self._components.mixer, request.iteration, available)
+        return None if plan is None else IterationPlan(plan, (), available, replace(request, picks=plan.picks))
+
+    def _under_way(self, turn: int) -> range:
+        return range(turn, self._batches.last + 1)
+
+    def collect(self, planned: IterationPlan) -> Collected:
+        """Wait for the batch, give its rows their advantages, and take them. Raises StoppedWaiting."""
+        self._rows, self._penalties = [], {}
+        if not planned.plan.groups:
+            return Collected()
+        turn = self._state.batches + 1
+        self._waiting.until_ended(turn)
+        groups = [group for group in self._store.tickets.ended_groups(self._run) if group.iteration == turn]
+        self._close(groups, planned.request.policy_version)
+        request = planned.request
+        drawn = self._store.tickets.draw_fresh(
+            FreshRequest(self._run, request.iteration, turn, request.policy_version, self._section.max_staleness)
+        )
+        if not drawn.rows:
+            raise TrainingStopped(
+                f"batch {turn} must have a trajectory that was collected, got none of "
+                f"{self._store.tickets.progress(self._run, turn).episodes} episodes: "
+                f"{_reason(groups)}. Mend that and --resume."
+            )
+        self._rows = drawn.rows
+        return self._collected(drawn.rows, late=drawn.late, failed=self._failed(turn, len(drawn.rows) + drawn.late))
+
+    def _close(self, groups: list[EndedGroup], version: int) -> None:
+        """The advantages of the whole batch, as some compare all of it; then its rows wait to be fresh."""
+        ids = [m.trajectory for group in groups for m in group.members if m.trajectory is not None]
+        rows = [row for row in self._store.read(ids) if row.record.state == OPEN_GROUP]
+        rewards = penalised_rewards(rows, self._charged(rows))
+        advantages = self._components.estimator.of_groups(rows, rewards)
+        scores: dict[str, dict[str, MemberScores]] = {}
+        for row, advantage in zip(rows, advantages, strict=True):
+            scores.setdefault(row.record.group, {})[row.id] = MemberScores(row.record.reward, advantage)
+        group_of_row = {row.id: row.record.group for row in rows}
+        for group in groups:
+            own = next((group_of_row[m.trajectory] for m in group.members if m.trajectory in group_of_row), "")
+            self._store.tickets.close_group(self._run, group.number, scores.get(own, {}), policy_version=version)
+
+    def _charged(self, rows: list[Trajectory]) -> list[KlPenalty]:
+        """Today's penalty of each row, measured once."""
+        missing = [row for row in rows if row.id not in self._penalties]
+        found = kl_penalties(self._components.collector.penalty, missing)
+        self._penalties |= {row.id: penalty for row, penalty in zip(missing, found, strict=True)}
+        return [self._penalties[row.id] for row in rows]
+
+    def _collected(self, drawn: list[BatchRow], *, late: int, failed: int) -> Collected:
+        rows = [row.trajectory for row in drawn]
+        charged = self._charged(rows)
+        groups: dict[str, list[Trajectory]] = {}
+        for row in rows:
+            groups.setdefault(row.record.group, []).append(row)
+        staleness = [row.draw.staleness or 0 for row in drawn if row.draw is not None]
+        return Collected(
+            groups=[group_of(members) for members in groups.values()],
+            trajectories=rows,
+            engine_failures=failed,
+            rewards={row.id: reward for row, reward in zip(rows, penalised_rewards(rows, charged), strict=True)},
+            kl_penalties={row.id: penalty for row, penalty in zip(rows, charged, strict=True)},
+            extra_metrics={
+                "collection/staleness_mean": sum(staleness) / len(staleness),
+                "collection/staleness_max": max(staleness),
+                "collection/late": late,
+            },
+        )
+
+    def _failed(self, turn: int, rows: int) -> int:
+        return self._store.tickets.progress(self._run, turn).episodes - rows
+
+    def append(self, fresh: Collected) -> AppendReport:
+        """Workers have stored them."""
+        return AppendReport(inserted=0, duplicates=len(fresh.trajectories), clipped=0)
+
+    def reserve(self, request: DrawRequest, fresh: Collected) -> list[BatchRow]:
+        """They were reserved when they were taken."""
+        return [replace(row, reward=fresh.rewards[row.trajectory.id]) for row in self._rows]
+
+    def end(self, batch: MixedBatch) -> None:
+        if not batch.planned.plan.groups:
+            return
+        self._state.batches += 1
+        without = batch.without_member(lambda index: task_hash(self._components, index))
+        self._state.tasks.pending = [*sorted(without), *self._state.tasks.pending]
+
+    def evaluate(self) -> Evaluation:
+        """Workers do; the policy is not published anew meanwhile."""
+        return evaluate_by_workers(self._components, self._waiting, self._state.iteration)
+
+    def end_run(self) -> None:
+        """What is still under way is wanted no more, and everybody leaves."""
+        self._store.tickets.revoke(self._run, TRAIN, "the run has ended")
+        self._store.roles.end_run(self._run)
+
+
+def _reason(groups: list[EndedGroup]) -> str:
+    """Why the first member that failed did."""
+    return next((m.reason for group in groups for m in group.members if m.reason is not None), "all of them are late")

@@ -1,0 +1,33 @@
+#!/usr/bin/env python
+"""`engine_program.py serve MODEL --port N --served-model-name NAME ...`: the test server, started as vLLM is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+# As vLLM's own environment would, it has its packages without this project's PYTHONPATH.
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+
+from tests.fakes.engine_server import serving
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    given = {
+        name: words[place + 1] for place, name in enumerate(words) if name.startswith("--") and place + 1 < len(words)
+    }
+    torch.set_num_threads(1)
+    longest = int(given.get("--max-model-len", "4096"))
+    name, key = given["--served-model-name"], os.environ.get("VLLM_API_KEY")
+    with serving(Path(words[1]), port=int(given["--port"]), name=name, key=key, max_model_len=longest):
+        while True:
+            time.sleep(3600)
+
+
+if __name__ == "__main__":
+    main()
