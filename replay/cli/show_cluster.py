@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 from context.visible import visible
 from replay import queries
 from replay.cli.common import AsJson, Run, RunId, app, opened, say
 from replay.cli.tables import Cell, number, row_table, share
+from replay.locate import own_folder
 from replay.queries.collecting.who_waits import advised_command, seconds
 from replay.queries.open_buffer import asked_run
 
@@ -23,14 +25,12 @@ def cluster(run: Run = None, run_id: RunId = None, as_json: AsJson = False) -> N
     with opened(run) as buffer:
         record = buffer.store.run(asked_run(buffer, run_id))
         answer = {"name": record.name, **queries.cluster(buffer.store, record)}
-        words = buffer.run_words
-    say(json.dumps(answer, indent=1) if as_json else _cluster_text(answer, words))
+        advised = advised_command(answer["waits"]["advice"], own_folder(buffer.folder, record.id))
+    say(json.dumps(answer, indent=1) if as_json else _cluster_text(answer, advised))
 
 
-def _cluster_text(answer: Answer, run_words: list[str]) -> str:
-    waits = answer["waits"]
-    advised = advised_command(waits["advice"], run_words)
-    lines = [visible(waits["text"]), *([f"  {visible(' '.join(advised))}"] if advised else [])]
+def _cluster_text(answer: Answer, advised: list[str]) -> str:
+    lines = [visible(answer["waits"]["text"]), *([f"  {visible(shlex.join(advised))}"] if advised else [])]
     if answer["collected_by"] == "workers":
         lines += ["", *_facts(answer)]
         for name, cells in (("reasons", _REASONS), ("workers", _WORKERS), ("engines", _ENGINES)):

@@ -11,6 +11,7 @@ from replay.inspector.drawings.bars import Bar, Height, Tick, bars
 from replay.inspector.server.page_views import Page
 from replay.inspector.server.query_string import QueryString, address
 from replay.inspector.text.reading import typed
+from replay.locate import own_folder
 from replay.queries import QueryResult
 from replay.queries.collecting.who_waits import advised_command, seconds
 from replay.queries.open_buffer import OpenBuffer
@@ -30,7 +31,7 @@ def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
 
 def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[str, Any]:
     command = ["agentloop", "replay", "cluster", *source.words_of(found["run"])]
-    advised = advised_command(found["waits"]["advice"], source.run_words or [found["run"]])
+    advised = advised_command(found["waits"]["advice"], own_folder(source.folder, found["run"]))
     return {
         "seconds": seconds,
         "by_workers": found["collected_by"] == "workers",
@@ -39,16 +40,12 @@ def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[st
         "charted": min(_MOST_BARS, len(found["staleness"])),
         "missing": found["counts"]["done"] - found["counts"]["rows"],
         "ticket_states": [(name, found["counts"][name], found["evaluations"][name]) for name in TICKET_STATES],
-        "live": {role: _live(found, role) for role in ("workers", "engines")},
+        "live_workers": sum(each["silent_s"] <= found["lease_s"] for each in found["workers"]),
         "shown": {role: _quiet_first(found[role]) for role in ("workers", "engines")},
         "charts": [_chart(found, "max", "largest"), _chart(found, "mean", "mean")] if found["staleness"] else [],
         "greatest": max((row["max"] for row in found["staleness"] if row["max"] is not None), default=None),
         "command": typed(command),
     }
-
-
-def _live(found: QueryResult, role: str) -> int:
-    return sum(each["silent_s"] <= found["lease_s"] for each in found[role])
 
 
 def _quiet_first(listed: list[QueryResult]) -> list[QueryResult]:

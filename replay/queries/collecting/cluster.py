@@ -13,7 +13,7 @@ from replay.queries.filters.query import QueryResult
 from replay.records import RunRecord, stored_setting
 from replay.storage.collecting.ticket_counts import count_tickets
 from replay.storage.databases.clock import seconds_now
-from replay.storage.format.schema import engines, runs, tickets, workers
+from replay.storage.format.schema import runs, tickets, workers
 from replay.store import ReplayStore
 from replay.ticket_records import LEASED, QUEUED, TICKET_STATES, TicketCounts
 
@@ -35,14 +35,14 @@ def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
         tried_again = evaluations.pop("tried_again")
         newest = fresh_staleness.newest_iteration(connection, run.id)
         ended, leader = _leader(connection, run.id)
-        batch = episodes_under_way.unfinished_batch(connection, run.id)
+        batch = episodes_under_way.open_batch(connection, run.id)
         standing = Standing(
             ended=ended,
             leader=leader,
             iteration=newest + 1,
             is_updating=fresh_staleness.is_updating(connection, run.id, newest + 1),
             batch=batch,
-            first=episodes_under_way.first_wanted(connection, run.id, batch["iteration"] if batch else None),
+            first=episodes_under_way.first_wanted(connection, run.id, batch["number"] if batch else None),
             evaluations=evaluations[QUEUED] + evaluations[LEASED],
             queued=counts.queued + evaluations[QUEUED],
             leased=counts.leased + evaluations[LEASED],
@@ -73,7 +73,7 @@ def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
 
 
 def is_collected_by_workers(store: ReplayStore, run: RunRecord) -> bool:
-    """Whether anybody collects it but the training process."""
+    """Whether anybody collects it but the training process, whose engines report themselves too."""
     with store.reading() as connection:
         return _has_any(connection, run)
 
@@ -81,8 +81,7 @@ def is_collected_by_workers(store: ReplayStore, run: RunRecord) -> bool:
 def _has_any(connection: sa.Connection, run: RunRecord) -> bool:
     if stored_setting(run.config, "collection.by", str) == "workers":
         return True
-    tables = (tickets, workers, engines)
-    return any(connection.scalar(sa.select(sa.exists().where(table.c.run == run.id))) for table in tables)
+    return any(connection.scalar(sa.select(sa.exists().where(table.c.run == run.id))) for table in (tickets, workers))
 
 
 def _counted(counts: TicketCounts) -> QueryResult:

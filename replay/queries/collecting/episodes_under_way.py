@@ -41,9 +41,9 @@ def oldest(connection: sa.Connection, run: str) -> dict[str, QueryResult | None]
     return {state: _oldest(connection, run, _ticket.state == state) for state in (QUEUED, LEASED)}
 
 
-def first_wanted(connection: sa.Connection, run: str, iteration: int | None) -> QueryResult | None:
-    """The oldest evaluation; if there is none under way, the oldest episode of that iteration's batch."""
-    return _oldest(connection, run, (_ticket.purpose == EVALUATION) | (_ticket.iteration == iteration))
+def first_wanted(connection: sa.Connection, run: str, batch: int | None) -> QueryResult | None:
+    """The oldest evaluation; if there is none under way, the oldest episode of that batch."""
+    return _oldest(connection, run, (_ticket.purpose == EVALUATION) | (_ticket.iteration == batch))
 
 
 def _oldest(connection: sa.Connection, run: str, *conditions: sa.ColumnElement[bool]) -> QueryResult | None:
@@ -62,16 +62,16 @@ def held(connection: sa.Connection, run: str) -> dict[str, int]:
     return {holder: count for holder, count in connection.execute(query.group_by(_ticket.holder)) if holder is not None}
 
 
-def unfinished_batch(connection: sa.Connection, run: str) -> QueryResult | None:
-    """The first planned batch that lacks episodes, and of how many of its groups."""
+def open_batch(connection: sa.Connection, run: str) -> QueryResult | None:
+    """The first planned batch that the learner has not taken, with the groups of it that lack an episode."""
     mine = (_ticket.run == run) & (_ticket.purpose == TRAIN)
-    iteration = connection.scalar(sa.select(sa.func.min(_ticket.iteration)).where(mine, _UNDER_WAY))
-    if iteration is None:
+    number = connection.scalar(sa.select(sa.func.min(_ticket.iteration)).where(mine, _ticket.closed_at.is_(None)))
+    if number is None:
         return None
-    planned = mine & (_ticket.iteration == iteration)
+    planned = mine & (_ticket.iteration == number)
     groups = sa.select(sa.func.count(sa.distinct(_ticket.number)))
     return {
-        "iteration": iteration,
+        "number": number,
         "groups": connection.scalar(groups.where(planned)) or 0,
         "missing_groups": connection.scalar(groups.where(planned, _UNDER_WAY)) or 0,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from context.wording import excerpt
 from replay.queries.filters.query import QueryResult
@@ -34,7 +35,7 @@ class Standing:
     ended: bool
     leader: QueryResult | None
     iteration: int
-    """That the learner works on, or waits for."""
+    """That the learner works on."""
     is_updating: bool
     """Its batch is composed."""
     batch: QueryResult | None
@@ -78,7 +79,7 @@ def who_waits(standing: Standing) -> Waiting:
     needed = _needed(standing)
     if needed is not None:
         return _for_episodes(standing, f"The learner waits for {needed}")
-    gone = _gone("worker", standing.workers, standing.lease_s)
+    gone = _no_worker(standing)
     if not standing.under_way:
         why = "the learner updates" if standing.issued else "the learner has issued none yet"
         return Waiting(Waiter.workers, f"Workers wait for tickets: {why}.")
@@ -97,7 +98,7 @@ def _without_learner(standing: Standing) -> Waiting:
         reason = "no learner leads this run"
     else:
         reason = f"the lease of the learner {_name(leader['id'])} is over since {seconds(-leader['lease_s'])}"
-    if standing.under_way and not _gone("worker", standing.workers, standing.lease_s):
+    if standing.under_way and not _no_worker(standing):
         text = f"Workers still collect {counted(standing.under_way, 'issued episode')}, but {reason}."
         return Waiting(Waiter.nobody, text, Advice.learner)
     return Waiting(Waiter.workers, f"Workers wait for a learner: {reason}.", Advice.learner)
@@ -108,13 +109,14 @@ def _needed(standing: Standing) -> str | None:
     if standing.evaluations:
         return counted(standing.evaluations, "evaluation episode")
     batch = standing.batch
-    if batch is None or standing.is_updating or batch["iteration"] > standing.iteration:
+    # Batches are counted apart from iterations, some of which learn from replayed rows alone: it is never ahead.
+    if batch is None or not batch["missing_groups"] or standing.is_updating or batch["number"] > standing.iteration:
         return None
-    return f"{batch['missing_groups']} of {counted(batch['groups'], 'group')} of iteration {batch['iteration']}"
+    return f"{batch['missing_groups']} of {counted(batch['groups'], 'group')} of batch {batch['number']}"
 
 
 def _for_episodes(standing: Standing, begin: str) -> Waiting:
-    gone = _gone("worker", standing.workers, standing.lease_s)
+    gone = _no_worker(standing)
     if gone:
         return Waiting(Waiter.learner, f"{begin}, and {gone}.", Advice.worker)
     idle = _no_engine(standing)
@@ -134,23 +136,19 @@ def _of_oldest(episode: QueryResult | None) -> str:
     return f"{begin} and is with {_name(episode['holder'])}"
 
 
-def _gone(role: str, listed: Sequence[QueryResult], lease_s: float) -> str | None:
+def _no_worker(standing: Standing) -> str | None:
     """Why none of them can be counted on; None: one can."""
-    if not listed:
-        return f"no {role} takes part"
-    quiet = min(each["silent_s"] for each in listed)
-    return f"no {role} has reported for {seconds(quiet)}" if quiet > lease_s else None
+    if not standing.workers:
+        return "no worker takes part"
+    quiet = min(each["silent_s"] for each in standing.workers)
+    return f"no worker has reported for {seconds(quiet)}" if quiet > standing.lease_s else None
 
 
 def _no_engine(standing: Standing) -> str | None:
-    """Why no engine answers; runs whose engines do not report themselves have none listed."""
-    if not standing.engines:
+    """Why no engine answers; one is reported when a policy is brought to it, so that silence says nothing."""
+    if not standing.engines or any(each["state"] == SERVING for each in standing.engines):
         return None
-    gone = _gone("engine", standing.engines, standing.lease_s)
-    if gone:
-        return gone
-    there = [each for each in standing.engines if each["silent_s"] <= standing.lease_s]
-    return None if any(each["state"] == SERVING for each in there) else "no engine is serving"
+    return "no engine is serving"
 
 
 def _name(id: str) -> str:
@@ -172,8 +170,8 @@ def seconds(value: float) -> str:
     return f"{max(0.0, value):.0f} s"
 
 
-def advised_command(advice: str | None, run_words: Sequence[str]) -> list[str]:
-    """What somebody could type; `run_words` name the run."""
+def advised_command(advice: str | None, folder: Path | None) -> list[str]:
+    """What somebody could type, with the run's folder where that is known."""
     if advice == Advice.worker:
-        return ["agentloop", "worker", "--run", *run_words]
+        return ["agentloop", "worker", "--run", "RUN" if folder is None else str(folder)]
     return ["agentloop", "train", "CONFIG", "--resume"] if advice == Advice.learner else []

@@ -13,7 +13,7 @@ from replay import ReplayStore, queries
 from replay.queries.collecting.who_waits import seconds
 from replay.records import FRESH
 from replay.storage.collecting.fresh_groups import FreshRequest
-from replay.ticket_records import EVALUATION
+from replay.ticket_records import EVALUATION, TRAIN
 from tests.fakes.records import RUN, iteration_record, measured, policy, run_record, sql
 from tests.replay.storage.collecting.episodes import OVER, claim, close, collect, issue
 
@@ -163,10 +163,10 @@ def test_reasons_are_grouped_the_most_frequent_first(store: ReplayStore) -> None
     issue(store, [0, 1, 2])
     store.tickets.fail(claim(store, count=1), "overtime")
     store.tickets.fail(claim(store, count=2), "the engine gave no reply")
-    store.tickets.revoke(RUN, [2], "the run has ended")
+    store.tickets.revoke(RUN, TRAIN, "the run has ended")
     assert cluster(store)["reasons"] == [
+        {"state": "revoked", "reason": "the run has ended", "count": 3},
         {"state": "failed", "reason": "the engine gave no reply", "count": 2},
-        {"state": "revoked", "reason": "the run has ended", "count": 2},
         {"state": "failed", "reason": "overtime", "count": 1},
     ]
 
@@ -217,6 +217,7 @@ def test_a_fact_of_another_kind_is_unknown(store: ReplayStore, odd: Any) -> None
 def test_a_run_is_collected_by_workers_once_anybody_takes_part(store: ReplayStore) -> None:
     assert not queries.is_collected_by_workers(store, store.run(RUN))
     lead(store)
+    serve(store)
     assert not queries.is_collected_by_workers(store, store.run(RUN))
     work(store)
     assert queries.is_collected_by_workers(store, store.run(RUN))
@@ -247,7 +248,7 @@ def test_learner_waits_for_groups_of_its_batch(store: ReplayStore) -> None:
     issue(store, [4, 5], iteration=2)
     collect(store, 2)
     claim(store, "worker-2")
-    text = "The learner waits for 3 of 4 groups of iteration 1; the oldest episode was issued N s ago"
+    text = "The learner waits for 3 of 4 groups of batch 1; the oldest episode was issued N s ago"
     assert sentence(store) == f"{text} and is with worker-2."
     assert who(store) == ("learner", None)
     sql(store, "update tickets set due = due - 1000 where holder = 'worker-2' and state = 'leased'")
@@ -258,17 +259,17 @@ def test_learner_waits_for_an_episode_that_nobody_has_claimed(store: ReplayStore
     work(store)
     lead(store)
     issue(store, [0])
-    text = "The learner waits for 1 of 1 group of iteration 1; the oldest episode was issued N s ago"
+    text = "The learner waits for 1 of 1 group of batch 1; the oldest episode was issued N s ago"
     assert sentence(store) == f"{text}, and no worker has claimed it."
 
 
 def test_learner_waits_and_no_worker_is_there(store: ReplayStore) -> None:
     lead(store)
     issue(store, [0])
-    assert sentence(store) == "The learner waits for 1 of 1 group of iteration 1, and no worker takes part."
+    assert sentence(store) == "The learner waits for 1 of 1 group of batch 1, and no worker takes part."
     work(store)
     silence(store, "workers")
-    assert cluster(store)["waits"]["text"].startswith("The learner waits for 1 of 1 group of iteration 1, and no ")
+    assert cluster(store)["waits"]["text"].startswith("The learner waits for 1 of 1 group of batch 1, and no ")
     assert sentence(store).endswith("no worker has reported for N s.")
     assert who(store) == ("learner", "worker")
 
@@ -278,10 +279,9 @@ def test_learner_waits_and_no_engine_serves(store: ReplayStore) -> None:
     work(store)
     serve(store, "publishing")
     issue(store, [0])
-    assert sentence(store) == "The learner waits for 1 of 1 group of iteration 1, and no engine is serving."
-    silence(store, "engines")
-    assert sentence(store).endswith("and no engine has reported for N s.")
+    assert sentence(store) == "The learner waits for 1 of 1 group of batch 1, and no engine is serving."
     serve(store)
+    silence(store, "engines")
     assert "engine" not in sentence(store)
 
 
@@ -329,7 +329,7 @@ def test_a_learner_that_updates_meanwhile_does_not_wait_for_an_earlier_batch(sto
     collect(store, 1)
     close(store, 0)
     issue(store, [1])
-    assert sentence(store).startswith("The learner waits for 1 of 2 groups of iteration 1;")
+    assert sentence(store).startswith("The learner waits for 1 of 2 groups of batch 1;")
     drawn = store.tickets.draw_fresh(FreshRequest(RUN, 1, 1, 0, 2))
     assert [row.draw.stream for row in drawn.rows if row.draw] == [FRESH]
     assert sentence(store) == "Nobody waits: the learner updates, and workers collect 2 issued episodes."

@@ -80,7 +80,7 @@ def test_twin_is_what_the_terminal_answers(inspector: Served, writer: ReplayStor
 def test_page_begins_with_who_waits(inspector: Served) -> None:
     (text,) = re.findall(r'id="waits"[^>]*>(.*?)</p>', page(inspector), re.S)
     assert re.fullmatch(
-        r"The learner waits for 2 of 2 groups of iteration 2; the oldest episode was issued \d+ s ago and is with .*\.",
+        r"The learner waits for 2 of 2 groups of batch 2; the oldest episode was issued \d+ s ago and is with .*\.",
         words(f"<main>{text}"),
     )
 
@@ -113,7 +113,7 @@ def test_page_says_what_would_help(inspector: Served, writer: ReplayStore) -> No
     sql(writer, "update workers set seen_at = seen_at - 80")
     html = page(inspector)
     assert "and no worker has reported for" in words(html)
-    assert "agentloop worker --run runs/one" in html
+    assert "agentloop worker --run RUN" in html
 
 
 def test_bars_lead_to_their_iterations(inspector: Served) -> None:
