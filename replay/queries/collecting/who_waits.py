@@ -62,18 +62,18 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WhoWaits:
     who: Waiter
     text: str
     advice: Advice | None = None
 
 
-def who_waits(standing: Standing) -> Waiting:
+def who_waits(standing: Standing) -> WhoWaits:
     """The learner, the workers or nobody, for whom and since when; and what to do where nothing goes on by itself."""
     if standing.ended:
-        return Waiting(Waiter.nobody, "The run has ended: nobody waits.")
+        return WhoWaits(Waiter.nobody, "The run has ended: nobody waits.")
     if not standing.issued and not standing.workers:
-        return Waiting(Waiter.nobody, "No ticket has been issued: the training process collects by itself.")
+        return WhoWaits(Waiter.nobody, "No ticket has been issued: the training process collects by itself.")
     if not standing.is_led:
         return _without_learner(standing)
     needed = _needed(standing)
@@ -82,17 +82,17 @@ def who_waits(standing: Standing) -> Waiting:
     gone = _no_worker(standing)
     if not standing.under_way:
         why = "the learner updates" if standing.issued else "the learner has issued none yet"
-        return Waiting(Waiter.workers, f"Workers wait for tickets: {why}.")
+        return WhoWaits(Waiter.workers, f"Workers wait for tickets: {why}.")
     count = counted(standing.under_way, "issued episode")
     if gone:
-        return Waiting(Waiter.nobody, f"The learner updates, but nobody collects {count}: {gone}.", Advice.worker)
+        return WhoWaits(Waiter.nobody, f"The learner updates, but nobody collects {count}: {gone}.", Advice.worker)
     idle = _no_engine(standing)
     if idle:
-        return Waiting(Waiter.workers, f"The learner updates, and workers wait for an engine: {idle}.")
-    return Waiting(Waiter.nobody, f"Nobody waits: the learner updates, and workers collect {count}.")
+        return WhoWaits(Waiter.workers, f"The learner updates, and workers wait for an engine: {idle}.")
+    return WhoWaits(Waiter.nobody, f"Nobody waits: the learner updates, and workers collect {count}.")
 
 
-def _without_learner(standing: Standing) -> Waiting:
+def _without_learner(standing: Standing) -> WhoWaits:
     leader = standing.leader
     if leader is None:
         reason = "no learner leads this run"
@@ -100,8 +100,8 @@ def _without_learner(standing: Standing) -> Waiting:
         reason = f"the lease of the learner {_name(leader['id'])} is over since {seconds(-leader['lease_s'])}"
     if standing.under_way and not _no_worker(standing):
         text = f"Workers still collect {counted(standing.under_way, 'issued episode')}, but {reason}."
-        return Waiting(Waiter.nobody, text, Advice.learner)
-    return Waiting(Waiter.workers, f"Workers wait for a learner: {reason}.", Advice.learner)
+        return WhoWaits(Waiter.nobody, text, Advice.learner)
+    return WhoWaits(Waiter.workers, f"Workers wait for a learner: {reason}.", Advice.learner)
 
 
 def _needed(standing: Standing) -> str | None:
@@ -115,14 +115,14 @@ def _needed(standing: Standing) -> str | None:
     return f"{batch['missing_groups']} of {counted(batch['groups'], 'group')} of batch {batch['number']}"
 
 
-def _for_episodes(standing: Standing, begin: str) -> Waiting:
+def _for_episodes(standing: Standing, begin: str) -> WhoWaits:
     gone = _no_worker(standing)
     if gone:
-        return Waiting(Waiter.learner, f"{begin}, and {gone}.", Advice.worker)
+        return WhoWaits(Waiter.learner, f"{begin}, and {gone}.", Advice.worker)
     idle = _no_engine(standing)
     if idle:
-        return Waiting(Waiter.learner, f"{begin}, and {idle}.")
-    return Waiting(Waiter.learner, f"{begin}{_of_oldest(standing.first)}.")
+        return WhoWaits(Waiter.learner, f"{begin}, and {idle}.")
+    return WhoWaits(Waiter.learner, f"{begin}{_of_oldest(standing.first)}.")
 
 
 def _of_oldest(episode: QueryResult | None) -> str:

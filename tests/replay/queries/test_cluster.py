@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from replay import ReplayStore, queries
-from replay.queries.collecting.who_waits import seconds
+from replay.queries.collecting.who_waits import advised_command, seconds
 from replay.records import FRESH
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.ticket_records import EVALUATION, TRAIN
@@ -335,6 +336,20 @@ def test_a_learner_that_updates_meanwhile_does_not_wait_for_an_earlier_batch(sto
     assert sentence(store) == "Nobody waits: the learner updates, and workers collect 2 issued episodes."
 
 
+def test_a_learner_whose_batch_is_whole_does_not_wait_for_the_next_one(store: ReplayStore) -> None:
+    """After an update from replayed rows alone a batch has a smaller number than its iteration."""
+    work(store)
+    lead(store)
+    store.commit(iteration_record(1, replay=0), [], sampler_state={})
+    issue(store, [0])
+    issue(store, [1], iteration=2)
+    collect(store, 2)
+    assert sentence(store) == "Nobody waits: the learner updates, and workers collect 2 issued episodes."
+    close(store, 0)
+    learn(store, 2, planned_for=1)
+    assert sentence(store).startswith("The learner waits for 1 of 1 group of batch 2;")
+
+
 def test_workers_wait_for_a_learner_that_is_gone(store: ReplayStore) -> None:
     work(store)
     issue(store, [0])
@@ -364,6 +379,13 @@ def test_other_runs_play_no_part(store: ReplayStore) -> None:
     store.add_run(run_record("run-2"))
     other = queries.cluster(store, store.run("run-2"))
     assert {**other, "run": RUN} == before
+
+
+def test_advice_is_a_command_with_the_folder_of_the_run() -> None:
+    assert advised_command("worker", Path("runs/one")) == ["agentloop", "worker", "--run", "runs/one"]
+    assert advised_command("worker", None) == ["agentloop", "worker", "--run", "RUN"]
+    assert advised_command("learner", Path("runs/one")) == ["agentloop", "train", "CONFIG", "--resume"]
+    assert advised_command(None, Path("runs/one")) == []
 
 
 @pytest.mark.parametrize(
