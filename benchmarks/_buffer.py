@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -41,6 +43,21 @@ def fill(store: ReplayStore, rows: int, random: np.random.Generator) -> None:
                 own = [row.id for row in fresh]
                 _update(store, run, iteration, [*own, *_drawn(ids, random)], random)
                 ids += own
+
+
+def add_workers(store: ReplayStore) -> None:
+    """The first run as workers leave it: a ticket for every row, and 64 of them that are still there."""
+    assert store.path is not None, "a file is needed"
+    tickets = """insert into tickets (run, number, member, task, iteration, purpose, state, holder, fence, tries,
+        trajectory, issued_at, ended_at, closed_at)
+        select run, :groups * iteration + slot / :members, slot % :members, task, iteration, 'train',
+        'done', 'worker-' || slot, 1, 1, id, iteration, iteration + 1, iteration - 1
+        from trajectories where run = :run and slot < :groups * :members"""
+    with closing(sqlite3.connect(store.path)) as connection, connection:
+        connection.execute(tickets, {"run": RUN, "groups": FRESH_ROWS // MEMBERS, "members": MEMBERS})
+    for number in range(FRESH_ROWS):
+        facts = {"host": f"node-{number // 8}", "pid": number, "in_flight": 4, "done": 1000, "state": "working"}
+        store.roles.report("worker", RUN, f"worker-{number}", facts)
 
 
 def _drawn(ids: Sequence[str], random: np.random.Generator) -> list[str]:

@@ -23,7 +23,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import numpy as np
 
-from benchmarks._buffer import LONG, TASKS, add_long, fill
+from benchmarks._buffer import LONG, TASKS, add_long, add_workers, fill
 from benchmarks._goals import show
 from benchmarks._rows import RUN
 from replay import ReplayStore
@@ -34,6 +34,7 @@ GOALS = {
     "list_median_ms": "<= 50",
     "list_p95_ms": "<= 50",
     "slowest_page_p95_ms": "<= 300",
+    "slowest_cluster_p95_ms": "<= 700",
     "first_render_ms": "<= 1000",
     "long_trajectory_render_ms": "<= 1000",
     "long_tokens_render_ms": "<= 1000",
@@ -73,6 +74,7 @@ def pages(store: ReplayStore) -> dict[str, str]:
     found = {
         "runs": "/",
         "run": f"/runs/{run}",
+        "cluster": f"/runs/{run}/cluster",
         "iteration": f"/runs/{run}/iterations/{newest['iteration']}",
         "buffer": f"/buffer?run={run}",
         "buffer_overview": f"/buffer/overview?run={run}",
@@ -196,7 +198,10 @@ def figures(database: Path, *, rounds: int) -> dict[str, float]:
         for name, times in by_page.items():
             mine, wall = zip(*times, strict=True)
             found |= {f"{name}_p95_ms": p95(mine), f"{name}_wall_ms": statistics.median(wall)}
-        found["slowest_page_p95_ms"] = max(found[f"{name}_p95_ms"] for name in by_page)
+        # Of a cluster every ticket is looked up, so that one that is lost shows; its page asks the less often for that.
+        of_cluster = {name for name in by_page if name.startswith("cluster")}
+        found["slowest_cluster_p95_ms"] = max(found[f"{name}_p95_ms"] for name in of_cluster)
+        found["slowest_page_p95_ms"] = max(found[f"{name}_p95_ms"] for name in by_page.keys() - of_cluster)
         found["server_peak_mb"] = peak_mb(process)
         shown = {name: path for name, path in kinds.items() if not name.startswith("search") and "overview" not in name}
         return found | renders(address, shown, rounds=max(1, rounds // 5))
@@ -222,6 +227,7 @@ def main(rounds: int = 20, size: int = SIZE) -> dict[str, float]:
         store = ReplayStore.create(Path(folder) / "replay.sqlite")
         fill(store, size, np.random.default_rng(0))
         add_long(store)
+        add_workers(store)
         store.close()
         found = figures(Path(folder) / "replay.sqlite", rounds=rounds)
     show(found, GOALS)

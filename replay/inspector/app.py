@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from replay.inspector.pages import (
     buffer_page,
-    compare_page,
+    cluster_page,
     iteration_page,
     mixing_page,
     run_page,
@@ -25,6 +25,7 @@ from replay.inspector.pages import (
     task_page,
     trajectory_page,
 )
+from replay.inspector.pages.comparing import compare_page
 from replay.inspector.server.guard import Guard, GuardedApp
 from replay.inspector.server.page_views import JSON_ENDING, Page, Pages, error_as_json
 from replay.inspector.server.templating import environment
@@ -33,6 +34,7 @@ from replay.queries.open_buffer import OpenBuffer
 PAGES: tuple[Page, ...] = (
     runs_page.PAGE,
     run_page.PAGE,
+    cluster_page.PAGE,
     iteration_page.PAGE,
     buffer_page.PAGE,
     buffer_page.OVERVIEW,

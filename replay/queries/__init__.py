@@ -3,6 +3,7 @@
 The terminal (`agentloop replay ...`) and the inspector ask the same ones.
 """
 
+from replay.queries.collecting.cluster import cluster, is_collected_by_workers
 from replay.queries.distributions import distributions
 from replay.queries.filters.query import Query, QueryResult, Sort, chosen
 from replay.queries.iteration import iteration
@@ -22,8 +23,10 @@ __all__ = [
     "Query",
     "Sort",
     "chosen",
+    "cluster",
     "distributions",
     "find",
+    "is_collected_by_workers",
     "iteration",
     "merging",
     "metric_series",

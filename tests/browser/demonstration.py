@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from agentloop.cli.main import app
 from agentloop.training.train import train
 from replay import ReplayStore
+from replay.ticket_records import TicketRecord
 from tests.fakes.records import fresh_draws, group, iteration_record, measured, policy, run_record, trajectory
 from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
 
@@ -56,7 +57,21 @@ def _add_another_run(database: Path) -> None:
     store.add_policy(policy(0, run=OTHER))
     for iteration in (1, 2):
         add_iteration(store, database, iteration, task=task)
+    _add_workers(store, task)
     store.close()
+
+
+def _add_workers(store: ReplayStore, task: str) -> None:
+    """Two workers collect for an engine and a learner that waits."""
+    store.roles.lead(OTHER, "learner-1", lease_s=86400.0)
+    for number in range(2):
+        facts = {"host": f"node-{number}", "pid": 4000 + number, "concurrency": 32, "in_flight": 2, "state": "working"}
+        store.roles.report("worker", OTHER, f"worker-{number}", {**facts, "done": 2, "failed": 0, "tool_errors": 1})
+    serving = {"version": 2, "label": "another-run@2-1a2b3c4d", "state": "serving", "model": "policy", "worst": 1.5e-5}
+    store.roles.report("engine", OTHER, "http://node-0:8801", serving)
+    store.tickets.issue([], [TicketRecord(OTHER, group, member, task, 3) for group in range(4) for member in range(2)])
+    claims = store.tickets.claim(OTHER, "worker-0", count=5, lease_s=86400.0)
+    store.tickets.fail(claims[:1], "the engine gave no reply")
 
 
 def add_iteration(store: ReplayStore, database: Path, iteration: int, *, run: str = OTHER, task: str) -> None:

@@ -64,7 +64,9 @@ def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
         ],
         "iterations": _recent(source, run.id, max(after, progress["logged"] - _RECENT - 1)),
     }
-    return found if since is not None else {**found, "config": dict(run.config)}
+    if since is not None:
+        return found
+    return {**found, "by_workers": queries.is_collected_by_workers(source.store, run), "config": dict(run.config)}
 
 
 def _recent(source: OpenBuffer, run: str, after: int) -> list[QueryResult]:
@@ -88,6 +90,7 @@ def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[st
         "iteration_link": address("runs", run, "iterations") + "/{}",
         "config_text": text,
         "others": others[:_RECENT],
+        "cluster": address("runs", run, "cluster") if found.get("by_workers") else None,
         "finds": {
             "all trajectories": address("buffer", run=run),
             "failures": address("buffer", run=run, where="not success"),

@@ -10,7 +10,7 @@ from replay.inspector.server.query_string import address
 
 
 def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str]) -> list[str]:
-    """Of each page at least one; all but a comparison are about the first run."""
+    """Of each page at least one, about the first run; those of a cluster and a comparison about both."""
     run = runs[0]
     found = [
         "/?all=1",
@@ -19,6 +19,7 @@ def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str]) -> list
         address("buffer", "overview", run=run),
         address("runs", run),
         address("runs", run, "iterations", 1),
+        *(address("runs", each, "cluster") for each in runs),
         *(address("trajectories", id) for id in ids),
         *(address("trajectories", id, view=view) for id in ids for view in ("tokens", "updates")),
         address("trajectories", ids[0], "tokens", first=1),

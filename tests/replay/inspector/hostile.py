@@ -15,6 +15,7 @@ from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.records import TaskRecord, Trajectory
 from replay.storage.databases import Location
+from replay.ticket_records import TicketRecord
 from tests.fakes.records import (
     SHORT,
     fresh_draws,
@@ -89,4 +90,18 @@ def hostile_buffer(location: Location) -> ReplayStore:
         metrics = {"actor/grad_norm": 0.5, "rollout/success": 0.5, f"rollout/stop/{MARKED}": 0.5}
         done = iteration_record(iteration, replay=0, run=RUN, fresh=2, fraction=0.0, metrics=metrics)
         store.commit(done, measured(drawn), sampler_state={})
+    _add_participants(store)
     return store
+
+
+def _add_participants(store: ReplayStore) -> None:
+    """A learner, workers and engines choose their names, and say of themselves what they like."""
+    facts = dict.fromkeys(("host", "state", "code_version", "url", "label", "adapter", "model"), SPOKEN)
+    numbers = dict.fromkeys(("pid", "in_flight", "done", "version", "worst"), MARKED)
+    for name in (HOSTILE, PLAIN, TEXT):
+        store.roles.report("worker", RUN, name, {**facts, **numbers, "concurrency": -1, "failed": 10**400})
+        store.roles.report("engine", RUN, name, {**facts, **numbers, TEXT: [{SPOKEN: None}]})
+    store.roles.lead(RUN, HOSTILE, lease_s=600.0)
+    store.tickets.issue([], [TicketRecord(RUN, number, 0, TASK, 3) for number in range(3)])
+    store.tickets.fail(store.tickets.claim(RUN, TEXT, count=1, lease_s=600.0), TEXT)
+    store.tickets.claim(RUN, TEXT, count=1, lease_s=600.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from replay.inspector.pages import compare_runs_page, compare_trajectories_page
+from replay.inspector.pages.comparing import compare_runs_page, compare_trajectories_page
 from replay.inspector.server.page_views import Page
 from replay.inspector.server.query_string import QueryString
 from replay.queries import QueryResult

@@ -1,0 +1,1 @@
+"""Two of something, side by side."""
