@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -36,6 +36,10 @@ class LateCommand(TyperCommand):
             from agentloop.cli.worker_command import app as worker
 
             return typer.main.get_command(worker)
+        if self.name == "launch":
+            from agentloop.cli.launch_command import app as launch
+
+            return typer.main.get_command(launch)
         from agentloop.cli.buffer_commands import app as late
 
         command: Any = typer.main.get_command(late)
@@ -45,15 +49,28 @@ class LateCommand(TyperCommand):
         return self.loaded().make_context(info_name, args, parent, **extra)
 
 
+class ResumingCommand(TyperCommand):
+    """A command whose `--resume` may stand alone, which means the newest run. In Typer, options always have a value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = [
+            f"--resume={NEWEST}" if word == "--resume" and following != "auto" else word
+            for word, following in zip(args, [*args[1:], ""], strict=True)
+        ]
+        return super().parse_args(ctx, words)
+
+
 class _Program(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands.update({name: LateCommand(name, help=help) for name, help in _LATE.items()})
 
 
+NEWEST = "newest"
 _LATE = {
     "engine": "Serve a run's policy with vLLM on this machine: started, watched, started again, and always proved.",
     "worker": "Collect episodes for a run: claimed from its database, run on its engines, stored as they end.",
+    "launch": "Start the roles of a run: learner, engines, workers, on this machine, on Ray or under Slurm.",
     "inspect": "Show a buffer and its runs in a browser, live: read-only, on this machine, without a model.",
     "report": "Write a run's page as one file to send to somebody: all curves, nothing runs in it, nothing is fetched.",
     "context": "Look at chat templates and conversations, token by token.",
@@ -95,13 +112,28 @@ EnvironmentChanged = Annotated[
 ]
 
 
-@app.command(epilog="Example: agentloop train configs/quickstart.yaml --set replay.fraction=0.5")
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, metavar="PORT", help="Serve this program's metrics to Prometheus there."),
+]
+
+
+@app.command(cls=ResumingCommand, epilog="Example: agentloop train configs/quickstart.yaml --set replay.fraction=0.5")
 def train(
     config: ConfigFile,
     overrides: Overrides = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the newest run of this name from its last checkpoint.")
-    ] = False,
+        Literal["newest", "auto"] | None,
+        typer.Option(
+            metavar="[auto]",
+            help="Continue the newest run of this name from its last checkpoint; auto: or begin one if there is none.",
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Folder of the run, to begin it there or to continue it if it has begun."),
+    ] = None,
+    metrics_port: MetricsPort = None,
     environment_changed: EnvironmentChanged = False,
     trace_step: Annotated[
         bool, typer.Option("--trace-step", help="Print the data flow of the next iteration: every role's outputs.")
@@ -118,9 +150,17 @@ def train(
     if own_rank():
         train_worker(settings)
         return
+    if run is not None and resume is not None:
+        raise UserError("--resume must be left out with --run, which continues that run if it has begun. Leave it out.")
     with closing(open_display(stderr=as_json)) as display:
         result = run_training(
-            settings, resume=resume, environment_changed=environment_changed, trace=trace_step, display=display
+            settings,
+            resume="auto" if resume == "auto" else resume is not None,
+            run=run,
+            environment_changed=environment_changed,
+            trace=trace_step,
+            display=display,
+            metrics_port=metrics_port,
         )
     if as_json:
         print(json.dumps({**vars(result), "folder": str(result.folder), "report": str(result.report)}))

@@ -10,7 +10,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +23,8 @@ from replay.storage.databases.open import Location
 
 COMPLETE = "COMPLETE"
 """Written last into a folder: one without it is not whole."""
+LOGS = "logs"
+"""Folder of what the roles of a launched run print."""
 _IDENTITY = "run.json"
 
 
@@ -69,14 +71,39 @@ class RunFolder:
         return stream
 
 
-def create_run_folder(config: RunConfig) -> RunFolder:
-    """The next free number under the run's name; earlier runs are never touched."""
-    parent = Path(config.run.folder)
+def create_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
+    """A new run in `path`, or under the next free number of its name; earlier runs are never touched."""
     identity = {"id": uuid.uuid4().hex, "name": config.run.name, "config": to_plain(config)}
-    with explained(parent):
-        path = _claim(parent, config.run.name)
+    path = claim_run_folder(config) if path is None else path
+    with explained(path):
+        path.mkdir(parents=True, exist_ok=True)
         _write_identity(path, identity)
     return open_run_folder(path)
+
+
+def claim_run_folder(config: RunConfig) -> Path:
+    """The folder of a run to come, empty: no other run is made there but by its path."""
+    with explained(Path(config.run.folder)):
+        return _claim(Path(config.run.folder), config.run.name)
+
+
+def next_run_folder(config: RunConfig) -> Path:
+    """What `claim_run_folder` would make now."""
+    return _next(Path(config.run.folder), config.run.name)
+
+
+def has_run(path: Path) -> bool:
+    """Whether a run has begun in this folder."""
+    return (path / _IDENTITY).exists()
+
+
+def remove_unbegun(folder: RunFolder) -> None:
+    """A run that could not be put together leaves nothing to stumble over, but for logs of what was started with it."""
+    for path in folder.path.iterdir():
+        if path.name != LOGS:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    with suppress(OSError):  # where there are logs
+        folder.path.rmdir()
 
 
 def record_environment(folder: RunFolder, source: str) -> None:
@@ -97,12 +124,16 @@ def _write_identity(path: Path, identity: Mapping[str, Any]) -> None:
 def _claim(parent: Path, name: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     while True:
-        path = parent / f"{name}-{max((number for number, _ in _numbered(parent, name)), default=0) + 1:03d}"
+        path = _next(parent, name)
         try:
             path.mkdir()
         except FileExistsError:
             continue  # another process was faster
         return path
+
+
+def _next(parent: Path, name: str) -> Path:
+    return parent / f"{name}-{max((number for number, _ in _numbered(parent, name)), default=0) + 1:03d}"
 
 
 def open_run_folder(path: Path) -> RunFolder:
@@ -115,19 +146,25 @@ def open_run_folder(path: Path) -> RunFolder:
         raise UserError(f"RUN must be a run folder with a run.json, got {str(path)!r}. See: ls runs") from error
 
 
+def newest_run(parent: Path, name: str) -> Path | None:
+    """The newest run of that name; None where none has begun."""
+    runs = [(number, path) for number, path in _numbered(parent, name) if has_run(path)]
+    return max(runs)[1] if runs else None
+
+
 def latest_run_folder(parent: Path, name: str) -> RunFolder:
     """The newest run of that name, for --resume."""
-    runs = [(number, path) for number, path in _numbered(parent, name) if (path / _IDENTITY).exists()]
-    if not runs:
+    path = newest_run(parent, name)
+    if path is None:
         raise UserError(
             f"--resume must find a run named {name!r} under {parent}, got none. Start one without --resume."
         )
-    return open_run_folder(max(runs)[1])
+    return open_run_folder(path)
 
 
-def resumed_run_folder(config: RunConfig) -> RunFolder:
-    """The newest run of the configuration's name, to go on with: it must be the same configuration."""
-    folder = latest_run_folder(Path(config.run.folder), config.run.name)
+def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
+    """The run in `path`, or the newest of the configuration's name, to go on with: with the same configuration."""
+    folder = open_run_folder(path) if path else latest_run_folder(Path(config.run.folder), config.run.name)
     for key, mine in to_plain(folder.config).items():
         theirs = to_plain(config)[key]
         if mine == theirs:

@@ -23,14 +23,27 @@ _MOST_STARTS = 5
 _REST_S = 2.0
 
 
+def no_measure(name: str, value: float) -> None:
+    """Nobody reads what is measured."""
+
+
 class PolicyWatch:
     """Publishes the newest policy of a folder to an engine, and proves it; each once, until the engine is another."""
 
-    def __init__(self, engine: PublishedEngine, policies: Path | None, say: Callable[[str], None]) -> None:
-        """`policies` None: nothing is published."""
+    def __init__(
+        self,
+        engine: PublishedEngine,
+        policies: Path | None,
+        say: Callable[[str], None],
+        *,
+        measure: Callable[[str, float], None] = no_measure,
+    ) -> None:
+        """`policies` None: nothing is published. `measure` gets what Prometheus may read, by name."""
         self._engine = engine
         self._policies = policies
         self._say = say
+        self._measure = measure
+        self._proved = 0
         self._done: Path | None = None
 
     def forget(self) -> None:
@@ -52,6 +65,9 @@ class PolicyWatch:
             self._say(f"refused: {error}")
         else:
             seconds = time.monotonic() - began
+            self._proved += 1
+            self._measure("engine/policies_proved", self._proved)
+            self._measure("engine/proof_nats", proof.worst)
             self._say(f"serves policy {newest.name}, proved in {seconds:.2f} s: {proof.worst:.1e} nats at most")
         self._done = newest
 
@@ -74,19 +90,23 @@ class EngineWatch:
         say: Callable[[str], None],
         stopped: Callable[[], bool],
         silent_s: float = SILENT_S,
+        measure: Callable[[str, float], None] = no_measure,
     ) -> None:
         self._control = control
         self._policies = policies
         self._say = say
         self._stopped = stopped
         self._silent_s = silent_s
+        self._measure = measure
 
     def serve(
         self, command: Sequence[str], environment: Mapping[str, str], *, port: int, log: Path, start_timeout_s: float
     ) -> None:
         """Start it, and again whenever it has died. Raises UserError when it does not come up."""
-        failures = 0
+        failures, starts = 0, 0
         while not self._stopped():
+            starts += 1
+            self._measure("engine/starts", starts)
             self._say(f"starting {' '.join(command[:3])} (log: {log})")
             process = EngineProcess(command, environment, port=port, log=log)
             try:
@@ -110,6 +130,7 @@ class EngineWatch:
         answers = False
         while not self._stopped():
             healthy = self._control.healthy()
+            self._measure("engine/answers", healthy)
             if healthy and not answers:
                 self._say(f"answers at {self._control.url}")
                 self._policies.forget()
@@ -131,7 +152,9 @@ class EngineWatch:
             if process.exit_code is not None:
                 self._say(f"has ended with exit code {process.exit_code}: {process.last_error()}")
                 return served
-            if self._control.healthy():
+            healthy = self._control.healthy()
+            self._measure("engine/answers", healthy)
+            if healthy:
                 answered_at = time.monotonic()
                 try:
                     self._policies.look()

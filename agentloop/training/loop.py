@@ -64,7 +64,7 @@ class Loop:
 
     @property
     def finished(self) -> bool:
-        return self.state.iteration >= self.config.run.iterations or self._target_reached()
+        return self.state.has_ended(self.config.run)
 
     def iterate(self, iteration: int) -> None:
         """One composed batch: collect, append, draw, update, publish, log."""
@@ -255,11 +255,6 @@ class Loop:
     def _evaluation_due(self, iteration: int) -> bool:
         every = self.config.evaluation.every
         return iteration == self.config.run.iterations or (every > 0 and iteration % every == 0)
-
-    def _target_reached(self) -> bool:
-        target = self.config.run.stop_at_success
-        last_two = [success for _, success in self.state.evaluations[-2:]]
-        return target is not None and len(last_two) == 2 and min(last_two) >= target
 
 
 class _Clock:

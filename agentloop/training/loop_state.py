@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentloop.config.sections.run_section import RunSection
 from agentloop.training.plan import TaskQueue
 
 
@@ -23,6 +24,13 @@ class LoopState:
     training_seconds: float = 0.0
     batches: int = 0
     """Batches of workers that have been learned from: an iteration that replays alone has none."""
+
+    def has_ended(self, run: RunSection) -> bool:
+        """Whether no iteration is left, or the success target was reached."""
+        last_two = [success for _, success in self.evaluations[-2:]]
+        target = run.stop_at_success
+        reached = target is not None and len(last_two) == 2 and min(last_two) >= target
+        return self.iteration >= run.iterations or reached
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> LoopState:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
@@ -24,10 +24,22 @@ from agentloop.runs.checkpoint import (
     restore_random,
 )
 from agentloop.runs.display import RunDisplay, open_display, percent
+from agentloop.runs.metrics_endpoint import serve_metrics
 from agentloop.runs.process import seed_process
-from agentloop.runs.run_folder import RunFolder, create_run_folder, explained, record_environment, resumed_run_folder
+from agentloop.runs.run_folder import (
+    RunFolder,
+    create_run_folder,
+    explained,
+    has_run,
+    latest_run_folder,
+    newest_run,
+    record_environment,
+    remove_unbegun,
+    resumed_run_folder,
+)
 from agentloop.runs.run_report import report_run
 from agentloop.runs.signals import StopRequest, graceful_stop
+from agentloop.runs.sinks.gauges import GaugeSink
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.collecting.leadership import Leadership
 from agentloop.training.components import Components, build_components, starting_model, warm_up_metrics
@@ -56,14 +68,18 @@ class TrainResult:
 def train(
     config: RunConfig,
     *,
-    resume: bool = False,
+    resume: bool | Literal["auto"] = False,
+    run: Path | None = None,
     environment_changed: bool = False,
     trace: bool = False,
     display: RunDisplay | None = None,
+    metrics_port: int | None = None,
 ) -> TrainResult:
     """Train one run to its end.
 
     `resume` continues the newest run of that name from its last complete checkpoint, as if it had never stopped;
+    "auto" begins one where there is none. `run` does so in this very folder, and leaves a run alone that has ended, as
+    "auto" does. `metrics_port` is where Prometheus reads the last iteration's metrics.
     `environment_changed` says that the environment's source may be another than the run's.
     `trace` has the display show the data flow of the next iteration.
     Under torchrun this is rank 0's call, which leads the others; theirs is `train_worker`.
@@ -73,15 +89,24 @@ def train(
         if ranks.index:
             raise ValueError(f"train must be called on rank 0, got rank {ranks.index}. Call train_worker there.")
         check_ranks(config, ranks)
-        folder = resumed_run_folder(config) if resume else create_run_folder(config)
+        gauges = None if metrics_port is None else serve_metrics(metrics_port, role="learner")
+        path = _place(config, resume, run)
+        folder = create_run_folder(config, run) if path is None else resumed_run_folder(config, path)
         display = display or open_display()
         try:
             with folder.lock(), graceful_stop(display.note) as stop:
                 checkpoint = newest_checkpoint(folder.checkpoints)
+                if checkpoint is not None and (resume == "auto" or run is not None):
+                    ended = _ended(folder, checkpoint)
+                    if ended is not None:
+                        display.note(f"{folder.path} has ended after iteration {ended.iterations}: nothing is left")
+                        return ended
                 parts = _components(
-                    folder, display, checkpoint, ranks=ranks, new=not resume, environment_changed=environment_changed
+                    folder, display, checkpoint, ranks=ranks, new=path is None, environment_changed=environment_changed
                 )
                 with closing(parts), _leading(parts):
+                    if gauges is not None:
+                        parts.sinks.add("prometheus", GaugeSink(gauges, folder.path.name))
                     loop = Loop(parts, begin_run(parts, checkpoint), trace=trace)
                     if not loop.state.evaluations:
                         _first_evaluation(loop)
@@ -92,6 +117,28 @@ def train(
             display.close()
     evaluations = loop.state.evaluations
     return TrainResult(folder.path, loop.state.iteration, evaluations[0][1], evaluations[-1][1], report, stop.exit_code)
+
+
+def _place(config: RunConfig, resume: bool | Literal["auto"], run: Path | None) -> Path | None:
+    """The folder of the run to go on with; None: a new one is begun."""
+    parent, name = Path(config.run.folder), config.run.name
+    if run is not None:
+        return run if has_run(run) else None
+    if resume == "auto":
+        return newest_run(parent, name)
+    return latest_run_folder(parent, name).path if resume else None
+
+
+def _ended(folder: RunFolder, checkpoint: Checkpoint) -> TrainResult | None:
+    """What a run that has nothing left to do came to, and its workers may see; None for any other."""
+    state, report = LoopState.from_values(checkpoint.values["loop"]), folder.path / REPORT_NAME
+    if not state.has_ended(folder.config.run) or not report.exists():
+        return None
+    if folder.config.collection.by == "workers":  # its learner may have been killed before it could say so
+        with closing(ReplayStore.open(folder.database)) as store:
+            store.roles.end_run(folder.run_id, ended=True)
+    successes = [success for _, success in state.evaluations]
+    return TrainResult(folder.path, state.iteration, successes[0], successes[-1], report, 0)
 
 
 def train_worker(config: RunConfig) -> None:
@@ -133,7 +180,7 @@ def _components(
         )
     except (UserError, DatabaseRefused):
         if new and not (folder.model / COMPLETE).exists():
-            shutil.rmtree(folder.path, ignore_errors=True)
+            remove_unbegun(folder)
         raise
 
 

@@ -25,7 +25,10 @@ def engine(*words: str) -> subprocess.CompletedProcess[str]:
     [
         ((), "MODEL must be given, or --attach, but not both, got None and None."),
         (("m", "--attach", "http://127.0.0.1:9"), "but not both, got m and http://127.0.0.1:9."),
-        (("m", "--run", "/nowhere"), "--run must be the folder of a run, got '/nowhere'"),
+        (
+            ("m", "--run", "/nowhere", "--wait", "0"),
+            "--run must be the folder of a run, got '/nowhere', which is not there after 0 s.",
+        ),
         (("m", "--vllm", "/nowhere/vllm"), "--vllm must be vLLM's own executable, got '/nowhere/vllm'"),
     ],
 )
@@ -40,9 +43,12 @@ def test_attached_it_says_whether_the_engine_answers_and_leaves_when_asked(tmp_p
     environment = {**os.environ, "AGENTLOOP_ENGINE_KEY": "the-secret"}
     with scripted_server() as server, output.open("wb") as file:
         server.answers["/health"] = (200, None)
-        command = [sys.executable, "-m", "agentloop", "engine", "--attach", server.url]
+        run = tmp_path / "run-001"  # which is there only later
+        command = [sys.executable, "-m", "agentloop", "engine", "--attach", server.url, "--run", str(run)]
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
         try:
+            until(lambda: "engine: waits for the run" in output.read_text())
+            run.mkdir()
             until(lambda: f"engine: answers at {server.url}" in output.read_text())
             server.answers["/health"] = (503, None)
             until(lambda: "is gone from" in output.read_text())

@@ -79,7 +79,7 @@ def test_commands_are_those_of_the_documentation() -> None:
     changing = ["import", "prune", "forget", "migrate"]
     replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore", "retrain", "whatif")}
     context = {"context", "context check", "context show"}
-    running = {"train", "sft", "evaluate", "engine", "worker"}
+    running = {"train", "sft", "evaluate", "engine", "worker", "launch"}
     assert found == {"", "report", "inspect", "config", "doctor", "replay"} | running | replay | context
 
 
@@ -105,7 +105,7 @@ def test_help_answers_at_once_because_it_imports_little(words: list[str], heavy:
 
 def test_commands_that_are_imported_late_are_listed_with_their_own_help() -> None:
     late = [command for command in typer.main.get_command(app).commands.values() if isinstance(command, LateCommand)]
-    assert [command.name for command in late] == ["engine", "worker", "inspect", "report", "context", "replay"]
+    assert [command.name for command in late] == ["engine", "worker", "launch", "inspect", "report", "context", "replay"]
     assert [command.help for command in late] == [command.loaded().help for command in late]
 
 

@@ -1,0 +1,196 @@
+"""`--on ray`: Ray places the roles and starts them again elsewhere; each is still a command with a log of its own.
+
+One actor per member of a role, in one placement group. The actor supervises its command as a launch on this machine
+does. Ray starts an actor again that died, or whose machine did; the new one first ends what is left of the old.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import UserError, one_line
+from agentloop.launch.local_machine import DEVICES
+from agentloop.launch.role_commands import RoleMember
+from agentloop.launch.roles_file import RaySection
+from agentloop.launch.supervised_role import SupervisedRole
+from agentloop.launch.supervision import Console, supervise
+
+_USAGE = "RAY_USAGE_STATS_ENABLED"
+_MOST_LINES = 10_000
+_CALL_S = 20.0
+_ALONE_S = 5.0
+
+
+@dataclass(frozen=True)
+class ActorState:
+    """What an actor knows of its role since it was asked last."""
+
+    lines: list[tuple[str, str]]
+    runs: bool
+    exit_code: int | None
+    failure: str | None
+
+
+class RoleActor:
+    """In a process of Ray's: supervises one command."""
+
+    def __init__(self, member: RoleMember, run: Path, folder: str, environment: Mapping[str, str]) -> None:
+        os.chdir(folder)
+        self._lines: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
+        own = {DEVICES: os.environ.get(DEVICES, "")} if member.needs.gpus else {}
+        self._role = SupervisedRole(member, run, {**environment, **own}, show=self._show)
+
+    def look(self) -> ActorState:
+        self._role.look()
+        lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        return ActorState(lines, self._role.runs, self._role.exit_code, self._role.failure)
+
+    def ask_to_leave(self) -> None:
+        self._role.ask_to_leave()
+
+    def end(self) -> None:
+        self._role.end()
+
+    def _show(self, name: str, line: str) -> None:
+        self._lines.append((name, line))
+
+
+class RemoteRole:
+    """A `RoleActor` as the launch sees it; nothing waits for an actor that is being started again."""
+
+    def __init__(self, ray: Any, actor: Any, member: RoleMember, show: Callable[[str, str], None]) -> None:
+        self._ray, self._actor, self._show = ray, actor, show
+        self.member = member
+        self.exit_code: int | None = None
+        self.failure: str | None = None
+        self._runs = True
+        self._asked = actor.look.remote()
+
+    @property
+    def runs(self) -> bool:
+        self.look()
+        return self._runs
+
+    def look(self) -> None:
+        if not self._ray.wait([self._asked], timeout=0)[0]:
+            return
+        try:
+            state: ActorState = self._ray.get(self._asked)
+        except self._ray.exceptions.RayTaskError as error:  # what its constructor or a start of the command raised
+            self.exit_code, self._runs = 2, False
+            self.failure = f"{self.member.name} must start, got {one_line(error.cause)}"
+            return
+        except self._ray.exceptions.RayActorError as error:
+            self.exit_code, self._runs = 1, False
+            self.failure = f"{self.member.name} must be placed and start, got {one_line(error)}"
+            return
+        for name, line in state.lines:
+            self._show(name, line)
+        self.exit_code, self.failure, self._runs = state.exit_code, state.failure, state.runs
+        self._asked = self._actor.look.remote()
+
+    def ask_to_leave(self) -> None:
+        self._actor.ask_to_leave.remote()
+
+    def end(self) -> None:
+        with suppress(self._ray.exceptions.RayError):
+            self._ray.get(self._actor.end.remote(), timeout=_CALL_S)
+        self._ray.kill(self._actor)
+
+
+def launch_on_ray(members: Sequence[RoleMember], run: Path, settings: RaySection) -> int:
+    """Run the roles on a Ray cluster until the learner has ended; the exit code.
+
+    Raises UserError where Ray or the cluster is missing, or the roles do not fit it.
+    """
+    ray = _connected(settings.address)
+    try:
+        group = _placed(ray, members, settings)
+        console = Console(members)
+        return supervise(_started(ray, group, members, run.absolute(), console.show), console.show)
+    finally:
+        ray.shutdown()
+
+
+def _connected(address: str | None) -> Any:
+    os.environ.setdefault(_USAGE, "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(
+            "--on ray must find Ray, got none. Install the extra: pip install 'agentloop-replay[ray]'."
+        ) from error
+    try:
+        ray.init(address=address, include_dashboard=None, log_to_driver=False, logging_level="WARNING")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UserError(f"ray.address must be a cluster that answers, got {address}: {one_line(error)}.") from error
+    return ray
+
+
+def _placed(ray: Any, members: Sequence[RoleMember], settings: RaySection) -> Any:
+    """A placement group with a bundle for each member. Raises UserError, by role, where there is no room in time."""
+    bundles = [{"CPU": member.needs.cpus} | ({"GPU": g} if (g := member.needs.gpus) else {}) for member in members]
+    # `agentloop engine` listens on its own machine only.
+    together = any(member.role == "engine" and not member.needs.command for member in members)
+    group = ray.util.placement_group(bundles, strategy="STRICT_PACK" if together else "PACK")
+    # A cluster may grow; Ray on this machine alone does not.
+    if not group.wait(settings.placement_timeout_s if _is_shared(settings) else _ALONE_S):
+        problem = _misfit(_free(ray), members, together=together)
+        ray.util.remove_placement_group(group)
+        raise UserError(f"{problem}. Lower its count or cpus, add machines, or raise ray.placement_timeout_s.")
+    return group
+
+
+def _is_shared(settings: RaySection) -> bool:
+    return bool(settings.address or os.environ.get("RAY_ADDRESS"))
+
+
+def _free(ray: Any) -> list[dict[str, float]]:
+    """What each machine of the cluster has left."""
+    return [dict(resources) for resources in ray._private.state.available_resources_per_node().values()]
+
+
+def _misfit(machines: Sequence[Mapping[str, float]], members: Sequence[RoleMember], *, together: bool) -> str:
+    """The first role for which no room is left, and what is free for it."""
+    left = [dict(machine) for machine in machines]
+    if together:  # all on the machine with the most
+        left = sorted(left, key=lambda machine: (machine.get("GPU", 0), machine.get("CPU", 0)))[-1:]
+    for member in members:
+        wants = {"CPU": member.needs.cpus, "GPU": member.needs.gpus}
+        room = next((m for m in left if all(m.get(kind, 0) >= number for kind, number in wants.items())), None)
+        if room is None:
+            free = {kind: sum(machine.get(kind, 0) for machine in left) for kind in wants}
+            where = "one machine of the cluster" if together else "the cluster"
+            needs = member.needs
+            return (
+                f"roles.{member.role} must fit {where}, got {needs.count} x {needs.cpus} cpus and {needs.gpus} gpus "
+                f"where {free['CPU']:g} cpus and {free['GPU']:g} gpus are left for them"
+            )
+        for kind, number in wants.items():
+            room[kind] = room.get(kind, 0) - number
+    return "roles must be placed in time, got room for them only now"
+
+
+def _started(
+    ray: Any, group: Any, members: Sequence[RoleMember], run: Path, show: Callable[[str, str], None]
+) -> Iterator[RemoteRole]:
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    for index, member in enumerate(members):
+        options = {
+            "num_cpus": member.needs.cpus,
+            "num_gpus": member.needs.gpus,
+            "max_restarts": -1,
+            "max_task_retries": -1,
+            "name": f"{run.name}-{member.name}-{time.time_ns()}",
+            "scheduling_strategy": strategy(group, placement_group_bundle_index=index),
+        }
+        actor = ray.remote(RoleActor).options(**options).remote(member, run, os.getcwd(), kept)
+        yield RemoteRole(ray, actor, member, show)

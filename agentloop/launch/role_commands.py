@@ -1,0 +1,149 @@
+"""What is started: each member of each role as one command. No other module knows what these are made of."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentloop.config import RunConfig
+from agentloop.config.config_file import load_config
+from agentloop.errors import UserError
+from agentloop.launch.roles_file import CommandRole, EngineRole, LearnerRole, RoleSection, RolesFile, WorkerRole
+
+_AGENTLOOP = (sys.executable, "-m", "agentloop")
+_RANK_RESTARTS = 3
+
+
+@dataclass(frozen=True)
+class RoleMember:
+    """One of the `count` of a role."""
+
+    role: str
+    name: str
+    """The role's, with its index where there can be several: learner, worker-2."""
+    command: tuple[str, ...]
+    needs: RoleSection
+
+    @property
+    def leads(self) -> bool:
+        """Whether the run ends with it."""
+        return self.role == "learner"
+
+
+def load_run_config(roles: RolesFile) -> RunConfig:
+    """The run's configuration, with the engines at the ports where they are started."""
+    return load_config(Path(roles.config), _overrides(roles))
+
+
+def role_members(roles: RolesFile, config: RunConfig, run: Path) -> list[RoleMember]:
+    """All commands of the run whose folder is `run`, the learner's first."""
+    members: list[RoleMember] = []
+    for role, section in roles.roles.by_name.items():
+        for index in range(section.count):
+            port = None if roles.metrics_port is None else roles.metrics_port + len(members)
+            name = role if role == "learner" else f"{role}-{index}"
+            command = tuple(_command(roles, config, run, section=section, index=index, metrics_port=port))
+            members.append(RoleMember(role, name, command, section))
+    _check_ports(roles)
+    return members
+
+
+def chosen_members(members: Sequence[RoleMember], names: Sequence[str]) -> list[RoleMember]:
+    """Those that are named, by role or as one member; all where nothing is."""
+    known = {name for member in members for name in (member.role, member.name)}
+    for name in names:
+        if name not in known:
+            raise UserError(f"--only must name roles of the file, got {name!r}. They are: {', '.join(sorted(known))}.")
+    return [member for member in members if not names or member.role in names or member.name in names]
+
+
+def _command(
+    roles: RolesFile, config: RunConfig, run: Path, *, section: RoleSection, index: int, metrics_port: int | None
+) -> Iterator[str]:
+    if section.command:
+        port = section.port + index if isinstance(section, (EngineRole, CommandRole)) and section.port else ""
+        for word in section.command:
+            yield word.replace("{run}", str(run)).replace("{index}", str(index)).replace("{port}", str(port))
+        return
+    served = () if metrics_port is None else ("--metrics-port", str(metrics_port))
+    if isinstance(section, LearnerRole):
+        yield from _ranks(section.ranks)
+        yield from ("train", roles.config, *_as_options(_overrides(roles)), "--run", str(run), *served)
+    elif isinstance(section, EngineRole):
+        yield from (
+            *_AGENTLOOP,
+            "engine",
+            _served_model(config),
+            "--run",
+            str(run),
+            "--port",
+            str(section.port + index),
+        )
+        yield from _engine_options(config)
+        yield from (*served, *section.options)
+    elif isinstance(section, WorkerRole):
+        yield from (*_AGENTLOOP, "worker", "--run", str(run), "--concurrency", str(section.concurrency))
+        yield from (*served, *section.options)
+
+
+def _ranks(ranks: int) -> tuple[str, ...]:
+    """What starts the learner. torchrun starts all its ranks again when one dies; they go on from the checkpoint."""
+    if ranks == 1:
+        return _AGENTLOOP
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+    # Without the dashes torchrun reads --run as a beginning of its own --run-path.
+    return (*torchrun, "--max-restarts", str(_RANK_RESTARTS), "-m", "--", "agentloop")
+
+
+def _engine_options(config: RunConfig) -> Iterator[str]:
+    if config.engine.served_model_name is not None:
+        yield from ("--name", config.engine.served_model_name)
+    yield from ("--max-model-len", str(config.context.max_tokens))
+    if config.lora.rank:
+        yield from ("--lora-rank", str(config.lora.rank))
+
+
+def _served_model(config: RunConfig) -> str:
+    if config.model.path is None:
+        raise UserError(
+            "model.path must name a model when roles has an engine, got null. Set model.path, or leave the engine out."
+        )
+    return config.model.path
+
+
+def _overrides(roles: RolesFile) -> tuple[str, ...]:
+    engine = roles.roles.engine
+    if engine is None or engine.command:
+        return roles.set
+    # `agentloop engine` listens on its own machine only.
+    urls = ", ".join(f"http://127.0.0.1:{engine.port + index}" for index in range(engine.count))
+    return (*roles.set, f"engine.urls=[{urls}]")
+
+
+def _as_options(overrides: Sequence[str]) -> Iterator[str]:
+    for override in overrides:
+        yield from ("--set", override)
+
+
+def _check_ports(roles: RolesFile) -> None:
+    """No port is given to two."""
+    given: dict[int, str] = {}
+    members = 0
+    for name, section in roles.roles.by_name.items():
+        wanted = []
+        if isinstance(section, (EngineRole, CommandRole)) and section.port:
+            wanted.append((f"roles.{name}.port", section.port))
+        if roles.metrics_port is not None:
+            wanted.append(("metrics_port", roles.metrics_port + members))
+        members += section.count
+        for key, first in wanted:
+            for port in range(first, first + section.count):
+                if port > 65535:
+                    raise UserError(f"{key} must leave ports up to 65535 for all, got {port}. Begin lower.")
+                if port in given:
+                    raise UserError(
+                        f"{key} must leave each port to one, got {port} which {given[port]} has. Begin higher."
+                    )
+                given[port] = key

@@ -1,0 +1,175 @@
+"""What a file of roles may say: which roles a run has, how many of each, and what each of them needs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from agentloop.config.config_file import KeyPath, read_keys
+from agentloop.config.strict_yaml import shown
+from agentloop.errors import UserError
+from replay.setting_types import NonNegative, Positive, PositiveFloat, Section, rule_in_words
+
+_ROLE_NAME = re.compile(r"[a-z][a-z_]{0,31}")
+
+
+class RoleSection(Section):
+    count: Positive = Field(1, description="How many of it run at once.")
+    cpus: Positive = Field(1, description="CPU cores each of them gets from Ray or Slurm.")
+    gpus: int = Field(0, ge=0, description="GPUs each of them gets.")
+    stop_s: PositiveFloat = Field(30.0, description="Seconds it may take to leave once it was asked to; then: kill.")
+    command: tuple[str, ...] = Field(
+        (),
+        description="Words to start instead of agentloop's own; {run}, {index} and {port} in them are filled in.",
+    )
+
+
+class LearnerRole(RoleSection):
+    stop_s: PositiveFloat = Field(
+        90.0, description="Seconds it may take for its iteration and a checkpoint; then: kill."
+    )
+    ranks: Positive = Field(1, description="Processes that learn together on one machine; above 1, torchrun's.")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if self.count > 1:
+            raise ValueError(f"roles.learner.count must be 1, got {self.count}. Several processes are its ranks.")
+        return self
+
+
+class EngineRole(RoleSection):
+    port: int = Field(8000, ge=1, le=65535, description="Port of the first; the next ones listen on the next ports.")
+    options: tuple[str, ...] = Field((), description="Further words for `agentloop engine`, as [--dtype, float32].")
+
+
+class WorkerRole(RoleSection):
+    concurrency: Positive = Field(32, description="Episodes that each of them runs at once.")
+    options: tuple[str, ...] = Field((), description="Further words for `agentloop worker`.")
+
+
+class CommandRole(RoleSection):
+    command: tuple[str, ...] = Field(
+        min_length=1, description="Words to start; {run}, {index} and {port} in them are filled in."
+    )
+    port: int | None = Field(None, ge=1, le=65535, description="What {port} is for the first; then the next ones.")
+
+
+class RolesSection(Section):
+    """Roles by name: three that agentloop knows, and any other with a command of its own."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, CommandRole] = Field(init=False)
+
+    learner: LearnerRole = Field(default_factory=LearnerRole, description="agentloop train.")
+    engine: EngineRole | None = Field(None, description="agentloop engine.")
+    worker: WorkerRole | None = Field(None, description="agentloop worker.")
+
+    @model_validator(mode="after")
+    def _names_are_plain(self) -> Self:
+        for name in self.__pydantic_extra__:
+            if not _ROLE_NAME.fullmatch(name):
+                raise ValueError(f"roles must have names of lower-case letters and _, got {shown(name)!r}. Rename it.")
+        return self
+
+    @property
+    def by_name(self) -> dict[str, RoleSection]:
+        """The roles there are, the learner first."""
+        known = {"learner": self.learner, "engine": self.engine, "worker": self.worker, **self.__pydantic_extra__}
+        return {name: role for name, role in known.items() if role is not None}
+
+
+class RaySection(Section):
+    address: str | None = Field(
+        None, description="Where the cluster is (auto, or HOST:PORT); null: RAY_ADDRESS, or Ray on this machine alone."
+    )
+    placement_timeout_s: NonNegative = Field(40.0, description="Seconds the roles may take to be placed.")
+
+
+class SlurmSection(Section):
+    options: tuple[str, ...] = Field(
+        (), description="Further options of sbatch, as [--partition=gpu, --time=24:00:00]; they come after ours."
+    )
+
+
+class RolesFile(Section):
+    config: str = Field(description="The run's configuration.")
+    set: tuple[str, ...] = Field((), description="Keys that override it, as [model.path=Qwen/Qwen3-8B].")
+    roles: RolesSection = Field(default_factory=RolesSection, description="What runs.")
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="Prometheus reads the learner here, every other role at the next ports."
+    )
+    ray: RaySection = Field(default_factory=RaySection, description="For --on ray.")
+    slurm: SlurmSection = Field(default_factory=SlurmSection, description="For --on slurm.")
+
+
+_SECTIONS: dict[KeyPath, type[Section]] = {
+    (): RolesFile,
+    ("roles",): RolesSection,
+    ("roles", "learner"): LearnerRole,
+    ("roles", "engine"): EngineRole,
+    ("roles", "worker"): WorkerRole,
+    ("ray",): RaySection,
+    ("slurm",): SlurmSection,
+}
+
+
+def load_roles(path: Path) -> RolesFile:
+    """The file of roles at `path`. Raises UserError: `FILE:LINE: <key> must <rule>, got <value>.`"""
+    values, places = read_keys(path)
+    roles = values.get("roles")
+    if isinstance(roles, dict):  # a role with all of its keys commented out reads as null
+        values["roles"] = {name: {} if role is None else role for name, role in roles.items()}
+    try:
+        return RolesFile.model_validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        details = error.errors(include_url=False)[0]
+    key, rule = _rule(details, values)
+    written = next((places[key[:length]] for length in range(len(key), 0, -1) if key[:length] in places), str(path))
+    raise UserError(f"{written}: {rule}")
+
+
+def _rule(details: ErrorDetails, values: Mapping[str, Any]) -> tuple[KeyPath, str]:
+    """The key that is wrong, and what it must be."""
+    key = _key_of(details)
+    if details["type"] == "value_error":
+        return key, str(details["ctx"]["error"])
+    section = _SECTIONS.get(key[:-1], CommandRole)
+    dotted = shown(".".join(key))
+    if details["type"] == "extra_forbidden":
+        return key, f"{dotted} must be a known key, got an unknown one. The keys: {', '.join(section.model_fields)}."
+    if details["type"] == "missing":
+        return key, f"{dotted} must be given, got nothing. It is: {section.model_fields[key[-1]].description}"
+    return key, f"{dotted} must be {_rule_of(section, key)}, got {shown(_value_at(values, key))}."
+
+
+def _key_of(details: ErrorDetails) -> KeyPath:
+    """Without what comes after a key in an error's place: an index, or the kind of a union."""
+    key: list[str] = []
+    for part in details["loc"]:
+        section = _SECTIONS.get(tuple(key), CommandRole if key[:1] == ["roles"] else None)
+        if section is None or not isinstance(part, str):
+            break
+        key.append(part)
+        if tuple(key) not in _SECTIONS and not (len(key) == 2 and key[0] == "roles"):
+            break
+    return tuple(key)
+
+
+def _rule_of(section: type[Section], key: KeyPath) -> str:
+    part = section.model_json_schema()["properties"].get(key[-1], {}) if key else {}
+    return (
+        "a mapping of keys" if key in _SECTIONS or ("type" not in part and "anyOf" not in part) else rule_in_words(part)
+    )
+
+
+def _value_at(values: Mapping[str, Any], key: KeyPath) -> Any:
+    value: Any = values
+    for name in key:
+        value = value[name]
+    return value

@@ -1,0 +1,118 @@
+"""From the first role's start to the last one's end, wherever they run."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Protocol
+
+from agentloop.launch.restarts import was_killed
+from agentloop.launch.role_commands import RoleMember
+
+_LOOK_AGAIN_S = 0.1
+
+
+class Supervised(Protocol):
+    """One member of a role that is started again when it dies."""
+
+    member: RoleMember
+    exit_code: int | None
+    """Set once it is not started again."""
+    failure: str | None
+    """Why it is not, where that ends the launch."""
+
+    @property
+    def runs(self) -> bool: ...
+
+    def look(self) -> None:
+        """Start it again where that is due."""
+
+    def ask_to_leave(self) -> None: ...
+
+    def end(self) -> None:
+        """Kill what is left of it."""
+
+
+class StopAsked:
+    """Which signal asked the launch to end, and how often."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self.times = 0
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        self.signal_number, self.times = number, self.times + 1
+
+
+def supervise(started: Iterable[Supervised], show: Callable[[str, str], None]) -> int:
+    """Stay with the roles, which `started` starts one by one, until the learner or all of them have ended.
+
+    The exit code: 0, the learner's own, 1 where a role does not stay up, or 128 + signal where one asked for the end.
+    """
+    roles: list[Supervised] = []
+    with _stop_asked() as stop:
+        try:
+            for role in started:
+                roles.append(role)
+            _watch(roles, stop)
+        finally:
+            _end(roles, stop)
+    if stop.signal_number is not None:
+        return 128 + stop.signal_number
+    failed = next((role for role in roles if role.failure is not None), None)
+    if failed is None:
+        return 0
+    show("launch", str(failed.failure))
+    code = failed.exit_code or 1
+    return code if failed.member.leads and not was_killed(code) else 1
+
+
+@contextmanager
+def _stop_asked() -> Iterator[StopAsked]:
+    """Within, Ctrl-C and SIGTERM are only noted."""
+    stop = StopAsked()
+    previous = {number: signal.signal(number, stop.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, old in previous.items():
+            signal.signal(number, old)
+
+
+def _watch(roles: Sequence[Supervised], stop: StopAsked) -> None:
+    while stop.signal_number is None:
+        for role in roles:
+            role.look()
+        gone = [role for role in roles if role.exit_code is not None]
+        if len(gone) == len(roles) or any(role.failure or role.member.leads for role in gone):
+            return
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _end(roles: Sequence[Supervised], stop: StopAsked) -> None:
+    """The learner leaves first: it may need the others for the iteration under way. A second signal kills all."""
+    for leads in (True, False):
+        leaving = [role for role in roles if role.member.leads is leads]
+        for role in leaving:
+            role.ask_to_leave()
+        began = time.monotonic()
+        for role in leaving:
+            while role.runs and time.monotonic() < began + role.member.needs.stop_s and stop.times < 2:
+                time.sleep(_LOOK_AGAIN_S)
+            role.end()
+
+
+class Console:
+    """Lines of all roles on the terminal, each with who printed it."""
+
+    def __init__(self, members: Sequence[RoleMember]) -> None:
+        self._width = max(len(member.name) for member in members)
+        self._lock = threading.Lock()
+
+    def show(self, name: str, line: str) -> None:
+        with self._lock, suppress(BrokenPipeError):  # nobody reads on; the logs have it
+            print(f"{name:<{self._width}} | {line}", flush=True)
