@@ -26,6 +26,7 @@ from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel, load_model, muted_libraries
+from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.reference import reference_policy
 from agentloop.models.reward_model import SequenceClassifier
 from agentloop.models.tiny import build_tiny_model
@@ -188,7 +189,8 @@ def build_components(
     generator: Generator | ConcurrentGenerator = engines.engine if engines else local
     display.note(f"chat template: {check_template(loaded).summary()}")
     reference = reference_policy(config, first, actor)
-    trainer, gather = _make_trainer(TrainerSpec(config, first, saved, authors), ranks, actor, reference)
+    spec = TrainerSpec(config, first, saved, authors)
+    trainer, weights, gather = _make_trainer(spec, ranks, actor, reference)
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
     estimator = AdvantageEstimator(config, authors, stored_turn_rewards(factory, store))
     return Components(
@@ -211,7 +213,7 @@ def build_components(
         estimator=estimator,
         generator=generator,
         trainer=trainer,
-        publisher=Publisher(loaded, engines or local, store, folder=folder, gather=gather),
+        publisher=Publisher(loaded, engines or local, store, folder=folder, weights=weights, gather=gather),
         sinks=sinks,
         display=display,
         authors=authors,
@@ -259,12 +261,15 @@ def _check_credit(config: RunConfig, factory: EnvironmentFactory) -> None:
 
 def _make_trainer(
     spec: TrainerSpec, ranks: Ranks, actor: Actor, reference: Actor | None
-) -> tuple[Learner, Callable[[], None] | None]:
-    """The trainer, and what brings its weights into the policy that samples: None where they are the same."""
-    if ranks.several:
-        leader = LeadTrainer(spec, ranks, copy=actor.model, reference=reference)
-        return leader, leader.publish
-    return Trainer(actor, spec.config, authors=spec.authors, reference=reference), None
+) -> tuple[Learner, PolicyWeights, Callable[[], None] | None]:
+    """The trainer, the weights that are published, and what brings the trainer's into them: None where they are the
+    same."""
+    if not ranks.several:
+        trainer = Trainer(actor, spec.config, authors=spec.authors, reference=reference)
+        return trainer, PolicyWeights(actor.model), None
+    samples = spec.config.rollout.engine == "local"
+    leader = LeadTrainer(spec, ranks, actor, samples=samples, reference=reference)
+    return (leader, PolicyWeights(actor.model), leader.publish) if samples else (leader, leader.weights, None)
 
 
 def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
