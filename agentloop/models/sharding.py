@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 def shard(model: PreTrainedModel) -> None:
-    """Layer by layer, the rest (embeddings, head, last norm) together, so that tied weights stay one.
+    """Layer by layer, then embeddings and head, each alone unless they are tied and must stay one; then the rest.
 
     It stays on its device. Gradients become sums over ranks, not means: what a token weighs is its share in the whole
     step on every rank.
@@ -26,6 +26,10 @@ def shard(model: PreTrainedModel) -> None:
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             fully_shard(layer, mesh=mesh)
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    if ends[0].weight is not ends[1].weight:
+        for end in ends:
+            fully_shard(end, mesh=mesh)
     fully_shard(model, mesh=mesh)
     for module in model.modules():
         if isinstance(module, FSDPModule):
