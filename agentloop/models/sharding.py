@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from typing import cast
 
@@ -36,6 +37,14 @@ def shard(model: PreTrainedModel) -> None:
             module.set_gradient_divide_factor(1.0)
             # Without it a factor is a kind of sum that only NCCL has.
             module.set_force_sum_reduction_for_comms(True)
+    _give_back_memory()
+
+
+def _give_back_memory() -> None:
+    """Between the parts that stay, whole weights have left holes, which the C library would hold on to."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # glibc's alone
+        trim(0)
 
 
 @torch.no_grad()
