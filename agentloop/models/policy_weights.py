@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
+from agentloop.distributed.freed_memory import given_back_at_once
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.streamed_file import stream_tensors
 from agentloop.errors import UserError
@@ -63,6 +65,7 @@ class PolicyWeights:
 
     def save(self, folder: Path) -> None:
         """A Hugging Face folder, as `save_pretrained` writes it."""
+        self._sort_adapted()
         with muted_libraries():
             if not self._ranks.several:
                 self.model.save_pretrained(folder, max_shard_size=self._largest_file)
@@ -82,21 +85,34 @@ class PolicyWeights:
 
     @torch.no_grad()
     def next_tokens(self, prompts: Sequence[Sequence[int]], *, temperature: float, most: int) -> list[NextToken]:
-        """After each of the prompts."""
+        """After each of the prompts, one by one: batches of other shapes would round otherwise."""
+        own = [prompts[0] if prompt is None else prompt for prompt in self._ranks.share(prompts)]
+        with given_back_at_once() if self._ranks.several else nullcontext():
+            made = [self._after(prompt, temperature, most) for prompt in own]
+        ids = self._ranks.gather(torch.cat([found.indices for found in made])).view(self._ranks.count, len(made), -1)
+        log_probs = self._ranks.gather(torch.cat([found.values for found in made])).view(ids.shape)
+        # Prompt 0 is rank 0's, prompt 1 is rank 1's.
+        pairs = zip(ids.transpose(0, 1).flatten(0, 1), log_probs.transpose(0, 1).flatten(0, 1), strict=True)
+        return [NextToken(tuple(i.tolist()), tuple(p.tolist())) for i, p in pairs][: len(prompts)]
+
+    def _after(self, prompt: Sequence[int], temperature: float, most: int) -> Any:
         model: Any = self.model
-        found = []
-        for prompt in prompts:
-            logits = model(torch.tensor([prompt], device=model.device)).logits[0, -1].float()
-            likeliest = torch.log_softmax(logits / temperature, dim=-1).topk(min(most, len(logits)))
-            found.append(NextToken(tuple(likeliest.indices.tolist()), tuple(likeliest.values.tolist())))
+        logits = model(torch.tensor([prompt], device=model.device)).logits[0, -1].float()
         if isinstance(model, FSDPModule):
             # A pass without gradient leaves the outermost weights whole, and whole ones are never trained.
             model.reshard()
-        return found
+        return torch.log_softmax(logits / temperature, dim=-1).topk(min(most, len(logits)))
 
     def copy_to(self, copy: nn.Module | None) -> None:
         """Trainable weights, whole, into the `copy` of the rank that has one."""
         gather(self.model, copy)
+
+    def _sort_adapted(self) -> None:
+        """PEFT has the names of adapted layers in a set, and would write them in an order of this process' own."""
+        model: Any = self.model
+        for adapter in model.peft_config.values() if has_adapters(self.model) else ():
+            if isinstance(adapter.target_modules, set):
+                adapter.target_modules = sorted(adapter.target_modules)
 
     def _save_parts(self, folder: Path) -> None:
         kind = "adapter_model" if has_adapters(self.model) else "model"

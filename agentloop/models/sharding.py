@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -37,14 +36,23 @@ def shard(model: PreTrainedModel) -> None:
             module.set_gradient_divide_factor(1.0)
             # Without it a factor is a kind of sum that only NCCL has.
             module.set_force_sum_reduction_for_comms(True)
-    _give_back_memory()
+            if model.device.type == "cpu":
+                module.set_custom_all_gather(cast(Any, _InPlace()))
 
 
-def _give_back_memory() -> None:
-    """Between the parts that stay, whole weights have left holes, which the C library would hold on to."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # glibc's alone
-        trim(0)
+class _InPlace:
+    """An all-gather of one part after another, for gloo, whose own makes another copy of all that it gathers."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
+        for owner, part in enumerate(output_tensor.chunk(group.size())):
+            if owner == group.rank():
+                part.copy_(input_tensor)
+            dist.broadcast(part, group=group, group_src=owner)
 
 
 @torch.no_grad()
