@@ -48,7 +48,7 @@ def stream_tensors(path: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> N
         file.write(_header(ordered))
         for tensor in ordered.values():
             for piece in _pieces(tensor, ranks):
-                file.write(memoryview(piece.cpu().view(torch.uint8).numpy()))
+                file.write(piece.cpu().view(torch.uint8).numpy().data)
 
 
 def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -41,18 +41,25 @@ def shard(model: PreTrainedModel) -> None:
 
 
 class _InPlace:
-    """An all-gather of one part after another, for gloo, whose own makes another copy of all that it gathers."""
+    """An all-gather of each rank's part by itself, for gloo, whose own makes another copy of all that it gathers.
+
+    What it returns is waited for, and FSDP lets go of the gathered weights as soon as it has taken them; of others it
+    keeps those of one layer until it has the next one's.
+    """
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> None:
-        for owner, part in enumerate(output_tensor.chunk(group.size())):
-            if owner == group.rank():
-                part.copy_(input_tensor)
-            dist.broadcast(part, group=group, group_src=owner)
+    ) -> dist.Work:
+        parts = output_tensor.chunk(group.size())
+        parts[group.rank()].copy_(input_tensor)
+        works = [dist.broadcast(part, group=group, group_src=owner, async_op=True) for owner, part in enumerate(parts)]
+        for work in works[:-1]:
+            work.wait()
+        last: dist.Work = works[-1]
+        return last
 
 
 @torch.no_grad()
