@@ -95,17 +95,18 @@ class PolicyWeights:
         pairs = zip(ids.transpose(0, 1).flatten(0, 1), log_probs.transpose(0, 1).flatten(0, 1), strict=True)
         return [NextToken(tuple(i.tolist()), tuple(p.tolist())) for i, p in pairs][: len(prompts)]
 
+    def copy_to(self, copy: nn.Module | None) -> None:
+        """Trainable weights, whole, into the `copy` of the rank that has one."""
+        gather(self.model, copy)
+
     def _after(self, prompt: Sequence[int], temperature: float, most: int) -> Any:
+        """The likeliest next tokens of one prompt: `values` and `indices`."""
         model: Any = self.model
         logits = model(torch.tensor([prompt], device=model.device)).logits[0, -1].float()
         if isinstance(model, FSDPModule):
             # A pass without gradient leaves the outermost weights whole, and whole ones are never trained.
             model.reshard()
         return torch.log_softmax(logits / temperature, dim=-1).topk(min(most, len(logits)))
-
-    def copy_to(self, copy: nn.Module | None) -> None:
-        """Trainable weights, whole, into the `copy` of the rank that has one."""
-        gather(self.model, copy)
 
     def _sort_adapted(self) -> None:
         """PEFT has the names of adapted layers in a set, and would write them in an order of this process' own."""

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers.models.mixtral import MixtralConfig, MixtralForCausalLM
 
-from agentloop.distributed.ranks import ALONE
+from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.streamed_file import stream_tensors
+from agentloop.errors import UserError
 from agentloop.generation.publishing.published_policy import read_published
 from agentloop.models.policy_weights import PolicyWeights
 from tests.agentloop.distributed import ranked_publishes
@@ -75,3 +77,11 @@ def test_streamed_file_is_that_of_safetensors(tmp_path: Path) -> None:
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
     with pytest.raises(ValueError, match=r"weights must be of one of .* got torch.complex64 for c"):
         stream_tensors(tmp_path / "c", {"c": torch.zeros(1, dtype=torch.complex64)}, ALONE)
+
+
+def test_model_whose_files_hold_other_weights_is_refused_on_several_ranks(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = MixtralConfig(vocab_size=11, num_key_value_heads=1, num_local_experts=2, **sizes)
+    # Stacked in the model, one by one in its files.
+    with pytest.raises(UserError, match=r"model.path must be a model whose files .* got MixtralForCausalLM"):
+        PolicyWeights(MixtralForCausalLM(config), Ranks(0, 2)).save(tmp_path)
