@@ -68,6 +68,14 @@ class Ranks:
         dist.all_gather(places, torch.cat([values, values.new_zeros(longest - len(values))]))
         return torch.cat([place[: int(length)] for place, length in zip(places, lengths, strict=True)])
 
+    def send_first(self, values: Tensor, owner: int) -> Tensor:
+        """Those of rank `owner`, on rank 0, in place. Called on these two ranks."""
+        if owner and self.index == owner:
+            dist.send(values, 0)
+        elif owner:
+            dist.recv(values, owner)
+        return values
+
     def broadcast(self, call: object) -> None:
         """Rank 0: every other rank receives it."""
         dist.broadcast_object_list([call], src=0, group=self.control_group)

@@ -10,22 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
+from agentloop.distributed.freed_memory import give_back
 from agentloop.distributed.ranks import Ranks, rank_failures
 from agentloop.errors import RankLost, TrainingStopped, UserError
 from agentloop.learning.trainer import ShowBatch, Trainer
 from agentloop.learning.update_stats import UpdateResult
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
+from agentloop.models.policy_weights import NextToken, PolicyWeights
 from agentloop.models.reference import WithoutAdapters, reference_policy
-from agentloop.models.sharding import gather, shard
+from agentloop.models.sharding import shard
 from agentloop.runs.process import seed_process
 from context.authors import AuthorTable
 from replay.records import BatchRow, Trajectory
 
-_GATHER = "gather"
+_TRAINER, _WEIGHTS = "trainer", "weights"
 
 
 @dataclass(frozen=True)
@@ -54,17 +57,57 @@ def check_ranks(config: RunConfig, ranks: Ranks) -> None:
         raise UserError(str(error)) from None
 
 
-class LeadTrainer:
-    """The trainer of rank 0: says what it does to the others before it does it, so that all do the same.
+class _Orders:
+    """What rank 0 does to its trainer or its weights, said to the others before, so that all do the same."""
 
-    The policy that samples is a whole copy on this rank alone; `publish` brings the sharded weights into it.
-    """
-
-    def __init__(self, spec: TrainerSpec, ranks: Ranks, *, copy: nn.Module, reference: Actor | None) -> None:
+    def __init__(self, ranks: Ranks, part: str) -> None:
         self._ranks = ranks
-        self._copy = copy
+        self._part = part
+
+    @contextmanager
+    def given(self, name: str, *arguments: Any, **named: Any) -> Iterator[None]:
+        with rank_failures(), self._ranks.broadcasting((self._part, name, arguments, named)):
+            yield
+
+
+class LeadWeights(PolicyWeights):
+    """The sharded weights of rank 0: it asks the others for their parts."""
+
+    def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
+        super().__init__(model, ranks)
+        self._orders = _Orders(ranks, _WEIGHTS)
+
+    def save(self, folder: Path) -> None:
+        with self._orders.given("save", folder):
+            super().save(folder)
+
+    def save_head(self, file: Path, name: str) -> None:
+        with self._orders.given("save_head", file, name):
+            super().save_head(file, name)
+
+    def next_tokens(self, prompts: Sequence[Sequence[int]], *, temperature: float, most: int) -> list[NextToken]:
+        with self._orders.given("next_tokens", prompts, temperature=temperature, most=most):
+            return super().next_tokens(prompts, temperature=temperature, most=most)
+
+    def copy_to(self, copy: nn.Module | None) -> None:
+        with self._orders.given("copy_to", None):
+            super().copy_to(copy)
+
+
+class LeadTrainer:
+    """The trainer of rank 0: says what it does to the others before it does it, so that all do the same."""
+
+    def __init__(
+        self, spec: TrainerSpec, ranks: Ranks, actor: Actor, *, samples: bool, reference: Actor | None
+    ) -> None:
+        """`samples`: the actor's model samples in this process, and is the whole copy that it needs for that; `publish`
+        brings the sharded weights into it. Otherwise it is sharded itself, and nobody has it whole.
+        """
+        self._copy = actor.model if samples else None
+        self._orders = _Orders(ranks, _TRAINER)
         with rank_failures(), ranks.broadcasting(spec):
-            self._model, self._trainer = _sharded(spec, ranks, reference)
+            model, self._trainer = _sharded(spec, ranks, None if samples else actor.model, reference)
+        self.weights = LeadWeights(model, ranks)
 
     @property
     def kl_coef(self) -> KlCoefficient:
@@ -73,37 +116,31 @@ class LeadTrainer:
     def update(
         self, rows: Sequence[BatchRow], *, iteration: int, before_steps: ShowBatch | None = None
     ) -> UpdateResult:
-        with self._on_all_ranks("update", rows, iteration=iteration):
+        with self._orders.given("update", rows, iteration=iteration):
             return self._trainer.update(rows, iteration=iteration, before_steps=before_steps)
 
     def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult:
-        with self._on_all_ranks("score_only", rows):
+        with self._orders.given("score_only", rows):
             return self._trainer.score_only(rows)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        with self._on_all_ranks("mean_entropies", trajectories):
+        with self._orders.given("mean_entropies", trajectories):
             return self._trainer.mean_entropies(trajectories)
 
     def values(self) -> dict[str, Any]:
         return self._trainer.values()
 
     def save(self, folder: Path) -> None:
-        with self._on_all_ranks("save", folder):
+        with self._orders.given("save", folder):
             self._trainer.save(folder)
 
     def load(self, folder: Path, values: dict[str, Any]) -> None:
-        with self._on_all_ranks("load", folder, values):
+        with self._orders.given("load", folder, values):
             self._trainer.load(folder, values)
 
     def publish(self) -> None:
-        """The weights as they are become those of the policy that samples."""
-        with self._on_all_ranks(_GATHER):
-            gather(self._model, self._copy)
-
-    @contextmanager
-    def _on_all_ranks(self, name: str, *arguments: Any, **named: Any) -> Iterator[None]:
-        with rank_failures(), self._ranks.broadcasting((name, arguments, named)):
-            yield
+        """The weights as they are become those of the policy that samples in this process."""
+        self.weights.copy_to(self._copy)
 
 
 Learner = Trainer | LeadTrainer
@@ -123,29 +160,36 @@ def serve_rank(ranks: Ranks) -> None:
         return
     with rank_failures():
         seed_process(spec.config)
-        model, trainer = _sharded(spec, ranks, None)
+        model, trainer = _sharded(spec, ranks, None, None)
+    parts = {_TRAINER: trainer, _WEIGHTS: PolicyWeights(model, ranks)}
     while True:
         with rank_failures():
             call = ranks.receive()
         if call is None:
             return
-        name, arguments, named = call
+        part, name, arguments, named = call
         try:
             with rank_failures():
-                gather(model, None) if name == _GATHER else getattr(trainer, name)(*arguments, **named)
+                getattr(parts[part], name)(*arguments, **named)
         except RankLost:
             raise  # and leave: those who wait for this one notice
         except TrainingStopped:
             continue  # rank 0 has met the same, and says what follows
 
 
-def _sharded(spec: TrainerSpec, ranks: Ranks, reference: Actor | None) -> tuple[nn.Module, Trainer]:
-    """This rank's part of the policy. A reference that is no adapter switch is whole, and made unless given."""
+def _sharded(
+    spec: TrainerSpec, ranks: Ranks, model: PreTrainedModel | None, reference: Actor | None
+) -> tuple[PreTrainedModel, Trainer]:
+    """This rank's part of the policy, of a whole `model` or of one that is loaded for it. A reference that is no
+    adapter switch is whole, and made unless given.
+    """
     config = spec.config
-    model = load_policy(config, spec.first, saved=spec.saved).model
+    if model is None:
+        model = load_policy(config, spec.first, saved=spec.saved).model
     shard(model)
     actor = Actor(model, packs=config.batch.layout == "packed", compute=config.compute)
     actor.probe()
+    give_back()  # whole weights have left holes between the parts that stay
     if reference is None or isinstance(reference, WithoutAdapters):
         reference = reference_policy(config, spec.first, actor)
     return model, Trainer(actor, config, authors=spec.authors, reference=reference, ranks=ranks)

@@ -23,6 +23,7 @@ from agentloop.learning.lead import LeadTrainer, Learner, TrainerSpec
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model, muted_libraries
+from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.reward_model import SequenceClassifier
 from agentloop.models.tiny import build_tiny_model
 from agentloop.rollouts.actors import Actors, make_actors, make_parser, stop_strings
@@ -180,7 +181,8 @@ def build_components(
     generator: Generator | ConcurrentGenerator = engines.engine if engines else local
     display.note(f"chat template: {check_template(loaded).summary()}")
     saved = checkpoint.model if checkpoint else None
-    trainer, gather = _make_trainer(TrainerSpec(config, first, saved, authors), ranks, policy.actor, reference)
+    spec = TrainerSpec(config, first, saved, authors)
+    trainer, weights, gather = _make_trainer(spec, ranks, policy.actor, reference)
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=local.policy_version)
     estimator = AdvantageEstimator(config, authors, stored_turn_rewards(factory, store))
     return Components(
@@ -203,7 +205,7 @@ def build_components(
         estimator=estimator,
         generator=generator,
         trainer=trainer,
-        publisher=Publisher(loaded, engines or local, store, folder=folder, gather=gather),
+        publisher=Publisher(loaded, engines or local, store, folder=folder, weights=weights, gather=gather),
         sinks=sinks,
         display=display,
         authors=authors,
@@ -241,12 +243,15 @@ def _check_credit(config: RunConfig, factory: EnvironmentFactory) -> None:
 
 def _make_trainer(
     spec: TrainerSpec, ranks: Ranks, actor: Actor, reference: Actor | None
-) -> tuple[Learner, Callable[[], None] | None]:
-    """The trainer, and what brings its weights into the policy that samples: None where they are the same."""
-    if ranks.several:
-        leader = LeadTrainer(spec, ranks, copy=actor.model, reference=reference)
-        return leader, leader.publish
-    return Trainer(actor, spec.config, authors=spec.authors, reference=reference), None
+) -> tuple[Learner, PolicyWeights, Callable[[], None] | None]:
+    """The trainer, the weights that are published, and what brings the trainer's into them: None where they are the
+    same."""
+    if not ranks.several:
+        trainer = Trainer(actor, spec.config, authors=spec.authors, reference=reference)
+        return trainer, PolicyWeights(actor.model), None
+    samples = spec.config.rollout.engine == "local"
+    leader = LeadTrainer(spec, ranks, actor, samples=samples, reference=reference)
+    return (leader, PolicyWeights(actor.model), leader.publish) if samples else (leader, leader.weights, None)
 
 
 def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:

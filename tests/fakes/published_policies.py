@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agentloop.config import ModelSection, TinyModelSection
 from agentloop.generation.publishing.published_policy import PublishedPolicy, read_published
 from agentloop.models.loading import LoadedModel, load_model, muted_libraries
+from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.tiny import build_tiny_model
-from agentloop.training.policies.published_folder import write_published
+from agentloop.training.policies.published_folder import make_probe, write_published
 
 TEXT = [f"the quick brown fox {number} jumps over {number} lazy dogs" for number in range(200)]
 OTHER_TEXT = [f"Pack my box with {number} dozen liquor jugs, please; zap!" for number in range(200)]
@@ -37,7 +38,9 @@ def save(loaded: LoadedModel) -> Callable[[Path], None]:
 def published(
     target: Path, loaded: LoadedModel, *, run: str = "tiny", version: int = 0, temperature: float = 0.7
 ) -> PublishedPolicy:
-    return write_published(target, loaded, save(loaded), run=run, version=version, temperature=temperature)
+    weights = PolicyWeights(loaded.model)
+    probe = make_probe(weights, loaded.tokenizer, temperature=temperature)
+    return write_published(target, weights, save(loaded), probe=probe, run=run, version=version)
 
 
 def label(folder: Path) -> str:

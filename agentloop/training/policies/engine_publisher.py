@@ -16,8 +16,9 @@ from agentloop.generation.remote.connect import connect_engine
 from agentloop.generation.remote.engine_client import RemoteEngine
 from agentloop.generation.remote.server_facts import read_key
 from agentloop.models.loading import LoadedModel
+from agentloop.models.policy_weights import PolicyWeights
 from agentloop.runs.checkpoint import COMPLETE
-from agentloop.training.policies.published_folder import write_published
+from agentloop.training.policies.published_folder import make_probe, write_published
 
 _LOOK_AGAIN_S = 2.0
 
@@ -46,7 +47,12 @@ class EnginePublisher:
         self._report = report
 
     def write(
-        self, version: int, loaded: LoadedModel, save_model: Callable[[Path], None], config: RunConfig
+        self,
+        version: int,
+        loaded: LoadedModel,
+        weights: PolicyWeights,
+        save_model: Callable[[Path], None],
+        config: RunConfig,
     ) -> PublishedPolicy:
         """The weights in place become a published policy, or are one already."""
         target = self._policies / f"{version:06d}"
@@ -55,11 +61,11 @@ class EnginePublisher:
             half = True if config.compute.autocast != "none" else None
             write_published(
                 target,
-                loaded,
+                weights,
                 save_model,
+                probe=make_probe(weights, loaded.tokenizer, temperature=config.rollout.temperature),
                 run=self._run,
                 version=version,
-                temperature=config.rollout.temperature,
                 half_precision=half,
             )
         return read_published(target)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentloop.generation.local import LocalGenerator
-from agentloop.models.loading import LoadedModel, muted_libraries
+from agentloop.models.loading import LoadedModel
+from agentloop.models.policy_weights import PolicyWeights
 from agentloop.runs.checkpoint import prune, write_directory
 from agentloop.runs.run_folder import RunFolder
 from agentloop.training.policies.engine_publisher import EnginePublisher
@@ -37,10 +38,13 @@ class Publisher:
         store: ReplayStore,
         *,
         folder: RunFolder,
+        weights: PolicyWeights | None = None,
         gather: Callable[[], None] | None = None,
     ) -> None:
-        """`gather` brings trained weights into `loaded`; None: they are the same."""
+        """`weights` are those of `loaded`, which may be sharded; None: they are whole. `gather` brings trained weights
+        into them; None: they are the same."""
         self._loaded = loaded
+        self._weights = weights or PolicyWeights(loaded.model)
         self._sampler = sampler
         self._store = store
         self._config = folder.config
@@ -79,7 +83,7 @@ class Publisher:
         )
 
     def _publish_to(self, engines: EnginePublisher, record: PolicyRecord) -> None:
-        written = engines.write(record.version, self._loaded, self.save_model, self._config)
+        written = engines.write(record.version, self._loaded, self._weights, self.save_model, self._config)
         probe = written.probe.model_dump_json()
         self._store.add_policy(replace(record, sha256=written.sha256, probe=probe))
         engines.publish(written)
@@ -96,8 +100,7 @@ class Publisher:
 
     def save_model(self, target: Path) -> None:
         """A Hugging Face folder with the current weights and the run's tokenizer."""
-        with muted_libraries():
-            self._loaded.model.save_pretrained(target)
+        self._weights.save(target)
         for name in _TOKENIZER_FILES:
             source = self._folder / "model" / name
             if source.exists():

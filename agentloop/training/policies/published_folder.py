@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from transformers import PreTrainedTokenizerBase
 
 from agentloop.generation.publishing.published_policy import RECORD, Probe, PublishedPolicy, folder_hash
-from agentloop.models.loading import LoadedModel, has_adapters
+from agentloop.models.policy_weights import PolicyWeights
 from agentloop.runs.checkpoint import write_directory
 
 _TEXTS = (
@@ -33,33 +32,31 @@ _WHOLE, _BODY, _HEAD = "model.safetensors", "model-body.safetensors", "model-hea
 
 def write_published(
     target: Path,
-    loaded: LoadedModel,
+    weights: PolicyWeights,
     save_model: Callable[[Path], None],
     *,
+    probe: Probe,
     run: str,
     version: int,
-    temperature: float,
     half_precision: bool | None = None,
 ) -> PublishedPolicy:
     """Make `target` a published policy, whole or not at all; `save_model` writes weights and tokenizer into a folder.
 
     `half_precision`: the engine computes in 16 bits though the weights have 32. None: it computes as they are stored.
     """
-    model: Any = loaded.model
-    probe = make_probe(loaded, temperature=temperature)
-    kind = "lora" if has_adapters(model) else "full"
+    kind = weights.kind
     written: list[PublishedPolicy] = []
 
     def fill(folder: Path) -> None:
         save_model(folder)
         if kind == "full":
-            untie(folder, model)
+            untie(folder, weights)
         policy = PublishedPolicy(
             run=run,
             version=version,
             kind=kind,
             sha256=folder_hash(folder),
-            half_precision=model.dtype != torch.float32 if half_precision is None else half_precision,
+            half_precision=weights.model.dtype != torch.float32 if half_precision is None else half_precision,
             probe=probe,
         )
         (folder / RECORD).write_text(policy.model_dump_json())
@@ -69,44 +66,36 @@ def write_published(
     return written[0]
 
 
-def make_probe(loaded: LoadedModel, *, temperature: float) -> Probe:
+def make_probe(weights: PolicyWeights, tokenizer: PreTrainedTokenizerBase, *, temperature: float) -> Probe:
     """The learner's log-probs of the likeliest tokens after a few texts.
 
     They are texts, not ids by chance: tokens that no text holds have embeddings that amplify any rounding.
     """
-    model: Any = loaded.model
     text = "\n".join(_TEXTS)
-    prompts, text_ids = [_encoded(loaded, part) for part in _TEXTS], _encoded(loaded, text)
-    next_ids, next_log_probs = [], []
-    for prompt in prompts:
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt], device=model.device)).logits[0, -1].float()
-        likeliest = torch.log_softmax(logits / temperature, dim=-1).topk(min(_LIKELIEST, len(logits)))
-        next_ids.append(tuple(likeliest.indices.tolist()))
-        next_log_probs.append(tuple(likeliest.values.tolist()))
+    prompts = [_encoded(tokenizer, part) for part in _TEXTS]
+    found = weights.next_tokens(prompts, temperature=temperature, most=_LIKELIEST)
     return Probe(
         temperature=temperature,
         prompts=tuple(prompts),
-        next_ids=tuple(next_ids),
-        next_log_probs=tuple(next_log_probs),
+        next_ids=tuple(token.ids for token in found),
+        next_log_probs=tuple(token.log_probs for token in found),
         text=text,
-        text_ids=text_ids,
+        text_ids=_encoded(tokenizer, text),
     )
 
 
-def _encoded(loaded: LoadedModel, text: str) -> tuple[int, ...]:
-    return tuple(loaded.tokenizer.encode(text, add_special_tokens=False))
+def _encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
-def untie(folder: Path, model: Any) -> None:
+def untie(folder: Path, weights: PolicyWeights) -> None:
     """Where the head is tied to the embeddings, the folder gets one of its own.
 
     An engine on a CPU packs a tied head when it starts, and a folder without a head leaves it as it was.
     """
-    head = model.get_output_embeddings()
-    if head.weight is not model.get_input_embeddings().weight:
+    name = weights.tied_head
+    if name is None:
         return
-    name = next(path for path, module in model.named_modules() if module is head) + ".weight"
     if (folder / _INDEX).exists():
         index = json.loads((folder / _INDEX).read_text())
     else:
@@ -114,7 +103,7 @@ def untie(folder: Path, model: Any) -> None:
         (folder / _WHOLE).rename(folder / _BODY)
         with safe_open(folder / _BODY, framework="pt") as body:
             index = {"metadata": {}, "weight_map": dict.fromkeys(body.keys(), _BODY)}
-    save_file({name: head.weight.detach().cpu().contiguous()}, folder / _HEAD, metadata={"format": "pt"})
+    weights.save_head(folder / _HEAD, name)
     index["weight_map"][name] = _HEAD
     (folder / _INDEX).write_text(json.dumps(index))
     config = json.loads((folder / "config.json").read_text())

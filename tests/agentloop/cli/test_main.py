@@ -105,7 +105,15 @@ def test_help_answers_at_once_because_it_imports_little(words: list[str], heavy:
 
 def test_commands_that_are_imported_late_are_listed_with_their_own_help() -> None:
     late = [command for command in typer.main.get_command(app).commands.values() if isinstance(command, LateCommand)]
-    assert [command.name for command in late] == ["engine", "worker", "launch", "inspect", "report", "context", "replay"]
+    assert [command.name for command in late] == [
+        "engine",
+        "worker",
+        "launch",
+        "inspect",
+        "report",
+        "context",
+        "replay",
+    ]
     assert [command.help for command in late] == [command.loaded().help for command in late]
 
 

@@ -1,0 +1,159 @@
+"""A policy's weights on their way out: into files, and as what they say of the next token. One owner for both.
+
+The policy may be whole in this process, or sharded over ranks. Then every rank makes the same call, rank 0 writes, and
+none has a whole copy at any moment; the files are byte for byte those of a policy that is whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+from agentloop.distributed.freed_memory import given_back_at_once
+from agentloop.distributed.ranks import ALONE, Ranks
+from agentloop.distributed.streamed_file import stream_tensors
+from agentloop.errors import UserError
+from agentloop.models.loading import has_adapters, muted_libraries
+from agentloop.models.sharding import gather
+
+LARGEST_FILE = 50 * 10**9
+"""Bytes; what goes beyond begins another file. transformers' own default."""
+_ADAPTER_PREFIX = "base_model.model."
+"""PEFT's, of the names in its files."""
+
+
+class NextToken(NamedTuple):
+    """The likeliest tokens after a prompt, the likeliest first, and their log-probs in nats."""
+
+    ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+
+
+class PolicyWeights:
+    """Those of `model`, which is sharded where there are several `ranks`."""
+
+    def __init__(self, model: PreTrainedModel, ranks: Ranks = ALONE, *, largest_file: int = LARGEST_FILE) -> None:
+        self.model = model
+        self._ranks = ranks
+        self._largest_file = largest_file
+
+    @property
+    def kind(self) -> Literal["full", "lora"]:
+        return "lora" if has_adapters(self.model) else "full"
+
+    @property
+    def tied_head(self) -> str | None:
+        """The name of the head's weight where it is that of the embeddings; None: the head has one of its own."""
+        model: Any = self.model
+        head = model.get_output_embeddings()
+        if head.weight is not model.get_input_embeddings().weight:
+            return None
+        module = next(path for path, module in model.named_modules() if module is head)
+        return f"{module}.weight"
+
+    def save(self, folder: Path) -> None:
+        """A Hugging Face folder, as `save_pretrained` writes it."""
+        self._sort_adapted()
+        with muted_libraries():
+            if not self._ranks.several:
+                self.model.save_pretrained(folder, max_shard_size=self._largest_file)
+                return
+            if self._ranks.index == 0:
+                self.model.save_pretrained(folder, state_dict={})  # all but the weights
+        self._save_parts(folder)
+
+    def save_head(self, file: Path, name: str) -> None:
+        """The head's weight alone, under this name."""
+        model: Any = self.model
+        weight: Tensor = model.get_output_embeddings().weight
+        if self._ranks.several:
+            stream_tensors(file, {name: weight}, self._ranks)
+        else:
+            save_file({name: weight.detach().cpu().contiguous()}, file, metadata={"format": "pt"})
+
+    @torch.no_grad()
+    def next_tokens(self, prompts: Sequence[Sequence[int]], *, temperature: float, most: int) -> list[NextToken]:
+        """After each of the prompts, one by one: batches of other shapes would round otherwise."""
+        own = [prompts[0] if prompt is None else prompt for prompt in self._ranks.share(prompts)]
+        with given_back_at_once() if self._ranks.several else nullcontext():
+            made = [self._after(prompt, temperature, most) for prompt in own]
+        ids = self._ranks.gather(torch.cat([found.indices for found in made])).view(self._ranks.count, len(made), -1)
+        log_probs = self._ranks.gather(torch.cat([found.values for found in made])).view(ids.shape)
+        # Prompt 0 is rank 0's, prompt 1 is rank 1's.
+        pairs = zip(ids.transpose(0, 1).flatten(0, 1), log_probs.transpose(0, 1).flatten(0, 1), strict=True)
+        return [NextToken(tuple(i.tolist()), tuple(p.tolist())) for i, p in pairs][: len(prompts)]
+
+    def copy_to(self, copy: nn.Module | None) -> None:
+        """Trainable weights, whole, into the `copy` of the rank that has one."""
+        gather(self.model, copy)
+
+    def _after(self, prompt: Sequence[int], temperature: float, most: int) -> Any:
+        """The likeliest next tokens of one prompt: `values` and `indices`."""
+        model: Any = self.model
+        logits = model(torch.tensor([prompt], device=model.device)).logits[0, -1].float()
+        if isinstance(model, FSDPModule):
+            # A pass without gradient leaves the outermost weights whole, and whole ones are never trained.
+            model.reshard()
+        return torch.log_softmax(logits / temperature, dim=-1).topk(min(most, len(logits)))
+
+    def _sort_adapted(self) -> None:
+        """PEFT has the names of adapted layers in a set, and would write them in an order of this process' own."""
+        model: Any = self.model
+        for adapter in model.peft_config.values() if has_adapters(self.model) else ():
+            if isinstance(adapter.target_modules, set):
+                adapter.target_modules = sorted(adapter.target_modules)
+
+    def _save_parts(self, folder: Path) -> None:
+        kind = "adapter_model" if has_adapters(self.model) else "model"
+        tensors = _adapters(self.model) if has_adapters(self.model) else _stored(self.model)
+        split = split_torch_state_dict_into_shards(
+            _stand_ins(tensors), filename_pattern=f"{kind}{{suffix}}.safetensors", max_shard_size=self._largest_file
+        )
+        for file, names in split.filename_to_tensors.items():
+            stream_tensors(folder / file, {name: tensors[name] for name in names}, self._ranks)
+        if split.is_sharded and self._ranks.index == 0:
+            metadata = {"total_parameters": self.model.num_parameters(), **split.metadata}
+            index = {"metadata": metadata, "weight_map": split.tensor_to_filename}
+            text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+            (folder / f"{kind}.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def _adapters(model: Any) -> dict[str, Tensor]:
+    return {f"{_ADAPTER_PREFIX}{name}": tensor for name, tensor in model.get_adapter_state_dict().items()}
+
+
+def _stored(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The tensors of a file by the names they have there: a tied one once, and under the names it was read by.
+
+    transformers says which, of stand-ins without memory. Raises UserError where a file holds weights in another form.
+    """
+    parts = model.state_dict()
+    for name in model._keys_to_ignore_on_save or ():
+        parts.pop(name, None)
+    places = _stand_ins(parts)
+    own = {id(place): name for name, place in places.items()}
+    stored = revert_weight_conversion(model, remove_tied_weights_from_state_dict({**places}, model))
+    for name, place in stored.items():
+        if id(place) not in own:
+            raise UserError(
+                f"model.path must be a model whose files hold its weights as they are on several ranks with "
+                f"rollout.engine: vllm, got {type(model).__name__}, which makes {name} of others. Use one rank."
+            )
+    return {name: parts[own[id(place)]] for name, place in stored.items()}
+
+
+def _stand_ins(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """They have shapes and types, and no memory."""
+    return {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}

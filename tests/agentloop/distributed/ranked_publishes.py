@@ -1,0 +1,95 @@
+"""Policies that two ranks hold in parts and publish, before an update and after it; this file starts the ranks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from agentloop.config import RunConfig
+from agentloop.distributed.ranks import Ranks, process_group
+from agentloop.generation.publishing.published_policy import PublishedPolicy
+from agentloop.learning.lead import LeadTrainer, TrainerSpec, serve_rank
+from agentloop.models.actor import Actor
+from agentloop.models.adapters import load_policy
+from agentloop.models.loading import LoadedModel
+from agentloop.models.policy_weights import PolicyWeights
+from agentloop.models.sharding import shard
+from agentloop.training.policies.published_folder import make_probe, write_published
+from tests.fakes.batch_rows import AUTHORS, mixed_rows
+from tests.fakes.ranks import places
+from tests.fakes.runs import small_config
+
+NAMES = ("tied", "untied", "half", "lora")
+"""Policies: with a head tied to the embeddings, with one of its own, with weights of 16 bits, with adapters."""
+PARTS = 20_000
+"""Bytes of a file, where the weights are in several."""
+
+
+def config(folder: Path, name: str) -> RunConfig:
+    lora = {"rank": 4 if name == "lora" else 0}
+    made = small_config(folder, folder / name / "model", optimizer={"learning_rate": 1e-2}, lora=lora)
+    dtype = "bfloat16" if name == "half" else "float32"
+    return made.model_copy(update={"model": made.model.model_copy(update={"dtype": dtype})})
+
+
+def loaded_policy(folder: Path, name: str) -> LoadedModel:
+    return load_policy(config(folder, name), folder / name / "model")
+
+
+def publish(target: Path, loaded: LoadedModel, weights: PolicyWeights) -> PublishedPolicy:
+    probe = make_probe(weights, loaded.tokenizer, temperature=0.7)
+    return write_published(target, weights, weights.save, probe=probe, run="r", version=1)
+
+
+def publish_twice(folder: Path, name: str, ranks: Ranks) -> None:
+    """Rank 0's: as it was loaded, and after an update, which a whole copy publishes as well."""
+    chosen, loaded = config(folder, name), loaded_policy(folder, name)
+    spec = TrainerSpec(chosen, folder / name / "model", None, AUTHORS)
+    actor = Actor(loaded.model, compute=chosen.compute)
+    leader = LeadTrainer(spec, ranks, actor, samples=False, reference=None)
+    publish(folder / name / "two", loaded, leader.weights)
+    leader.update(mixed_rows(fresh=4, replayed=1), iteration=1)
+    publish(folder / name / "two-updated", loaded, leader.weights)
+    copy = loaded_policy(folder, name)
+    leader.weights.copy_to(copy.model)
+    publish(folder / name / "one-updated", copy, PolicyWeights(copy.model))
+    ranks.broadcast(None)
+
+
+def in_files(folder: Path, ranks: Ranks) -> None:
+    """Every rank's: the weights in several files."""
+    loaded = loaded_policy(folder, "tied")
+    shard(loaded.model)
+    PolicyWeights(loaded.model, ranks, largest_file=PARTS).save(folder / "files" / "two")
+
+
+def lead(folder: Path, place: Mapping[str, str]) -> None:
+    os.environ.update(place)
+    torch.set_num_threads(1)
+    with process_group(timeout_s=60) as ranks:
+        in_files(folder, ranks)
+        for name in NAMES:
+            if ranks.index:
+                serve_rank(ranks)
+            else:
+                publish_twice(folder, name, ranks)
+        ranks.others_listen = False
+
+
+def main(folder: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=lead, args=(folder, place)) for place in places(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
