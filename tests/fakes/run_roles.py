@@ -97,7 +97,7 @@ class Roles:
             return None
         try:
             with closing(ReplayStore.open(buffer_of(self.run), read_only=True)) as store:
-                found = store.tickets.counts(run_identity(self.run).run_id)
+                found = store.tickets.counts(str(run_identity(self.run).id))
         except ReplayError:
             return None
         assert found.done == found.rows, found

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from replay.queries.collecting import episodes_under_way, fresh_staleness, reported_facts
+from replay.queries.collecting import fresh_staleness, reported_facts, unended_episodes
 from replay.queries.collecting.who_waits import Standing, who_waits
 from replay.queries.filters.query import QueryResult
 from replay.records import RunRecord, stored_setting
@@ -31,23 +31,23 @@ def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
     lease_s = stored_setting(run.config, "collection.lease_s", float) or _LEASE_S
     with store.reading() as connection:
         counts = count_tickets(connection, run.id)
-        evaluations = episodes_under_way.evaluation_states(connection, run.id)
+        evaluations = unended_episodes.evaluation_states(connection, run.id)
         tried_again = evaluations.pop("tried_again")
         newest = fresh_staleness.newest_iteration(connection, run.id)
         ended, leader = _leader(connection, run.id)
-        batch = episodes_under_way.open_batch(connection, run.id)
+        batch = unended_episodes.open_batch(connection, run.id)
         standing = Standing(
             ended=ended,
             leader=leader,
             iteration=newest + 1,
             is_updating=fresh_staleness.is_updating(connection, run.id, newest + 1),
             batch=batch,
-            first=episodes_under_way.first_wanted(connection, run.id, batch["number"] if batch else None),
+            first=unended_episodes.first_wanted(connection, run.id, batch["number"] if batch else None),
             evaluations=evaluations[QUEUED] + evaluations[LEASED],
             queued=counts.queued + evaluations[QUEUED],
             leased=counts.leased + evaluations[LEASED],
             issued=sum(getattr(counts, state) + evaluations[state] for state in TICKET_STATES),
-            workers=reported_facts.workers(connection, run.id, episodes_under_way.held(connection, run.id)),
+            workers=reported_facts.workers(connection, run.id, unended_episodes.held(connection, run.id)),
             engines=reported_facts.engines(connection, run.id),
             lease_s=lease_s,
         )
@@ -64,9 +64,9 @@ def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
             **_counted(counts),
             "evaluations": evaluations,
             "tried_again": tried_again,
-            "oldest": episodes_under_way.oldest(connection, run.id),
+            "oldest": unended_episodes.oldest(connection, run.id),
             "batch": batch,
-            "reasons": episodes_under_way.end_reasons(connection, run.id),
+            "reasons": unended_episodes.end_reasons(connection, run.id),
             "max_staleness": stored_setting(run.config, "collection.max_staleness", int),
             "staleness": fresh_staleness.staleness_by_iteration(connection, run.id, newest),
         }

@@ -95,6 +95,13 @@ CREATE TABLE metrics (
 	PRIMARY KEY (run, iteration, name), 
 	FOREIGN KEY(run) REFERENCES runs (id)
 );
+CREATE TABLE planned_batches (
+	run TEXT NOT NULL, 
+	iteration BIGINT NOT NULL, 
+	plan TEXT NOT NULL, 
+	PRIMARY KEY (run, iteration), 
+	FOREIGN KEY(run) REFERENCES runs (id)
+);
 CREATE TABLE policies (
 	run TEXT NOT NULL, 
 	version BIGINT NOT NULL, 
@@ -136,10 +143,10 @@ CREATE TABLE runs (
 	authors TEXT NOT NULL, 
 	authors_hash TEXT NOT NULL, 
 	code_version TEXT NOT NULL, 
-	started_at TEXT NOT NULL, fingerprint TEXT, epoch BIGINT DEFAULT '0' NOT NULL, leader TEXT, leader_due DOUBLE, 
+	started_at TEXT NOT NULL, fingerprint TEXT, epoch BIGINT DEFAULT '0' NOT NULL, leader TEXT, leader_due DOUBLE, ended BOOLEAN DEFAULT 0 NOT NULL, 
 	PRIMARY KEY (id)
 );
-INSERT INTO "runs" VALUES('run-1','quickstart-001','{"run": {"seed": 0}}','[{"name":"initialization","action":false,"trained":false,"shown":true,"behavior":false},{"name":"user","action":false,"trained":false,"shown":true,"behavior":false},{"name":"env","action":false,"trained":false,"shown":true,"behavior":false},{"name":"memory","action":false,"trained":false,"shown":true,"behavior":false},{"name":"llm","action":true,"trained":true,"shown":true,"behavior":true},{"name":"llm(do_not_train)","action":true,"trained":false,"shown":true,"behavior":true},{"name":"template","action":false,"trained":false,"shown":true,"behavior":false},{"name":"demonstration","action":true,"trained":true,"shown":true,"behavior":false},{"name":"history","action":false,"trained":false,"shown":true,"behavior":false}]','7d47bf94b3882facf465d216c4b100aba7f77b963d034177d5da10a65d3be346','0.1.0','2026-11-22T18:34:19+00:00',NULL,0,NULL,NULL);
+INSERT INTO "runs" VALUES('run-1','quickstart-001','{"run": {"seed": 0}}','[{"name":"initialization","action":false,"trained":false,"shown":true,"behavior":false},{"name":"user","action":false,"trained":false,"shown":true,"behavior":false},{"name":"env","action":false,"trained":false,"shown":true,"behavior":false},{"name":"memory","action":false,"trained":false,"shown":true,"behavior":false},{"name":"llm","action":true,"trained":true,"shown":true,"behavior":true},{"name":"llm(do_not_train)","action":true,"trained":false,"shown":true,"behavior":true},{"name":"template","action":false,"trained":false,"shown":true,"behavior":false},{"name":"demonstration","action":true,"trained":true,"shown":true,"behavior":false},{"name":"history","action":false,"trained":false,"shown":true,"behavior":false}]','7d47bf94b3882facf465d216c4b100aba7f77b963d034177d5da10a65d3be346','0.1.0','2026-11-22T18:34:19+00:00',NULL,0,NULL,NULL,0);
 CREATE TABLE sampler_state (
 	run TEXT NOT NULL, 
 	iteration BIGINT NOT NULL, 
