@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """`engine_program.py serve MODEL --port N --served-model-name NAME ...`: the test server, started as vLLM is."""
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Roles:
     """Every role's process by name, and what it printed in a file of that name."""
 
     def __init__(
-        self, folder: Path, config: RunConfig, *, vllm: Path = ENGINE, engine_words: Sequence[str] = ()
+        self, folder: Path, config: RunConfig, *, vllm: Path | None = None, engine_words: Sequence[str] = ()
     ) -> None:
         self.folder = folder
         self.run = folder / "runs" / f"{config.run.name}-001"
@@ -43,8 +43,15 @@ class Roles:
         self._config = folder / "config.yaml"
         self._config.write_text(yaml.safe_dump(plain))
         self._model = config.model.path
-        self._vllm = vllm
+        self._vllm = vllm or self._test_server()
         self._engine_words = engine_words
+
+    def _test_server(self) -> Path:
+        """A program that starts as vLLM does."""
+        program = self.folder / "vllm"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {ENGINE} "$@"\n')
+        program.chmod(0o755)
+        return program
 
     def start(self, role: str) -> None:
         """`learner`, `engine` or the name of a worker; a learner goes on with the run where there is one."""
