@@ -34,7 +34,7 @@ def test_a_run_outlives_ten_kills_of_each_role(tmp_path: Path) -> None:
                 assert fresh is not None
                 roles.until(
                     lambda least=fresh.done: (
-                        (f := roles.look()) is not None and f.done > least or not roles.is_running(LEARNER)
+                        ((f := roles.look()) is not None and f.done > least) or not roles.is_running(LEARNER)
                     )
                 )
         roles.until(lambda: not roles.is_running(LEARNER), limit_s=900)
