@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import yaml
@@ -75,6 +75,14 @@ class Roles:
         """As a machine that goes away: no word, no cleaning up."""
         self.processes[role].kill()
         self.processes[role].wait()
+
+    def kill_server(self) -> None:
+        """What the engine's watcher has started: it starts it again."""
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                parent = path.read_text().rpartition(") ")[2].split()[1]
+                if int(parent) == self.processes[ENGINE_ROLE].pid:
+                    os.kill(int(path.parent.name), signal.SIGKILL)
 
     def is_running(self, role: str) -> bool:
         return self.processes[role].poll() is None

@@ -28,8 +28,11 @@ def test_a_run_outlives_ten_kills_of_each_role(tmp_path: Path) -> None:
             for role in (WORKERS[number % 2], LEARNER, ENGINE_ROLE):
                 if not roles.is_running(LEARNER):
                     break
-                roles.kill(role)
-                roles.start(role)
+                if role == ENGINE_ROLE:
+                    roles.kill_server()
+                else:
+                    roles.kill(role)
+                    roles.start(role)
                 fresh = roles.look()
                 assert fresh is not None
                 roles.until(
