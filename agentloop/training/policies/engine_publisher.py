@@ -104,7 +104,8 @@ class EnginePublisher:
     def _remove_newer(self, version: int) -> None:
         """A run that goes on from a checkpoint makes the later versions anew."""
         for folder in self._policies.glob("[0-9]*"):
-            if int(folder.name) > version:
+            # What a learner that was killed was writing has another ending.
+            if int(folder.name.partition(".")[0]) > version:
                 shutil.rmtree(folder)
 
 
