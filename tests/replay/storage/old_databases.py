@@ -57,4 +57,4 @@ def _of_server(column: str, value: Any) -> Any:
     """Texts are compressed in files only."""
     if column == "said":
         return decompress_text(value)
-    return bool(value) if column == "success" else value
+    return bool(value) if column in ("success", "ended") else value

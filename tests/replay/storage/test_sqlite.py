@@ -78,14 +78,14 @@ def test_older_schema_is_migrated_by_training_only(tmp_path: Path) -> None:
 
 _OTHERS = (
     *("replay_schema_version", "buffer_state", "token_scores", "segments", "messages", "histograms", "reclaimed"),
-    *("tickets", "workers", "engines"),
+    *("tickets", "planned_batches", "workers", "engines"),
 )
 
 
 def facts(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Every row of the tables that are still laid out as they were, without the columns that later schemas added."""
     added = {"fingerprint", "changed", "token_hash", "num_bytes", "sequence", "record_checksum", "uses", "epoch"}
-    added |= {"num_messages", "segments_checksum", "sha256", "probe", "leader", "leader_due", "weight"}
+    added |= {"num_messages", "segments_checksum", "sha256", "probe", "leader", "leader_due", "ended", "weight"}
     found = {}
     for (table,) in sql(path, "select name from sqlite_master where type = 'table' order by name"):
         if table not in _OTHERS:
