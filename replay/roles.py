@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
+
+import sqlalchemy as sa
 
 from replay.storage.collecting import participants
 from replay.storage.collecting.participants import TABLES
 from replay.storage.collecting.run_view import view_run
-from replay.storage.databases import Database, retried
+from replay.storage.databases import Database, Result, retried
 from replay.ticket_records import Participant, RunView
 
 Role = Literal["worker", "engine"]
@@ -22,12 +24,7 @@ class Roles:
 
     def report(self, role: Role, run: str, id: str, facts: Mapping[str, Any]) -> None:
         """A worker or an engine is alive, and says this of itself; at its first time it becomes known."""
-
-        def done() -> None:
-            with self._database.beside_writers() as connection:
-                participants.report(connection, TABLES[role], run, id, facts)
-
-        retried(done)
+        self._ask(lambda connection: participants.report(connection, TABLES[role], run, id, facts))
 
     def leave(self, role: Role, run: str, id: str) -> None:
         """It stops in order, and is forgotten."""
@@ -44,11 +41,11 @@ class Roles:
 
     def count(self, role: Role, run: str) -> int:
         """How many are listed."""
-        return self._database.read(lambda connection: participants.count(connection, TABLES[role], run))
+        return self._ask(lambda connection: participants.count(connection, TABLES[role], run))
 
     def view(self, run: str) -> RunView:
         """What a worker looks at: whether there is something to do, and with which engines."""
-        return self._database.read(lambda connection: view_run(connection, run))
+        return self._ask(lambda connection: view_run(connection, run))
 
     def end_run(self, run: str, *, ended: bool = True) -> None:
         """Everybody who takes part in the run leaves it, until it is gone on with (`ended` false)."""
@@ -91,3 +88,12 @@ class Roles:
                 participants.stop_leading(connection, run, leader)
 
         retried(done)
+
+    def _ask(self, question: Callable[[sa.Connection], Result]) -> Result:
+        """What is asked so often that a server should have little of it."""
+
+        def asked() -> Result:
+            with self._database.one_statement() as connection:
+                return question(connection)
+
+        return retried(asked)

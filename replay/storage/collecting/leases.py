@@ -79,7 +79,9 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
 
 def is_free(run: str) -> sa.ColumnElement[bool]:
     """Nobody holds it, or the lease is over."""
-    is_over = (_tickets.state == LEASED) & (_tickets.due < seconds_now())
+    # A subquery looks at the clock once, not at every ticket.
+    now = sa.select(seconds_now()).scalar_subquery()
+    is_over = (_tickets.state == LEASED) & (_tickets.due < now)
     return sa.and_(_tickets.run == run, _tickets.closed_at.is_(None), (_tickets.state == QUEUED) | is_over)
 
 

@@ -33,10 +33,18 @@ def leave(connection: sa.Connection, table: sa.Table, run: str, id: str) -> None
 
 
 def list_participants(connection: sa.Connection, table: sa.Table, run: str) -> list[Participant]:
+    query = sa.select(*participant_columns(table)).where(table.c.run == run)
+    return [participant_of(row) for row in connection.execute(query.order_by(table.c.id))]
+
+
+def participant_columns(table: sa.FromClause) -> tuple[sa.ColumnElement[Any], ...]:
+    """What `participant_of` reads."""
     age, silence = (sa.type_coerce(seconds_now() - table.c[name], sa.Double) for name in ("started_at", "seen_at"))
-    query = sa.select(table.c.id, table.c.facts, age.label("age"), silence.label("silence")).where(table.c.run == run)
-    found = connection.execute(query.order_by(table.c.id))
-    return [Participant(row.id, json.loads(row.facts), row.age, row.silence) for row in found]
+    return table.c.id, table.c.facts, age.label("age"), silence.label("silence")
+
+
+def participant_of(row: sa.Row[Any]) -> Participant:
+    return Participant(row.id, json.loads(row.facts), row.age, row.silence)
 
 
 def count(connection: sa.Connection, table: sa.Table, run: str) -> int:
