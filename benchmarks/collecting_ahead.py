@@ -2,7 +2,8 @@
 
 The quickstart's environment, whose tools wait 50 or 200 ms, is collected by two workers from one engine. In each round
 every way makes a run from the same model, one after the other: what slows the machine slows all of them.
-Without options: one round of K = 0 and K = 1 at 200 ms.
+Without options: one round of K = 0 and K = 1 at 200 ms, on the tests' server, which samples one request after another.
+With `--vllm`, one vLLM on this machine's CPU samples for all runs.
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from agentloop.config import RunConfig
+from agentloop.generation.publishing.engine_control import EngineControl
+from agentloop.serving.engine_process import EngineProcess
+from agentloop.serving.vllm_command import ServeOptions, serve_command, serve_environment
 from benchmarks._goals import show
 from benchmarks._replay_arms import COMMON, TARGET
 from benchmarks._replay_runs import ROOT, configuration, starting_point
 from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, running_roles
 from tests.fakes.runs import buffer_of, rows
+from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, free_port
 
 WAYS: Mapping[str, Mapping[str, object]] = {
     "K0": {"collection.max_staleness": 0},
@@ -34,7 +40,42 @@ GOALS = {"speedup_of_K1_at_200_ms": ">= 1.3"}
 WORK = ROOT / "runs" / "collecting_ahead"
 _SIZES = {"batch.trajectories": 64, "batch.mini_batch": 32, "replay.fraction": 0.25, "loss.fresh.anchor": "behavior"}
 _WORKERS = ("worker-1", "worker-2")
-_LIMIT_S = 1800
+_LIMIT_S, _MAX_TOKENS = 1800, 2048
+MODEL_SEED = 0
+"""All runs begin with one model; their tasks and samples differ by the run's seed."""
+
+
+class AttachedRoles(Roles):
+    """A server that others started and end; the learner publishes to it."""
+
+    def __init__(self, folder: Path, config: RunConfig, engine: EngineProcess, port: int) -> None:
+        super().__init__(folder, config)
+        path = folder / "config.yaml"
+        path.write_text(path.read_text().replace(f":{self.port}", f":{port}"))
+        self.engine = engine
+
+
+@dataclass(frozen=True)
+class Served:
+    """One vLLM for all runs."""
+
+    process: EngineProcess
+    port: int
+
+
+@contextmanager
+def served(vllm: Path, model: Path, log: Path) -> Iterator[Served]:
+    port = free_port()
+    chosen = ServeOptions(str(model), "policy", port, "float32", _MAX_TOKENS, further=SMALL)
+    os.environ["AGENTLOOP_ENGINE_KEY"] = KEY
+    environment = serve_environment(chosen, KEY, {**os.environ, **SMALL_MACHINE})
+    process = EngineProcess(serve_command(vllm, chosen), environment, port=port, log=log)
+    try:
+        with EngineControl(chosen.url, model="policy", key=KEY) as control:
+            process.wait_until(control.healthy, limit_s=_LIMIT_S, stopped=lambda: False)
+        yield Served(process, port)
+    finally:
+        process.end()
 
 
 @dataclass(frozen=True)
@@ -69,9 +110,11 @@ class Outcome:
         return sum(self.cpu_s.values()) / self.seconds
 
 
-def run_once(way: str, delay_ms: int, seed: int, *, iterations: int, evaluate: bool, work: Path) -> Outcome:
+def run_once(
+    way: str, delay_ms: int, seed: int, *, iterations: int, evaluate: bool, work: Path, engine: Served | None
+) -> Outcome:
     """A run of all its roles; evaluations count as a part of its time."""
-    model = starting_point("dense", seed, work)
+    model = starting_point("dense", MODEL_SEED, work)
     settings = {
         **COMMON,
         **_SIZES,
@@ -82,14 +125,17 @@ def run_once(way: str, delay_ms: int, seed: int, *, iterations: int, evaluate: b
         "evaluation.every": 4 if evaluate else 0,
         "evaluation.tasks": 128 if evaluate else 8,
         "run.stop_at_success": TARGET if evaluate else None,
+        "context.max_tokens": _MAX_TOKENS // 2,
         "rollout.engine": "vllm",
         "engine.urls": ["http://127.0.0.1:1"],
         "collection.by": "workers",
     }
     folder = Path(tempfile.mkdtemp(prefix=f"{way}-{delay_ms}-{seed}-", dir=work))
-    roles = Roles(folder, configuration(settings, seed=seed, folder=folder))
+    config = configuration(settings, seed=seed, folder=folder)
+    roles = Roles(folder, config) if engine is None else AttachedRoles(folder, config, engine.process, engine.port)
+    names = [LEARNER, *_WORKERS]
     try:
-        with running_roles(roles, [ENGINE_ROLE, LEARNER, *_WORKERS]):
+        with running_roles(roles, names if engine is not None else [ENGINE_ROLE, *names]):
             return _watched(roles, way, delay_ms, seed)
     finally:
         shutil.rmtree(folder)
@@ -104,6 +150,8 @@ def _watched(roles: Roles, way: str, delay_ms: int, seed: int) -> Outcome:
     while roles.is_running(LEARNER):
         assert time.monotonic() < limit, roles.printed(LEARNER)[-2000:]
         time.sleep(0.2)
+        if not first and roles.look() is None:
+            continue
         done = _iterations(roles)
         if done and not first:
             began, first, cpu = time.monotonic(), done, _cpu_seconds(roles)
@@ -141,8 +189,6 @@ def _watched(roles: Roles, way: str, delay_ms: int, seed: int) -> Outcome:
 
 def _iterations(roles: Roles) -> int:
     """How many have ended."""
-    if not (roles.run / "replay.sqlite").exists():
-        return 0
     return int(rows(buffer_of(roles.run), "select count(*) from metrics where name = 'time/iteration'")[0][0])
 
 
@@ -159,8 +205,10 @@ def _cpu_seconds(roles: Roles) -> dict[str, float]:
         with suppress(OSError):
             fields = path.read_text().rpartition(") ")[2].split()
             parents[int(path.parent.name)], ticks[int(path.parent.name)] = int(fields[1]), sum(map(int, fields[11:13]))
-    found = dict.fromkeys(roles.processes, 0.0)
     role_of = {process.pid: role for role, process in roles.processes.items()}
+    if isinstance(roles, AttachedRoles):
+        role_of[roles.engine.pid] = ENGINE_ROLE
+    found = dict.fromkeys(role_of.values(), 0.0)
     for pid, own in ticks.items():
         at = pid
         while at not in role_of and at in parents:
@@ -199,6 +247,21 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return found
 
 
+def _rounds(given: argparse.Namespace, engine: Served | None) -> list[Outcome]:
+    outcomes = []
+    for number, seed in enumerate(given.seeds):
+        for delay_ms in given.delays:
+            # Who is first in one round is last in the next.
+            for way in given.ways if number % 2 == 0 else given.ways[::-1]:
+                size = {"iterations": given.iterations, "evaluate": given.to_target}
+                outcomes.append(run_once(way, delay_ms, seed, **size, work=given.work, engine=engine))
+                print(shown(outcomes[-1]), flush=True)
+                if given.results is not None:
+                    with given.results.open("a") as file:
+                        file.write(json.dumps(asdict(outcomes[-1])) + "\n")
+    return outcomes
+
+
 def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.collecting_ahead", description=__doc__)
     parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=["K0", "K1"])
@@ -206,21 +269,16 @@ def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--iterations", type=int, default=10, help="of each run, at most")
     parser.add_argument("--to-target", action="store_true", help="evaluate, and end a run that is at the target")
+    parser.add_argument("--vllm", type=Path, help="vLLM's executable, which samples in place of the tests' server")
     parser.add_argument("--results", type=Path, help="a file to which each run is added, as a line of JSON")
     parser.add_argument("--work", type=Path, default=WORK, help="for warmed-up models and runs in progress")
     given = parser.parse_args(arguments)
-    outcomes = []
     given.work.mkdir(parents=True, exist_ok=True)
-    for round, seed in enumerate(given.seeds):
-        for delay_ms in given.delays:
-            # Who is first in one round is last in the next.
-            for way in given.ways if round % 2 == 0 else given.ways[::-1]:
-                size = {"iterations": given.iterations, "evaluate": given.to_target}
-                outcomes.append(run_once(way, delay_ms, seed, **size, work=given.work))
-                print(shown(outcomes[-1]), flush=True)
-                if given.results is not None:
-                    with given.results.open("a") as file:
-                        file.write(json.dumps(asdict(outcomes[-1])) + "\n")
+    if given.vllm is None:
+        outcomes = _rounds(given, None)
+    else:
+        with served(given.vllm, starting_point("dense", MODEL_SEED, given.work), given.work / "vllm.log") as engine:
+            outcomes = _rounds(given, engine)
     found = figures(outcomes)
     show(found, GOALS)
     return found

@@ -28,7 +28,7 @@ from replay.ticket_records import Claim, TicketRecord
 from tests.fakes.postgres_servers import LocalServer, found_binaries
 
 WORKERS, LEASE_S, TICKETS = 1_000, 60.0, 128
-_UNTIL_PREPARED = 12
+_UNTIL_PREPARED = 6
 _FACTS = {
     **dict.fromkeys(("pid", "concurrency", "in_flight", "done", "failed", "tool_errors"), 32),
     "host": "a-machine.of-a-cluster",
@@ -57,27 +57,28 @@ def measure(server: LocalServer, url: str, load: Load) -> dict[str, float]:
         store.roles.report("engine", RUN, "http://localhost:8000", _FACTS)
         _issue(store, TICKETS, first=0)
         store.tickets.claim(RUN, "another", count=TICKETS, lease_s=3600)
-        idle = _wait_idly(url, postmaster, load.idle_s)
+        idle = {"workers": WORKERS, **_wait_idly(url, postmaster, load.idle_s)}
+        show(idle, GOALS)
         episodes = int(PER_SECOND * load.storing_s)
         _issue(store, episodes, first=TICKETS)
         latencies, seconds = _store(url, load.storing_s)
         counts = store.tickets.counts(RUN)
     assert counts.done == counts.rows == len(latencies), counts
-    return {
-        "workers": WORKERS,
-        **idle,
+    stored = {
         "episodes": len(latencies),
         "episodes_per_second": len(latencies) / seconds,
         "store_median_s": statistics.median(latencies),
         "store_p99_s": float(np.quantile(latencies, 0.99)),
     }
+    show(stored, GOALS)
+    return idle | stored
 
 
 def _wait_idly(url: str, postmaster: int, seconds: float) -> dict[str, float]:
     """A thousand workers with a connection each look and report as `Looks` says, and all tickets are another's."""
     stores = [ReplayStore.open(url) for _ in range(WORKERS)]
     workers = [Looks(store, RUN, f"worker-{n}", lease_s=LEASE_S) for n, store in enumerate(stores)]
-    # A connection plans its statements anew until it has asked each eleven times.
+    # A connection prepares a statement once it has asked it five times.
     for worker in [*workers] * _UNTIL_PREPARED:
         worker.report(_FACTS)
         worker.look()
@@ -175,14 +176,14 @@ def main(load: Load | None = None) -> dict[str, float]:
         return {}
     server = LocalServer(binaries[0], f"max_connections={WORKERS + 100}")
     try:
-        found = measure(server, server.url(server.new_database(empty=True)), load)
+        return measure(server, server.url(server.new_database(empty=True)), load)
     finally:
         server.stop()
-    show(found, GOALS)
-    return found
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--idle-seconds", type=float, default=Load.idle_s)
     parser.add_argument("--storing-seconds", type=float, default=Load.storing_s)
-    main(Load(storing_s=parser.parse_args().storing_seconds))
+    given = parser.parse_args()
+    main(Load(given.idle_seconds, given.storing_seconds))
