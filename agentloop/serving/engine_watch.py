@@ -9,6 +9,7 @@ from typing import Protocol
 
 from agentloop.errors import UserError
 from agentloop.generation.publishing.engine_control import EngineRefused
+from agentloop.generation.publishing.one_publisher import one_publisher
 from agentloop.generation.publishing.proof import PublishedEngine, publish
 from agentloop.generation.publishing.published_policy import newest_published
 from agentloop.serving.engine_process import EngineProcess
@@ -52,9 +53,14 @@ class PolicyWatch:
 
     def look(self) -> None:
         """Publish what is new. Raises EngineRefused where the engine can't take it."""
-        newest = None if self._policies is None else newest_published(self._policies)
-        if newest is None or newest == self._done:
+        if self._policies is None or newest_published(self._policies) in (None, self._done):
             return
+        with one_publisher(self._policies, self._engine.url):
+            newest = newest_published(self._policies)
+            if newest is not None:
+                self._publish(newest)
+
+    def _publish(self, newest: Path) -> None:
         began = time.monotonic()
         try:
             proof = publish(self._engine, newest)

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.generation.publishing.engine_control import EngineControl, EngineRefused
+from agentloop.generation.publishing.one_publisher import one_publisher
 from agentloop.generation.publishing.proof import Proof, ProofFailed, publish
 from agentloop.generation.publishing.published_policy import PublishedPolicy, read_published
 from agentloop.generation.remote.connect import connect_engine
@@ -89,9 +90,10 @@ class EnginePublisher:
         deadline, refused = time.monotonic() + self._restart_timeout_s, False
         while True:
             try:
-                return publish(control, target)
+                with one_publisher(self._policies, control.url):
+                    return publish(control, target)
             except ProofFailed:
-                # Whoever watches the engine may have published to it at the same time.
+                # It may have been started anew in the middle.
                 if refused:
                     raise
                 refused = True
