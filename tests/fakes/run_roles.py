@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -30,11 +31,21 @@ class Roles:
     """Every role's process by name, and what it printed in a file of that name."""
 
     def __init__(
-        self, folder: Path, config: RunConfig, *, vllm: Path | None = None, engine_words: Sequence[str] = ()
+        self,
+        folder: Path,
+        config: RunConfig,
+        *,
+        vllm: Path | None = None,
+        engine_words: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """`vllm` None: the test server in its place."""
         self.folder = folder
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+        self._environment |= environment or {}
         self.run = folder / "runs" / f"{config.run.name}-001"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.started = Counter[str]()
         self.port = free_port()
         plain = to_plain(config)
         plain["run"]["folder"] = str(folder / "runs")
@@ -62,10 +73,10 @@ class Roles:
             words += ["--run", str(self.run), *self._engine_words]
         else:
             words = ["worker", "--run", str(self.run), "--concurrency", "8"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+        self.started[role] += 1
         with (self.folder / f"{role}.txt").open("ab") as output:
             self.processes[role] = subprocess.Popen(
-                [AGENTLOOP, *words], cwd=ROOT, env=environment, stdout=output, stderr=output
+                [AGENTLOOP, *words], cwd=ROOT, env=self._environment, stdout=output, stderr=output
             )
 
     def printed(self, role: str) -> str:
@@ -87,6 +98,14 @@ class Roles:
     def is_running(self, role: str) -> bool:
         return self.processes[role].poll() is None
 
+    @property
+    def has_learned(self) -> bool:
+        """The learner is through, or is started again where it has stopped with an error, as a launcher does."""
+        code = self.processes[LEARNER].poll()
+        if code:
+            self.start(LEARNER)
+        return code == 0
+
     def end(self) -> None:
         for process in self.processes.values():
             if process.poll() is None:
@@ -105,6 +124,18 @@ class Roles:
             assert time.monotonic() < end, {role: self.printed(role)[-2000:] for role in self.processes}
             self.look()
             time.sleep(0.1)
+
+    def until_done(self, more: int, *, limit_s: float) -> None:
+        """Until so many more episodes have ended than at first, or nothing more is learned."""
+        least: list[int] = []
+
+        def holds() -> bool:
+            found = self.look()
+            if found is not None and not least:
+                least.append(found.done + more)
+            return self.has_learned or (found is not None and found.done >= least[0])
+
+        self.until(holds, limit_s=limit_s)
 
     def look(self) -> TicketCounts | None:
         """None before there is a run to look at, or while its database is away."""
