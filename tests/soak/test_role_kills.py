@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,9 @@ import pytest
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config
 from tests.fakes.postgres_servers import LocalServer
-from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, running_roles
-from tests.fakes.runs import ROOT, buffer_of, rows, save_qwen2
+from tests.fakes.role_kills import kill_all
+from tests.fakes.run_roles import Roles
+from tests.fakes.runs import ROOT, save_qwen2
 from tests.invariants.test_collected_by_workers import config
 from tests.soak.test_quickstart import evaluations, warmed_up_model
 from tests.vllm.environment import EXECUTABLE, missing
@@ -25,20 +25,26 @@ STALENESS = 2
 
 @pytest.mark.timeout(1800)
 def test_a_run_on_sqlite_outlives_ten_kills_of_each_role(tmp_path: Path) -> None:
-    kill_all(small_roles(tmp_path), workers=2)
+    kill_all(small_roles(tmp_path), workers=2, rounds=ROUNDS, staleness=STALENESS)
 
 
 @pytest.mark.timeout(1800)
 def test_a_run_on_postgres_outlives_ten_kills_of_each_role(tmp_path: Path, own_server: LocalServer) -> None:
     url = own_server.url(own_server.new_database(empty=True))
-    kill_all(small_roles(tmp_path, replay={"database": url}), workers=4, server=own_server)
+    kill_all(
+        small_roles(tmp_path, replay={"database": url}),
+        workers=4,
+        rounds=ROUNDS,
+        staleness=STALENESS,
+        server=own_server,
+    )
 
 
 @needs_vllm
 @pytest.mark.timeout(5400)
 def test_quickstart_on_sqlite_through_vllm_learns_while_all_are_killed(tmp_path: Path) -> None:
     roles = quickstart_roles(tmp_path)
-    kill_all(roles, workers=2)
+    kill_all(roles, workers=2, rounds=ROUNDS, staleness=STALENESS)
     assert evaluations(roles.run)[-1] >= 0.9
 
 
@@ -49,7 +55,7 @@ def test_quickstart_on_postgres_through_vllm_learns_while_all_are_killed(
 ) -> None:
     url = own_server.url(own_server.new_database(empty=True))
     roles = quickstart_roles(tmp_path, f"replay.database={url}")
-    kill_all(roles, workers=4, server=own_server)
+    kill_all(roles, workers=4, rounds=ROUNDS, staleness=STALENESS, server=own_server)
     assert evaluations(roles.run)[-1] >= 0.9
 
 
@@ -73,46 +79,3 @@ def quickstart_roles(folder: Path, *settings: str) -> Roles:
     given: RunConfig = load_config(ROOT / "configs" / "quickstart.yaml", overrides)
     words = ["--silence", "15", "--dtype", "float32", "--max-model-len", "2048", "--", *SMALL]
     return Roles(folder, given, vllm=EXECUTABLE, engine_words=words, environment=SMALL_MACHINE)
-
-
-def kill_all(roles: Roles, *, workers: int, server: LocalServer | None = None) -> None:
-    """Each in turn, ten times, once more was collected since; then the run goes on to its end."""
-    names = [f"worker-{number + 1}" for number in range(workers)]
-    kinds = ("worker", LEARNER, ENGINE_ROLE, *(["database"] if server else []))
-    kills, began = dict.fromkeys(kinds, 0), time.monotonic()
-    with running_roles(roles, [ENGINE_ROLE, LEARNER, *names]):
-        roles.until_done(1, limit_s=900)
-        for number in range(ROUNDS):
-            for kind in kinds if not roles.has_learned else ():
-                kill(roles, names[number % workers] if kind == "worker" else kind, server)
-                kills[kind] += 1
-                roles.until_done(1, limit_s=600)
-        roles.until(lambda: roles.has_learned, limit_s=2400)
-        roles.until(lambda: not any(roles.is_running(name) for name in names))
-    found = roles.look()
-    assert found is not None
-    print(f"{kills}, {roles.started[LEARNER]} starts of the learner, {time.monotonic() - began:.0f} s: {found}")
-    assert set(kills.values()) == {ROUNDS}
-    assert found.queued == found.leased == found.waiting == found.open == 0
-    check_rows(roles)
-
-
-def kill(roles: Roles, role: str, server: LocalServer | None) -> None:
-    if role == "database":
-        assert server is not None
-        server.crash()
-        server.start()
-    elif role == ENGINE_ROLE:
-        roles.kill_server()
-    else:
-        roles.kill(role)
-        roles.start(role)
-
-
-def check_rows(roles: Roles) -> None:
-    """Each member is there once, is fresh once, and not beyond the bound."""
-    database = buffer_of(roles.run)
-    assert rows(database, "select 1 from trajectories group by group_id, member having count(*) > 1") == []
-    twice = "select trajectory from draws where stream = 'fresh' and state = 'committed' group by 1 having count(*) > 1"
-    assert rows(database, twice) == []
-    assert rows(database, "select max(staleness) from draws where stream = 'fresh'")[0][0] <= STALENESS
