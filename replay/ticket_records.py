@@ -102,14 +102,6 @@ class EndedGroup:
 
 
 @dataclass(frozen=True)
-class MemberScores:
-    """What the learner gives a member when it closes its group."""
-
-    reward: float
-    advantage: float
-
-
-@dataclass(frozen=True)
 class TicketCounts:
     """Training tickets of a run by state, and the rows of those that are done by what became of them.
 
@@ -126,7 +118,7 @@ class TicketCounts:
     late: int
     """Eligible for replay instead."""
     unused: int
-    """Never to be fresh: without a trained token, damaged, forgotten, or of a group that the learner did not want."""
+    """Never to be fresh: without a trained token, damaged or forgotten."""
     waiting: int
     open: int
 

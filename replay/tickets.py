@@ -23,7 +23,6 @@ from replay.ticket_records import (
     BatchProgress,
     Claim,
     EndedGroup,
-    MemberScores,
     PlannedBatch,
     Purpose,
     TicketCounts,
@@ -119,25 +118,16 @@ class Tickets:
         """What the learner may close now, oldest first."""
         return self._database.read(lambda connection: closing.ended_groups(connection, run, purpose))
 
-    def close_group(
-        self,
-        run: str,
-        number: int,
-        scores: Mapping[str, MemberScores],
-        *,
-        policy_version: int,
-        wanted: bool = True,
-    ) -> tuple[int, ...]:
-        """The members that have not ended; none: the group is closed, and its rows wait to be fresh once.
+    def close_group(self, run: str, number: int, advantages: Mapping[str, float], *, policy_version: int) -> None:
+        """Give the open rows of a group their advantages, by id: from now on they wait to be fresh once.
 
-        `scores` are those of its open rows, by id. Rows of a group that is not `wanted` are for replay at once.
+        Raises InvalidRecord where a member of it has not ended.
         """
 
-        def work(connection: sa.Connection) -> tuple[int, ...]:
-            given = {"policy_version": policy_version, "wanted": wanted}
-            return closing.close_group(connection, run, number, scores, **given)  # type: ignore[arg-type]
+        def work(connection: sa.Connection) -> None:
+            closing.close_group(connection, run, number, advantages, policy_version=policy_version)
 
-        return self._write(work, run)
+        self._write(work, run)
 
     def draw_fresh(self, request: FreshRequest) -> FreshDraw:
         """Reserve the rows of a planned batch; groups beyond the bound become eligible for replay, counted as late."""

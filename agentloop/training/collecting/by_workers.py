@@ -21,7 +21,7 @@ from replay.mixing.request import Availability, DrawRequest
 from replay.records import OPEN_GROUP, BatchRow, Trajectory, group_of
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.write import AppendReport
-from replay.ticket_records import EVALUATION, TRAIN, EndedGroup, MemberScores
+from replay.ticket_records import EVALUATION, TRAIN, EndedGroup
 
 
 class WorkerCollection:
@@ -108,14 +108,11 @@ class WorkerCollection:
         ids = [m.trajectory for group in groups for m in group.members if m.trajectory is not None]
         rows = [row for row in self._store.read(ids) if row.record.state == OPEN_GROUP]
         rewards = penalised_rewards(rows, self._charged(rows))
-        advantages = self._components.estimator.of_groups(rows, rewards)
-        scores: dict[str, dict[str, MemberScores]] = {}
-        for row, advantage in zip(rows, advantages, strict=True):
-            scores.setdefault(row.record.group, {})[row.id] = MemberScores(row.record.reward, advantage)
-        group_of_row = {row.id: row.record.group for row in rows}
+        found = self._components.estimator.of_groups(rows, rewards)
+        advantages = {row.id: advantage for row, advantage in zip(rows, found, strict=True)}
         for group in groups:
-            own = next((group_of_row[m.trajectory] for m in group.members if m.trajectory in group_of_row), "")
-            self._store.tickets.close_group(self._run, group.number, scores.get(own, {}), policy_version=version)
+            own = {m.trajectory: advantages[m.trajectory] for m in group.members if m.trajectory in advantages}
+            self._store.tickets.close_group(self._run, group.number, own, policy_version=version)
 
     def _charged(self, rows: list[Trajectory]) -> list[KlPenalty]:
         """Today's penalty of each row, measured once."""

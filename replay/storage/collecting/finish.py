@@ -101,25 +101,25 @@ def _in_open_group(row: PreparedRow) -> PreparedRow:
 
 
 def _count_members(connection: sa.Connection, records: Iterable[Row]) -> None:
-    """The records of their groups are of the members so far: the learner's reading of it comes when it closes."""
+    """The records of their groups are of the members so far."""
     new: dict[str, list[Row]] = {}
     for record in records:
         new.setdefault(record["group"], []).append(record)
     for id, members in new.items():
-        stored = member_outcomes(connection, id)
+        stored = _member_outcomes(connection, id)
         outcomes = [*stored, *((each["reward"], each["success"]) for each in members)]
         first = members[0]
         place = (id, first["run"], first["task"], first["iteration"])
-        store_group(connection, GroupRecord(*place, **group_statistics(outcomes)))
+        _store_group(connection, GroupRecord(*place, **group_statistics(outcomes)))
 
 
-def member_outcomes(connection: sa.Connection, group: str) -> list[tuple[float, bool]]:
+def _member_outcomes(connection: sa.Connection, group: str) -> list[tuple[float, bool]]:
     """Reward and success of the stored members of a group."""
     query = sa.select(trajectories.c.reward, trajectories.c.success).where(trajectories.c.group == group)
     return [(row.reward, row.success) for row in connection.execute(query)]
 
 
-def store_group(connection: sa.Connection, record: GroupRecord) -> None:
+def _store_group(connection: sa.Connection, record: GroupRecord) -> None:
     """In place of what was known of the group before."""
     (row,) = checked([record], "group", "id")
     here = groups.c.id == record.id

@@ -16,7 +16,7 @@ from replay.records import FRESH
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.ticket_records import EVALUATION, TRAIN
 from tests.fakes.records import RUN, iteration_record, measured, policy, run_record, sql
-from tests.replay.storage.collecting.episodes import OVER, claim, close, collect, issue
+from tests.replay.storage.collecting.episodes import OVER, claim, close, collect, episode, issue
 
 
 def cluster(store: ReplayStore) -> dict[str, Any]:
@@ -66,10 +66,13 @@ def learn(store: ReplayStore, iteration: int, *, staleness: int = 2, planned_for
 def test_finished_episodes_are_the_sum_of_what_became_of_them(store: ReplayStore) -> None:
     issue(store, range(6))
     store.tickets.fail(claim(store, "worker-2"), "the engine gave no reply")
-    collect(store, 8)
+    collect(store, 3)
+    for held in claim(store, count=2):
+        store.tickets.finish([(held, episode(held, trained=False))])
+    collect(store, 3)
     for number in (0, 1):
         close(store, number)
-    close(store, 2, wanted=False)
+    store.tickets.close_group(RUN, 2, {}, policy_version=0)
     learn(store, 1)
     close(store, 3)
     counts = cluster(store)["counts"]

@@ -42,17 +42,17 @@ def test_group_is_closed_only_when_all_its_members_have_ended(store: ReplayStore
     collect(store, 1)
     held = claim(store, count=2)
     assert store.tickets.ended_groups(RUN) == []
-    assert store.tickets.close_group(RUN, 0, {}, policy_version=0) == (1, 2)
     store.tickets.fail([held[0]], "overtime")
-    assert store.tickets.close_group(RUN, 0, {}, policy_version=0) == (2,)
+    with pytest.raises(InvalidRecord, match="group must be an issued one whose members have all ended, got 0"):
+        store.tickets.close_group(RUN, 0, {"row-0-0": 0.75}, policy_version=0)
     store.tickets.finish([(held[1], episode(held[1], reward=0.0, success=False))])
-    with pytest.raises(InvalidRecord, match="scores must be those of the open rows"):
-        store.tickets.close_group(RUN, 0, {}, policy_version=0)
-    close(store, 0, advantage=0.75)
-    assert store.tickets.close_group(RUN, 0, {}, policy_version=0) == ()
+    with pytest.raises(InvalidRecord, match="advantages must be those of the open rows"):
+        store.tickets.close_group(RUN, 0, {"row-0-0": 0.75}, policy_version=0)
+    for _ in range(2):
+        store.tickets.close_group(RUN, 0, {"row-0-0": 0.75, "row-0-2": -0.75}, policy_version=0)
     assert states(store) == {"row-0-0": "waiting", "row-0-2": "waiting"}
-    assert [row.record.advantage for row in store.read(["row-0-0", "row-0-2"])] == [0.75, 0.75]
-    assert sql(store, "select size, success_rate, reward_mean from groups") == [(2, 0.5, 1.0)]
+    assert [row.record.advantage for row in store.read(["row-0-0", "row-0-2"])] == [0.75, -0.75]
+    assert sql(store, "select size, success_rate, reward_mean from groups") == [(2, 0.5, 0.5)]
     assert store.verify().damage == []
     assert store.verify().corrupt == {}
 
@@ -128,12 +128,14 @@ def test_group_beyond_the_bound_is_late_and_for_replay_at_once(store: ReplayStor
     assert len(eligible) == late
 
 
-def test_group_that_the_learner_does_not_want_is_for_replay_and_unused(store: ReplayStore) -> None:
+def test_row_without_a_trained_token_is_never_fresh_and_counts_as_unused(store: ReplayStore) -> None:
     issue(store, [0])
-    collect(store, 2)
-    close(store, 0, wanted=False)
-    assert set(states(store).values()) == {"eligible"}
-    assert counts(store).unused == 2
+    collect(store, 1)
+    (held,) = claim(store)
+    store.tickets.finish([(held, episode(held, trained=False))])
+    store.tickets.close_group(RUN, 0, {"row-0-0": 0.75}, policy_version=0)
+    assert [row.trajectory.id for row in fresh(store, 1).rows] == ["row-0-0"]
+    assert (counts(store).waiting, counts(store).unused) == (1, 1)
 
 
 def test_rows_whose_fresh_draw_is_rolled_back_are_fresh_again(store: ReplayStore) -> None:
