@@ -7,7 +7,6 @@ that nobody else has resumed the run, a worker's check its claim.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -17,7 +16,7 @@ from replay.records import TaskRecord, Trajectory
 from replay.storage import write
 from replay.storage.collecting import closing, finish, fresh_groups, leases, planned_batches, ticket_counts
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
-from replay.storage.databases import Database, Result, retried
+from replay.storage.databases import Database, Result
 from replay.ticket_records import (
     TRAIN,
     BatchProgress,
@@ -33,16 +32,18 @@ Lost = dict[tuple[int, int], str]
 """States of tickets that a claim holds no more, by number and member: `revoked`, or ended or claimed by another."""
 
 
-class _Writing(Protocol):
-    def __call__(self, *runs: str) -> AbstractContextManager[sa.Connection]: ...
+class _Write(Protocol):
+    def __call__(self, work: Callable[[sa.Connection], Result], *runs: str) -> Result: ...
 
 
 class Tickets:
     """Every method is one transaction: done when it returns, not begun when it raises. All may be done again."""
 
-    def __init__(self, database: Database, writing: _Writing, authors: Callable[[str], AuthorTable]) -> None:
+    def __init__(self, database: Database, write: _Write, authors: Callable[[str], AuthorTable]) -> None:
+        """`write` checks that nobody else has resumed the runs it is given."""
         self._database = database
-        self._writing = writing
+        self._beside = database.write_beside
+        self._write = write
         self._authors = authors
 
     def issue(
@@ -144,17 +145,3 @@ class Tickets:
     def last_number(self, run: str) -> int | None:
         """Of the groups ever issued; None: none was."""
         return self._database.read(lambda connection: ticket_counts.last_number(connection, run))
-
-    def _write(self, work: Callable[[sa.Connection], Result], *runs: str) -> Result:
-        def done() -> Result:
-            with self._writing(*runs) as connection:
-                return work(connection)
-
-        return retried(done)
-
-    def _beside(self, work: Callable[[sa.Connection], Result]) -> Result:
-        def done() -> Result:
-            with self._database.beside_writers() as connection:
-                return work(connection)
-
-        return retried(done)

@@ -321,7 +321,7 @@ _QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
     "tickets": lambda store: store.tickets.counts(RUN),
     "ended groups": lambda store: store.tickets.ended_groups(RUN),
     "planned batches": lambda store: store.tickets.planned(RUN),
-    "ended run": lambda store: store.roles.has_ended(RUN),
+    "ended run": lambda store: store.roles.view(RUN).has_ended,
     "workers": lambda store: store.roles.listed("worker", RUN),
     "engines": lambda store: store.roles.listed("engine", RUN),
 }
