@@ -25,6 +25,11 @@ Purpose = Annotated[str, Field(pattern=f"^({TRAIN}|{EVALUATION})$")]
 """What an episode is for: to learn from, or to evaluate the policy."""
 MOST_TRIES = 3
 """Claims of one ticket that may end without an answer."""
+Place = tuple[int, int]
+"""Number and member: what names a ticket within its run."""
+SERVING = "serving"
+PUBLISHING = "publishing"
+"""States that the learner reports of an engine: proved for its weights, and about to get others."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,7 @@ class Claim:
     """This one among them."""
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Number and member: what names the ticket within its run."""
+    def place(self) -> Place:
         return self.ticket.number, self.ticket.member
 
 
@@ -138,6 +142,10 @@ class Participant:
     """Since it was first seen."""
     silent_s: float
     """Since it was last seen."""
+
+    def is_gone(self, lease_s: float) -> bool:
+        """Whether nobody counts on it any more: a worker reports itself three times a lease."""
+        return self.silent_s > lease_s
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,14 @@ from replay.ticket_records import (
     BatchProgress,
     Claim,
     EndedGroup,
+    Place,
     PlannedBatch,
     Purpose,
     TicketCounts,
     TicketRecord,
 )
 
-Lost = dict[tuple[int, int], str]
+Lost = dict[Place, str]
 """States of tickets that a claim holds no more, by number and member: `revoked`, or ended or claimed by another."""
 
 

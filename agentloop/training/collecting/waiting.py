@@ -39,9 +39,9 @@ class Waiting:
             time.sleep(_LOOK_AGAIN_S)
 
     def _someone_is_there(self) -> bool:
-        silence = 2 * self._components.config.collection.lease_s
-        present = self._components.store.roles.listed("worker", self._components.run_id)
-        return any(worker.silent_s < silence for worker in present)
+        lease_s = self._components.config.collection.lease_s
+        listed = self._components.store.roles.listed("worker", self._components.run_id)
+        return not all(worker.is_gone(lease_s) for worker in listed)
 
     def _show_how(self) -> float:
         """The time from which on nothing more needs to be shown."""

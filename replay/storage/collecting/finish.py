@@ -17,9 +17,7 @@ from replay.storage.format.schema import groups, tickets, trajectories
 from replay.storage.statements import insert
 from replay.storage.validate import checked, refused
 from replay.storage.write import Prepared, PreparedRow, append
-from replay.ticket_records import DONE, EVALUATION, TRAIN, UNENDED, Claim
-
-Place = tuple[int, int]
+from replay.ticket_records import DONE, EVALUATION, TRAIN, UNENDED, Claim, Place
 
 _AGREED = ("run", "task", "iteration", "member")
 

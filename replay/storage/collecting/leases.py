@@ -19,7 +19,7 @@ from replay.storage.format.rows import Row, chunked
 from replay.storage.format.schema import tasks, tickets
 from replay.storage.statements import insert
 from replay.storage.validate import checked, refused
-from replay.ticket_records import FAILED, LEASED, MOST_TRIES, QUEUED, REVOKED, UNENDED, Claim, TicketRecord
+from replay.ticket_records import FAILED, LEASED, MOST_TRIES, QUEUED, REVOKED, UNENDED, Claim, Place, TicketRecord
 
 _tickets = tickets.c
 PLACE = (_tickets.number, _tickets.member)
@@ -83,7 +83,7 @@ def is_free(run: str) -> sa.ColumnElement[bool]:
     return sa.and_(_tickets.run == run, _tickets.closed_at.is_(None), (_tickets.state == QUEUED) | is_over)
 
 
-def _place(row: Row) -> tuple[int, int]:
+def _place(row: Row) -> Place:
     return row["number"], row["member"]
 
 
@@ -99,23 +99,23 @@ def _claims(connection: sa.Connection, run: str, holder: str, rows: Sequence[Row
         yield Claim(ticket, given, holder, row["fence"] + 1, row["tries"] + 1)
 
 
-def extend(connection: sa.Connection, claims: Sequence[Claim], *, lease_s: float) -> dict[tuple[int, int], str]:
+def extend(connection: sa.Connection, claims: Sequence[Claim], *, lease_s: float) -> dict[Place, str]:
     """The state now of tickets that these claims hold no more, by place; the leases of all others begin anew."""
     return _of_holders(connection, claims, due=seconds_now() + lease_s)
 
 
-def give_back(connection: sa.Connection, claims: Sequence[Claim]) -> dict[tuple[int, int], str]:
+def give_back(connection: sa.Connection, claims: Sequence[Claim]) -> dict[Place, str]:
     """Those still held are free at once, and the claim counts for nothing: who stops in order has tried nothing."""
     return _of_holders(connection, claims, state=QUEUED, tries=_tickets.tries - 1, **_UNHELD)
 
 
-def fail(connection: sa.Connection, claims: Sequence[Claim], reason: str) -> dict[tuple[int, int], str]:
+def fail(connection: sa.Connection, claims: Sequence[Claim], reason: str) -> dict[Place, str]:
     """Those still held end without a row."""
     return _of_holders(connection, claims, state=FAILED, reason=reason, due=None, ended_at=seconds_now())
 
 
-def _of_holders(connection: sa.Connection, claims: Sequence[Claim], **values: Any) -> dict[tuple[int, int], str]:
-    lost: dict[tuple[int, int], str] = {}
+def _of_holders(connection: sa.Connection, claims: Sequence[Claim], **values: Any) -> dict[Place, str]:
+    lost: dict[Place, str] = {}
     for run in dict.fromkeys(claim.ticket.run for claim in claims):
         mine = {claim.place: claim for claim in claims if claim.ticket.run == run}
         found = locked(connection, run, list(mine))
@@ -138,12 +138,12 @@ def revoke(connection: sa.Connection, run: str, purpose: str, reason: str) -> in
     return len(places)
 
 
-def locked(connection: sa.Connection, run: str, places: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Row]:
+def locked(connection: sa.Connection, run: str, places: Sequence[Place]) -> dict[Place, Row]:
     """The tickets at these places. Nobody else changes those that have not ended before the transaction does.
 
     Ended ones stay ended. They are not locked: what the learner does with them waits for no worker.
     """
-    found: dict[tuple[int, int], Row] = {}
+    found: dict[Place, Row] = {}
     for chunk in chunked(sorted(places)):
         here = tickets.select().where(_tickets.run == run, sa.tuple_(*PLACE).in_(chunk)).order_by(*PLACE)
         unended = here.where(_tickets.state.in_(UNENDED)).with_for_update()
