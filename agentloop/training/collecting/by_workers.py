@@ -12,7 +12,6 @@ from agentloop.rollouts.trajectories import Collected
 from agentloop.training.collecting.collection import replay_request, task_hash
 from agentloop.training.collecting.held_out import evaluate_by_workers
 from agentloop.training.collecting.issued_batches import IssuedBatches
-from agentloop.training.collecting.replay_alone import replay_alone
 from agentloop.training.collecting.waiting import Waiting
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
@@ -75,7 +74,7 @@ class WorkerCollection:
         size = self._components.config.batch.trajectories
         if self._store.tickets.samples(self._run) + size > ratio * self._store.tickets.counts(self._run).done:
             return None
-        plan = replay_alone(self._components.mixer, request.iteration, available)
+        plan = self._components.mixer.plan_replay_alone(request.iteration, available)
         return None if plan is None else IterationPlan(plan, (), available, replace(request, picks=plan.picks))
 
     def _under_way(self, turn: int) -> range:
@@ -87,7 +86,7 @@ class WorkerCollection:
         if not planned.plan.groups:
             return Collected()
         turn = self._state.batches + 1
-        self._waiting.until_ended(turn)
+        episodes = self._waiting.until_ended(turn)
         groups = [group for group in self._store.tickets.ended_groups(self._run) if group.iteration == turn]
         self._close(groups, planned.request.policy_version)
         request = planned.request
@@ -96,12 +95,11 @@ class WorkerCollection:
         )
         if not drawn.rows:
             raise TrainingStopped(
-                f"batch {turn} must have a trajectory that was collected, got none of "
-                f"{self._store.tickets.progress(self._run, turn).episodes} episodes: "
+                f"batch {turn} must have a trajectory that was collected, got none of {episodes} episodes: "
                 f"{_reason(groups)}. Mend that and --resume."
             )
         self._rows = drawn.rows
-        return self._collected(drawn.rows, late=drawn.late, failed=self._failed(turn, len(drawn.rows) + drawn.late))
+        return self._collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)
 
     def _close(self, groups: list[EndedGroup], version: int) -> None:
         """The advantages of the whole batch, as some compare all of it; then its rows wait to be fresh."""
@@ -140,9 +138,6 @@ class WorkerCollection:
                 "collection/late": late,
             },
         )
-
-    def _failed(self, turn: int, rows: int) -> int:
-        return self._store.tickets.progress(self._run, turn).episodes - rows
 
     def append(self, fresh: Collected) -> AppendReport:
         """Workers have stored them."""

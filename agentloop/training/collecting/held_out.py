@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentloop.rollouts.evaluation import Evaluation, Outcome, attempts_of
-from agentloop.training.collecting.ticket_groups import issue_groups
+from agentloop.training.collecting.issued_batches import issue_groups
 from agentloop.training.collecting.waiting import Waiting
 from agentloop.training.components import Components
 from replay.ticket_records import EVALUATION

@@ -24,8 +24,8 @@ class Waiting:
         self._components = components
         self._stopped = stopped
 
-    def until_ended(self, iteration: int, purpose: Purpose = TRAIN) -> None:
-        """Raises StoppedWaiting where the episodes were to be trained on."""
+    def until_ended(self, iteration: int, purpose: Purpose = TRAIN) -> int:
+        """How many episodes there are. Raises StoppedWaiting where they were to be trained on."""
         store, run = self._components.store, self._components.run_id
         phase = "collect" if purpose == TRAIN else "evaluate"
         shown_at = time.monotonic()
@@ -37,6 +37,7 @@ class Waiting:
             if time.monotonic() - shown_at > _NOBODY_S:
                 shown_at = time.monotonic() if self._someone_is_there() else self._show_how()
             time.sleep(_LOOK_AGAIN_S)
+        return progress.episodes
 
     def _someone_is_there(self) -> bool:
         lease_s = self._components.config.collection.lease_s
