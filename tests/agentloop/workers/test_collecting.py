@@ -18,8 +18,10 @@ from tests.fakes.engine_sampling import plain_log_probs
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.postgres_servers import LocalServer
+from tests.fakes.ranks import free_port
 from tests.fakes.runs import save_qwen2
-from tests.fakes.worker_runs import IssuedRun, WorkerProgram, issued_run, worker_config
+from tests.fakes.scraping import scraped
+from tests.fakes.worker_runs import LIMIT_S, IssuedRun, WorkerProgram, issued_run, worker_config
 
 FAILING = ENVIRONMENTS / "failing.py"
 
@@ -214,6 +216,21 @@ def test_an_episode_without_a_reward_fails_with_the_reason(begin: Begin, tmp_pat
     assert counts.done and counts.failed
     (reason,) = reasons
     assert reason is not None and reason.startswith("reward.functions: LookupError: no reward for this one")
+
+
+def test_what_a_worker_does_is_there_for_prometheus(begin: Begin, tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")
+    run, _ = begin(tmp_path / "replay.sqlite")
+    total, port = run.issue(1), free_port()
+    labels = f'{{role="worker",run="{run.folder.name}"}}'
+    expected = {f"agentloop_worker_{name}{labels} {value}" for name, value in (("done", 16.0), ("episodes", 0.0))}
+    with WorkerProgram(run.folder, "--metrics-port", str(port)) as worker:
+        run.until(ended(total), worker)
+        deadline = time.monotonic() + LIMIT_S
+        while not expected <= set(lines := scraped(port)):
+            assert time.monotonic() < deadline, lines
+            time.sleep(0.1)
+    assert any(line.startswith(f"agentloop_worker_store_seconds{labels} ") for line in lines)
 
 
 def test_a_worker_leaves_though_its_episodes_never_end(begin: Begin, tmp_path: Path) -> None:
