@@ -226,7 +226,7 @@ def _engines(folder: RunFolder, loaded: LoadedModel, display: RunDisplay, store:
     return connect_engines(
         folder.config,
         loaded,
-        policies=folder.path / "policies",
+        policies=folder.policies,
         run=folder.run_id,
         note=display.note,
         report=partial(store.roles.report, "engine", folder.run_id),

@@ -16,7 +16,7 @@ from agentloop.generation.remote.connect import connect_engine
 from agentloop.generation.remote.engine_client import RemoteEngine
 from agentloop.rollouts.actors import Actors, make_actors
 from agentloop.rollouts.rewards import RewardScorer
-from agentloop.runs.run_folder import COMPLETE, RunFolder, open_run_folder
+from agentloop.runs.run_folder import COMPLETE, RunFolder, has_run, open_run_folder
 from agentloop.workers.issued_tasks import IssuedTasks
 from context.messages import content_hash
 from context.templates.model_files import ModelFiles, load_model_files
@@ -98,7 +98,7 @@ class _NotThereYet(Exception):
 
 
 def _opened(path: Path) -> tuple[RunFolder, ReplayStore, RunRecord]:
-    if not (path / "run.json").exists():
+    if not has_run(path):
         raise _NotThereYet("no run.json in it")
     folder = open_run_folder(path)
     if folder.config.collection.by != "workers":
