@@ -120,14 +120,20 @@ class Tickets:
         """What the learner may close now, oldest first."""
         return self._database.read(lambda connection: closing.ended_groups(connection, run, purpose))
 
-    def close_group(self, run: str, number: int, advantages: Mapping[str, float], *, policy_version: int) -> None:
-        """Give the open rows of a group their advantages, by id: from now on they wait to be fresh once.
+    def open_rows(self, run: str, numbers: Sequence[int]) -> list[Trajectory]:
+        """What closing these groups needs the advantages of, in the order of issue; damaged rows are set aside."""
+        return self._write(lambda connection: closing.open_rows(connection, run, numbers), run)
 
-        Raises InvalidRecord where a member of it has not ended.
+    def close_groups(
+        self, run: str, numbers: Sequence[int], advantages: Mapping[str, float], *, policy_version: int
+    ) -> None:
+        """Give the open rows of these groups their advantages, by id: from now on they wait to be fresh once.
+
+        Raises InvalidRecord where a member has not ended.
         """
 
         def work(connection: sa.Connection) -> None:
-            closing.close_group(connection, run, number, advantages, policy_version=policy_version)
+            closing.close_groups(connection, run, numbers, advantages, policy_version=policy_version)
 
         self._write(work, run)
 

@@ -17,7 +17,7 @@ from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
 from replay.mixing.request import Availability, DrawRequest
-from replay.records import OPEN_GROUP, BatchRow, Trajectory, group_of
+from replay.records import BatchRow, Trajectory, group_of
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.write import AppendReport
 from replay.ticket_records import EVALUATION, TRAIN, EndedGroup
@@ -102,15 +102,13 @@ class WorkerCollection:
         return self._collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)
 
     def _close(self, groups: list[EndedGroup], version: int) -> None:
-        """The advantages of the whole batch, as some compare all of it; then its rows wait to be fresh."""
-        ids = [m.trajectory for group in groups for m in group.members if m.trajectory is not None]
-        rows = [row for row in self._store.read(ids) if row.record.state == OPEN_GROUP]
+        """The advantages of the whole batch at once, as some compare all of it; then its rows wait to be fresh."""
+        numbers = [group.number for group in groups]
+        rows = self._store.tickets.open_rows(self._run, numbers)
         rewards = penalised_rewards(rows, self._charged(rows))
         found = self._components.estimator.of_groups(rows, rewards)
         advantages = {row.id: advantage for row, advantage in zip(rows, found, strict=True)}
-        for group in groups:
-            own = {m.trajectory: advantages[m.trajectory] for m in group.members if m.trajectory in advantages}
-            self._store.tickets.close_group(self._run, group.number, own, policy_version=version)
+        self._store.tickets.close_groups(self._run, numbers, advantages, policy_version=version)
 
     def _charged(self, rows: list[Trajectory]) -> list[KlPenalty]:
         """Today's penalty of each row, measured once."""

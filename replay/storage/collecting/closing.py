@@ -1,25 +1,26 @@
-"""A group whose members have all ended is closed by the learner: then it waits to be fresh once."""
+"""Groups whose members have all ended are closed by the learner: then they wait to be fresh once."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import sqlalchemy as sa
 
-from replay.records import OPEN_GROUP, WAITING
+from replay.records import OPEN_GROUP, WAITING, Trajectory
 from replay.storage.counters import set_state
 from replay.storage.format.rows import CHECKED_COLUMNS, Row, record_checksum
 from replay.storage.format.schema import tickets, trajectories
+from replay.storage.read import load, quarantine
 from replay.storage.statements import rows_by_key
 from replay.storage.validate import refused
 from replay.ticket_records import UNENDED, EndedGroup, EndedMember, Purpose
 
 _tickets, _rows = tickets.c, trajectories.c
 _COLUMNS = (*CHECKED_COLUMNS, _rows.record_checksum)
-_ID, _STATE, _ADVANTAGE = (CHECKED_COLUMNS.index(_rows[name]) for name in ("id", "state", "advantage"))
+_ID, _ADVANTAGE = (CHECKED_COLUMNS.index(_rows[name]) for name in ("id", "advantage"))
 
 
 def ended_groups(connection: sa.Connection, run: str, purpose: Purpose) -> list[EndedGroup]:
@@ -45,28 +46,46 @@ def _ended(number: int, rows: list[Any]) -> EndedGroup:
     return EndedGroup(number, rows[0]["task"], rows[0]["iteration"], members)
 
 
-def close_group(
-    connection: sa.Connection, run: str, number: int, advantages: Mapping[str, float], *, policy_version: int
+def open_rows(connection: sa.Connection, run: str, numbers: Sequence[int]) -> list[Trajectory]:
+    """The rows of these groups that are to be fresh, in the order of their issue; damaged ones are set aside."""
+    ids = _open_ids(connection, run, numbers)
+    loaded = load(connection, ids)
+    quarantine(connection, loaded.corrupt)
+    return [loaded.whole[id] for id in ids if id in loaded.whole]
+
+
+def _open_ids(connection: sa.Connection, run: str, numbers: Sequence[int]) -> list[str]:
+    query = sa.select(_rows.id).join_from(trajectories, tickets, _tickets.trajectory == _rows.id)
+    query = query.where(_tickets.run == run, _tickets.number.in_(numbers), _rows.state == OPEN_GROUP)
+    return list(connection.scalars(query.order_by(_tickets.number, _tickets.member)))
+
+
+def close_groups(
+    connection: sa.Connection,
+    run: str,
+    numbers: Sequence[int],
+    advantages: Mapping[str, float],
+    *,
+    policy_version: int,
 ) -> None:
-    """Its open rows get their `advantages`, by id, and wait to be fresh once. Closed again, it counts as done.
+    """Their open rows get their `advantages`, by id, and wait to be fresh once. Closed again, they count as done.
 
     Raises InvalidRecord, and changes nothing, where a member has not ended or the advantages are of other rows.
     """
-    here = (_tickets.run == run) & (_tickets.number == number)
-    listed = list(connection.execute(tickets.select().where(here)).mappings())
-    if not listed or any(row["state"] in UNENDED for row in listed):
-        raise refused("group", "be an issued one whose members have all ended", number, f"run {run}")
-    if listed[0]["closed_at"] is not None:
+    here = (_tickets.run == run) & _tickets.number.in_(numbers)
+    listed = connection.execute(sa.select(_tickets.number, _tickets.state, _tickets.closed_at).where(here)).all()
+    ended = set(numbers) & {row.number for row in listed} - {row.number for row in listed if row.state in UNENDED}
+    if ended != set(numbers):
+        rule = "be issued ones whose members have all ended"
+        raise refused("groups", rule, sorted(set(numbers) - ended), f"run {run}")
+    if all(row.closed_at is not None for row in listed):
         return
-    ids = [row["trajectory"] for row in listed if row["trajectory"] is not None]
-    stored = rows_by_key(connection, _COLUMNS, ids, key=_rows.id) if ids else ()
-    members = {row[_ID]: row for row in stored if row[_STATE] == OPEN_GROUP}
-    if advantages.keys() != members.keys():
-        rule = f"be those of the open rows {sorted(members)}"
-        raise refused("advantages", rule, sorted(advantages), f"group number {number}")
-    for id, row in members.items():
-        _give_advantage(connection, row, float(advantages[id]))
-    set_state(connection, list(members), WAITING)
+    ids = _open_ids(connection, run, numbers)
+    if advantages.keys() != set(ids):
+        raise refused("advantages", f"be those of the open rows {ids}", sorted(advantages), f"groups {list(numbers)}")
+    for row in rows_by_key(connection, _COLUMNS, ids, key=_rows.id) if ids else ():
+        _give_advantage(connection, row, float(advantages[row[_ID]]))
+    set_state(connection, ids, WAITING)
     connection.execute(tickets.update().where(here).values(closed_at=policy_version))
 
 

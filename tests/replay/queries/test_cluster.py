@@ -72,7 +72,7 @@ def test_finished_episodes_are_the_sum_of_what_became_of_them(store: ReplayStore
     collect(store, 3)
     for number in (0, 1):
         close(store, number)
-    store.tickets.close_group(RUN, 2, {}, policy_version=0)
+    store.tickets.close_groups(RUN, [2], {}, policy_version=0)
     learn(store, 1)
     close(store, 3)
     counts = cluster(store)["counts"]

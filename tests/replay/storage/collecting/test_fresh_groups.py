@@ -11,6 +11,7 @@ from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.databases import Location
+from replay.storage.format.schema import trajectories
 from replay.storage.retention import Capacity
 from replay.ticket_records import BatchProgress, PlannedBatch, TicketCounts
 from tests.fakes.records import RUN, iteration_record, measured, new_store, policy, request, sql, task
@@ -43,13 +44,13 @@ def test_group_is_closed_only_when_all_its_members_have_ended(store: ReplayStore
     held = claim(store, count=2)
     assert store.tickets.ended_groups(RUN) == []
     store.tickets.fail([held[0]], "overtime")
-    with pytest.raises(InvalidRecord, match="group must be an issued one whose members have all ended, got 0"):
-        store.tickets.close_group(RUN, 0, {"row-0-0": 0.75}, policy_version=0)
+    with pytest.raises(InvalidRecord, match=r"groups must be issued ones whose members have all ended, got \[0\]"):
+        store.tickets.close_groups(RUN, [0], {"row-0-0": 0.75}, policy_version=0)
     store.tickets.finish([(held[1], episode(held[1], reward=0.0, success=False))])
     with pytest.raises(InvalidRecord, match="advantages must be those of the open rows"):
-        store.tickets.close_group(RUN, 0, {"row-0-0": 0.75}, policy_version=0)
+        store.tickets.close_groups(RUN, [0], {"row-0-0": 0.75}, policy_version=0)
     for _ in range(2):
-        store.tickets.close_group(RUN, 0, {"row-0-0": 0.75, "row-0-2": -0.75}, policy_version=0)
+        store.tickets.close_groups(RUN, [0], {"row-0-0": 0.75, "row-0-2": -0.75}, policy_version=0)
     assert states(store) == {"row-0-0": "waiting", "row-0-2": "waiting"}
     assert [row.record.advantage for row in store.read(["row-0-0", "row-0-2"])] == [0.75, -0.75]
     assert sql(store, "select size, success_rate, reward_mean from groups") == [(2, 0.5, 0.5)]
@@ -133,7 +134,7 @@ def test_row_without_a_trained_token_is_never_fresh_and_counts_as_unused(store: 
     collect(store, 1)
     (held,) = claim(store)
     store.tickets.finish([(held, episode(held, trained=False))])
-    store.tickets.close_group(RUN, 0, {"row-0-0": 0.75}, policy_version=0)
+    store.tickets.close_groups(RUN, [0], {"row-0-0": 0.75}, policy_version=0)
     assert [row.trajectory.id for row in fresh(store, 1).rows] == ["row-0-0"]
     assert (counts(store).waiting, counts(store).unused) == (1, 1)
 
@@ -189,6 +190,17 @@ def test_capacity_evicts_no_row_that_is_still_to_be_fresh(store: ReplayStore) ->
     assert counts(store).fresh == 2
     store.purge(RUN, 50)
     assert (counts(store).fresh, counts(store).waiting, counts(store).open) == (2, 2, 1)
+
+
+def test_what_is_damaged_or_forgotten_before_its_group_is_closed_costs_that_row_alone(store: ReplayStore) -> None:
+    issue(store, [0], size=3)
+    collect(store, 3)
+    sql(store, "update trajectories set reward = 0.125 where id = 'row-0-1'")
+    store.forget(trajectories.c.id == "row-0-2", dry_run=False)
+    rows = store.tickets.open_rows(RUN, [0])
+    store.tickets.close_groups(RUN, [0], {row.id: 0.5 for row in rows}, policy_version=0)
+    assert [row.trajectory.id for row in fresh(store, 1).rows] == ["row-0-0"]
+    assert (counts(store).waiting, counts(store).unused) == (1, 2)
 
 
 def test_damaged_row_is_set_aside_and_its_group_is_fresh_without_it(store: ReplayStore) -> None:

@@ -11,7 +11,6 @@ from contextlib import closing
 from typing import Any
 
 from replay import ReplayStore
-from replay.records import OPEN_GROUP
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.databases import Location
 from tests.fakes.databases import Databases
@@ -41,10 +40,8 @@ class Learner:
 
     def step(self) -> None:
         for group in self.store.tickets.ended_groups(RUN):
-            ids = [member.trajectory for member in group.members if member.trajectory is not None]
-            rows = [row for row in self.store.read(ids) if row.record.state == OPEN_GROUP]
-            advantages = {row.id: 0.5 for row in rows}
-            self.store.tickets.close_group(RUN, group.number, advantages, policy_version=self.iteration - 1)
+            advantages = {row.id: 0.5 for row in self.store.tickets.open_rows(RUN, [group.number])}
+            self.store.tickets.close_groups(RUN, [group.number], advantages, policy_version=self.iteration - 1)
             self.look()
         if not self.store.tickets.progress(RUN, self.batch).is_complete:
             return
