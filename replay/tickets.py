@@ -63,9 +63,9 @@ class Tickets:
 
         return self._write(work, *runs)
 
-    def planned(self, run: str) -> list[PlannedBatch]:
-        """All batches ever issued, in order."""
-        return self._database.read(lambda connection: planned_batches.planned(connection, run))
+    def planned(self, run: str, *, after: int) -> list[PlannedBatch]:
+        """The batches that were issued for iterations after this one, in order."""
+        return self._database.read(lambda connection: planned_batches.planned(connection, run, after=after))
 
     def planned_batch(self, run: str, iteration: int) -> PlannedBatch | None:
         """The one that was issued for an iteration; None: none was."""

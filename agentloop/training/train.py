@@ -17,7 +17,6 @@ from agentloop.learning.lead import check_ranks, serve_rank
 from agentloop.learning.stream_losses import stream_losses
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.runs.checkpoint import (
-    COMPLETE,
     Checkpoint,
     newest_checkpoint,
     readable,
@@ -27,6 +26,7 @@ from agentloop.runs.display import RunDisplay, open_display, percent
 from agentloop.runs.metrics_endpoint import serve_metrics
 from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import (
+    COMPLETE,
     RunFolder,
     create_run_folder,
     explained,

@@ -180,7 +180,6 @@ class Worker:
             "failed": self._counts["failed"],
             "tool_errors": self._counts["tool_errors"],
             "code_version": version("agentloop-replay"),
-            "config_hash": self._run.config_hash,
             "state": "collecting" if self._claims else "waiting",
         }
 

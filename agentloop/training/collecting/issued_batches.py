@@ -43,9 +43,8 @@ class IssuedBatches:
         self._components = components
         self._state = state
         self._batches: dict[int, IssuedBatch] = {}
-        for found in components.store.tickets.planned(components.run_id):
-            if found.iteration > state.batches:
-                self._take_up(found)
+        for found in components.store.tickets.planned(components.run_id, after=state.batches):
+            self._take_up(found)
 
     def _take_up(self, found: PlannedBatch) -> None:
         values: dict[str, Any] = dict(found.plan)

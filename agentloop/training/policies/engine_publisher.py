@@ -17,7 +17,7 @@ from agentloop.generation.remote.engine_client import RemoteEngine
 from agentloop.generation.remote.server_facts import read_key
 from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights
-from agentloop.runs.checkpoint import COMPLETE
+from agentloop.runs.run_folder import COMPLETE
 from agentloop.training.policies.published_folder import make_probe, write_published
 from replay.ticket_records import PUBLISHING, SERVING
 

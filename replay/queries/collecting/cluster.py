@@ -31,8 +31,7 @@ def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
     lease_s = stored_setting(run.config, "collection.lease_s", float) or _LEASE_S
     with store.reading() as connection:
         counts = count_tickets(connection, run.id)
-        evaluations = unended_episodes.evaluation_states(connection, run.id)
-        tried_again = evaluations.pop("tried_again")
+        evaluations, tried_again = unended_episodes.evaluation_states(connection, run.id)
         newest = fresh_staleness.newest_iteration(connection, run.id)
         ended, leader = _leader(connection, run.id)
         batch = unended_episodes.open_batch(connection, run.id)

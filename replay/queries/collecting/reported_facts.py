@@ -31,7 +31,7 @@ def real(value: Any) -> float | None:
 
 Kinds = Mapping[str, Callable[[Any], Any]]
 _WORKER: Kinds = {
-    **dict.fromkeys(("host", "state", "code_version", "config_hash"), text),
+    **dict.fromkeys(("host", "state", "code_version"), text),
     **dict.fromkeys(("pid", "concurrency", "in_flight", "done", "failed", "tool_errors"), whole),
 }
 _ENGINE: Kinds = {

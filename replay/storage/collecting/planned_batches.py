@@ -23,9 +23,10 @@ def remember(connection: sa.Connection, batch: PlannedBatch) -> None:
         insert(connection, planned_batches, [{**row, "plan": canonical_json(batch.plan)}])
 
 
-def planned(connection: sa.Connection, run: str) -> list[PlannedBatch]:
-    query = planned_batches.select().where(_planned.run == run).order_by(_planned.iteration)
-    return [PlannedBatch(row.run, row.iteration, json.loads(row.plan)) for row in connection.execute(query)]
+def planned(connection: sa.Connection, run: str, *, after: int) -> list[PlannedBatch]:
+    query = planned_batches.select().where(_planned.run == run, _planned.iteration > after)
+    found = connection.execute(query.order_by(_planned.iteration))
+    return [PlannedBatch(row.run, row.iteration, json.loads(row.plan)) for row in found]
 
 
 def planned_batch(connection: sa.Connection, run: str, iteration: int) -> PlannedBatch | None:

@@ -105,7 +105,8 @@ def test_batch_is_planned_once_and_says_how_far_it_is(store: ReplayStore) -> Non
     tickets = [ticket(number, member) for number in (0, 1) for member in (0, 1)]
     assert store.tickets.issue([task()], tickets, PlannedBatch(RUN, 1, {"share": 0.5})) == 4
     assert store.tickets.issue([task()], tickets, PlannedBatch(RUN, 1, {"share": 0.25})) == 0
-    assert store.tickets.planned(RUN) == [PlannedBatch(RUN, 1, {"share": 0.5})]
+    assert store.tickets.planned(RUN, after=0) == [PlannedBatch(RUN, 1, {"share": 0.5})]
+    assert store.tickets.planned(RUN, after=1) == []
     collect(store, 1)
     store.tickets.fail(claim(store), "overtime")
     assert store.tickets.progress(RUN, 1) == BatchProgress(episodes=4, ended=2)
