@@ -151,4 +151,4 @@ class Tickets:
 
     def last_number(self, run: str) -> int | None:
         """Of the groups ever issued; None: none was."""
-        return self._database.read(lambda connection: ticket_counts.last_number(connection, run))
+        return self._database.read(lambda connection: leases.last_number(connection, run))

@@ -17,7 +17,7 @@ from replay.storage.format.schema import groups, tickets, trajectories
 from replay.storage.statements import insert
 from replay.storage.validate import checked, refused
 from replay.storage.write import Prepared, PreparedRow, append
-from replay.ticket_records import DONE, EVALUATION, TRAIN, UNENDED, Claim, Place
+from replay.ticket_records import DONE, EVALUATION, TRAIN, UNENDED, Claim
 
 _AGREED = ("run", "task", "iteration", "member")
 
@@ -29,12 +29,12 @@ def finish(connection: sa.Connection, claims: Sequence[Claim], prepared: Prepare
     """
     for claim, id in zip(claims, ids, strict=True):
         _check_agreed(claim, prepared.trajectories[id].record)
-    found = _locked(connection, claims)
-    counted = [_is_first(found.get(_key(claim)), claim, id) for claim, id in zip(claims, ids, strict=True)]
+    found = locked(connection, claims)
+    counted = [_is_first(found.get(claim.place), claim, id) for claim, id in zip(claims, ids, strict=True)]
     new = {
         id: claim
         for claim, id, counts in zip(claims, ids, counted, strict=True)
-        if counts and found[_key(claim)]["state"] != DONE
+        if counts and found[claim.place]["state"] != DONE
     }
     if new:
         rows = {id: _in_open_group(prepared.trajectories[id]) for id in new}
@@ -49,24 +49,12 @@ def finish_evaluation(connection: sa.Connection, claim: Claim, outcome: Mapping[
     """Whether it counts. Of an evaluation no row is stored: `outcome` is what the learner wants to know of it."""
     if claim.ticket.purpose != EVALUATION:
         raise refused("outcome", "be of an evaluation", claim.ticket.purpose, f"ticket {claim.place}")
-    found = _locked(connection, [claim]).get(_key(claim))
+    found = locked(connection, [claim]).get(claim.place)
     if not _is_first(found, claim, None):
         return False
     if found is not None and found["state"] != DONE:
         _end(connection, claim, outcome=canonical_json(outcome))
     return True
-
-
-def _key(claim: Claim) -> tuple[str, Place]:
-    return claim.ticket.run, claim.place
-
-
-def _locked(connection: sa.Connection, claims: Sequence[Claim]) -> dict[tuple[str, Place], Row]:
-    found = {}
-    for run in sorted({claim.ticket.run for claim in claims}):
-        places = [claim.place for claim in claims if claim.ticket.run == run]
-        found.update({(run, place): row for place, row in locked(connection, run, places).items()})
-    return found
 
 
 def _is_first(row: Row | None, claim: Claim, id: str | None) -> bool:

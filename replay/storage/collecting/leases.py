@@ -46,6 +46,12 @@ def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Seque
     return len(new)
 
 
+def last_number(connection: sa.Connection, run: str) -> int | None:
+    """Of the groups that were ever issued for the run; None: none was."""
+    found = connection.scalar(sa.select(sa.func.max(_tickets.number)).where(_tickets.run == run))
+    return None if found is None else int(found)
+
+
 def _remember(connection: sa.Connection, given: Sequence[TaskRecord]) -> None:
     """Their payloads, also of tasks that went with their last row."""
     for row, task in zip(checked(given, "task", "hash"), given, strict=True):
@@ -115,14 +121,12 @@ def fail(connection: sa.Connection, claims: Sequence[Claim], reason: str) -> dic
 
 
 def _of_holders(connection: sa.Connection, claims: Sequence[Claim], **values: Any) -> dict[Place, str]:
-    lost: dict[Place, str] = {}
-    for run in dict.fromkeys(claim.ticket.run for claim in claims):
-        mine = {claim.place: claim for claim in claims if claim.ticket.run == run}
-        found = locked(connection, run, list(mine))
-        held = [place for place, row in found.items() if row["state"] == LEASED and _is_by(row, mine[place])]
-        _change(connection, run, held, **values)
-        lost |= {place: row["state"] for place, row in found.items() if place not in held}
-    return lost
+    mine = {claim.place: claim for claim in claims}
+    found = locked(connection, claims)
+    held = [place for place, row in found.items() if row["state"] == LEASED and _is_by(row, mine[place])]
+    if held:
+        _change(connection, claims[0].ticket.run, held, **values)
+    return {place: row["state"] for place, row in found.items() if place not in held}
 
 
 def _is_by(row: Row, claim: Claim) -> bool:
@@ -138,14 +142,17 @@ def revoke(connection: sa.Connection, run: str, purpose: str, reason: str) -> in
     return len(places)
 
 
-def locked(connection: sa.Connection, run: str, places: Sequence[Place]) -> dict[Place, Row]:
-    """The tickets at these places. Nobody else changes those that have not ended before the transaction does.
+def locked(connection: sa.Connection, claims: Sequence[Claim]) -> dict[Place, Row]:
+    """The tickets of claims for one run. Nobody else changes those that have not ended before the transaction does.
 
     Ended ones stay ended. They are not locked: what the learner does with them waits for no worker.
     """
+    runs = {claim.ticket.run for claim in claims}
+    if len(runs) > 1:
+        raise ValueError(f"claims must be for one run, got {sorted(runs)}. Call once for each.")
     found: dict[Place, Row] = {}
-    for chunk in chunked(sorted(places)):
-        here = tickets.select().where(_tickets.run == run, sa.tuple_(*PLACE).in_(chunk)).order_by(*PLACE)
+    for chunk in chunked(sorted(claim.place for claim in claims)):
+        here = tickets.select().where(_tickets.run.in_(runs), sa.tuple_(*PLACE).in_(chunk)).order_by(*PLACE)
         unended = here.where(_tickets.state.in_(UNENDED)).with_for_update()
         for query in (unended, here):
             for row in connection.execute(query).mappings():

@@ -59,9 +59,3 @@ def count_samples(connection: sa.Connection, run: str) -> int:
     """Rows of all committed batches, fresh and replayed."""
     sums = sa.func.sum(iterations.c.fresh + iterations.c.replay)
     return int(connection.scalar(sa.select(sums).where(iterations.c.run == run)) or 0)
-
-
-def last_number(connection: sa.Connection, run: str) -> int | None:
-    """Of the groups that were ever issued for the run; None: none was."""
-    found = connection.scalar(sa.select(sa.func.max(_tickets.number)).where(_tickets.run == run))
-    return None if found is None else int(found)
