@@ -30,20 +30,33 @@ _UNHELD = {"holder": None, "due": None}
 def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Sequence[TicketRecord]) -> int:
     """How many are new; one that was issued before must be the same again."""
     _remember(connection, given)
-    new = []
-    for row in checked(records, "ticket", "number"):
-        here = (_tickets.run == row["run"]) & (_tickets.number == row["number"]) & (_tickets.member == row["member"])
-        stored = connection.execute(sa.select(*(_tickets[name] for name in _GIVEN)).where(here)).mappings().first()
-        for name in _GIVEN if stored is not None else ():
-            if stored[name] != row[name]:  # type: ignore[index]  # not None here
+    rows = checked(records, "ticket", "number")
+    known = _issued(connection, rows)
+    new = [row for row in rows if _key(row) not in known]
+    for row in rows:
+        stored = known.get(_key(row), row)
+        for name in _GIVEN:
+            if stored[name] != row[name]:
                 place = f"ticket {row['number']}/{row['member']}"
-                raise refused(name, f"be the issued {stored[name]!r}", row[name], place)  # type: ignore[index]
-        if stored is None:
-            new.append(row)
+                raise refused(name, f"be the issued {stored[name]!r}", row[name], place)
     if new:
         issued_at = connection.scalar(sa.select(seconds_now()))
         insert(connection, tickets, [{**row, "state": QUEUED, "issued_at": issued_at} for row in new])
     return len(new)
+
+
+def _issued(connection: sa.Connection, rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
+    """The tickets of these groups that there are, by run, number and member."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for run in {row["run"] for row in rows}:
+        for chunk in chunked(sorted({row["number"] for row in rows if row["run"] == run})):
+            here = tickets.select().where(_tickets.run == run, _tickets.number.in_(chunk))
+            found.update({_key(dict(row)): dict(row) for row in connection.execute(here).mappings()})
+    return found
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return row["run"], row["number"], row["member"]
 
 
 def last_number(connection: sa.Connection, run: str) -> int | None:
