@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -173,14 +174,17 @@ def _components(
         raise
 
 
-def _leading(parts: Components) -> AbstractContextManager[None]:
-    """Workers have one learner: this one, or nobody else may lead."""
+@contextmanager
+def _leading(parts: Components) -> Iterator[None]:
+    """Workers have one learner: this one, or it is refused and changes nothing."""
     section = parts.config.collection
     if section.by == "loop":
-        return nullcontext()
+        yield
+        return
     parts.store.add_run(_run_record(parts))
-    parts.store.roles.end_run(parts.run_id, ended=False)
-    return Leadership(parts.store, parts.run_id, parts.folder.path, lease_s=section.lease_s).held()
+    with Leadership(parts.store, parts.run_id, parts.folder.path, lease_s=section.lease_s).held():
+        parts.store.roles.end_run(parts.run_id, ended=False)
+        yield
 
 
 def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
