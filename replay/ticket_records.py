@@ -56,18 +56,6 @@ class PlannedBatch:
 
 
 @dataclass(frozen=True)
-class BatchProgress:
-    """How far the episodes of a planned batch are."""
-
-    episodes: int
-    ended: int
-
-    @property
-    def is_complete(self) -> bool:
-        return self.ended == self.episodes
-
-
-@dataclass(frozen=True)
 class Claim:
     """A ticket in the hands of a worker, until its lease is over."""
 

@@ -19,7 +19,6 @@ from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.databases import Database, Result
 from replay.ticket_records import (
     TRAIN,
-    BatchProgress,
     Claim,
     EndedGroup,
     Place,
@@ -71,9 +70,13 @@ class Tickets:
         """The one that was issued for an iteration; None: none was."""
         return self._database.read(lambda connection: planned_batches.planned_batch(connection, run, iteration))
 
-    def progress(self, run: str, iteration: int, purpose: Purpose = TRAIN) -> BatchProgress:
-        """How many episodes that were issued for an iteration have ended."""
-        return self._database.read(lambda connection: planned_batches.progress(connection, run, iteration, purpose))
+    def episodes(self, run: str, iteration: int, purpose: Purpose = TRAIN) -> int:
+        """How many were issued for an iteration."""
+        return self._database.read(lambda connection: planned_batches.episodes(connection, run, iteration, purpose))
+
+    def under_way(self, run: str, iteration: int, purpose: Purpose = TRAIN) -> int:
+        """How many of them have not ended."""
+        return self._database.read(lambda connection: planned_batches.under_way(connection, run, iteration, purpose))
 
     def claim(self, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
         """Up to `count` episodes to collect, evaluations first, then the oldest, each for `lease_s` seconds.

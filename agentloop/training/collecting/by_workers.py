@@ -63,7 +63,7 @@ class WorkerCollection:
     def _replayed_meanwhile(self, turn: int, request: DrawRequest, available: Availability) -> IterationPlan | None:
         """An iteration of replay alone, where the batch is not whole yet and the configuration allows one."""
         ratio = self._section.samples_per_insert
-        if ratio is None or self._store.tickets.progress(self._run, turn).is_complete:
+        if ratio is None or not self._store.tickets.under_way(self._run, turn):
             return None
         age_then = [
             request.policy_version + 1 + number - turn - self._batches[number].version

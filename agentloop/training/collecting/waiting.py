@@ -28,16 +28,16 @@ class Waiting:
         """How many episodes there are. Raises StoppedWaiting where they were to be trained on."""
         store, run = self._components.store, self._components.run_id
         phase = "collect" if purpose == TRAIN else "evaluate"
-        shown_at = time.monotonic()
-        while not (progress := store.tickets.progress(run, iteration, purpose)).is_complete:
-            self._components.display.phase(phase, progress.ended, progress.episodes)
+        shown_at, episodes = time.monotonic(), store.tickets.episodes(run, iteration, purpose)
+        while under_way := store.tickets.under_way(run, iteration, purpose):
+            self._components.display.phase(phase, episodes - under_way, episodes)
             # An evaluation belongs to an iteration that is learned from already.
             if purpose == TRAIN and self._stopped():
                 raise StoppedWaiting
             if time.monotonic() - shown_at > _NOBODY_S:
                 shown_at = time.monotonic() if self._someone_is_there() else self._show_how()
             time.sleep(_LOOK_AGAIN_S)
-        return progress.episodes
+        return episodes
 
     def _someone_is_there(self) -> bool:
         lease_s = self._components.config.collection.lease_s

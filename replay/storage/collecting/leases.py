@@ -81,9 +81,7 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
     come only where there are none.
     """
     columns = [_tickets[name] for name in ("number", "member", "task", "iteration", "purpose", "fence", "tries")]
-    free = sa.select(*columns).where(is_free(run))
-    # `eval` comes before `train` in the order of letters.
-    free = free.order_by(_tickets.purpose, *PLACE).limit(count).with_for_update(skip_locked=True)
+    free = free_tickets(run, *columns).limit(count).with_for_update(skip_locked=True)
     found = [dict(row) for row in connection.execute(free).mappings()]
     exhausted = [row for row in found if row["tries"] >= MOST_TRIES]
     given = [row for row in found if row["tries"] < MOST_TRIES]
@@ -96,10 +94,15 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
     return list(_claims(connection, run, holder, given))
 
 
-def is_free(run: str) -> sa.ColumnElement[bool]:
-    """Nobody holds it, or the lease is over."""
+def free_tickets(run: str, *columns: sa.Column[Any]) -> sa.Select[Any]:
+    """Those that nobody holds, or whose lease is over: evaluations first, then the oldest.
+
+    It is the order of the index of unclosed tickets; without one SQLite looks at every ticket there ever was.
+    """
     is_over = (_tickets.state == LEASED) & (_tickets.due < seconds_now())
-    return sa.and_(_tickets.run == run, _tickets.closed_at.is_(None), (_tickets.state == QUEUED) | is_over)
+    is_free = sa.and_(_tickets.run == run, _tickets.closed_at.is_(None), (_tickets.state == QUEUED) | is_over)
+    # `eval` comes before `train` in the order of letters.
+    return sa.select(*columns).where(is_free).order_by(_tickets.purpose, *PLACE)
 
 
 def _place(row: Row) -> Place:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from context.messages import canonical_json
 from replay.errors import ReplayError, RunReplaced
-from replay.storage.collecting.leases import is_free
+from replay.storage.collecting.leases import free_tickets
 from replay.storage.databases.clock import seconds_now
 from replay.storage.format.schema import engines, runs, tickets, workers
 from replay.ticket_records import Participant, RunView
@@ -42,7 +42,7 @@ def list_participants(connection: sa.Connection, table: sa.Table, run: str) -> l
 
 def view_run(connection: sa.Connection, run: str) -> RunView:
     """What workers ask again and again, in one small transaction."""
-    free = sa.select(tickets.c.number).where(is_free(run)).limit(1)
+    free = free_tickets(run, tickets.c.number).limit(1)
     others = sa.select(sa.func.count()).select_from(workers).where(workers.c.run == run)
     return RunView(
         has_ended=bool(connection.scalar(sa.select(runs.c.ended).where(runs.c.id == run))),

@@ -10,7 +10,7 @@ from context.messages import canonical_json
 from replay.storage.format.schema import planned_batches, tickets
 from replay.storage.statements import insert
 from replay.storage.validate import checked
-from replay.ticket_records import UNENDED, BatchProgress, PlannedBatch
+from replay.ticket_records import UNENDED, PlannedBatch
 
 _planned, _tickets = planned_batches.c, tickets.c
 
@@ -35,8 +35,13 @@ def planned_batch(connection: sa.Connection, run: str, iteration: int) -> Planne
     return None if row is None else PlannedBatch(row.run, row.iteration, json.loads(row.plan))
 
 
-def progress(connection: sa.Connection, run: str, iteration: int, purpose: str) -> BatchProgress:
+def episodes(connection: sa.Connection, run: str, iteration: int, purpose: str) -> int:
     mine = (_tickets.run == run) & (_tickets.iteration == iteration) & (_tickets.purpose == purpose)
-    ended = sa.func.count().filter(_tickets.state.not_in(UNENDED))
-    row = connection.execute(sa.select(sa.func.count(), ended).where(mine)).one()
-    return BatchProgress(*row)
+    return connection.scalar(sa.select(sa.func.count()).where(mine)) or 0
+
+
+def under_way(connection: sa.Connection, run: str, iteration: int, purpose: str) -> int:
+    """How many of them have not ended: asked again and again, of the index of unclosed tickets."""
+    unclosed = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.closed_at.is_(None)
+    unended = _tickets.state.in_(UNENDED) & (_tickets.iteration == iteration)
+    return connection.scalar(sa.select(sa.func.count()).where(unclosed, unended)) or 0

@@ -13,7 +13,7 @@ from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.databases import Location
 from replay.storage.format.schema import trajectories
 from replay.storage.retention import Capacity
-from replay.ticket_records import BatchProgress, PlannedBatch, TicketCounts
+from replay.ticket_records import PlannedBatch, TicketCounts
 from tests.fakes.records import RUN, iteration_record, measured, new_store, policy, request, sql, task
 from tests.replay.storage.collecting.episodes import claim, close, collect, episode, issue, ticket
 
@@ -109,9 +109,9 @@ def test_batch_is_planned_once_and_says_how_far_it_is(store: ReplayStore) -> Non
     assert store.tickets.planned(RUN, after=1) == []
     collect(store, 1)
     store.tickets.fail(claim(store), "overtime")
-    assert store.tickets.progress(RUN, 1) == BatchProgress(episodes=4, ended=2)
+    assert (store.tickets.episodes(RUN, 1), store.tickets.under_way(RUN, 1)) == (4, 2)
     collect(store, 2)
-    assert store.tickets.progress(RUN, 1).is_complete
+    assert (store.tickets.episodes(RUN, 1), store.tickets.under_way(RUN, 1)) == (4, 0)
 
 
 @pytest.mark.parametrize(("staleness", "late"), [(0, 4), (1, 2), (2, 0), (4, 0)])

@@ -43,7 +43,7 @@ class Learner:
             advantages = {row.id: 0.5 for row in self.store.tickets.open_rows(RUN, [group.number])}
             self.store.tickets.close_groups(RUN, [group.number], advantages, policy_version=self.iteration - 1)
             self.look()
-        if not self.store.tickets.progress(RUN, self.batch).is_complete:
+        if self.store.tickets.under_way(RUN, self.batch):
             return
         drawn = self.store.tickets.draw_fresh(FreshRequest(RUN, self.iteration, self.batch, self.iteration - 1, 6))
         self.look()
