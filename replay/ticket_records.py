@@ -88,7 +88,6 @@ class EndedGroup:
     """All members have ended, and the learner has not closed it yet."""
 
     number: int
-    task: str
     iteration: int
     members: tuple[EndedMember, ...]
 

@@ -199,6 +199,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
         parts.display.note(
             f"resumed {folder.path} after iteration {state.iteration}: {report.released} reservations released, "
             f"{report.rolled_back} draws rolled back, {report.orphaned} trajectories orphaned"
+            + (f", {report.fresh_again} to be fresh again" if report.fresh_again else "")
         )
         _note_other_versions(parts)
         restore_random(checkpoint)

@@ -43,7 +43,7 @@ def _ended(number: int, rows: list[Any]) -> EndedGroup:
         )
         for row in rows
     )
-    return EndedGroup(number, rows[0]["task"], rows[0]["iteration"], members)
+    return EndedGroup(number, rows[0]["iteration"], members)
 
 
 def open_rows(connection: sa.Connection, run: str, numbers: Sequence[int]) -> list[Trajectory]:

@@ -211,7 +211,7 @@ def test_damaged_row_is_set_aside_and_its_group_is_fresh_without_it(store: Repla
     sql(store, "update trajectories set reward = 0.125 where id = 'row-0-1'")
     drawn = fresh(store, 1)
     assert [row.trajectory.id for row in drawn.rows] == ["row-0-0"]
-    assert list(drawn.corrupt) == ["row-0-1"]
+    assert states(store)["row-0-1"] == "quarantined"
     commit(store, 1, drawn)
     assert (counts(store).fresh, counts(store).unused) == (1, 1)
 
