@@ -116,9 +116,20 @@ def test_a_worker_that_is_asked_to_stop_gives_back_what_it_holds(begin: Begin, t
     assert {claim.tries for claim in claims} == {1}
 
 
+def stop(worker: WorkerProgram) -> None:
+    """Returns once none of its threads runs."""
+    worker.send(signal.SIGSTOP)
+    deadline = time.monotonic() + LIMIT_S
+    while any(
+        path.read_text().rpartition(") ")[2][0] != "T" for path in Path(f"/proc/{worker.id}/task").glob("*/stat")
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def stop_between_writes(worker: WorkerProgram, location: Location) -> None:
     """A file has one writer at a time: one that is stopped in the middle would hold all others up."""
-    worker.send(signal.SIGSTOP)
+    stop(worker)
     while isinstance(location, Path):
         with closing(sqlite3.connect(location, timeout=0.2, isolation_level=None)) as connection:
             try:
@@ -128,7 +139,7 @@ def stop_between_writes(worker: WorkerProgram, location: Location) -> None:
             except sqlite3.OperationalError:
                 worker.send(signal.SIGCONT)
                 time.sleep(0.05)
-                worker.send(signal.SIGSTOP)
+                stop(worker)
 
 
 def test_a_worker_stopped_past_its_leases_counts_once(begin: Begin, location: Location) -> None:
