@@ -148,9 +148,9 @@ class Tickets:
         """Where every training episode is, at one moment."""
         return self._database.read(lambda connection: ticket_counts.count_tickets(connection, run))
 
-    def samples(self, run: str) -> int:
-        """Rows that updates have learned from, each as often as it was in a batch."""
-        return self._database.read(lambda connection: ticket_counts.count_samples(connection, run))
+    def uses(self, run: str) -> tuple[int, int]:
+        """Rows that updates have learned from, each as often as it was in a batch; and how many were collected."""
+        return self._database.read(lambda connection: ticket_counts.count_uses(connection, run))
 
     def last_number(self, run: str) -> int | None:
         """Of the groups ever issued; None: none was."""

@@ -71,8 +71,8 @@ class WorkerCollection:
         ]
         if max(age_then) > self._section.max_staleness:
             return None
-        size = self._components.config.batch.trajectories
-        if self._store.tickets.samples(self._run) + size > ratio * self._store.tickets.counts(self._run).done:
+        learned, collected = self._store.tickets.uses(self._run)
+        if learned + self._components.config.batch.trajectories > ratio * collected:
             return None
         plan = self._components.mixer.plan_replay_alone(request.iteration, available)
         return None if plan is None else IterationPlan(plan, (), available, replace(request, picks=plan.picks))
