@@ -15,8 +15,7 @@ from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.runs.run_folder import create_run_folder
-from agentloop.training.collecting.issued_batches import IssuedBatches
-from agentloop.training.collecting.ticket_groups import issue_groups
+from agentloop.training.collecting.issued_batches import IssuedBatches, issue_groups
 from agentloop.training.components import Components, build_components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.train import begin_run

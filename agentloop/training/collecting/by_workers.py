@@ -12,16 +12,15 @@ from agentloop.rollouts.trajectories import Collected
 from agentloop.training.collecting.collection import replay_request, task_hash
 from agentloop.training.collecting.held_out import evaluate_by_workers
 from agentloop.training.collecting.issued_batches import IssuedBatches
-from agentloop.training.collecting.replay_alone import replay_alone
 from agentloop.training.collecting.waiting import Waiting
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
 from replay.mixing.request import Availability, DrawRequest
-from replay.records import OPEN_GROUP, BatchRow, Trajectory, group_of
+from replay.records import BatchRow, Trajectory, group_of
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.write import AppendReport
-from replay.ticket_records import EVALUATION, TRAIN, EndedGroup, MemberScores
+from replay.ticket_records import EVALUATION, TRAIN, EndedGroup
 
 
 class WorkerCollection:
@@ -64,7 +63,7 @@ class WorkerCollection:
     def _replayed_meanwhile(self, turn: int, request: DrawRequest, available: Availability) -> IterationPlan | None:
         """An iteration of replay alone, where the batch is not whole yet and the configuration allows one."""
         ratio = self._section.samples_per_insert
-        if ratio is None or self._store.tickets.progress(self._run, turn).is_complete:
+        if ratio is None or not self._store.tickets.under_way(self._run, turn):
             return None
         age_then = [
             request.policy_version + 1 + number - turn - self._batches[number].version
@@ -72,10 +71,10 @@ class WorkerCollection:
         ]
         if max(age_then) > self._section.max_staleness:
             return None
-        size = self._components.config.batch.trajectories
-        if self._store.tickets.samples(self._run) + size > ratio * self._store.tickets.counts(self._run).done:
+        learned, collected = self._store.tickets.uses(self._run)
+        if learned + self._components.config.batch.trajectories > ratio * collected:
             return None
-        plan = replay_alone(self._components.mixer, request.iteration, available)
+        plan = self._components.mixer.plan_replay_alone(request.iteration, available)
         return None if plan is None else IterationPlan(plan, (), available, replace(request, picks=plan.picks))
 
     def _under_way(self, turn: int) -> range:
@@ -87,7 +86,7 @@ class WorkerCollection:
         if not planned.plan.groups:
             return Collected()
         turn = self._state.batches + 1
-        self._waiting.until_ended(turn)
+        episodes = self._waiting.until_ended(turn)
         groups = [group for group in self._store.tickets.ended_groups(self._run) if group.iteration == turn]
         self._close(groups, planned.request.policy_version)
         request = planned.request
@@ -96,26 +95,20 @@ class WorkerCollection:
         )
         if not drawn.rows:
             raise TrainingStopped(
-                f"batch {turn} must have a trajectory that was collected, got none of "
-                f"{self._store.tickets.progress(self._run, turn).episodes} episodes: "
+                f"batch {turn} must have a trajectory that was collected, got none of {episodes} episodes: "
                 f"{_reason(groups)}. Mend that and --resume."
             )
         self._rows = drawn.rows
-        return self._collected(drawn.rows, late=drawn.late, failed=self._failed(turn, len(drawn.rows) + drawn.late))
+        return self._collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)
 
     def _close(self, groups: list[EndedGroup], version: int) -> None:
-        """The advantages of the whole batch, as some compare all of it; then its rows wait to be fresh."""
-        ids = [m.trajectory for group in groups for m in group.members if m.trajectory is not None]
-        rows = [row for row in self._store.read(ids) if row.record.state == OPEN_GROUP]
+        """The advantages of the whole batch at once, as some compare all of it; then its rows wait to be fresh."""
+        numbers = [group.number for group in groups]
+        rows = self._store.tickets.open_rows(self._run, numbers)
         rewards = penalised_rewards(rows, self._charged(rows))
-        advantages = self._components.estimator.of_groups(rows, rewards)
-        scores: dict[str, dict[str, MemberScores]] = {}
-        for row, advantage in zip(rows, advantages, strict=True):
-            scores.setdefault(row.record.group, {})[row.id] = MemberScores(row.record.reward, advantage)
-        group_of_row = {row.id: row.record.group for row in rows}
-        for group in groups:
-            own = next((group_of_row[m.trajectory] for m in group.members if m.trajectory in group_of_row), "")
-            self._store.tickets.close_group(self._run, group.number, scores.get(own, {}), policy_version=version)
+        found = self._components.estimator.of_groups(rows, rewards)
+        advantages = {row.id: advantage for row, advantage in zip(rows, found, strict=True)}
+        self._store.tickets.close_groups(self._run, numbers, advantages, policy_version=version)
 
     def _charged(self, rows: list[Trajectory]) -> list[KlPenalty]:
         """Today's penalty of each row, measured once."""
@@ -143,9 +136,6 @@ class WorkerCollection:
                 "collection/late": late,
             },
         )
-
-    def _failed(self, turn: int, rows: int) -> int:
-        return self._store.tickets.progress(self._run, turn).episodes - rows
 
     def append(self, fresh: Collected) -> AppendReport:
         """Workers have stored them."""

@@ -13,9 +13,10 @@ import sqlalchemy as sa
 
 from context.messages import canonical_json
 from replay.errors import ReplayError, RunReplaced
+from replay.storage.collecting.leases import free_tickets
 from replay.storage.databases.clock import seconds_now
-from replay.storage.format.schema import engines, runs, workers
-from replay.ticket_records import Participant
+from replay.storage.format.schema import engines, runs, tickets, workers
+from replay.ticket_records import Participant, RunView
 
 TABLES = {"worker": workers, "engine": engines}
 
@@ -39,16 +40,20 @@ def list_participants(connection: sa.Connection, table: sa.Table, run: str) -> l
     return [Participant(row.id, json.loads(row.facts), row.age, row.silence) for row in found]
 
 
-def count(connection: sa.Connection, table: sa.Table, run: str) -> int:
-    return connection.scalar(sa.select(sa.func.count()).select_from(table).where(table.c.run == run)) or 0
+def view_run(connection: sa.Connection, run: str) -> RunView:
+    """What workers ask again and again, in one small transaction."""
+    free = free_tickets(run, tickets.c.number).limit(1)
+    others = sa.select(sa.func.count()).select_from(workers).where(workers.c.run == run)
+    return RunView(
+        has_ended=bool(connection.scalar(sa.select(runs.c.ended).where(runs.c.id == run))),
+        has_free_tickets=connection.execute(free).first() is not None,
+        workers=connection.scalar(others) or 0,
+        engines=tuple(list_participants(connection, engines, run)),
+    )
 
 
 def end_run(connection: sa.Connection, run: str, *, ended: bool) -> None:
     connection.execute(runs.update().where(runs.c.id == run).values(ended=ended))
-
-
-def has_ended(connection: sa.Connection, run: str) -> bool:
-    return bool(connection.scalar(sa.select(runs.c.ended).where(runs.c.id == run)))
 
 
 def lead(connection: sa.Connection, run: str, leader: str, *, lease_s: float) -> None:
