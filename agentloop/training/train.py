@@ -190,7 +190,6 @@ def _leading(parts: Components) -> AbstractContextManager[None]:
     if section.by == "loop":
         return nullcontext()
     parts.store.add_run(_run_record(parts))
-    parts.store.roles.end_run(parts.run_id, ended=False)
     return Leadership(parts.store, parts.run_id, parts.folder.path, lease_s=section.lease_s).held()
 
 
