@@ -56,10 +56,17 @@ class BatchProgress:
 
     episodes: int
     ended: int
+    failed: int
+    """Of those that have ended."""
 
     @property
     def is_complete(self) -> bool:
         return self.ended == self.episodes
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether nothing was collected of it, and nothing will be."""
+        return 0 < self.episodes == self.failed
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from context.messages import canonical_json
 from replay.storage.format.schema import planned_batches, tickets
 from replay.storage.statements import insert
 from replay.storage.validate import checked
-from replay.ticket_records import UNENDED, BatchProgress, PlannedBatch
+from replay.ticket_records import FAILED, UNENDED, BatchProgress, PlannedBatch
 
 _planned, _tickets = planned_batches.c, tickets.c
 
@@ -37,5 +37,6 @@ def planned_batch(connection: sa.Connection, run: str, iteration: int) -> Planne
 def progress(connection: sa.Connection, run: str, iteration: int, purpose: str) -> BatchProgress:
     mine = (_tickets.run == run) & (_tickets.iteration == iteration) & (_tickets.purpose == purpose)
     ended = sa.func.count().filter(_tickets.state.not_in(UNENDED))
-    row = connection.execute(sa.select(sa.func.count(), ended).where(mine)).one()
+    failed = sa.func.count().filter(_tickets.state == FAILED)
+    row = connection.execute(sa.select(sa.func.count(), ended, failed).where(mine)).one()
     return BatchProgress(*row)

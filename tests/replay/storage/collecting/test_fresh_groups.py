@@ -107,7 +107,7 @@ def test_batch_is_planned_once_and_says_how_far_it_is(store: ReplayStore) -> Non
     assert store.tickets.planned(RUN) == [PlannedBatch(RUN, 1, {"share": 0.5})]
     collect(store, 1)
     store.tickets.fail(claim(store), "overtime")
-    assert store.tickets.progress(RUN, 1) == BatchProgress(episodes=4, ended=2)
+    assert store.tickets.progress(RUN, 1) == BatchProgress(episodes=4, ended=2, failed=1)
     collect(store, 2)
     assert store.tickets.progress(RUN, 1).is_complete
 
