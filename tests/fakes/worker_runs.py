@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -81,6 +82,21 @@ class IssuedRun:
             assert time.monotonic() < deadline, f"{counts} and {said}"
             time.sleep(0.02)
         return counts
+
+
+def stop_between_writes(send: Callable[[signal.Signals], None], location: Location) -> None:
+    """SIGSTOP for a process. A file has one writer at a time: one stopped in the middle would hold all others up."""
+    send(signal.SIGSTOP)
+    while isinstance(location, Path):
+        with closing(sqlite3.connect(location, timeout=0.2, isolation_level=None)) as connection:
+            try:
+                connection.execute("begin immediate")
+                connection.execute("rollback")
+                return
+            except sqlite3.OperationalError:
+                send(signal.SIGCONT)
+                time.sleep(0.05)
+                send(signal.SIGSTOP)
 
 
 @contextmanager
