@@ -14,6 +14,7 @@ from tests.fakes.made_runs import made_run
 from tests.fakes.runs import rows, save_qwen2, small_config
 
 ITERATIONS = 100
+pytestmark = pytest.mark.timeout(300)
 FIRST = 6
 """The batch from which on rows are replayed: whatever is planned ahead, the buffer has enough for it by then."""
 CONSTANT: dict[str, Any] = {"fraction": 0.23}

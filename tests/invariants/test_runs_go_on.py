@@ -15,7 +15,8 @@ from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.made_runs import made_run
 from tests.fakes.runs import rows, save_qwen2, small_config
 
-ITERATIONS = 40
+ITERATIONS = 24
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_a_task_that_always_fails_is_tried_in_two_batches_and_no_more(tmp_path: 
     database = tmp_path / "small-001" / "replay.sqlite"
     failed = rows(database, tickets.format("failed"))
     print(f"{len(failed)} tasks failed, in {Counter(batches for _, batches, _ in failed)} batches: {counts}")
-    assert len(failed) > 10
+    assert len(failed) > 5
     assert {batches for _, batches, _ in failed[:-2]} <= {1, 2}
     assert counts.fresh == counts.done == counts.rows
     assert rows(database, "select count(*) from iterations where fresh = 0") == [(0,)]

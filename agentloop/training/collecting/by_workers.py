@@ -189,12 +189,12 @@ class WorkerCollection:
     def _go_on_to_next(self, without_member: Collection[int]) -> None:
         """The batch has had its turn. Tasks without a member in it come once more, and not for ever: in the end batches
         would be of those tasks alone that always fail."""
+        self._state.batches += 1
         if without_member:
             planned = self._store.tickets.planned(self._run)
-            earlier = (batch.plan["tasks"] for batch in planned if batch.iteration <= self._state.batches)
-            again = set(without_member).difference(*earlier)
+            others = (batch.plan["tasks"] for batch in planned if batch.iteration != self._state.batches)
+            again = set(without_member).difference(*others)
             self._state.tasks.pending = [*sorted(again), *self._state.tasks.pending]
-        self._state.batches += 1
 
     def evaluate(self) -> Evaluation:
         """Workers do; the policy is not published anew meanwhile."""
