@@ -87,7 +87,7 @@ def test_tasks_that_kill_or_never_end_cost_their_episodes_alone(tmp_path: Path, 
 def test_a_worker_that_was_frozen_past_its_lease_counts_once(tmp_path: Path) -> None:
     """What it held is collected by the other one; what it brings late is a duplicate, or was first."""
     settings = config(tmp_path, save_qwen2(tmp_path / "model"), {"max_staleness": 1, "lease_s": LEASE_S})
-    roles = Roles(tmp_path, settings, engine_words=["--wait", "600"])
+    roles = Roles(tmp_path, settings)
     frozen = 0
     with running_roles(roles, [ENGINE_ROLE, LEARNER, *WORKERS]):
         roles.until(lambda: (found := roles.look()) is not None and found.done > 0)

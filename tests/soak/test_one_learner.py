@@ -49,7 +49,7 @@ def test_a_second_learner_is_refused_and_one_without_its_lease_stops(tmp_path: P
         run={"name": "small", "folder": str(tmp_path), "iterations": 400, "seed": 0},
         evaluation={"every": 0, "tasks": 4},
     )
-    roles = Roles(tmp_path, settings, engine_words=["--wait", "600"])
+    roles = Roles(tmp_path, settings)
     with running_roles(roles, [ENGINE_ROLE, LEARNER, "worker-1"]):
         roles.until(lambda: (found := roles.look()) is not None and found.fresh > 0)
         roles.start(SECOND)

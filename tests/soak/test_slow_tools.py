@@ -102,7 +102,7 @@ def test_slow_episodes_are_fresh_once_within_the_bound_and_none_is_left_out(
         loss={"fresh": {"anchor": "behavior"}},
         collection=collection,
     )
-    roles = Roles(tmp_path, config, engine_words=["--wait", "600"])
+    roles = Roles(tmp_path, config)
     with running_roles(roles, [ENGINE_ROLE, LEARNER, *WORKERS]):
         roles.until(lambda: not roles.is_running(LEARNER), limit_s=600)
         assert roles.processes[LEARNER].returncode == 0, roles.printed(LEARNER)
