@@ -78,6 +78,10 @@ class Tickets:
         """How many of them have not ended."""
         return self._database.read(lambda connection: planned_batches.under_way(connection, run, iteration, purpose))
 
+    def has_failed(self, run: str, iteration: int) -> bool:
+        """Whether nothing was collected of the batch that was issued for an iteration, and nothing will be."""
+        return self._database.read(lambda connection: planned_batches.has_failed(connection, run, iteration))
+
     def claim(self, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
         """Up to `count` episodes to collect, evaluations first, then the oldest, each for `lease_s` seconds.
 

@@ -52,7 +52,7 @@ def engine(
     lora_rank: Annotated[
         int, typer.Option(min=0, help="The run's lora.rank, when it trains adapters; 0: whole models are published.")
     ] = 0,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds that the run's folder may take to be there.")] = 60.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds that the run's folder may take to be there.")] = 600.0,
     metrics_port: MetricsPort = None,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that it may take to answer at first.")] = 1800.0,
     silence: Annotated[

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -174,17 +173,13 @@ def _components(
         raise
 
 
-@contextmanager
-def _leading(parts: Components) -> Iterator[None]:
+def _leading(parts: Components) -> AbstractContextManager[None]:
     """Workers have one learner: this one, or it is refused and changes nothing."""
     section = parts.config.collection
     if section.by == "loop":
-        yield
-        return
+        return nullcontext()
     parts.store.add_run(_run_record(parts))
-    with Leadership(parts.store, parts.run_id, parts.folder.path, lease_s=section.lease_s).held():
-        parts.store.roles.end_run(parts.run_id, ended=False)
-        yield
+    return Leadership(parts.store, parts.run_id, parts.folder.path, lease_s=section.lease_s).held()
 
 
 def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:

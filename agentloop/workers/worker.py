@@ -152,6 +152,8 @@ class Worker:
         self._returned += returned
         for claim in taken:
             self._episodes.start(claim, self._run.tasks.find(claim.ticket, planned))
+        # At once: what is under way may end this process.
+        await self._give_back()
 
     def _claimed(self, count: int) -> tuple[list[Claim], dict[int, Sequence[int]]]:
         """Tickets, and the tasks of their batches."""

@@ -78,8 +78,10 @@ class IssuedBatches:
     def _planned(self, number: int, version: int, available: Availability) -> IssuedBatch:
         mixer, queue = self._components.mixer, self._state.tasks
         upcoming = [task_hash(self._components, index) for index in queue.upcoming(mixer.num_tasks)]
+        # What was replayed alone counts: a schedule runs over the iterations of the run, not over its batches.
+        iteration = number + self._state.iteration - self._state.batches
         try:
-            plan = mixer.plan(iteration=number, available=available, tasks=upcoming)
+            plan = mixer.plan(iteration=iteration, available=available, tasks=upcoming)
         except ReplayStarved as error:
             raise TrainingStopped(str(error)) from error
         tasks = tuple(queue.upcoming(plan.num_tasks))

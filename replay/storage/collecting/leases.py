@@ -77,14 +77,16 @@ def _remember(connection: sa.Connection, given: Sequence[TaskRecord]) -> None:
 def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
     """Up to `count` tickets that nobody holds, or whose lease is over: evaluations first, then the oldest.
 
-    One that has been claimed too often fails instead of being given out again, so fewer may come than there are; none
-    come only where there are none.
+    One that has been claimed too often fails instead of being given out again, and one in its last try comes by itself:
+    should it end its worker once more, no other one loses a try by it. So fewer may come than there are; none come only
+    where there are none.
     """
     columns = [_tickets[name] for name in ("number", "member", "task", "iteration", "purpose", "fence", "tries")]
     free = free_tickets(run, *columns).limit(count).with_for_update(skip_locked=True)
     found = [dict(row) for row in connection.execute(free).mappings()]
     exhausted = [row for row in found if row["tries"] >= MOST_TRIES]
-    given = [row for row in found if row["tries"] < MOST_TRIES]
+    last = [row for row in found if row["tries"] == MOST_TRIES - 1]
+    given = [row for row in found if row["tries"] < MOST_TRIES - 1] or last[:1]
     reason = f"{MOST_TRIES} workers claimed it, and none of them answered"
     _change(connection, run, map(_place, exhausted), state=FAILED, reason=reason, ended_at=seconds_now(), **_UNHELD)
     if exhausted and not given:

@@ -10,7 +10,7 @@ from context.messages import canonical_json
 from replay.storage.format.schema import planned_batches, tickets
 from replay.storage.statements import insert
 from replay.storage.validate import checked
-from replay.ticket_records import UNENDED, PlannedBatch
+from replay.ticket_records import FAILED, TRAIN, UNENDED, PlannedBatch
 
 _planned, _tickets = planned_batches.c, tickets.c
 
@@ -45,3 +45,8 @@ def under_way(connection: sa.Connection, run: str, iteration: int, purpose: str)
     unclosed = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.closed_at.is_(None)
     unended = _tickets.state.in_(UNENDED) & (_tickets.iteration == iteration)
     return connection.scalar(sa.select(sa.func.count()).where(unclosed, unended)) or 0
+
+
+def has_failed(connection: sa.Connection, run: str, iteration: int) -> bool:
+    mine = (_tickets.run == run) & (_tickets.iteration == iteration) & (_tickets.purpose == TRAIN)
+    return set(connection.scalars(sa.select(_tickets.state).where(mine).distinct())) == {FAILED}

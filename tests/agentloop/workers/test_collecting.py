@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from tests.fakes.postgres_servers import LocalServer
 from tests.fakes.ranks import free_port
 from tests.fakes.runs import save_qwen2
 from tests.fakes.scraping import scraped
-from tests.fakes.worker_runs import LIMIT_S, IssuedRun, WorkerProgram, issued_run, worker_config
+from tests.fakes.worker_runs import LIMIT_S, IssuedRun, WorkerProgram, issued_run, stop_between_writes, worker_config
 
 FAILING = ENVIRONMENTS / "failing.py"
 
@@ -116,39 +115,13 @@ def test_a_worker_that_is_asked_to_stop_gives_back_what_it_holds(begin: Begin, t
     assert {claim.tries for claim in claims} == {1}
 
 
-def stop(worker: WorkerProgram) -> None:
-    """Returns once none of its threads runs."""
-    worker.send(signal.SIGSTOP)
-    deadline = time.monotonic() + LIMIT_S
-    while any(
-        path.read_text().rpartition(") ")[2][0] != "T" for path in Path(f"/proc/{worker.id}/task").glob("*/stat")
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def stop_between_writes(worker: WorkerProgram, location: Location) -> None:
-    """A file has one writer at a time: one that is stopped in the middle would hold all others up."""
-    stop(worker)
-    while isinstance(location, Path):
-        with closing(sqlite3.connect(location, timeout=0.2, isolation_level=None)) as connection:
-            try:
-                connection.execute("begin immediate")
-                connection.execute("rollback")
-                return
-            except sqlite3.OperationalError:
-                worker.send(signal.SIGCONT)
-                time.sleep(0.05)
-                stop(worker)
-
-
 def test_a_worker_stopped_past_its_leases_counts_once(begin: Begin, location: Location) -> None:
     run, server = begin(location)
     server.models.pace_s = 0.1
     total = run.issue(2)
     with WorkerProgram(run.folder, "--concurrency", "16") as first:
         run.until(lambda counts: counts.leased == 16, first)
-        stop_between_writes(first, location)
+        stop_between_writes(first.id, location)
         with WorkerProgram(run.folder) as second:
             run.until(ended(total), second)
             first.send(signal.SIGCONT)

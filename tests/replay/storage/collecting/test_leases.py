@@ -63,6 +63,17 @@ def test_heartbeat_extends_a_lease_that_nobody_else_took(store: ReplayStore) -> 
     assert claim(store, "b") == []
 
 
+def test_ticket_in_its_last_try_is_claimed_by_itself(store: ReplayStore) -> None:
+    """It may have ended two workers: what else the third one held would fail with it."""
+    issue(store, [0], size=3)
+    for _ in range(2):
+        assert len(claim(store, "dies", count=2, lease_s=OVER)) == 2
+    assert [(each.place, each.tries) for each in claim(store, count=8)] == [((0, 2), 1)]
+    assert [(each.place, each.tries) for each in claim(store, count=8)] == [((0, 0), 3)]
+    assert [(each.place, each.tries) for each in claim(store, count=8)] == [((0, 1), 3)]
+    assert claim(store, count=8) == []
+
+
 def test_task_that_kills_its_workers_fails_and_wedges_nothing(store: ReplayStore) -> None:
     issue(store, [0, 1], size=1)
     for tries in (1, 2, 3):
