@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from replay.storage.collecting import participants
 from replay.storage.collecting.participants import TABLES
-from replay.storage.databases import Database, retried
+from replay.storage.databases import Database, Result, retried
 from replay.ticket_records import Participant, RunView
 
 Role = Literal["worker", "engine"]
@@ -24,7 +24,7 @@ class Roles:
 
     def report(self, role: Role, run: str, id: str, facts: Mapping[str, Any]) -> None:
         """A worker or an engine is alive, and says this of itself; at its first time it becomes known."""
-        self._beside(lambda connection: participants.report(connection, TABLES[role], run, id, facts))
+        self._ask(lambda connection: participants.report(connection, TABLES[role], run, id, facts))
 
     def leave(self, role: Role, run: str, id: str) -> None:
         """It stops in order, and is forgotten."""
@@ -34,9 +34,13 @@ class Roles:
         """All that reported themselves and did not leave, with how long they have been silent."""
         return self._database.read(lambda connection: participants.list_participants(connection, TABLES[role], run))
 
+    def count(self, role: Role, run: str) -> int:
+        """How many are listed."""
+        return self._ask(lambda connection: participants.count(connection, TABLES[role], run))
+
     def view(self, run: str) -> RunView:
         """What a worker looks at: whether there is something to do, and with which engines."""
-        return self._database.read(lambda connection: participants.view_run(connection, run))
+        return self._ask(lambda connection: participants.view_run(connection, run))
 
     def end_run(self, run: str, *, ended: bool = True) -> None:
         """Everybody who takes part in the run leaves it, until it is gone on with (`ended` false)."""
@@ -60,3 +64,12 @@ class Roles:
     def stop_leading(self, run: str, leader: str) -> None:
         """The next learner need not wait for the lease."""
         self._beside(lambda connection: participants.stop_leading(connection, run, leader))
+
+    def _ask(self, question: Callable[[sa.Connection], Result]) -> Result:
+        """What is asked so often that a server should have little of it."""
+
+        def asked() -> Result:
+            with self._database.one_statement() as connection:
+                return question(connection)
+
+        return retried(asked)

@@ -142,5 +142,4 @@ class RunView:
     has_ended: bool
     has_free_tickets: bool
     """Whether a claim would find one."""
-    workers: int
     engines: tuple[Participant, ...]

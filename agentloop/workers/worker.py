@@ -21,14 +21,12 @@ from agentloop.workers.episodes_under_way import EpisodeResult, EpisodesUnderWay
 from agentloop.workers.held_claims import HeldClaims
 from agentloop.workers.joined_run import JoinedRun
 from agentloop.workers.listed_engines import ListedEngines
+from agentloop.workers.looks import Looks
 from agentloop.workers.stored_results import store_results
 from replay.errors import DatabaseFailed
 from replay.ticket_records import Claim, RunView
 
-_LOOK_S = 0.25
-_BUSY_LOOKS_A_SECOND = 400
-_IDLE_LOOKS_A_SECOND = 100
-"""Of all workers of a run together: they share one database."""
+_SIGNAL_S = 0.25
 _LONGEST_BACK_OFF_S = 8.0
 _TO_LEAVE_S = 7.0
 """For storing what has ended and giving the rest back."""
@@ -58,6 +56,7 @@ class Worker:
         self._measure = measure
         self._lease_s = run.config.collection.lease_s
         self._database = ThreadPoolExecutor(1, thread_name_prefix="database")
+        self._looks = Looks(run.store, run.id, self.id, lease_s=self._lease_s)
         self._engines = ListedEngines(run.engine)
         self._claims = HeldClaims(concurrency)
         """Of episodes that are under way, or ended and not stored yet."""
@@ -68,7 +67,7 @@ class Worker:
         self._counts: Counter[str] = Counter()
         self._errors: list[str] = []
         """Of the episodes that ended last, as long as each was ended by an error."""
-        self._next_report = self._next_extension = 0.0
+        self._next_extension = 0.0
         self._back_off_s = 0.0
 
     def collect(self) -> None:
@@ -83,7 +82,7 @@ class Worker:
         try:
             while not self._stop.requested:
                 try:
-                    view = await self._ask(self._run.store.roles.view, self._run.id)
+                    view = await self._ask(self._looks.look)
                     if view.has_ended:
                         self._say("the run has ended")
                         return
@@ -112,8 +111,7 @@ class Worker:
         await self._report()
         self._measure_all()
         busy = self._claims or (view.has_free_tickets and self._engines.any_serves)
-        looks = _BUSY_LOOKS_A_SECOND if busy else _IDLE_LOOKS_A_SECOND
-        return max(_LOOK_S, view.workers / looks)
+        return self._looks.pause_s(busy=bool(busy))
 
     async def _store_results(self) -> None:
         for result in self._episodes.results():
@@ -167,10 +165,8 @@ class Worker:
             self._returned.clear()
 
     async def _report(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_report:
-            await self._ask(self._run.store.roles.report, "worker", self._run.id, self.id, self._facts())
-            self._next_report = now + self._lease_s / 3
+        if self._looks.report_is_due:
+            await self._ask(self._looks.report, self._facts())
 
     def _facts(self) -> Mapping[str, Any]:
         return {
@@ -217,7 +213,7 @@ class Worker:
         """A signal ends it."""
         until = time.monotonic() + seconds
         while not self._stop.requested and (left := until - time.monotonic()) > 0:
-            await asyncio.sleep(min(left, _LOOK_S))
+            await asyncio.sleep(min(left, _SIGNAL_S))
 
     async def _ask(self, question: Callable[..., _Result], *args: Any) -> _Result:
         """Asked in the one thread that talks to the database."""

@@ -101,7 +101,9 @@ def free_tickets(run: str, *columns: sa.Column[Any]) -> sa.Select[Any]:
 
     It is the order of the index of unclosed tickets; without one SQLite looks at every ticket there ever was.
     """
-    is_over = (_tickets.state == LEASED) & (_tickets.due < seconds_now())
+    # A subquery looks at the clock once, not at every ticket.
+    now = sa.select(seconds_now()).scalar_subquery()
+    is_over = (_tickets.state == LEASED) & (_tickets.due < now)
     is_free = sa.and_(_tickets.run == run, _tickets.closed_at.is_(None), (_tickets.state == QUEUED) | is_over)
     # `eval` comes before `train` in the order of letters.
     return sa.select(*columns).where(is_free).order_by(_tickets.purpose, *PLACE)

@@ -47,6 +47,10 @@ class Database(ABC):
         """One transaction on rows that it locks itself: on a server it need not wait until other writers are done."""
 
     @abstractmethod
+    def one_statement(self) -> AbstractContextManager[sa.Connection]:
+        """For a statement that is a transaction of its own: a server is asked once, not to begin and to end one too."""
+
+    @abstractmethod
     def reading(self) -> AbstractContextManager[sa.Connection]:
         """One consistent view, however many statements ask it."""
 
