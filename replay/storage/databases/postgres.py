@@ -41,6 +41,8 @@ _SESSION = "set lock_timeout = '120s'; set idle_in_transaction_session_timeout =
 _BEGIN = sa.text(
     f"select pg_advisory_xact_lock({_LOCK} + oid::bigint) from pg_namespace where nspname = current_schema()"  # noqa: S608
 )
+_ASK = sa.text("select 1")
+"""Begins every other transaction: a connection that is gone is found before anything is asked of it."""
 _FACTS = "select current_setting('server_encoding'), current_schema(), current_setting('search_path')"
 _GONE = ("08", "57P01", "57P02", "57P03", "53300")
 """SQLSTATEs of a server that is going, not yet there or full: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
@@ -64,6 +66,7 @@ class PostgresDatabase(Database):
         self._engine = _engine(url)
         self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         self._writers = self._snapshots if read_only else self._engine
+        self._single = self._snapshots if read_only else self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
@@ -72,11 +75,16 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def beside_writers(self) -> Iterator[sa.Connection]:
-        with self._committed(None) as connection:
+        with self._committed(_ASK) as connection:
             yield connection
 
     @contextmanager
-    def _committed(self, opening: sa.TextClause | None) -> Iterator[sa.Connection]:
+    def one_statement(self) -> Iterator[sa.Connection]:
+        with self._begun(self._single, None) as connection, self._explained(_NOTHING, if_lost=_UNKNOWN):
+            yield connection
+
+    @contextmanager
+    def _committed(self, opening: sa.TextClause) -> Iterator[sa.Connection]:
         with self._begun(self._writers, opening) as connection:
             with self._explained(_NOTHING):
                 yield connection
@@ -85,7 +93,7 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        with self._begun(self._snapshots, None) as connection, self._explained("What was stored is safe."):
+        with self._begun(self._snapshots, _ASK) as connection, self._explained("What was stored is safe."):
             yield connection
 
     def erase(self, work: Callable[[sa.Connection], Result]) -> Result:
@@ -218,7 +226,6 @@ def _engine(url: sa.URL) -> sa.Engine:
         engine = sa.create_engine(
             url,
             isolation_level="READ COMMITTED",
-            pool_pre_ping=True,
             max_overflow=-1,  # the server says where there are too many
             hide_parameters=True,
             connect_args={name: value for name, value in _SETTINGS.items() if name not in url.query},

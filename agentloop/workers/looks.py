@@ -1,0 +1,49 @@
+"""How a worker looks at its run: what it asks the database again and again while it waits, and how often."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from replay.store import ReplayStore
+from replay.ticket_records import RunView
+
+_LOOK_S, _COUNT_S = 0.25, 2.0
+_BUSY_LOOKS_A_SECOND, _IDLE_LOOKS_A_SECOND, _COUNTS_A_SECOND = 400, 50, 10
+"""Of all workers of a run together."""
+
+
+class Looks:
+    """Workers share one database: the more there are, the longer each waits until it looks again."""
+
+    def __init__(self, store: ReplayStore, run: str, worker: str, *, lease_s: float) -> None:
+        self._store = store
+        self._run = run
+        self._worker = worker
+        self._report_s = lease_s / 3
+        self._workers = 1
+        self._next_count = self._next_report = 0.0
+
+    def look(self) -> RunView:
+        """The run as it is now."""
+        now = time.monotonic()
+        if now >= self._next_count:
+            self._workers = self._store.roles.count("worker", self._run)
+            self._next_count = now + max(_COUNT_S, self._workers / _COUNTS_A_SECOND)
+        return self._store.roles.view(self._run)
+
+    @property
+    def report_is_due(self) -> bool:
+        """At the first look a third of a lease after the last report."""
+        return time.monotonic() >= self._next_report
+
+    def report(self, facts: Mapping[str, Any]) -> None:
+        """This worker is alive, and says this of itself."""
+        self._store.roles.report("worker", self._run, self._worker, facts)
+        self._next_report = time.monotonic() + self._report_s
+
+    def pause_s(self, *, busy: bool) -> float:
+        """Seconds until the next look; those who wait look less often than those who have something to do."""
+        looks = _BUSY_LOOKS_A_SECOND if busy else _IDLE_LOOKS_A_SECOND
+        return min(max(_LOOK_S, self._workers / looks), self._report_s)

@@ -1,0 +1,60 @@
+"""How often a worker looks at its run: a small cluster reacts at once, a large one leaves the database in peace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agentloop.workers.looks import Looks
+from replay import ReplayStore
+from tests.fakes.records import RUN, new_store
+
+LEASE_S = 60.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ReplayStore]:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        yield store
+
+
+@pytest.mark.parametrize(
+    ("workers", "busy", "pause_s"),
+    [
+        (1, False, 0.25),
+        (12, False, 0.25),
+        (50, False, 1.0),  # 50 looks a second of all of them
+        (100, True, 0.25),
+        (200, True, 0.5),  # 400 looks a second
+        (1_500, False, 20.0),  # never longer than a third of the lease
+    ],
+)
+def test_workers_of_a_large_cluster_look_less_often(
+    store: ReplayStore, workers: int, busy: bool, pause_s: float
+) -> None:
+    for number in range(workers):
+        store.roles.report("worker", RUN, f"w-{number}", {})
+    looks = Looks(store, RUN, "w-0", lease_s=LEASE_S)
+    looks.look()
+    assert looks.pause_s(busy=busy) == pause_s
+
+
+def test_a_report_is_due_a_third_of_a_lease_after_the_last_one(store: ReplayStore) -> None:
+    looks = Looks(store, RUN, "w-0", lease_s=LEASE_S)
+    assert looks.report_is_due
+    looks.report({"state": "waiting"})
+    assert not looks.report_is_due
+    assert [each.facts for each in store.roles.listed("worker", RUN)] == [{"state": "waiting"}]
+    hasty = Looks(store, RUN, "w-1", lease_s=0.0)
+    hasty.report({})
+    assert hasty.report_is_due
+
+
+def test_a_look_sees_that_the_run_has_ended(store: ReplayStore) -> None:
+    looks = Looks(store, RUN, "w-0", lease_s=LEASE_S)
+    assert not looks.look().has_ended
+    store.roles.end_run(RUN)
+    assert looks.look().has_ended
