@@ -34,6 +34,7 @@ def config(folder: Path, model: Path, collection: dict[str, Any], **sections: An
     )
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_run_by_workers_ends_with_every_row_in_its_bound(tmp_path: Path, model: Path, staleness: int) -> None:
     roles = Roles(tmp_path, config(tmp_path, model, {"max_staleness": staleness}))
@@ -53,6 +54,7 @@ def test_a_run_by_workers_ends_with_every_row_in_its_bound(tmp_path: Path, model
     assert worst == staleness
 
 
+@pytest.mark.timeout(400)
 def test_a_run_on_postgres_outlives_a_kill_of_each_role(tmp_path: Path, model: Path, own_server: LocalServer) -> None:
     run = {"name": "small", "folder": str(tmp_path), "iterations": 20, "seed": 0}
     database = own_server.url(own_server.new_database(empty=True))
