@@ -55,7 +55,7 @@ class MadeRun:
 
     @property
     def samples(self) -> int:
-        return self._store.tickets.samples(self._id)
+        return self._store.tickets.uses(self._id)[0]
 
     def iterate(self) -> None:
         """One iteration of which all is real but the update. Workers end a batch in time, or one that is waited for."""
