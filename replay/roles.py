@@ -34,9 +34,9 @@ class Roles:
         """All that reported themselves and did not leave, with how long they have been silent."""
         return self._database.read(lambda connection: participants.list_participants(connection, TABLES[role], run))
 
-    def count(self, role: Role, run: str) -> int:
-        """How many are listed."""
-        return self._ask(lambda connection: participants.count(connection, TABLES[role], run))
+    def count(self, role: Role, run: str, *, lease_s: float) -> int:
+        """How many have reported themselves within a lease."""
+        return self._ask(lambda connection: participants.count(connection, TABLES[role], run, lease_s=lease_s))
 
     def view(self, run: str) -> RunView:
         """What a worker looks at: whether there is something to do, and with which engines."""

@@ -10,13 +10,13 @@ from tests.fakes.runs import buffer_of, rows
 
 
 def kill_all(roles: Roles, *, workers: int, rounds: int, staleness: int, server: LocalServer | None = None) -> None:
-    """Each in turn, so many times, once more was collected since; then the run goes on to its end."""
+    """Each in turn, once more was collected since, in so many rounds with an iteration between; then up to the end."""
     names = [f"worker-{number + 1}" for number in range(workers)]
     kinds = ("worker", LEARNER, ENGINE_ROLE, *(["database"] if server else []))
     kills, began = dict.fromkeys(kinds, 0), time.monotonic()
     with running_roles(roles, [ENGINE_ROLE, LEARNER, *names]):
-        roles.until_done(1, limit_s=900)
         for number in range(rounds):
+            roles.until_learned(1, limit_s=900)
             for kind in kinds if not roles.has_learned else ():
                 kill(roles, names[number % workers] if kind == "worker" else kind, server)
                 kills[kind] += 1

@@ -139,13 +139,20 @@ class Roles:
 
     def until_done(self, more: int, *, limit_s: float) -> None:
         """Until so many more episodes have ended than at first, or nothing more is learned."""
+        self._until_more(lambda found: found.done, more, limit_s)
+
+    def until_learned(self, more: int, *, limit_s: float) -> None:
+        """Until so many more episodes are in batches that were learned from."""
+        self._until_more(lambda found: found.fresh, more, limit_s)
+
+    def _until_more(self, count: Callable[[TicketCounts], int], more: int, limit_s: float) -> None:
         least: list[int] = []
 
         def holds() -> bool:
             found = self.look()
             if found is not None and not least:
-                least.append(found.done + more)
-            return self.has_learned or (found is not None and found.done >= least[0])
+                least.append(count(found) + more)
+            return self.has_learned or (found is not None and count(found) >= least[0])
 
         self.until(holds, limit_s=limit_s)
 

@@ -50,8 +50,9 @@ def participant_of(row: sa.Row[Any]) -> Participant:
     return Participant(row.id, json.loads(row.facts), row.age, row.silence)
 
 
-def count(connection: sa.Connection, table: sa.Table, run: str) -> int:
-    return connection.scalar(sa.select(sa.func.count()).select_from(table).where(table.c.run == run)) or 0
+def count(connection: sa.Connection, table: sa.Table, run: str, *, lease_s: float) -> int:
+    there = (table.c.run == run) & (table.c.seen_at >= seconds_now() - lease_s)
+    return connection.scalar(sa.select(sa.func.count()).select_from(table).where(there)) or 0
 
 
 def view_run(connection: sa.Connection, run: str) -> RunView:
