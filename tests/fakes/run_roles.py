@@ -21,7 +21,7 @@ from replay.store import ReplayStore
 from replay.ticket_records import TicketCounts
 from tests.fakes.runs import ROOT, buffer_of, run_identity
 from tests.fakes.worker_runs import stop_between_writes
-from tests.vllm.server import free_port
+from tests.vllm.server import beside_a_learner, free_port
 
 AGENTLOOP = Path(sys.executable).with_name("agentloop")
 ENGINE = ROOT / "tests" / "fakes" / "engine_program.py"
@@ -55,7 +55,7 @@ class Roles:
         self._config = folder / "config.yaml"
         self._config.write_text(yaml.safe_dump(plain))
         self._model = config.model.path
-        self._vllm = vllm or self._test_server()
+        self._vllm = self._test_server() if vllm is None else beside_a_learner(vllm, folder)
         self._engine_words = engine_words
 
     def _test_server(self) -> Path:

@@ -17,10 +17,9 @@ from tests.fakes.launched import Launch, launched, left_over, parent
 from tests.fakes.runs import ROOT, rows
 from tests.soak.test_quickstart import evaluations, warmed_up_model
 from tests.vllm.environment import EXECUTABLE, missing
-from tests.vllm.server import SMALL, SMALL_MACHINE, free_port
+from tests.vllm.server import SMALL, SMALL_MACHINE, beside_a_learner, free_port
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
-ENVIRONMENT = {**SMALL_MACHINE, "AGENTLOOP_VLLM": str(EXECUTABLE)}
 NAMES = ("worker-0", "worker-1", "learner", "engine-0")
 BACK_S = 30.0
 
@@ -46,7 +45,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 @pytest.mark.timeout(3600)
 def test_quickstart_learns_while_each_role_is_killed(place: str, model: Path, tmp_path: Path) -> None:
     file = write_quickstart(tmp_path, model)
-    with launched(file, "--on", place, environment=ENVIRONMENT) as launch:
+    with launched(file, "--on", place, environment=environment(tmp_path)) as launch:
         for number, name in enumerate(NAMES):
             until(lambda least=number + 1: committed(launch.run) > least, launch)  # type: ignore[misc]
             pid, began = leader(launch.run, name), time.monotonic()
@@ -66,14 +65,14 @@ def test_quickstart_learns_while_each_role_is_killed(place: str, model: Path, tm
 @pytest.mark.timeout(1800)
 def test_two_ranks_learn_with_workers_and_one_goes_on(model: Path, tmp_path: Path) -> None:
     file = write_quickstart(tmp_path, model, "run.iterations=8", learner={"ranks": 2})
-    with launched(file, environment=ENVIRONMENT) as launch:
+    with launched(file, environment=environment(tmp_path)) as launch:
         until(lambda: committed(launch.run) >= 3, launch)
         launch.send(signal.SIGTERM)
         until(lambda: launch.exit_code is not None, launch)
     before = committed(launch.run)
     assert 3 <= before < 8 and left_over(launch.run) == []
     file = write_quickstart(tmp_path, model, "run.iterations=8")
-    with launched(file, "--resume", "auto", environment=ENVIRONMENT) as again:
+    with launched(file, "--resume", "auto", environment=environment(tmp_path)) as again:
         until(lambda: again.exit_code is not None, again)
         assert again.exit_code == 0, again.printed
     assert again.run == launch.run and committed(again.run) == 8
@@ -97,6 +96,10 @@ def write_quickstart(folder: Path, model: Path, *settings: str, learner: dict[st
     config = str(ROOT / "configs" / "quickstart.yaml")
     file.write_text(yaml.safe_dump({"config": config, "set": list(given), "roles": roles}))
     return file
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**SMALL_MACHINE, "AGENTLOOP_VLLM": str(beside_a_learner(EXECUTABLE, folder))}
 
 
 def committed(run: Path) -> int:
