@@ -29,7 +29,7 @@ from benchmarks._replay_arms import COMMON, TARGET
 from benchmarks._replay_runs import ROOT, configuration, starting_point
 from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, running_roles
 from tests.fakes.runs import buffer_of, rows
-from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, free_port
+from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, beside_a_learner, free_port
 
 WAYS: Mapping[str, Mapping[str, object]] = {
     "K0": {"collection.max_staleness": 0},
@@ -69,7 +69,7 @@ def served(vllm: Path, model: Path, log: Path) -> Iterator[Served]:
     chosen = ServeOptions(str(model), "policy", port, "float32", _MAX_TOKENS, further=SMALL)
     os.environ["AGENTLOOP_ENGINE_KEY"] = KEY
     environment = serve_environment(chosen, KEY, {**os.environ, **SMALL_MACHINE})
-    process = EngineProcess(serve_command(vllm, chosen), environment, port=port, log=log)
+    process = EngineProcess(serve_command(beside_a_learner(vllm, log.parent), chosen), environment, port=port, log=log)
     try:
         with EngineControl(chosen.url, model="policy", key=KEY) as control:
             process.wait_until(control.healthy, limit_s=_LIMIT_S, stopped=lambda: False)

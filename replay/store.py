@@ -61,7 +61,7 @@ class ReplayStore:
         self._lock = Lock()
         self._epochs: dict[str, int] = {}
         """The runs that this store began or resumed: nobody else may have resumed them since when it writes them."""
-        self.tickets = Tickets(database, self._writing, self._author_table)
+        self.tickets = Tickets(database, self._write, self._author_table)
         """What workers collect for runs."""
         self.roles = Roles(database)
         """Who takes part in runs."""

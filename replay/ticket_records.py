@@ -25,6 +25,11 @@ Purpose = Annotated[str, Field(pattern=f"^({TRAIN}|{EVALUATION})$")]
 """What an episode is for: to learn from, or to evaluate the policy."""
 MOST_TRIES = 3
 """Claims of one ticket that may end without an answer."""
+Place = tuple[int, int]
+"""Number and member: what names a ticket within its run."""
+SERVING = "serving"
+PUBLISHING = "publishing"
+"""States that the learner reports of an engine: proved for its weights, and about to get others."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +56,6 @@ class PlannedBatch:
 
 
 @dataclass(frozen=True)
-class BatchProgress:
-    """How far the episodes of a planned batch are."""
-
-    episodes: int
-    ended: int
-
-    @property
-    def is_complete(self) -> bool:
-        return self.ended == self.episodes
-
-
-@dataclass(frozen=True)
 class Claim:
     """A ticket in the hands of a worker, until its lease is over."""
 
@@ -75,8 +68,7 @@ class Claim:
     """This one among them."""
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Number and member: what names the ticket within its run."""
+    def place(self) -> Place:
         return self.ticket.number, self.ticket.member
 
 
@@ -96,17 +88,8 @@ class EndedGroup:
     """All members have ended, and the learner has not closed it yet."""
 
     number: int
-    task: str
     iteration: int
     members: tuple[EndedMember, ...]
-
-
-@dataclass(frozen=True)
-class MemberScores:
-    """What the learner gives a member when it closes its group."""
-
-    reward: float
-    advantage: float
 
 
 @dataclass(frozen=True)
@@ -126,7 +109,7 @@ class TicketCounts:
     late: int
     """Eligible for replay instead."""
     unused: int
-    """Never to be fresh: without a trained token, damaged, forgotten, or of a group that the learner did not want."""
+    """Never to be fresh: without a trained token, damaged or forgotten."""
     waiting: int
     open: int
 
@@ -146,6 +129,10 @@ class Participant:
     """Since it was first seen."""
     silent_s: float
     """Since it was last seen."""
+
+    def is_gone(self, lease_s: float) -> bool:
+        """Whether nobody counts on it any more: a worker reports itself three times a lease."""
+        return self.silent_s > lease_s
 
 
 @dataclass(frozen=True)

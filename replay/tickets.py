@@ -7,7 +7,6 @@ that nobody else has resumed the run, a worker's check its claim.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -17,33 +16,34 @@ from replay.records import TaskRecord, Trajectory
 from replay.storage import write
 from replay.storage.collecting import closing, finish, fresh_groups, leases, planned_batches, ticket_counts
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
-from replay.storage.databases import Database, Result, retried
+from replay.storage.databases import Database, Result
 from replay.ticket_records import (
     TRAIN,
-    BatchProgress,
     Claim,
     EndedGroup,
-    MemberScores,
+    Place,
     PlannedBatch,
     Purpose,
     TicketCounts,
     TicketRecord,
 )
 
-Lost = dict[tuple[int, int], str]
+Lost = dict[Place, str]
 """States of tickets that a claim holds no more, by number and member: `revoked`, or ended or claimed by another."""
 
 
-class _Writing(Protocol):
-    def __call__(self, *runs: str) -> AbstractContextManager[sa.Connection]: ...
+class _Write(Protocol):
+    def __call__(self, work: Callable[[sa.Connection], Result], *runs: str) -> Result: ...
 
 
 class Tickets:
     """Every method is one transaction: done when it returns, not begun when it raises. All may be done again."""
 
-    def __init__(self, database: Database, writing: _Writing, authors: Callable[[str], AuthorTable]) -> None:
+    def __init__(self, database: Database, write: _Write, authors: Callable[[str], AuthorTable]) -> None:
+        """`write` checks that nobody else has resumed the runs it is given."""
         self._database = database
-        self._writing = writing
+        self._beside = database.write_beside
+        self._write = write
         self._authors = authors
 
     def issue(
@@ -62,17 +62,25 @@ class Tickets:
 
         return self._write(work, *runs)
 
-    def planned(self, run: str) -> list[PlannedBatch]:
-        """All batches ever issued, in order."""
-        return self._database.read(lambda connection: planned_batches.planned(connection, run))
+    def planned(self, run: str, *, after: int) -> list[PlannedBatch]:
+        """The batches that were issued for iterations after this one, in order."""
+        return self._database.read(lambda connection: planned_batches.planned(connection, run, after=after))
 
     def planned_batch(self, run: str, iteration: int) -> PlannedBatch | None:
         """The one that was issued for an iteration; None: none was."""
         return self._database.read(lambda connection: planned_batches.planned_batch(connection, run, iteration))
 
-    def progress(self, run: str, iteration: int, purpose: Purpose = TRAIN) -> BatchProgress:
-        """How many episodes that were issued for an iteration have ended."""
-        return self._database.read(lambda connection: planned_batches.progress(connection, run, iteration, purpose))
+    def episodes(self, run: str, iteration: int, purpose: Purpose = TRAIN) -> int:
+        """How many were issued for an iteration."""
+        return self._database.read(lambda connection: planned_batches.episodes(connection, run, iteration, purpose))
+
+    def under_way(self, run: str, iteration: int, purpose: Purpose = TRAIN) -> int:
+        """How many of them have not ended."""
+        return self._database.read(lambda connection: planned_batches.under_way(connection, run, iteration, purpose))
+
+    def has_failed(self, run: str, iteration: int) -> bool:
+        """Whether nothing was collected of the batch that was issued for an iteration, and nothing will be."""
+        return self._database.read(lambda connection: planned_batches.has_failed(connection, run, iteration))
 
     def claim(self, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
         """Up to `count` episodes to collect, evaluations first, then the oldest, each for `lease_s` seconds.
@@ -119,25 +127,22 @@ class Tickets:
         """What the learner may close now, oldest first."""
         return self._database.read(lambda connection: closing.ended_groups(connection, run, purpose))
 
-    def close_group(
-        self,
-        run: str,
-        number: int,
-        scores: Mapping[str, MemberScores],
-        *,
-        policy_version: int,
-        wanted: bool = True,
-    ) -> tuple[int, ...]:
-        """The members that have not ended; none: the group is closed, and its rows wait to be fresh once.
+    def open_rows(self, run: str, numbers: Sequence[int]) -> list[Trajectory]:
+        """What closing these groups needs the advantages of, in the order of issue; damaged rows are set aside."""
+        return self._write(lambda connection: closing.open_rows(connection, run, numbers), run)
 
-        `scores` are those of its open rows, by id. Rows of a group that is not `wanted` are for replay at once.
+    def close_groups(
+        self, run: str, numbers: Sequence[int], advantages: Mapping[str, float], *, policy_version: int
+    ) -> None:
+        """Give the open rows of these groups their advantages, by id: from now on they wait to be fresh once.
+
+        Raises InvalidRecord where a member has not ended.
         """
 
-        def work(connection: sa.Connection) -> tuple[int, ...]:
-            given = {"policy_version": policy_version, "wanted": wanted}
-            return closing.close_group(connection, run, number, scores, **given)  # type: ignore[arg-type]
+        def work(connection: sa.Connection) -> None:
+            closing.close_groups(connection, run, numbers, advantages, policy_version=policy_version)
 
-        return self._write(work, run)
+        self._write(work, run)
 
     def draw_fresh(self, request: FreshRequest) -> FreshDraw:
         """Reserve the rows of a planned batch; groups beyond the bound become eligible for replay, counted as late."""
@@ -147,24 +152,10 @@ class Tickets:
         """Where every training episode is, at one moment."""
         return self._database.read(lambda connection: ticket_counts.count_tickets(connection, run))
 
-    def samples(self, run: str) -> int:
-        """Rows that updates have learned from, each as often as it was in a batch."""
-        return self._database.read(lambda connection: ticket_counts.count_samples(connection, run))
+    def uses(self, run: str) -> tuple[int, int]:
+        """Rows that updates have learned from, each as often as it was in a batch; and how many were collected."""
+        return self._database.read(lambda connection: ticket_counts.count_uses(connection, run))
 
     def last_number(self, run: str) -> int | None:
         """Of the groups ever issued; None: none was."""
-        return self._database.read(lambda connection: ticket_counts.last_number(connection, run))
-
-    def _write(self, work: Callable[[sa.Connection], Result], *runs: str) -> Result:
-        def done() -> Result:
-            with self._writing(*runs) as connection:
-                return work(connection)
-
-        return retried(done)
-
-    def _beside(self, work: Callable[[sa.Connection], Result]) -> Result:
-        def done() -> Result:
-            with self._database.beside_writers() as connection:
-                return work(connection)
-
-        return retried(done)
+        return self._database.read(lambda connection: leases.last_number(connection, run))

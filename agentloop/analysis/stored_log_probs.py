@@ -22,8 +22,8 @@ from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel
-from agentloop.runs.checkpoint import COMPLETE, complete_checkpoints
-from agentloop.runs.run_folder import RunFolder
+from agentloop.runs.checkpoint import complete_checkpoints
+from agentloop.runs.run_folder import COMPLETE, RunFolder
 from context.authors import AuthorTable
 from replay.queries import chosen
 from replay.records import ELIGIBLE, ORPHANED, UNTRAINABLE, BatchRow, Trajectory

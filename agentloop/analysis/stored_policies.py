@@ -15,10 +15,10 @@ from agentloop.generation.stopping import StopStrings
 from agentloop.models.adapters import load_policy
 from agentloop.rollouts.actors import make_actors, stop_strings
 from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
-from agentloop.runs.checkpoint import COMPLETE, complete_checkpoints
+from agentloop.runs.checkpoint import complete_checkpoints
 from agentloop.runs.display import open_display
 from agentloop.runs.process import seed_process
-from agentloop.runs.run_folder import RunFolder, open_run_folder
+from agentloop.runs.run_folder import COMPLETE, RunFolder, open_run_folder
 from replay.cli import newest_run_folder
 
 

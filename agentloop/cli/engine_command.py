@@ -6,17 +6,17 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
 
+from agentloop.cli.main import MetricsPort
 from agentloop.errors import UserError
 from agentloop.generation.publishing.engine_control import EngineControl
-from agentloop.runs.metrics_endpoint import Gauges, serve_metrics
-from agentloop.serving.engine_watch import SILENT_S, EngineWatch, PolicyWatch, no_measure
+from agentloop.runs.metrics_endpoint import measure_at
+from agentloop.serving.engine_watch import SILENT_S, EngineWatch, PolicyWatch
 from agentloop.serving.vllm_command import KEY_VARIABLE, ServeOptions, find_vllm, serve_command, serve_environment
 
 _LOOK_AGAIN_S = 0.5
@@ -52,10 +52,8 @@ def engine(
     lora_rank: Annotated[
         int, typer.Option(min=0, help="The run's lora.rank, when it trains adapters; 0: whole models are published.")
     ] = 0,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds that the run's folder may take to be there.")] = 60.0,
-    metrics_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, metavar="PORT", help="Serve its metrics to Prometheus there.")
-    ] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds that the run's folder may take to be there.")] = 600.0,
+    metrics_port: MetricsPort = None,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that it may take to answer at first.")] = 1800.0,
     silence: Annotated[
         float, typer.Option(min=1, help="Seconds without an answer, as while it reads weights, before a new start.")
@@ -64,7 +62,7 @@ def engine(
     """Serve a run's policy with vLLM on this machine: started, watched, started again, and always proved."""
     key = os.environ.get(KEY_VARIABLE) or None
     stop = _StopSignal()
-    gauges = None if metrics_port is None else serve_metrics(metrics_port, role="engine")
+    measure = measure_at(metrics_port, role="engine", run="" if run is None else run.name)
     policies = None if run is None else _policies_of(run, wait_s=wait, stopped=stop.is_set)
     if (model is None) == (attach is None):
         raise UserError(
@@ -73,7 +71,6 @@ def engine(
         )
     options = ServeOptions(model or "", name, port, dtype, max_model_len, lora_rank, tuple(further or ()))
     with EngineControl(attach or options.url, model=name, key=key) as control:
-        measure = _measure_into(gauges, "" if run is None else run.name)
         watch = EngineWatch(
             control,
             PolicyWatch(control, policies, _say, measure=measure),
@@ -118,10 +115,6 @@ def _policies_of(run: Path, *, wait_s: float, stopped: Callable[[], bool]) -> Pa
             )
         time.sleep(_LOOK_AGAIN_S)
     return run / "policies"
-
-
-def _measure_into(gauges: Gauges | None, run: str) -> Callable[[str, float], None]:
-    return no_measure if gauges is None else partial(gauges.set, run=run)
 
 
 def _say(text: str) -> None:

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from agentloop.cli.main import ResumingCommand
+from agentloop.cli.main import NEWEST, Resume, ResumingCommand, RunPlace, check_one_run
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.launch.role_commands import chosen_members, load_run_config, role_members
 from agentloop.launch.roles_file import load_roles
-from agentloop.runs.run_folder import LOGS, claim_run_folder, latest_run_folder, newest_run, next_run_folder
+from agentloop.runs.run_folder import LOGS, claim_run_folder, next_run_folder, run_to_continue
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -24,17 +24,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def launch(
     file: Annotated[Path, typer.Argument(metavar="ROLES", help="YAML file of the roles: see configs/cluster.yaml.")],
     on: Annotated[Literal["local", "ray", "slurm"], typer.Option(help="Where they are started.")] = "local",
-    run: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Folder of the run, to begin it there or to continue it if it has begun."),
-    ] = None,
-    resume: Annotated[
-        Literal["newest", "auto"] | None,
-        typer.Option(
-            metavar="[auto]",
-            help="Continue the newest run of the configuration's name; auto: or begin one where there is none.",
-        ),
-    ] = None,
+    run: RunPlace = None,
+    resume: Resume = None,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="ROLE", help="Start only this role, or one of it as worker-2; with --run, on local."),
@@ -69,8 +60,7 @@ def launch(
 
 
 def _check_options(on: str, run: Path | None, only: list[str] | None, resume: str | None, *, slurm_only: bool) -> None:
-    if run is not None and resume is not None:
-        raise UserError("--resume must be left out with --run, which continues that run if it has begun. Leave it out.")
+    check_one_run(run, resume)
     if only and (on != "local" or run is None):
         raise UserError(
             f"--only must come with --run and --on local, got --on {on} and "
@@ -82,10 +72,5 @@ def _check_options(on: str, run: Path | None, only: list[str] | None, resume: st
 
 def _place(config: RunConfig, run: Path | None, resume: str | None, *, make: bool) -> Path:
     """The folder of the run, which all roles are given: none has to guess which run is meant."""
-    if run is not None:
-        return run
-    parent, name = Path(config.run.folder), config.run.name
-    if resume == "newest":
-        return latest_run_folder(parent, name).path
-    found = newest_run(parent, name) if resume == "auto" else None
+    found = run or run_to_continue(config, resume="auto" if resume == "auto" else resume == NEWEST)
     return found or (claim_run_folder(config) if make else next_run_folder(config))

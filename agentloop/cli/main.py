@@ -11,6 +11,7 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,18 +29,8 @@ class LateCommand(TyperCommand):
     """A command of another module, which is imported when one is called: the program's --help needs only `help`."""
 
     def loaded(self) -> Any:
-        if self.name == "engine":
-            from agentloop.cli.engine_command import app as engine
-
-            return typer.main.get_command(engine)
-        if self.name == "worker":
-            from agentloop.cli.worker_command import app as worker
-
-            return typer.main.get_command(worker)
-        if self.name == "launch":
-            from agentloop.cli.launch_command import app as launch
-
-            return typer.main.get_command(launch)
+        if self.name in _ALONE:
+            return typer.main.get_command(import_module(f"agentloop.cli.{self.name}_command").app)
         from agentloop.cli.buffer_commands import app as late
 
         command: Any = typer.main.get_command(late)
@@ -67,6 +58,8 @@ class _Program(TyperGroup):
 
 
 NEWEST = "newest"
+_ALONE = ("engine", "worker", "launch")
+"""Each in a module of its own."""
 _LATE = {
     "engine": "Serve a run's policy with vLLM on this machine: started, watched, started again, and always proved.",
     "worker": "Collect episodes for a run: claimed from its database, run on its engines, stored as they end.",
@@ -110,29 +103,35 @@ EnvironmentChanged = Annotated[
     bool,
     typer.Option("--environment-changed", help="Go on although the environment's source is not what it was."),
 ]
-
-
+Resume = Annotated[
+    Literal["newest", "auto"] | None,
+    typer.Option(
+        metavar="[auto]",
+        help="Continue the newest run of the configuration's name from its last checkpoint; auto: or begin one.",
+    ),
+]
+RunPlace = Annotated[
+    Path | None,
+    typer.Option(metavar="RUN", help="Folder of the run, to begin it there or to continue it if it has begun."),
+]
 MetricsPort = Annotated[
     int | None,
     typer.Option(min=1, max=65535, metavar="PORT", help="Serve this program's metrics to Prometheus there."),
 ]
 
 
+def check_one_run(run: Path | None, resume: str | None) -> None:
+    """Raises UserError where both options say which run is meant."""
+    if run is not None and resume is not None:
+        raise UserError("--resume must be left out with --run, which continues that run if it has begun. Leave it out.")
+
+
 @app.command(cls=ResumingCommand, epilog="Example: agentloop train configs/quickstart.yaml --set replay.fraction=0.5")
 def train(
     config: ConfigFile,
     overrides: Overrides = None,
-    resume: Annotated[
-        Literal["newest", "auto"] | None,
-        typer.Option(
-            metavar="[auto]",
-            help="Continue the newest run of this name from its last checkpoint; auto: or begin one if there is none.",
-        ),
-    ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Folder of the run, to begin it there or to continue it if it has begun."),
-    ] = None,
+    resume: Resume = None,
+    run: RunPlace = None,
     metrics_port: MetricsPort = None,
     environment_changed: EnvironmentChanged = False,
     trace_step: Annotated[
@@ -150,12 +149,11 @@ def train(
     if own_rank():
         train_worker(settings)
         return
-    if run is not None and resume is not None:
-        raise UserError("--resume must be left out with --run, which continues that run if it has begun. Leave it out.")
+    check_one_run(run, resume)
     with closing(open_display(stderr=as_json)) as display:
         result = run_training(
             settings,
-            resume="auto" if resume == "auto" else resume is not None,
+            resume="auto" if resume == "auto" else resume == NEWEST,
             run=run,
             environment_changed=environment_changed,
             trace=trace_step,

@@ -13,7 +13,7 @@ _SMALL, _LARGEST = 2**20, 2**25
 """Bytes; the second is what glibc's own threshold grows to."""
 
 
-def give_back() -> None:
+def return_freed_memory() -> None:
     """What is free between blocks in use."""
     library: Any = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):  # glibc's alone
@@ -21,13 +21,13 @@ def give_back() -> None:
 
 
 @contextmanager
-def given_back_at_once() -> Iterator[None]:
+def returning_freed_memory() -> Iterator[None]:
     """Blocks beyond 1 MB that are freed within, so that they leave no holes between others. It costs time."""
     library: Any = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
         yield
         return
-    give_back()
+    return_freed_memory()
     library.mallopt(_MMAP_THRESHOLD, _SMALL)
     try:
         yield

@@ -1,6 +1,6 @@
 """Engines that sample from the published policy."""
 
-from agentloop.generation.checks import believed, replies
+from agentloop.generation.checks import recordable, replies
 from agentloop.generation.generator import (
     Completion,
     ConcurrentGenerator,
@@ -15,6 +15,6 @@ __all__ = [
     "GenerationFailed",
     "GenerationRequest",
     "Generator",
-    "believed",
+    "recordable",
     "replies",
 ]

@@ -1,4 +1,7 @@
-"""What an engine answers is looked at before it is believed: what is recorded is trained."""
+"""What any engine answers is looked at before it is recorded: what is recorded is trained.
+
+It is the law for every generator, whoever wrote it; what a server says besides is looked at in `remote.believed`.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ def replies(
         return [failure] * len(requests)
     if len(given) != len(requests):  # which reply is whose is anyone's guess
         return [GenerationFailed(f"{len(given)} replies to {len(requests)} requests")] * len(requests)
-    return [believed(request, reply, vocab_size=vocab_size) for request, reply in zip(requests, given, strict=True)]
+    return [recordable(request, reply, vocab_size=vocab_size) for request, reply in zip(requests, given, strict=True)]
 
 
-def believed(
+def recordable(
     request: GenerationRequest, reply: Completion | GenerationFailed, *, vocab_size: int
 ) -> Completion | GenerationFailed:
     """The reply if it can be recorded, else why not."""

@@ -40,14 +40,39 @@ def load_run_config(roles: RolesFile) -> RunConfig:
 def role_members(roles: RolesFile, config: RunConfig, run: Path) -> list[RoleMember]:
     """All commands of the run whose folder is `run`, the learner's first."""
     members: list[RoleMember] = []
+    ports = _Ports()
     for role, section in roles.roles.by_name.items():
+        first = section.port if isinstance(section, (EngineRole, CommandRole)) else None
         for index in range(section.count):
-            port = None if roles.metrics_port is None else roles.metrics_port + len(members)
+            port = ports.give(f"roles.{role}.port", first, index)
+            served = ports.give("metrics_port", roles.metrics_port, len(members))
             name = role if role == "learner" else f"{role}-{index}"
-            command = tuple(_command(roles, config, run, section=section, index=index, metrics_port=port))
+            if section.command:
+                command = tuple(_filled(section.command, run=run, index=index, port="" if port is None else port))
+            else:
+                command = tuple(_command(roles, config, run, section=section, port=port, metrics_port=served))
             members.append(RoleMember(role, name, command, section))
-    _check_ports(roles)
     return members
+
+
+class _Ports:
+    """Gives each port to one."""
+
+    def __init__(self) -> None:
+        self._given: dict[int, str] = {}
+
+    def give(self, key: str, first: int | None, index: int) -> int | None:
+        """The port of the member with this index, where the file has the `first` one at `key`. Raises UserError."""
+        if first is None:
+            return None
+        port = first + index
+        if port > 65535:
+            raise UserError(f"{key} must leave ports up to 65535 for all, got {port}. Begin lower.")
+        if port in self._given:
+            has = self._given[port]
+            raise UserError(f"{key} must leave each port to one, got {port} which {has} has. Begin higher.")
+        self._given[port] = key
+        return port
 
 
 def chosen_members(members: Sequence[RoleMember], names: Sequence[str]) -> list[RoleMember]:
@@ -59,28 +84,22 @@ def chosen_members(members: Sequence[RoleMember], names: Sequence[str]) -> list[
     return [member for member in members if not names or member.role in names or member.name in names]
 
 
+def _filled(words: Sequence[str], **values: object) -> Iterator[str]:
+    for word in words:
+        for name, value in values.items():
+            word = word.replace(f"{{{name}}}", str(value))
+        yield word
+
+
 def _command(
-    roles: RolesFile, config: RunConfig, run: Path, *, section: RoleSection, index: int, metrics_port: int | None
+    roles: RolesFile, config: RunConfig, run: Path, *, section: RoleSection, port: int | None, metrics_port: int | None
 ) -> Iterator[str]:
-    if section.command:
-        port = section.port + index if isinstance(section, (EngineRole, CommandRole)) and section.port else ""
-        for word in section.command:
-            yield word.replace("{run}", str(run)).replace("{index}", str(index)).replace("{port}", str(port))
-        return
     served = () if metrics_port is None else ("--metrics-port", str(metrics_port))
     if isinstance(section, LearnerRole):
         yield from _ranks(section.ranks)
         yield from ("train", roles.config, *_as_options(_overrides(roles)), "--run", str(run), *served)
     elif isinstance(section, EngineRole):
-        yield from (
-            *_AGENTLOOP,
-            "engine",
-            _served_model(config),
-            "--run",
-            str(run),
-            "--port",
-            str(section.port + index),
-        )
+        yield from (*_AGENTLOOP, "engine", _served_model(config), "--run", str(run), "--port", str(port))
         yield from _engine_options(config)
         yield from (*served, *section.options)
     elif isinstance(section, WorkerRole):
@@ -125,25 +144,3 @@ def _overrides(roles: RolesFile) -> tuple[str, ...]:
 def _as_options(overrides: Sequence[str]) -> Iterator[str]:
     for override in overrides:
         yield from ("--set", override)
-
-
-def _check_ports(roles: RolesFile) -> None:
-    """No port is given to two."""
-    given: dict[int, str] = {}
-    members = 0
-    for name, section in roles.roles.by_name.items():
-        wanted = []
-        if isinstance(section, (EngineRole, CommandRole)) and section.port:
-            wanted.append((f"roles.{name}.port", section.port))
-        if roles.metrics_port is not None:
-            wanted.append(("metrics_port", roles.metrics_port + members))
-        members += section.count
-        for key, first in wanted:
-            for port in range(first, first + section.count):
-                if port > 65535:
-                    raise UserError(f"{key} must leave ports up to 65535 for all, got {port}. Begin lower.")
-                if port in given:
-                    raise UserError(
-                        f"{key} must leave each port to one, got {port} which {given[port]} has. Begin higher."
-                    )
-                given[port] = key

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from agentloop.errors import UserError
 from agentloop.launch.child_group import ChildGroup
@@ -32,7 +35,7 @@ class SupervisedRole:
         """Why it is not, where that ends the launch."""
         self._mark = mark_of(run, member)
         self._environment, self._show = environment, show
-        self._log = _open_log(run / LOGS / f"{member.name}.log", member)
+        self._log, self._writing = _open_log(run / LOGS / f"{member.name}.jsonl", member), threading.Lock()
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._restarts = Restarts()
         self._due: float | None = None
@@ -71,11 +74,13 @@ class SupervisedRole:
         self._child.kill()
         if self.exit_code is None:
             self.exit_code = self._child.exit_code
-        self._log.close()
+        with self._writing:
+            self._log.close()
 
     def _start(self) -> None:
         self._due, self._started_at = None, time.monotonic()
         self._child = ChildGroup(self.member.command, self._environment, mark=self._mark, write=self._write)
+        self._record("started", pid=self._child.pid)
 
     def _ended(self, code: int, now: float) -> None:
         if code == 0 or (self.member.leads and not was_killed(code)):
@@ -96,14 +101,21 @@ class SupervisedRole:
             self._due = now + wait_s
 
     def _say(self, text: str) -> None:
+        self._record("supervised", text=text)
         self._show(self.member.name, f"[{text}]")
 
     def _write(self, line: str) -> None:
         self._lines.append(line)
-        if not self._log.closed:
-            self._log.write(line + "\n")
-            self._log.flush()
+        self._record("printed", text=line)
         self._show(self.member.name, line)
+
+    def _record(self, event: str, **fields: Any) -> None:
+        """One JSON object on a line, for whatever collects logs; the reader of its output writes too."""
+        entry = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "role": self.member.name, "event": event}
+        with self._writing:
+            if not self._log.closed:
+                self._log.write(json.dumps({**entry, **fields}, ensure_ascii=False) + "\n")
+                self._log.flush()
 
 
 def _open_log(path: Path, member: RoleMember) -> IO[str]:

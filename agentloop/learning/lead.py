@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
-from agentloop.distributed.freed_memory import give_back
+from agentloop.distributed.freed_memory import return_freed_memory
 from agentloop.distributed.ranks import Ranks, rank_failures
 from agentloop.errors import RankLost, TrainingStopped, UserError
 from agentloop.learning.trainer import ShowBatch, Trainer
@@ -189,7 +189,7 @@ def _sharded(
     shard(model)
     actor = Actor(model, packs=config.batch.layout == "packed", compute=config.compute)
     actor.probe()
-    give_back()  # whole weights have left holes between the parts that stay
+    return_freed_memory()  # whole weights have left holes between the parts that stay
     if reference is None or isinstance(reference, WithoutAdapters):
         reference = reference_policy(config, spec.first, actor)
     return model, Trainer(actor, config, authors=spec.authors, reference=reference, ranks=ranks)

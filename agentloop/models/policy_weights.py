@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from agentloop.distributed.freed_memory import given_back_at_once
+from agentloop.distributed.freed_memory import returning_freed_memory
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.streamed_file import stream_tensors
 from agentloop.errors import UserError
@@ -87,7 +87,7 @@ class PolicyWeights:
     def next_tokens(self, prompts: Sequence[Sequence[int]], *, temperature: float, most: int) -> list[NextToken]:
         """After each of the prompts, one by one: batches of other shapes would round otherwise."""
         own = [prompts[0] if prompt is None else prompt for prompt in self._ranks.share(prompts)]
-        with given_back_at_once() if self._ranks.several else nullcontext():
+        with returning_freed_memory() if self._ranks.several else nullcontext():
             made = [self._after(prompt, temperature, most) for prompt in own]
         ids = self._ranks.gather(torch.cat([found.indices for found in made])).view(self._ranks.count, len(made), -1)
         log_probs = self._ranks.gather(torch.cat([found.values for found in made])).view(ids.shape)

@@ -22,8 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from agentloop.errors import UserError, one_line
-from agentloop.runs.run_folder import COMPLETE as COMPLETE
-from agentloop.runs.run_folder import explained
+from agentloop.runs.run_folder import COMPLETE, explained
 
 _STATE = "state"
 _FORMER_STATE = "state.safetensors"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentloop.errors import UserError
@@ -12,6 +14,12 @@ if TYPE_CHECKING:
 
 _PREFIX = "agentloop"
 _LABELS = ("run", "role")
+Measure = Callable[[str, float], None]
+"""Called with the name of what a role measures, as metrics.jsonl would have it, and its value now."""
+
+
+def no_measure(name: str, value: float) -> None:
+    """Nobody reads what is measured."""
 
 
 class Gauges:
@@ -35,6 +43,11 @@ class Gauges:
 def gauge_name(metric: str) -> str:
     """`actor/entropy` as Prometheus may call it: `agentloop_actor_entropy`."""
     return f"{_PREFIX}_" + re.sub(r"[^a-zA-Z0-9_]", "_", metric)
+
+
+def measure_at(port: int | None, *, role: str, run: str) -> Measure:
+    """What a role of a run measures is read at this port; nowhere without one."""
+    return no_measure if port is None else partial(serve_metrics(port, role=role).set, run=run)
 
 
 def serve_metrics(port: int, *, role: str) -> Gauges:

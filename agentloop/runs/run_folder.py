@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain, to_plain
@@ -160,6 +160,17 @@ def latest_run_folder(parent: Path, name: str) -> RunFolder:
             f"--resume must find a run named {name!r} under {parent}, got none. Start one without --resume."
         )
     return open_run_folder(path)
+
+
+def run_to_continue(config: RunConfig, *, resume: bool | Literal["auto"]) -> Path | None:
+    """The newest run of the configuration's name; None: a new one is to be begun.
+
+    Raises UserError where there is none and `resume` is no "auto".
+    """
+    parent, name = Path(config.run.folder), config.run.name
+    if resume == "auto":
+        return newest_run(parent, name)
+    return latest_run_folder(parent, name).path if resume else None
 
 
 def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:

@@ -9,8 +9,10 @@ from typing import Protocol
 
 from agentloop.errors import UserError
 from agentloop.generation.publishing.engine_control import EngineRefused
+from agentloop.generation.publishing.one_publisher import one_publisher
 from agentloop.generation.publishing.proof import PublishedEngine, publish
 from agentloop.generation.publishing.published_policy import newest_published
+from agentloop.runs.metrics_endpoint import Measure, no_measure
 from agentloop.serving.engine_process import EngineProcess
 
 LOOK_AGAIN_S = 1.0
@@ -23,10 +25,6 @@ _MOST_STARTS = 5
 _REST_S = 2.0
 
 
-def no_measure(name: str, value: float) -> None:
-    """Nobody reads what is measured."""
-
-
 class PolicyWatch:
     """Publishes the newest policy of a folder to an engine, and proves it; each once, until the engine is another."""
 
@@ -36,7 +34,7 @@ class PolicyWatch:
         policies: Path | None,
         say: Callable[[str], None],
         *,
-        measure: Callable[[str, float], None] = no_measure,
+        measure: Measure = no_measure,
     ) -> None:
         """`policies` None: nothing is published. `measure` gets what Prometheus may read, by name."""
         self._engine = engine
@@ -52,9 +50,14 @@ class PolicyWatch:
 
     def look(self) -> None:
         """Publish what is new. Raises EngineRefused where the engine can't take it."""
-        newest = None if self._policies is None else newest_published(self._policies)
-        if newest is None or newest == self._done:
+        if self._policies is None or newest_published(self._policies) in (None, self._done):
             return
+        with one_publisher(self._policies, self._engine.url):
+            newest = newest_published(self._policies)
+            if newest is not None:
+                self._publish(newest)
+
+    def _publish(self, newest: Path) -> None:
         began = time.monotonic()
         try:
             proof = publish(self._engine, newest)
@@ -90,7 +93,7 @@ class EngineWatch:
         say: Callable[[str], None],
         stopped: Callable[[], bool],
         silent_s: float = SILENT_S,
-        measure: Callable[[str, float], None] = no_measure,
+        measure: Measure = no_measure,
     ) -> None:
         self._control = control
         self._policies = policies

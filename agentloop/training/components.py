@@ -30,9 +30,9 @@ from agentloop.rollouts.actors import Actors, make_actors, make_parser, stop_str
 from agentloop.rollouts.collect import Collector
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.turn_rewards import stored_turn_rewards
-from agentloop.runs.checkpoint import COMPLETE, Checkpoint, write_directory
+from agentloop.runs.checkpoint import Checkpoint, write_directory
 from agentloop.runs.display import RunDisplay
-from agentloop.runs.run_folder import RunFolder
+from agentloop.runs.run_folder import COMPLETE, RunFolder
 from agentloop.runs.sinks import MetricSinks, open_sinks
 from agentloop.supervised.warm_up import Demonstrator, demonstrations, warm_up
 from agentloop.training.advantage_estimator import AdvantageEstimator
@@ -226,7 +226,7 @@ def _engines(folder: RunFolder, loaded: LoadedModel, display: RunDisplay, store:
     return connect_engines(
         folder.config,
         loaded,
-        policies=folder.path / "policies",
+        policies=folder.policies,
         run=folder.run_id,
         note=display.note,
         report=partial(store.roles.report, "engine", folder.run_id),

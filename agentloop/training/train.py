@@ -17,7 +17,6 @@ from agentloop.learning.lead import check_ranks, serve_rank
 from agentloop.learning.stream_losses import stream_losses
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.runs.checkpoint import (
-    COMPLETE,
     Checkpoint,
     newest_checkpoint,
     readable,
@@ -27,15 +26,15 @@ from agentloop.runs.display import RunDisplay, open_display, percent
 from agentloop.runs.metrics_endpoint import serve_metrics
 from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import (
+    COMPLETE,
     RunFolder,
     create_run_folder,
     explained,
     has_run,
-    latest_run_folder,
-    newest_run,
     record_environment,
     remove_unbegun,
     resumed_run_folder,
+    run_to_continue,
 )
 from agentloop.runs.run_report import report_run
 from agentloop.runs.signals import StopRequest, graceful_stop
@@ -90,7 +89,7 @@ def train(
             raise ValueError(f"train must be called on rank 0, got rank {ranks.index}. Call train_worker there.")
         check_ranks(config, ranks)
         gauges = None if metrics_port is None else serve_metrics(metrics_port, role="learner")
-        path = _place(config, resume, run)
+        path = run_to_continue(config, resume=resume) if run is None else run if has_run(run) else None
         folder = create_run_folder(config, run) if path is None else resumed_run_folder(config, path)
         display = display or open_display()
         try:
@@ -117,16 +116,6 @@ def train(
             display.close()
     evaluations = loop.state.evaluations
     return TrainResult(folder.path, loop.state.iteration, evaluations[0][1], evaluations[-1][1], report, stop.exit_code)
-
-
-def _place(config: RunConfig, resume: bool | Literal["auto"], run: Path | None) -> Path | None:
-    """The folder of the run to go on with; None: a new one is begun."""
-    parent, name = Path(config.run.folder), config.run.name
-    if run is not None:
-        return run if has_run(run) else None
-    if resume == "auto":
-        return newest_run(parent, name)
-    return latest_run_folder(parent, name).path if resume else None
 
 
 def _ended(folder: RunFolder, checkpoint: Checkpoint) -> TrainResult | None:
@@ -185,12 +174,11 @@ def _components(
 
 
 def _leading(parts: Components) -> AbstractContextManager[None]:
-    """Workers have one learner: this one, or nobody else may lead."""
+    """Workers have one learner: this one, or it is refused and changes nothing."""
     section = parts.config.collection
     if section.by == "loop":
         return nullcontext()
     parts.store.add_run(_run_record(parts))
-    parts.store.roles.end_run(parts.run_id, ended=False)
     return Leadership(parts.store, parts.run_id, parts.folder.path, lease_s=section.lease_s).held()
 
 
@@ -206,6 +194,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
         parts.display.note(
             f"resumed {folder.path} after iteration {state.iteration}: {report.released} reservations released, "
             f"{report.rolled_back} draws rolled back, {report.orphaned} trajectories orphaned"
+            + (f", {report.fresh_again} to be fresh again" if report.fresh_again else "")
         )
         _note_other_versions(parts)
         restore_random(checkpoint)

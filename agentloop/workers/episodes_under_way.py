@@ -15,9 +15,8 @@ from agentloop.errors import one_line_with_place, shortened
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import play_episode
 from agentloop.rollouts.episodes.turns import ConcurrentTurns
-from agentloop.workers.held_claims import Place
 from agentloop.workers.joined_run import JoinedRun
-from replay.ticket_records import EVALUATION, TRAIN, Claim
+from replay.ticket_records import EVALUATION, TRAIN, Claim, Place
 
 _TO_END_S = 3.0
 

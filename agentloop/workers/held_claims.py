@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from replay.ticket_records import MOST_TRIES, Claim
-
-Place = tuple[int, int]
+from replay.ticket_records import MOST_TRIES, Claim, Place
 
 
 class HeldClaims:

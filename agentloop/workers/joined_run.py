@@ -9,16 +9,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 from agentloop.config import RunConfig
-from agentloop.config.config_file import to_plain
 from agentloop.environments import EnvironmentFactory, open_tasks
 from agentloop.errors import UserError
 from agentloop.generation.remote.connect import connect_engine
 from agentloop.generation.remote.engine_client import RemoteEngine
 from agentloop.rollouts.actors import Actors, make_actors
 from agentloop.rollouts.rewards import RewardScorer
-from agentloop.runs.run_folder import COMPLETE, RunFolder, open_run_folder
+from agentloop.runs.run_folder import COMPLETE, RunFolder, has_run, open_run_folder
 from agentloop.workers.issued_tasks import IssuedTasks
-from context.messages import content_hash
 from context.templates.model_files import ModelFiles, load_model_files
 from replay.errors import ReplayError
 from replay.records import RunRecord
@@ -38,10 +36,6 @@ class JoinedRun:
     engine: RemoteEngine
     scorer: RewardScorer
     tasks: IssuedTasks
-
-    @property
-    def config_hash(self) -> str:
-        return content_hash(to_plain(self.config))
 
 
 def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> JoinedRun:
@@ -98,7 +92,7 @@ class _NotThereYet(Exception):
 
 
 def _opened(path: Path) -> tuple[RunFolder, ReplayStore, RunRecord]:
-    if not (path / "run.json").exists():
+    if not has_run(path):
         raise _NotThereYet("no run.json in it")
     folder = open_run_folder(path)
     if folder.config.collection.by != "workers":

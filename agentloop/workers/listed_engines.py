@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentloop.generation.remote.engine_client import RemoteEngine
-from replay.ticket_records import Participant
-
-SERVING = "serving"
+from replay.ticket_records import SERVING, Participant
 
 
 class ListedEngines:

@@ -21,7 +21,7 @@ class Looks:
         self._store = store
         self._run = run
         self._worker = worker
-        self._report_s = lease_s / 3
+        self._lease_s, self._report_s = lease_s, lease_s / 3
         self._workers = 1
         self._next_count = self._next_report = 0.0
 
@@ -29,7 +29,7 @@ class Looks:
         """The run as it is now."""
         now = time.monotonic()
         if now >= self._next_count:
-            self._workers = self._store.roles.count("worker", self._run)
+            self._workers = self._store.roles.count("worker", self._run, lease_s=self._lease_s)
             self._next_count = now + max(_COUNT_S, self._workers / _COUNTS_A_SECOND)
         return self._store.roles.view(self._run)
 

@@ -104,7 +104,7 @@ _WORKERS: dict[str, Cell] = {
     "age": _time("age_s"),
 }
 _ENGINES: dict[str, Cell] = {
-    "engine": "url",
+    "engine": "id",
     **{name: _known(name) for name in ("state", "version", "label", "adapter")},
     "worst probe": lambda row: "-" if row["worst"] is None else f"{row['worst']:.2g}",
     "silent": _time("silent_s"),

@@ -70,6 +70,16 @@ class Mixer:
             raise ReplayStarved(plan.replay, plan.planned_replay, iteration)
         return plan
 
+    def plan_replay_alone(self, iteration: int, available: Availability) -> BatchPlan | None:
+        """A whole batch from the buffer, by the sources of the rule; None where it has less, or replay begins later.
+
+        It takes nothing from what `plan` carries over: the shares of mixed batches stay exact.
+        """
+        if not self.started:
+            return None
+        plan = compose(self.rule, Fraction(1), available, (), Remainders())
+        return None if plan.groups or plan.shortfall else replace(plan, fraction=self.rule.fraction_at(iteration))
+
     def feed(self, *, success_rate: float | None, ess_by_age: Mapping[str, float]) -> None:
         """What an iteration showed: success of its fresh episodes (None: there were none), ESS of its replay."""
         wanted = self.rule.start.success_rate

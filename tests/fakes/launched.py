@@ -81,6 +81,11 @@ class Launch:
         assert found, self.printed
         return Path(found[1])
 
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +23,17 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def forked_ranks(work: Callable[[Path, Mapping[str, str]], None], folder: Path) -> None:
+    """Two ranks, which share what has been imported: that takes longer than what they do."""
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=work, args=(folder, place)) for place in places(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [0, 0]
 
 
 def places(count: int) -> list[dict[str, str]]:

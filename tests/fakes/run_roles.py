@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from replay.errors import ReplayError
 from replay.store import ReplayStore
 from replay.ticket_records import TicketCounts
 from tests.fakes.runs import ROOT, buffer_of, run_identity
-from tests.vllm.server import free_port
+from tests.fakes.worker_runs import stop_between_writes
+from tests.vllm.server import beside_a_learner, free_port
 
 AGENTLOOP = Path(sys.executable).with_name("agentloop")
 ENGINE = ROOT / "tests" / "fakes" / "engine_program.py"
@@ -30,11 +32,21 @@ class Roles:
     """Every role's process by name, and what it printed in a file of that name."""
 
     def __init__(
-        self, folder: Path, config: RunConfig, *, vllm: Path | None = None, engine_words: Sequence[str] = ()
+        self,
+        folder: Path,
+        config: RunConfig,
+        *,
+        vllm: Path | None = None,
+        engine_words: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """`vllm` None: the test server in its place."""
         self.folder = folder
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+        self._environment |= environment or {}
         self.run = folder / "runs" / f"{config.run.name}-001"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.started = Counter[str]()
         self.port = free_port()
         plain = to_plain(config)
         plain["run"]["folder"] = str(folder / "runs")
@@ -43,7 +55,7 @@ class Roles:
         self._config = folder / "config.yaml"
         self._config.write_text(yaml.safe_dump(plain))
         self._model = config.model.path
-        self._vllm = vllm or self._test_server()
+        self._vllm = self._test_server() if vllm is None else beside_a_learner(vllm, folder)
         self._engine_words = engine_words
 
     def _test_server(self) -> Path:
@@ -54,18 +66,21 @@ class Roles:
         return program
 
     def start(self, role: str) -> None:
-        """`learner`, `engine` or the name of a worker; a learner goes on with the run where there is one."""
-        if role == LEARNER:
+        """`learner`, `engine` or the name of a worker; a learner goes on with the run where there is one.
+
+        A second learner has a name that begins with `learner`.
+        """
+        if role.startswith(LEARNER):
             words = ["train", str(self._config), *(["--resume"] if (self.run / "run.json").exists() else [])]
         elif role == ENGINE_ROLE:
             words = ["engine", str(self._model), "--vllm", str(self._vllm), "--port", str(self.port)]
             words += ["--run", str(self.run), *self._engine_words]
         else:
             words = ["worker", "--run", str(self.run), "--concurrency", "8"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+        self.started[role] += 1
         with (self.folder / f"{role}.txt").open("ab") as output:
             self.processes[role] = subprocess.Popen(
-                [AGENTLOOP, *words], cwd=ROOT, env=environment, stdout=output, stderr=output
+                [AGENTLOOP, *words], cwd=ROOT, env=self._environment, stdout=output, stderr=output
             )
 
     def printed(self, role: str) -> str:
@@ -84,13 +99,29 @@ class Roles:
                 if int(parent) == self.processes[ENGINE_ROLE].pid:
                     os.kill(int(path.parent.name), signal.SIGKILL)
 
+    def stop(self, role: str) -> None:
+        """As a machine that freezes, until `go_on`; it holds no lock of the database."""
+        stop_between_writes(self.processes[role].pid, buffer_of(self.run))
+
+    def go_on(self, role: str) -> None:
+        self.processes[role].send_signal(signal.SIGCONT)
+
     def is_running(self, role: str) -> bool:
         return self.processes[role].poll() is None
+
+    @property
+    def has_learned(self) -> bool:
+        """The learner is through, or is started again where it has stopped with an error, as a launcher does."""
+        code = self.processes[LEARNER].poll()
+        if code:
+            self.start(LEARNER)
+        return code == 0
 
     def end(self) -> None:
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGCONT)
         for process in self.processes.values():
             try:
                 process.wait(20)
@@ -105,6 +136,25 @@ class Roles:
             assert time.monotonic() < end, {role: self.printed(role)[-2000:] for role in self.processes}
             self.look()
             time.sleep(0.1)
+
+    def until_done(self, more: int, *, limit_s: float) -> None:
+        """Until so many more episodes have ended than at first, or nothing more is learned."""
+        self._until_more(lambda found: found.done, more, limit_s)
+
+    def until_learned(self, more: int, *, limit_s: float) -> None:
+        """Until so many more episodes are in batches that were learned from."""
+        self._until_more(lambda found: found.fresh, more, limit_s)
+
+    def _until_more(self, count: Callable[[TicketCounts], int], more: int, limit_s: float) -> None:
+        least: list[int] = []
+
+        def holds() -> bool:
+            found = self.look()
+            if found is not None and not least:
+                least.append(count(found) + more)
+            return self.has_learned or (found is not None and count(found) >= least[0])
+
+        self.until(holds, limit_s=limit_s)
 
     def look(self) -> TicketCounts | None:
         """None before there is a run to look at, or while its database is away."""

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from agentloop.config import RunConfig
+from tests.fakes.postgres_servers import LocalServer
+from tests.fakes.role_kills import kill_all
 from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, running_roles
 from tests.fakes.runs import buffer_of, rows, save_qwen2, small_config
 
@@ -32,7 +34,8 @@ def config(folder: Path, model: Path, collection: dict[str, Any], **sections: An
     )
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("staleness", [0, 2])
 def test_a_run_by_workers_ends_with_every_row_in_its_bound(tmp_path: Path, model: Path, staleness: int) -> None:
     roles = Roles(tmp_path, config(tmp_path, model, {"max_staleness": staleness}))
     with running_roles(roles, [ENGINE_ROLE, LEARNER, "worker-1", "worker-2"]):
@@ -49,3 +52,13 @@ def test_a_run_by_workers_ends_with_every_row_in_its_bound(tmp_path: Path, model
     assert all(fresh[i] + {(i, s): c for i, s, c in drawn}.get((i, "replay"), 0) == 16 for i in fresh)
     worst = rows(database, "select max(staleness) from draws where stream = 'fresh'")[0][0]
     assert worst == staleness
+
+
+@pytest.mark.timeout(400)
+def test_a_run_on_postgres_outlives_a_kill_of_each_role(tmp_path: Path, model: Path, own_server: LocalServer) -> None:
+    run = {"name": "small", "folder": str(tmp_path), "iterations": 20, "seed": 0}
+    database = own_server.url(own_server.new_database(empty=True))
+    given = config(tmp_path, model, {"max_staleness": 1, "lease_s": 3}, run=run, replay={"database": database})
+    kill_all(
+        Roles(tmp_path, given, engine_words=["--silence", "10"]), workers=4, rounds=1, staleness=1, server=own_server
+    )

@@ -21,7 +21,7 @@ from agentloop.runs.checkpoint import write_directory
 from tests.fakes.published_policies import label, published, save, step, tiny_learner
 from tests.fakes.runs import ROOT
 from tests.vllm.environment import EXECUTABLE, missing
-from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, free_port, real_engine
+from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, beside_a_learner, free_port, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
@@ -111,12 +111,13 @@ def test_an_engine_that_stands_still_is_started_anew(tmp_path: Path) -> None:
 @contextmanager
 def engine_command(model: Path, run: Path, port: int, *more: str) -> Iterator[tuple[EngineControl, Callable[[], str]]]:
     """`agentloop engine` as people type it; what it has said so far comes of the second."""
-    words = ["engine", str(model), "--run", str(run), "--vllm", str(EXECUTABLE), "--port", str(port)]
+    program = beside_a_learner(EXECUTABLE, run)
+    words = ["engine", str(model), "--run", str(run), "--vllm", str(program), "--port", str(port)]
     words += ["--dtype", "float32", "--max-model-len", "2048", *more, "--", *SMALL]
     output = run / "output.txt"
     environment = {**os.environ, **SMALL_MACHINE, "AGENTLOOP_ENGINE_KEY": KEY}
     with output.open("wb") as file:
-        command = ["nice", "-n", "10", sys.executable, "-m", "agentloop", *words]
+        command = [sys.executable, "-m", "agentloop", *words]
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
     try:
         with EngineControl(f"http://127.0.0.1:{port}", model="policy", key=KEY) as control:

@@ -12,13 +12,13 @@ from agentloop.generation import (
     GenerationFailed,
     GenerationRequest,
     Generator,
-    believed,
+    recordable,
     replies,
 )
 
 
 class Turns(Protocol):
-    """Gives episodes their replies, which are believed or failed."""
+    """Gives episodes their replies, which can be recorded or failed."""
 
     async def ask(self, episode: int, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
         """A reply. Raises GenerationFailed."""
@@ -42,7 +42,7 @@ class ConcurrentTurns:
 
     async def ask(self, episode: int, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
         request = GenerationRequest(episode, prompt_ids, max_new_tokens)
-        reply = believed(request, await self._generator.reply(request), vocab_size=self._vocab_size)
+        reply = recordable(request, await self._generator.reply(request), vocab_size=self._vocab_size)
         if isinstance(reply, GenerationFailed):
             raise reply
         return reply

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from agentloop.errors import TrainingStopped
@@ -12,16 +12,15 @@ from agentloop.rollouts.trajectories import Collected
 from agentloop.training.collecting.collection import replay_request, task_hash
 from agentloop.training.collecting.held_out import evaluate_by_workers
 from agentloop.training.collecting.issued_batches import IssuedBatches
-from agentloop.training.collecting.replay_alone import replay_alone
 from agentloop.training.collecting.waiting import Waiting
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
 from replay.mixing.request import Availability, DrawRequest
-from replay.records import OPEN_GROUP, BatchRow, Trajectory, group_of
-from replay.storage.collecting.fresh_groups import FreshRequest
+from replay.records import BatchRow, Trajectory, group_of
+from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.write import AppendReport
-from replay.ticket_records import EVALUATION, TRAIN, EndedGroup, MemberScores
+from replay.ticket_records import EVALUATION, TRAIN, EndedGroup
 
 
 class WorkerCollection:
@@ -40,6 +39,9 @@ class WorkerCollection:
         self._section = components.config.collection
         self._batches = IssuedBatches(components, state)
         self._store.tickets.revoke(self._run, EVALUATION, "its evaluation did not end")
+        while self._store.tickets.has_failed(self._run, state.batches + 1):
+            # A learner stopped at it, and would again: its tasks come once more, what failed them may be mended.
+            self._go_on_to_next(self._batches[state.batches + 1].tasks)
         self._penalties: dict[str, KlPenalty] = {}
         """Of the rows of the batch that was collected last."""
         self._rows: list[BatchRow] = []
@@ -47,13 +49,29 @@ class WorkerCollection:
     def plan(self, iteration: int) -> IterationPlan:
         """Issue what may be collected from now on, and plan this iteration with the batch whose turn it is."""
         request, available = replay_request(self._components, iteration)
-        turn = self._state.batches + 1
+        turn = self._next_turn(request)
         self._batches.issue(turn + self._ahead, request.policy_version, available)
         alone = self._replayed_meanwhile(turn, request, available)
         if alone is not None:
             return alone
         plan, tasks = self._batches[turn].plan, self._batches[turn].tasks
         return IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
+
+    def _next_turn(self, request: DrawRequest) -> int:
+        """The number of the batch that is learned from next.
+
+        Updates of replay alone that a resume took back may have left a batch too far ahead of the policy: all of it is
+        late, and the next one has its turn.
+        """
+        while (turn := self._state.batches + 1) <= self._batches.last:
+            is_ahead = self._batches[turn].version > request.policy_version
+            if not is_ahead or self._store.tickets.under_way(self._run, turn):
+                break
+            _, drawn = self._take(turn, request)
+            if drawn.rows or not drawn.late:
+                break
+            self._go_on_to_next(())
+        return turn
 
     @property
     def _ahead(self) -> int:
@@ -62,20 +80,24 @@ class WorkerCollection:
         return most if self._section.samples_per_insert is None else min(1, most - 1)
 
     def _replayed_meanwhile(self, turn: int, request: DrawRequest, available: Availability) -> IterationPlan | None:
-        """An iteration of replay alone, where the batch is not whole yet and the configuration allows one."""
+        """An iteration of replay alone, where the batch is not whole yet and the configuration allows one.
+
+        Every batch that was issued is still to have its iteration.
+        """
         ratio = self._section.samples_per_insert
-        if ratio is None or self._store.tickets.progress(self._run, turn).is_complete:
+        if ratio is None or not self._store.tickets.under_way(self._run, turn):
             return None
         age_then = [
             request.policy_version + 1 + number - turn - self._batches[number].version
             for number in self._under_way(turn)
         ]
-        if max(age_then) > self._section.max_staleness:
+        left = self._components.config.run.iterations - self._state.iteration
+        if max(age_then) > self._section.max_staleness or len(age_then) >= left:
             return None
-        size = self._components.config.batch.trajectories
-        if self._store.tickets.samples(self._run) + size > ratio * self._store.tickets.counts(self._run).done:
+        learned, collected = self._store.tickets.uses(self._run)
+        if learned + self._components.config.batch.trajectories > ratio * collected:
             return None
-        plan = replay_alone(self._components.mixer, request.iteration, available)
+        plan = self._components.mixer.plan_replay_alone(request.iteration, available)
         return None if plan is None else IterationPlan(plan, (), available, replace(request, picks=plan.picks))
 
     def _under_way(self, turn: int) -> range:
@@ -87,35 +109,32 @@ class WorkerCollection:
         if not planned.plan.groups:
             return Collected()
         turn = self._state.batches + 1
-        self._waiting.until_ended(turn)
-        groups = [group for group in self._store.tickets.ended_groups(self._run) if group.iteration == turn]
-        self._close(groups, planned.request.policy_version)
-        request = planned.request
-        drawn = self._store.tickets.draw_fresh(
-            FreshRequest(self._run, request.iteration, turn, request.policy_version, self._section.max_staleness)
-        )
+        episodes = self._waiting.until_ended(turn)
+        groups, drawn = self._take(turn, planned.request)
         if not drawn.rows:
             raise TrainingStopped(
-                f"batch {turn} must have a trajectory that was collected, got none of "
-                f"{self._store.tickets.progress(self._run, turn).episodes} episodes: "
+                f"batch {turn} must have a trajectory that was collected, got none of {episodes} episodes: "
                 f"{_reason(groups)}. Mend that and --resume."
             )
         self._rows = drawn.rows
-        return self._collected(drawn.rows, late=drawn.late, failed=self._failed(turn, len(drawn.rows) + drawn.late))
+        return self._collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)
+
+    def _take(self, turn: int, request: DrawRequest) -> tuple[list[EndedGroup], FreshDraw]:
+        """The groups of a batch that were not closed before, and those of its rows that are fresh now."""
+        groups = [group for group in self._store.tickets.ended_groups(self._run) if group.iteration == turn]
+        self._close(groups, request.policy_version)
+        bound = self._section.max_staleness
+        wanted = FreshRequest(self._run, request.iteration, turn, request.policy_version, bound)
+        return groups, self._store.tickets.draw_fresh(wanted)
 
     def _close(self, groups: list[EndedGroup], version: int) -> None:
-        """The advantages of the whole batch, as some compare all of it; then its rows wait to be fresh."""
-        ids = [m.trajectory for group in groups for m in group.members if m.trajectory is not None]
-        rows = [row for row in self._store.read(ids) if row.record.state == OPEN_GROUP]
+        """The advantages of the whole batch at once, as some compare all of it; then its rows wait to be fresh."""
+        numbers = [group.number for group in groups]
+        rows = self._store.tickets.open_rows(self._run, numbers)
         rewards = penalised_rewards(rows, self._charged(rows))
-        advantages = self._components.estimator.of_groups(rows, rewards)
-        scores: dict[str, dict[str, MemberScores]] = {}
-        for row, advantage in zip(rows, advantages, strict=True):
-            scores.setdefault(row.record.group, {})[row.id] = MemberScores(row.record.reward, advantage)
-        group_of_row = {row.id: row.record.group for row in rows}
-        for group in groups:
-            own = next((group_of_row[m.trajectory] for m in group.members if m.trajectory in group_of_row), "")
-            self._store.tickets.close_group(self._run, group.number, scores.get(own, {}), policy_version=version)
+        found = self._components.estimator.of_groups(rows, rewards)
+        advantages = {row.id: advantage for row, advantage in zip(rows, found, strict=True)}
+        self._store.tickets.close_groups(self._run, numbers, advantages, policy_version=version)
 
     def _charged(self, rows: list[Trajectory]) -> list[KlPenalty]:
         """Today's penalty of each row, measured once."""
@@ -144,9 +163,6 @@ class WorkerCollection:
             },
         )
 
-    def _failed(self, turn: int, rows: int) -> int:
-        return self._store.tickets.progress(self._run, turn).episodes - rows
-
     def append(self, fresh: Collected) -> AppendReport:
         """Workers have stored them."""
         return AppendReport(inserted=0, duplicates=len(fresh.trajectories), clipped=0)
@@ -158,9 +174,17 @@ class WorkerCollection:
     def end(self, batch: MixedBatch) -> None:
         if not batch.planned.plan.groups:
             return
+        self._go_on_to_next(batch.without_member(lambda index: task_hash(self._components, index)))
+
+    def _go_on_to_next(self, without_member: Collection[int]) -> None:
+        """The batch has had its turn. Tasks without a member in it come once more, and not for ever: in the end batches
+        would be of those tasks alone that always fail."""
         self._state.batches += 1
-        without = batch.without_member(lambda index: task_hash(self._components, index))
-        self._state.tasks.pending = [*sorted(without), *self._state.tasks.pending]
+        if without_member:
+            planned = self._store.tickets.planned(self._run, after=0)
+            others = (batch.plan["tasks"] for batch in planned if batch.iteration != self._state.batches)
+            again = set(without_member).difference(*others)
+            self._state.tasks.pending = [*sorted(again), *self._state.tasks.pending]
 
     def evaluate(self) -> Evaluation:
         """Workers do; the policy is not published anew meanwhile."""

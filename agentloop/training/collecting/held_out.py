@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentloop.rollouts.evaluation import Evaluation, Outcome, attempts_of
-from agentloop.training.collecting.ticket_groups import issue_groups
+from agentloop.training.collecting.issued_batches import issue_groups
 from agentloop.training.collecting.waiting import Waiting
 from agentloop.training.components import Components
 from replay.ticket_records import EVALUATION
@@ -16,8 +16,9 @@ def evaluate_by_workers(components: Components, waiting: Waiting, iteration: int
     numbers = issue_groups(components, [(task, section.samples) for task in tasks], iteration, EVALUATION)
     waiting.until_ended(iteration, EVALUATION)
     attempts, lost = [], 0
-    for group in store.tickets.ended_groups(run, EVALUATION):
-        store.tickets.close_group(run, group.number, {}, policy_version=components.generator.policy_version)
+    groups, version = store.tickets.ended_groups(run, EVALUATION), components.generator.policy_version
+    store.tickets.close_groups(run, [group.number for group in groups], {}, policy_version=version)
+    for group in groups:
         outcomes = [Outcome(**member.outcome) for member in group.members if member.outcome is not None]
         if group.number in numbers:
             lost += len(group.members) - len(outcomes)

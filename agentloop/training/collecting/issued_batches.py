@@ -1,21 +1,23 @@
-"""Batches that workers are to collect: planned once, issued as tickets, and found again after a crash."""
+"""What workers are to collect becomes tickets: batches are planned once, and found again after a crash."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from agentloop.environments import Task
 from agentloop.errors import TrainingStopped
 from agentloop.training.collecting.collection import task_hash
-from agentloop.training.collecting.ticket_groups import issue_groups
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from replay.mixing.batch_plan import BatchPlan
 from replay.mixing.mixer import ReplayStarved
 from replay.mixing.request import Availability
-from replay.ticket_records import TRAIN, PlannedBatch
+from replay.records import TaskRecord
+from replay.ticket_records import TRAIN, PlannedBatch, Purpose, TicketRecord
 
 _PLANS = TypeAdapter(BatchPlan)
 _OF_THE_RUN = ("factor", "success_reached")
@@ -41,9 +43,8 @@ class IssuedBatches:
         self._components = components
         self._state = state
         self._batches: dict[int, IssuedBatch] = {}
-        for found in components.store.tickets.planned(components.run_id):
-            if found.iteration > state.batches:
-                self._take_up(found)
+        for found in components.store.tickets.planned(components.run_id, after=state.batches):
+            self._take_up(found)
 
     def _take_up(self, found: PlannedBatch) -> None:
         values: dict[str, Any] = dict(found.plan)
@@ -77,8 +78,10 @@ class IssuedBatches:
     def _planned(self, number: int, version: int, available: Availability) -> IssuedBatch:
         mixer, queue = self._components.mixer, self._state.tasks
         upcoming = [task_hash(self._components, index) for index in queue.upcoming(mixer.num_tasks)]
+        # What was replayed alone counts: a schedule runs over the iterations of the run, not over its batches.
+        iteration = number + self._state.iteration - self._state.batches
         try:
-            plan = mixer.plan(iteration=number, available=available, tasks=upcoming)
+            plan = mixer.plan(iteration=iteration, available=available, tasks=upcoming)
         except ReplayStarved as error:
             raise TrainingStopped(str(error)) from error
         tasks = tuple(queue.upcoming(plan.num_tasks))
@@ -95,3 +98,24 @@ class IssuedBatches:
         }
         plan = PlannedBatch(self._components.run_id, number, values)
         issue_groups(self._components, groups, number, TRAIN, plan)
+
+
+def issue_groups(
+    components: Components,
+    groups: Sequence[tuple[Task, int]],
+    iteration: int,
+    purpose: Purpose,
+    plan: PlannedBatch | None = None,
+) -> range:
+    """The numbers, in the order of issue, of (task, size) groups whose episodes workers may run from now on."""
+    tickets, run, factory = components.store.tickets, components.run_id, components.actors.factory
+    last = tickets.last_number(run)
+    first = 0 if last is None else last + 1
+    numbers = range(first, first + len(groups))
+    tasks, records = {}, []
+    for number, (task, size) in zip(numbers, groups, strict=True):
+        hash = factory.task_hash(task)
+        tasks[hash] = TaskRecord(hash, factory.name, task.payload)
+        records += [TicketRecord(run, number, member, hash, iteration, purpose) for member in range(size)]
+    tickets.issue(list(tasks.values()), records, plan)
+    return numbers

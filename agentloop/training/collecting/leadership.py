@@ -30,6 +30,8 @@ class Leadership:
     def held(self) -> Iterator[None]:
         """Within, this is the run's learner. Raises ReplayError while another one leads, RunReplaced once one does."""
         self._store.roles.lead(self._run, self._name, lease_s=self._lease_s)
+        # Not before: workers of a run that has ended must leave it, whoever is refused.
+        self._store.roles.end_run(self._run, ended=False)
         thread = threading.Thread(target=self._extend, name="leadership", daemon=True)
         thread.start()
         try:
@@ -37,8 +39,8 @@ class Leadership:
         finally:
             self._ended.set()
             thread.join()
-        if self._replaced is not None:
-            raise self._replaced
+            if self._replaced is not None:
+                raise self._replaced
         self._store.roles.stop_leading(self._run, self._name)
 
     def _extend(self) -> None:

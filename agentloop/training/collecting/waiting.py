@@ -24,24 +24,25 @@ class Waiting:
         self._components = components
         self._stopped = stopped
 
-    def until_ended(self, iteration: int, purpose: Purpose = TRAIN) -> None:
-        """Raises StoppedWaiting where the episodes were to be trained on."""
+    def until_ended(self, iteration: int, purpose: Purpose = TRAIN) -> int:
+        """How many episodes there are. Raises StoppedWaiting where they were to be trained on."""
         store, run = self._components.store, self._components.run_id
         phase = "collect" if purpose == TRAIN else "evaluate"
-        shown_at = time.monotonic()
-        while not (progress := store.tickets.progress(run, iteration, purpose)).is_complete:
-            self._components.display.phase(phase, progress.ended, progress.episodes)
+        shown_at, episodes = time.monotonic(), store.tickets.episodes(run, iteration, purpose)
+        while under_way := store.tickets.under_way(run, iteration, purpose):
+            self._components.display.phase(phase, episodes - under_way, episodes)
             # An evaluation belongs to an iteration that is learned from already.
             if purpose == TRAIN and self._stopped():
                 raise StoppedWaiting
             if time.monotonic() - shown_at > _NOBODY_S:
                 shown_at = time.monotonic() if self._someone_is_there() else self._show_how()
             time.sleep(_LOOK_AGAIN_S)
+        return episodes
 
     def _someone_is_there(self) -> bool:
-        silence = 2 * self._components.config.collection.lease_s
-        present = self._components.store.roles.listed("worker", self._components.run_id)
-        return any(worker.silent_s < silence for worker in present)
+        lease_s = self._components.config.collection.lease_s
+        listed = self._components.store.roles.listed("worker", self._components.run_id)
+        return not all(worker.is_gone(lease_s) for worker in listed)
 
     def _show_how(self) -> float:
         """The time from which on nothing more needs to be shown."""

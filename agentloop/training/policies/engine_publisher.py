@@ -10,6 +10,7 @@ from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.generation.publishing.engine_control import EngineControl, EngineRefused
+from agentloop.generation.publishing.one_publisher import one_publisher
 from agentloop.generation.publishing.proof import Proof, ProofFailed, publish
 from agentloop.generation.publishing.published_policy import PublishedPolicy, read_published
 from agentloop.generation.remote.connect import connect_engine
@@ -17,8 +18,9 @@ from agentloop.generation.remote.engine_client import RemoteEngine
 from agentloop.generation.remote.server_facts import read_key
 from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights
-from agentloop.runs.checkpoint import COMPLETE
+from agentloop.runs.run_folder import COMPLETE
 from agentloop.training.policies.published_folder import make_probe, write_published
+from replay.ticket_records import PUBLISHING, SERVING
 
 _LOOK_AGAIN_S = 2.0
 
@@ -77,10 +79,10 @@ class EnginePublisher:
         facts["adapter"] = policy.label if policy.kind == "lora" else None
         for control in self._controls:
             self.engine.withdraw(control.url)
-            self._report(control.url, {**facts, "state": "publishing", "model": control.model})
+            self._report(control.url, {**facts, "state": PUBLISHING, "model": control.model})
         for control in self._controls:
             proof = self._bring(control, target)
-            serving = {**facts, "state": "serving", "model": control.model, "worst": proof.worst}
+            serving = {**facts, "state": SERVING, "model": control.model, "worst": proof.worst}
             self._report(control.url, serving)
         self.engine.published(policy.version, name=policy.label if policy.kind == "lora" else None, label=policy.label)
 
@@ -89,9 +91,10 @@ class EnginePublisher:
         deadline, refused = time.monotonic() + self._restart_timeout_s, False
         while True:
             try:
-                return publish(control, target)
+                with one_publisher(self._policies, control.url):
+                    return publish(control, target)
             except ProofFailed:
-                # Whoever watches the engine may have published to it at the same time.
+                # It may have been started anew in the middle.
                 if refused:
                     raise
                 refused = True

@@ -15,8 +15,8 @@ from torch import Tensor
 from agentloop.distributed.tensor_files import read_tensors
 from agentloop.generation.publishing.published_policy import RECORD
 from agentloop.models.loading import LoadedModel, muted_libraries
-from agentloop.runs.checkpoint import COMPLETE, complete_checkpoints, load_checkpoint, readable
-from agentloop.runs.run_folder import RunFolder
+from agentloop.runs.checkpoint import complete_checkpoints, load_checkpoint, readable
+from agentloop.runs.run_folder import COMPLETE, RunFolder
 from replay.storage.format.schema import iterations
 from replay.store import ReplayStore
 

@@ -40,7 +40,7 @@ def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[st
         "charted": min(_MOST_BARS, len(found["staleness"])),
         "missing": found["counts"]["done"] - found["counts"]["rows"],
         "ticket_states": [(name, found["counts"][name], found["evaluations"][name]) for name in TICKET_STATES],
-        "live_workers": sum(each["silent_s"] <= found["lease_s"] for each in found["workers"]),
+        "live_workers": sum(not each["gone"] for each in found["workers"]),
         "shown": {role: _quiet_first(found[role]) for role in ("workers", "engines")},
         "charts": [_chart(found, "max", "largest"), _chart(found, "mean", "mean")] if found["staleness"] else [],
         "greatest": max((row["max"] for row in found["staleness"] if row["max"] is not None), default=None),

@@ -31,11 +31,11 @@ def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
     lease_s = stored_setting(run.config, "collection.lease_s", float) or _LEASE_S
     with store.reading() as connection:
         counts = count_tickets(connection, run.id)
-        evaluations = unended_episodes.evaluation_states(connection, run.id)
-        tried_again = evaluations.pop("tried_again")
+        evaluations, tried_again = unended_episodes.evaluation_states(connection, run.id)
         newest = fresh_staleness.newest_iteration(connection, run.id)
         ended, leader = _leader(connection, run.id)
         batch = unended_episodes.open_batch(connection, run.id)
+        held = unended_episodes.held(connection, run.id)
         standing = Standing(
             ended=ended,
             leader=leader,
@@ -47,9 +47,8 @@ def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
             queued=counts.queued + evaluations[QUEUED],
             leased=counts.leased + evaluations[LEASED],
             issued=sum(getattr(counts, state) + evaluations[state] for state in TICKET_STATES),
-            workers=reported_facts.workers(connection, run.id, unended_episodes.held(connection, run.id)),
+            workers=reported_facts.workers(connection, run.id, held, lease_s=lease_s),
             engines=reported_facts.engines(connection, run.id),
-            lease_s=lease_s,
         )
         return {
             "run": run.id,

@@ -31,26 +31,25 @@ def real(value: Any) -> float | None:
 
 Kinds = Mapping[str, Callable[[Any], Any]]
 _WORKER: Kinds = {
-    **dict.fromkeys(("host", "state", "code_version", "config_hash"), text),
+    **dict.fromkeys(("host", "state", "code_version"), text),
     **dict.fromkeys(("pid", "concurrency", "in_flight", "done", "failed", "tool_errors"), whole),
 }
 _ENGINE: Kinds = {
-    **dict.fromkeys(("url", "state", "label", "adapter", "model", "route"), text),
+    **dict.fromkeys(("state", "label", "adapter", "model"), text),
     "version": whole,
     "worst": real,
 }
 
 
-def workers(connection: sa.Connection, run: str, held: Mapping[str, int]) -> list[QueryResult]:
+def workers(connection: sa.Connection, run: str, held: Mapping[str, int], *, lease_s: float) -> list[QueryResult]:
     """All that did not leave; `leased` are the tickets that are in its hands, whatever it says."""
     listed = list_participants(connection, TABLES["worker"], run)
-    return [{**_known(each, _WORKER), "leased": held.get(each.id, 0)} for each in listed]
+    return [{**_known(each, _WORKER), "leased": held.get(each.id, 0), "gone": each.is_gone(lease_s)} for each in listed]
 
 
 def engines(connection: sa.Connection, run: str) -> list[QueryResult]:
     """With the proof of the weights they serve: `worst` is the largest difference of a probed log-prob, in nats."""
-    listed = [_known(each, _ENGINE) for each in list_participants(connection, TABLES["engine"], run)]
-    return [{**each, "url": each["url"] or each["id"]} for each in listed]
+    return [_known(each, _ENGINE) for each in list_participants(connection, TABLES["engine"], run)]
 
 
 def _known(participant: Participant, kinds: Kinds) -> QueryResult:

@@ -27,13 +27,13 @@ def _seconds(expression: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
     return sa.type_coerce(expression, sa.Double)
 
 
-def evaluation_states(connection: sa.Connection, run: str) -> QueryResult:
-    """Evaluation tickets by state, and how many tickets of either purpose were claimed more than once."""
+def evaluation_states(connection: sa.Connection, run: str) -> tuple[QueryResult, int]:
+    """Evaluation tickets by state; and how many tickets of either purpose were claimed more than once."""
     is_evaluation = _ticket.purpose == EVALUATION
     counts = {state: sa.func.count().filter(is_evaluation, _ticket.state == state) for state in TICKET_STATES}
-    counts["tried_again"] = sa.func.count().filter(_ticket.tries > 1)
-    query = sa.select(*(count.label(name) for name, count in counts.items())).where(_ticket.run == run)
-    return dict(connection.execute(query).mappings().one())
+    again = sa.func.count().filter(_ticket.tries > 1)
+    *found, tried_again = connection.execute(sa.select(*counts.values(), again).where(_ticket.run == run)).one()
+    return dict(zip(counts, found, strict=True)), tried_again
 
 
 def oldest(connection: sa.Connection, run: str) -> dict[str, QueryResult | None]:

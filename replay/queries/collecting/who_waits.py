@@ -9,10 +9,9 @@ from pathlib import Path
 
 from context.wording import excerpt
 from replay.queries.filters.query import QueryResult
+from replay.ticket_records import SERVING
 
 _LONGEST_NAME = 60
-SERVING = "serving"
-"""What an engine reports while its weights are proved and it answers."""
 
 
 class Waiter(StrEnum):
@@ -49,8 +48,6 @@ class Standing:
     """Tickets ever. This and the two before count those of either purpose."""
     workers: Sequence[QueryResult]
     engines: Sequence[QueryResult]
-    lease_s: float
-    """Who is silent for longer counts as gone."""
 
     @property
     def under_way(self) -> int:
@@ -140,8 +137,9 @@ def _no_worker(standing: Standing) -> str | None:
     """Why none of them can be counted on; None: one can."""
     if not standing.workers:
         return "no worker takes part"
-    quiet = min(each["silent_s"] for each in standing.workers)
-    return f"no worker has reported for {seconds(quiet)}" if quiet > standing.lease_s else None
+    if not all(each["gone"] for each in standing.workers):
+        return None
+    return f"no worker has reported for {seconds(min(each['silent_s'] for each in standing.workers))}"
 
 
 def _no_engine(standing: Standing) -> str | None:

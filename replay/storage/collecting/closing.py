@@ -1,29 +1,26 @@
-"""A group whose members have all ended is closed by the learner: then it waits to be fresh once."""
+"""Groups whose members have all ended are closed by the learner: then they wait to be fresh once."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import sqlalchemy as sa
 
-from replay.errors import ReplayError
-from replay.records import ELIGIBLE, OPEN_GROUP, WAITING, GroupRecord, group_statistics
-from replay.storage.collecting.finish import member_outcomes, store_group
+from replay.records import OPEN_GROUP, WAITING, Trajectory
 from replay.storage.counters import set_state
-from replay.storage.format.rows import CHECKED_COLUMNS, GROUP_COLUMNS, Row, record_checksum
-from replay.storage.format.schema import groups, tickets, trajectories
+from replay.storage.format.rows import CHECKED_COLUMNS, Row, record_checksum
+from replay.storage.format.schema import tickets, trajectories
+from replay.storage.read import load, quarantine
 from replay.storage.statements import rows_by_key
 from replay.storage.validate import refused
-from replay.ticket_records import UNENDED, EndedGroup, EndedMember, MemberScores, Purpose
+from replay.ticket_records import UNENDED, EndedGroup, EndedMember, Purpose
 
 _tickets, _rows = tickets.c, trajectories.c
 _COLUMNS = (*CHECKED_COLUMNS, _rows.record_checksum)
-_ID, _STATE, _GROUP = (CHECKED_COLUMNS.index(_rows[name]) for name in ("id", "state", "group"))
-_REWARD, _ADVANTAGE = (CHECKED_COLUMNS.index(_rows[name]) for name in ("reward", "advantage"))
+_ID, _ADVANTAGE = (CHECKED_COLUMNS.index(_rows[name]) for name in ("id", "advantage"))
 
 
 def ended_groups(connection: sa.Connection, run: str, purpose: Purpose) -> list[EndedGroup]:
@@ -46,59 +43,58 @@ def _ended(number: int, rows: list[Any]) -> EndedGroup:
         )
         for row in rows
     )
-    return EndedGroup(number, rows[0]["task"], rows[0]["iteration"], members)
+    return EndedGroup(number, rows[0]["iteration"], members)
 
 
-def close_group(
+def open_rows(connection: sa.Connection, run: str, numbers: Sequence[int]) -> list[Trajectory]:
+    """The rows of these groups that are to be fresh, in the order of their issue; damaged ones are set aside."""
+    ids = _open_ids(connection, run, numbers)
+    loaded = load(connection, ids)
+    quarantine(connection, loaded.corrupt)
+    return [loaded.whole[id] for id in ids if id in loaded.whole]
+
+
+def _open_ids(connection: sa.Connection, run: str, numbers: Sequence[int]) -> list[str]:
+    query = sa.select(_rows.id).join_from(trajectories, tickets, _tickets.trajectory == _rows.id)
+    query = query.where(_tickets.run == run, _tickets.number.in_(numbers), _rows.state == OPEN_GROUP)
+    return list(connection.scalars(query.order_by(_tickets.number, _tickets.member)))
+
+
+def close_groups(
     connection: sa.Connection,
     run: str,
-    number: int,
-    scores: Mapping[str, MemberScores],
+    numbers: Sequence[int],
+    advantages: Mapping[str, float],
     *,
     policy_version: int,
-    wanted: bool = True,
-) -> tuple[int, ...]:
-    """The members that have not ended: with any of these nothing changes. Closed again, it counts as done.
+) -> None:
+    """Their open rows get their `advantages`, by id, and wait to be fresh once. Closed again, they count as done.
 
-    `scores` are those of its open rows, by id. `wanted`: its rows are to be fresh once; others are for replay at once.
+    Raises InvalidRecord, and changes nothing, where a member has not ended or the advantages are of other rows.
     """
-    here = (_tickets.run == run) & (_tickets.number == number)
-    listed = list(connection.execute(tickets.select().where(here).order_by(_tickets.member)).mappings())
-    if not listed:
-        raise ReplayError(f"group must be one that was issued, got number {number} of run {run!r}. Issue it first.")
-    missing = tuple(row["member"] for row in listed if row["state"] in UNENDED)
-    if missing or listed[0]["closed_at"] is not None:
-        return missing
-    ids = [row["trajectory"] for row in listed if row["trajectory"] is not None]
-    stored = rows_by_key(connection, _COLUMNS, ids, key=_rows.id) if ids else ()
-    members = [row for row in stored if row[_STATE] == OPEN_GROUP]
-    _check_scores(number, scores, {row[_ID] for row in members})
-    for row in members:
-        _score(connection, row, scores[row[_ID]])
-    if members:
-        _summarise(connection, members[0][_GROUP])
-    set_state(connection, [row[_ID] for row in members], WAITING if wanted else ELIGIBLE)
+    here = (_tickets.run == run) & _tickets.number.in_(numbers)
+    listed = connection.execute(sa.select(_tickets.number, _tickets.state, _tickets.closed_at).where(here)).all()
+    ended = set(numbers) & {row.number for row in listed} - {row.number for row in listed if row.state in UNENDED}
+    if ended != set(numbers):
+        rule = "be issued ones whose members have all ended"
+        raise refused("groups", rule, sorted(set(numbers) - ended), f"run {run}")
+    if all(row.closed_at is not None for row in listed):
+        return
+    ids = _open_ids(connection, run, numbers)
+    if advantages.keys() != set(ids):
+        raise refused("advantages", f"be those of the open rows {ids}", sorted(advantages), f"groups {list(numbers)}")
+    for row in rows_by_key(connection, _COLUMNS, ids, key=_rows.id) if ids else ():
+        _give_advantage(connection, row, float(advantages[row[_ID]]))
+    set_state(connection, ids, WAITING)
     connection.execute(tickets.update().where(here).values(closed_at=policy_version))
-    return ()
 
 
-def _check_scores(number: int, scores: Mapping[str, MemberScores], ids: set[str]) -> None:
-    if scores.keys() != ids:
-        raise refused("scores", f"be those of the open rows {sorted(ids)}", sorted(scores), f"group number {number}")
-
-
-def _score(connection: sa.Connection, row: tuple[Any, ...], given: MemberScores) -> None:
+def _give_advantage(connection: sa.Connection, row: tuple[Any, ...], advantage: float) -> None:
     """A row that is not what was written keeps its old checksum, by which whoever reads it finds that out."""
     *values, checksum = row
     was_right = record_checksum(values) == checksum
-    values[_REWARD], values[_ADVANTAGE] = float(given.reward), float(given.advantage)
-    changed: Row = {"reward": values[_REWARD], "advantage": values[_ADVANTAGE]}
+    values[_ADVANTAGE] = advantage
+    changed: Row = {"advantage": advantage}
     if was_right:
         changed["record_checksum"] = record_checksum(values)
     connection.execute(trajectories.update().where(_rows.id == row[_ID]).values(changed))
-
-
-def _summarise(connection: sa.Connection, group: str) -> None:
-    row = connection.execute(sa.select(*GROUP_COLUMNS).where(groups.c.id == group)).mappings().one()
-    statistics = group_statistics(member_outcomes(connection, group))
-    store_group(connection, replace(GroupRecord(**row), **statistics))

@@ -19,8 +19,6 @@ from replay.storage.validate import checked, refused
 from replay.storage.write import Prepared, PreparedRow, append
 from replay.ticket_records import DONE, EVALUATION, TRAIN, UNENDED, Claim
 
-Place = tuple[int, int]
-
 _AGREED = ("run", "task", "iteration", "member")
 
 
@@ -31,12 +29,12 @@ def finish(connection: sa.Connection, claims: Sequence[Claim], prepared: Prepare
     """
     for claim, id in zip(claims, ids, strict=True):
         _check_agreed(claim, prepared.trajectories[id].record)
-    found = _locked(connection, claims)
-    counted = [_is_first(found.get(_key(claim)), claim, id) for claim, id in zip(claims, ids, strict=True)]
+    found = locked(connection, claims)
+    counted = [_is_first(found.get(claim.place), claim, id) for claim, id in zip(claims, ids, strict=True)]
     new = {
         id: claim
         for claim, id, counts in zip(claims, ids, counted, strict=True)
-        if counts and found[_key(claim)]["state"] != DONE
+        if counts and found[claim.place]["state"] != DONE
     }
     if new:
         rows = {id: _in_open_group(prepared.trajectories[id]) for id in new}
@@ -51,24 +49,12 @@ def finish_evaluation(connection: sa.Connection, claim: Claim, outcome: Mapping[
     """Whether it counts. Of an evaluation no row is stored: `outcome` is what the learner wants to know of it."""
     if claim.ticket.purpose != EVALUATION:
         raise refused("outcome", "be of an evaluation", claim.ticket.purpose, f"ticket {claim.place}")
-    found = _locked(connection, [claim]).get(_key(claim))
+    found = locked(connection, [claim]).get(claim.place)
     if not _is_first(found, claim, None):
         return False
     if found is not None and found["state"] != DONE:
         _end(connection, claim, outcome=canonical_json(outcome))
     return True
-
-
-def _key(claim: Claim) -> tuple[str, Place]:
-    return claim.ticket.run, claim.place
-
-
-def _locked(connection: sa.Connection, claims: Sequence[Claim]) -> dict[tuple[str, Place], Row]:
-    found = {}
-    for run in sorted({claim.ticket.run for claim in claims}):
-        places = [claim.place for claim in claims if claim.ticket.run == run]
-        found.update({(run, place): row for place, row in locked(connection, run, places).items()})
-    return found
 
 
 def _is_first(row: Row | None, claim: Claim, id: str | None) -> bool:
@@ -101,25 +87,25 @@ def _in_open_group(row: PreparedRow) -> PreparedRow:
 
 
 def _count_members(connection: sa.Connection, records: Iterable[Row]) -> None:
-    """The records of their groups are of the members so far: the learner's reading of it comes when it closes."""
+    """The records of their groups are of the members so far."""
     new: dict[str, list[Row]] = {}
     for record in records:
         new.setdefault(record["group"], []).append(record)
     for id, members in new.items():
-        stored = member_outcomes(connection, id)
+        stored = _member_outcomes(connection, id)
         outcomes = [*stored, *((each["reward"], each["success"]) for each in members)]
         first = members[0]
         place = (id, first["run"], first["task"], first["iteration"])
-        store_group(connection, GroupRecord(*place, **group_statistics(outcomes)))
+        _store_group(connection, GroupRecord(*place, **group_statistics(outcomes)))
 
 
-def member_outcomes(connection: sa.Connection, group: str) -> list[tuple[float, bool]]:
+def _member_outcomes(connection: sa.Connection, group: str) -> list[tuple[float, bool]]:
     """Reward and success of the stored members of a group."""
     query = sa.select(trajectories.c.reward, trajectories.c.success).where(trajectories.c.group == group)
     return [(row.reward, row.success) for row in connection.execute(query)]
 
 
-def store_group(connection: sa.Connection, record: GroupRecord) -> None:
+def _store_group(connection: sa.Connection, record: GroupRecord) -> None:
     """In place of what was known of the group before."""
     (row,) = checked([record], "group", "id")
     here = groups.c.id == record.id

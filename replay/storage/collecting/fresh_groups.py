@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -38,12 +37,13 @@ class FreshDraw:
     rows: list[BatchRow] = field(default_factory=list)
     late: int = 0
     """Rows found to be late now."""
-    corrupt: Mapping[str, str] = field(default_factory=dict)
-    """Rows found to be damaged and set aside, with the reason: their groups are smaller by them."""
 
 
 def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
-    """Reserve the groups that are within the bound; those beyond it are eligible for replay from now on."""
+    """Reserve the groups that are within the bound; those beyond it are eligible for replay from now on.
+
+    Damaged rows are set aside, and their groups are smaller by them.
+    """
     connection.execute(
         draws.delete().where(
             draws.c.run == request.run,
@@ -67,7 +67,7 @@ def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
         BatchRow(row, record, advantage=row.record.advantage, reward=row.record.reward)
         for row, record in zip(rows, records, strict=True)
     ]
-    return FreshDraw(taken, late=sum(map(len, late)), corrupt=loaded.corrupt)
+    return FreshDraw(taken, late=sum(map(len, late)))
 
 
 def _record(request: FreshRequest, slot: int, id: str, version: int) -> DrawRecord:

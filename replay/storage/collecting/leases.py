@@ -19,7 +19,7 @@ from replay.storage.format.rows import Row, chunked
 from replay.storage.format.schema import tasks, tickets
 from replay.storage.statements import insert
 from replay.storage.validate import checked, refused
-from replay.ticket_records import FAILED, LEASED, MOST_TRIES, QUEUED, REVOKED, UNENDED, Claim, TicketRecord
+from replay.ticket_records import FAILED, LEASED, MOST_TRIES, QUEUED, REVOKED, UNENDED, Claim, Place, TicketRecord
 
 _tickets = tickets.c
 PLACE = (_tickets.number, _tickets.member)
@@ -30,20 +30,39 @@ _UNHELD = {"holder": None, "due": None}
 def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Sequence[TicketRecord]) -> int:
     """How many are new; one that was issued before must be the same again."""
     _remember(connection, given)
-    new = []
-    for row in checked(records, "ticket", "number"):
-        here = (_tickets.run == row["run"]) & (_tickets.number == row["number"]) & (_tickets.member == row["member"])
-        stored = connection.execute(sa.select(*(_tickets[name] for name in _GIVEN)).where(here)).mappings().first()
-        for name in _GIVEN if stored is not None else ():
-            if stored[name] != row[name]:  # type: ignore[index]  # not None here
+    rows = checked(records, "ticket", "number")
+    known = _issued(connection, rows)
+    new = [row for row in rows if _key(row) not in known]
+    for row in rows:
+        stored = known.get(_key(row), row)
+        for name in _GIVEN:
+            if stored[name] != row[name]:
                 place = f"ticket {row['number']}/{row['member']}"
-                raise refused(name, f"be the issued {stored[name]!r}", row[name], place)  # type: ignore[index]
-        if stored is None:
-            new.append(row)
+                raise refused(name, f"be the issued {stored[name]!r}", row[name], place)
     if new:
         issued_at = connection.scalar(sa.select(seconds_now()))
         insert(connection, tickets, [{**row, "state": QUEUED, "issued_at": issued_at} for row in new])
     return len(new)
+
+
+def _issued(connection: sa.Connection, rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
+    """The tickets of these groups that there are, by run, number and member."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for run in {row["run"] for row in rows}:
+        for chunk in chunked(sorted({row["number"] for row in rows if row["run"] == run})):
+            here = tickets.select().where(_tickets.run == run, _tickets.number.in_(chunk))
+            found.update({_key(dict(row)): dict(row) for row in connection.execute(here).mappings()})
+    return found
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return row["run"], row["number"], row["member"]
+
+
+def last_number(connection: sa.Connection, run: str) -> int | None:
+    """Of the groups that were ever issued for the run; None: none was."""
+    found = connection.scalar(sa.select(sa.func.max(_tickets.number)).where(_tickets.run == run))
+    return None if found is None else int(found)
 
 
 def _remember(connection: sa.Connection, given: Sequence[TaskRecord]) -> None:
@@ -58,16 +77,16 @@ def _remember(connection: sa.Connection, given: Sequence[TaskRecord]) -> None:
 def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
     """Up to `count` tickets that nobody holds, or whose lease is over: evaluations first, then the oldest.
 
-    One that has been claimed too often fails instead of being given out again, so fewer may come than there are; none
-    come only where there are none.
+    One that has been claimed too often fails instead of being given out again, and one in its last try comes by itself:
+    should it end its worker once more, no other one loses a try by it. So fewer may come than there are; none come only
+    where there are none.
     """
     columns = [_tickets[name] for name in ("number", "member", "task", "iteration", "purpose", "fence", "tries")]
-    free = sa.select(*columns).where(is_free(run))
-    # `eval` comes before `train` in the order of letters.
-    free = free.order_by(_tickets.purpose, *PLACE).limit(count).with_for_update(skip_locked=True)
+    free = free_tickets(run, *columns).limit(count).with_for_update(skip_locked=True)
     found = [dict(row) for row in connection.execute(free).mappings()]
     exhausted = [row for row in found if row["tries"] >= MOST_TRIES]
-    given = [row for row in found if row["tries"] < MOST_TRIES]
+    last = [row for row in found if row["tries"] == MOST_TRIES - 1]
+    given = [row for row in found if row["tries"] < MOST_TRIES - 1] or last[:1]
     reason = f"{MOST_TRIES} workers claimed it, and none of them answered"
     _change(connection, run, map(_place, exhausted), state=FAILED, reason=reason, ended_at=seconds_now(), **_UNHELD)
     if exhausted and not given:
@@ -77,15 +96,20 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
     return list(_claims(connection, run, holder, given))
 
 
-def is_free(run: str) -> sa.ColumnElement[bool]:
-    """Nobody holds it, or the lease is over."""
+def free_tickets(run: str, *columns: sa.Column[Any]) -> sa.Select[Any]:
+    """Those that nobody holds, or whose lease is over: evaluations first, then the oldest.
+
+    It is the order of the index of unclosed tickets; without one SQLite looks at every ticket there ever was.
+    """
     # A subquery looks at the clock once, not at every ticket.
     now = sa.select(seconds_now()).scalar_subquery()
     is_over = (_tickets.state == LEASED) & (_tickets.due < now)
-    return sa.and_(_tickets.run == run, _tickets.closed_at.is_(None), (_tickets.state == QUEUED) | is_over)
+    is_free = sa.and_(_tickets.run == run, _tickets.closed_at.is_(None), (_tickets.state == QUEUED) | is_over)
+    # `eval` comes before `train` in the order of letters.
+    return sa.select(*columns).where(is_free).order_by(_tickets.purpose, *PLACE)
 
 
-def _place(row: Row) -> tuple[int, int]:
+def _place(row: Row) -> Place:
     return row["number"], row["member"]
 
 
@@ -101,30 +125,28 @@ def _claims(connection: sa.Connection, run: str, holder: str, rows: Sequence[Row
         yield Claim(ticket, given, holder, row["fence"] + 1, row["tries"] + 1)
 
 
-def extend(connection: sa.Connection, claims: Sequence[Claim], *, lease_s: float) -> dict[tuple[int, int], str]:
+def extend(connection: sa.Connection, claims: Sequence[Claim], *, lease_s: float) -> dict[Place, str]:
     """The state now of tickets that these claims hold no more, by place; the leases of all others begin anew."""
     return _of_holders(connection, claims, due=seconds_now() + lease_s)
 
 
-def give_back(connection: sa.Connection, claims: Sequence[Claim]) -> dict[tuple[int, int], str]:
+def give_back(connection: sa.Connection, claims: Sequence[Claim]) -> dict[Place, str]:
     """Those still held are free at once, and the claim counts for nothing: who stops in order has tried nothing."""
     return _of_holders(connection, claims, state=QUEUED, tries=_tickets.tries - 1, **_UNHELD)
 
 
-def fail(connection: sa.Connection, claims: Sequence[Claim], reason: str) -> dict[tuple[int, int], str]:
+def fail(connection: sa.Connection, claims: Sequence[Claim], reason: str) -> dict[Place, str]:
     """Those still held end without a row."""
     return _of_holders(connection, claims, state=FAILED, reason=reason, due=None, ended_at=seconds_now())
 
 
-def _of_holders(connection: sa.Connection, claims: Sequence[Claim], **values: Any) -> dict[tuple[int, int], str]:
-    lost: dict[tuple[int, int], str] = {}
-    for run in dict.fromkeys(claim.ticket.run for claim in claims):
-        mine = {claim.place: claim for claim in claims if claim.ticket.run == run}
-        found = locked(connection, run, list(mine))
-        held = [place for place, row in found.items() if row["state"] == LEASED and _is_by(row, mine[place])]
-        _change(connection, run, held, **values)
-        lost |= {place: row["state"] for place, row in found.items() if place not in held}
-    return lost
+def _of_holders(connection: sa.Connection, claims: Sequence[Claim], **values: Any) -> dict[Place, str]:
+    mine = {claim.place: claim for claim in claims}
+    found = locked(connection, claims)
+    held = [place for place, row in found.items() if row["state"] == LEASED and _is_by(row, mine[place])]
+    if held:
+        _change(connection, claims[0].ticket.run, held, **values)
+    return {place: row["state"] for place, row in found.items() if place not in held}
 
 
 def _is_by(row: Row, claim: Claim) -> bool:
@@ -140,14 +162,17 @@ def revoke(connection: sa.Connection, run: str, purpose: str, reason: str) -> in
     return len(places)
 
 
-def locked(connection: sa.Connection, run: str, places: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Row]:
-    """The tickets at these places. Nobody else changes those that have not ended before the transaction does.
+def locked(connection: sa.Connection, claims: Sequence[Claim]) -> dict[Place, Row]:
+    """The tickets of claims for one run. Nobody else changes those that have not ended before the transaction does.
 
     Ended ones stay ended. They are not locked: what the learner does with them waits for no worker.
     """
-    found: dict[tuple[int, int], Row] = {}
-    for chunk in chunked(sorted(places)):
-        here = tickets.select().where(_tickets.run == run, sa.tuple_(*PLACE).in_(chunk)).order_by(*PLACE)
+    runs = {claim.ticket.run for claim in claims}
+    if len(runs) > 1:
+        raise ValueError(f"claims must be for one run, got {sorted(runs)}. Call once for each.")
+    found: dict[Place, Row] = {}
+    for chunk in chunked(sorted(claim.place for claim in claims)):
+        here = tickets.select().where(_tickets.run.in_(runs), sa.tuple_(*PLACE).in_(chunk)).order_by(*PLACE)
         unended = here.where(_tickets.state.in_(UNENDED)).with_for_update()
         for query in (unended, here):
             for row in connection.execute(query).mappings():

@@ -13,11 +13,14 @@ import sqlalchemy as sa
 
 from context.messages import canonical_json
 from replay.errors import ReplayError, RunReplaced
+from replay.storage.collecting.leases import free_tickets
 from replay.storage.databases.clock import seconds_now
-from replay.storage.format.schema import engines, runs, workers
-from replay.ticket_records import Participant
+from replay.storage.format.schema import engines, runs, tickets, workers
+from replay.ticket_records import Participant, RunView
 
 TABLES = {"worker": workers, "engine": engines}
+_ENGINES = engines.alias("listed_engines")
+"""What is listed may be none: an alias may lack its columns."""
 
 
 def report(connection: sa.Connection, table: sa.Table, run: str, id: str, facts: Mapping[str, Any]) -> None:
@@ -47,16 +50,26 @@ def participant_of(row: sa.Row[Any]) -> Participant:
     return Participant(row.id, json.loads(row.facts), row.age, row.silence)
 
 
-def count(connection: sa.Connection, table: sa.Table, run: str) -> int:
-    return connection.scalar(sa.select(sa.func.count()).select_from(table).where(table.c.run == run)) or 0
+def count(connection: sa.Connection, table: sa.Table, run: str, *, lease_s: float) -> int:
+    there = (table.c.run == run) & (table.c.seen_at >= seconds_now() - lease_s)
+    return connection.scalar(sa.select(sa.func.count()).select_from(table).where(there)) or 0
+
+
+def view_run(connection: sa.Connection, run: str) -> RunView:
+    """What workers ask again and again: one statement, for there may be a thousand of them."""
+    free = free_tickets(run, tickets.c.number).limit(1).scalar_subquery().label("free")
+    query = sa.select(runs.c.ended, free, *participant_columns(_ENGINES))
+    listed = query.select_from(runs.outerjoin(_ENGINES, _ENGINES.c.run == runs.c.id)).where(runs.c.id == run)
+    found = connection.execute(listed.order_by(_ENGINES.c.id)).all()
+    return RunView(
+        has_ended=any(row.ended for row in found),
+        has_free_tickets=any(row.free is not None for row in found),
+        engines=tuple(participant_of(row) for row in found if row.id is not None),
+    )
 
 
 def end_run(connection: sa.Connection, run: str, *, ended: bool) -> None:
     connection.execute(runs.update().where(runs.c.id == run).values(ended=ended))
-
-
-def has_ended(connection: sa.Connection, run: str) -> bool:
-    return bool(connection.scalar(sa.select(runs.c.ended).where(runs.c.id == run)))
 
 
 def lead(connection: sa.Connection, run: str, leader: str, *, lease_s: float) -> None:

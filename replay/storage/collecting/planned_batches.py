@@ -10,7 +10,7 @@ from context.messages import canonical_json
 from replay.storage.format.schema import planned_batches, tickets
 from replay.storage.statements import insert
 from replay.storage.validate import checked
-from replay.ticket_records import UNENDED, BatchProgress, PlannedBatch
+from replay.ticket_records import FAILED, TRAIN, UNENDED, PlannedBatch
 
 _planned, _tickets = planned_batches.c, tickets.c
 
@@ -23,9 +23,10 @@ def remember(connection: sa.Connection, batch: PlannedBatch) -> None:
         insert(connection, planned_batches, [{**row, "plan": canonical_json(batch.plan)}])
 
 
-def planned(connection: sa.Connection, run: str) -> list[PlannedBatch]:
-    query = planned_batches.select().where(_planned.run == run).order_by(_planned.iteration)
-    return [PlannedBatch(row.run, row.iteration, json.loads(row.plan)) for row in connection.execute(query)]
+def planned(connection: sa.Connection, run: str, *, after: int) -> list[PlannedBatch]:
+    query = planned_batches.select().where(_planned.run == run, _planned.iteration > after)
+    found = connection.execute(query.order_by(_planned.iteration))
+    return [PlannedBatch(row.run, row.iteration, json.loads(row.plan)) for row in found]
 
 
 def planned_batch(connection: sa.Connection, run: str, iteration: int) -> PlannedBatch | None:
@@ -34,8 +35,18 @@ def planned_batch(connection: sa.Connection, run: str, iteration: int) -> Planne
     return None if row is None else PlannedBatch(row.run, row.iteration, json.loads(row.plan))
 
 
-def progress(connection: sa.Connection, run: str, iteration: int, purpose: str) -> BatchProgress:
+def episodes(connection: sa.Connection, run: str, iteration: int, purpose: str) -> int:
     mine = (_tickets.run == run) & (_tickets.iteration == iteration) & (_tickets.purpose == purpose)
-    ended = sa.func.count().filter(_tickets.state.not_in(UNENDED))
-    row = connection.execute(sa.select(sa.func.count(), ended).where(mine)).one()
-    return BatchProgress(*row)
+    return connection.scalar(sa.select(sa.func.count()).where(mine)) or 0
+
+
+def under_way(connection: sa.Connection, run: str, iteration: int, purpose: str) -> int:
+    """How many of them have not ended: asked again and again, of the index of unclosed tickets."""
+    unclosed = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.closed_at.is_(None)
+    unended = _tickets.state.in_(UNENDED) & (_tickets.iteration == iteration)
+    return connection.scalar(sa.select(sa.func.count()).where(unclosed, unended)) or 0
+
+
+def has_failed(connection: sa.Connection, run: str, iteration: int) -> bool:
+    mine = (_tickets.run == run) & (_tickets.iteration == iteration) & (_tickets.purpose == TRAIN)
+    return set(connection.scalars(sa.select(_tickets.state).where(mine).distinct())) == {FAILED}

@@ -55,13 +55,9 @@ def count_tickets(connection: sa.Connection, run: str) -> TicketCounts:
     )
 
 
-def count_samples(connection: sa.Connection, run: str) -> int:
-    """Rows of all committed batches, fresh and replayed."""
+def count_uses(connection: sa.Connection, run: str) -> tuple[int, int]:
+    """Rows of all committed batches, fresh and replayed; and the training episodes that are done."""
     sums = sa.func.sum(iterations.c.fresh + iterations.c.replay)
-    return int(connection.scalar(sa.select(sums).where(iterations.c.run == run)) or 0)
-
-
-def last_number(connection: sa.Connection, run: str) -> int | None:
-    """Of the groups that were ever issued for the run; None: none was."""
-    found = connection.scalar(sa.select(sa.func.max(_tickets.number)).where(_tickets.run == run))
-    return None if found is None else int(found)
+    done = (_tickets.run == run) & (_tickets.purpose == TRAIN) & (_tickets.state == DONE)
+    learned = connection.scalar(sa.select(sums).where(iterations.c.run == run))
+    return int(learned or 0), connection.scalar(sa.select(sa.func.count()).where(done)) or 0

@@ -59,6 +59,15 @@ class Database(ABC):
         with self.writing() as connection:
             return work(connection)
 
+    def write_beside(self, work: Callable[[sa.Connection], Result]) -> Result:
+        """Idempotent `work` beside other writers, done again when the connection is lost."""
+
+        def done() -> Result:
+            with self.beside_writers() as connection:
+                return work(connection)
+
+        return retried(done)
+
     def read(self, question: Callable[[sa.Connection], Result]) -> Result:
         """The answer from one consistent view, asked again when the connection is lost."""
 

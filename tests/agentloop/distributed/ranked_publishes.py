@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.sharding import shard
 from agentloop.training.policies.published_folder import make_probe, write_published
 from tests.fakes.batch_rows import AUTHORS, mixed_rows
-from tests.fakes.ranks import places
+from tests.fakes.ranks import forked_ranks
 from tests.fakes.runs import small_config
 
 NAMES = ("tied", "untied", "half", "lora")
@@ -81,15 +80,5 @@ def lead(folder: Path, place: Mapping[str, str]) -> None:
         ranks.others_listen = False
 
 
-def main(folder: Path) -> None:
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=lead, args=(folder, place)) for place in places(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    assert [rank.exitcode for rank in ranks] == [0, 0]
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    forked_ranks(lead, Path(sys.argv[1]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from agentloop.models.actor import Actor
 from agentloop.models.sharding import gather, shard
 from replay.records import BatchRow
 from tests.fakes.batch_rows import AUTHORS, LOSS, mixed_rows, run_config, tiny_actor
-from tests.fakes.ranks import places
+from tests.fakes.ranks import forked_ranks
 
 UPDATES = 6
 FRUGAL = 3
@@ -118,16 +117,5 @@ def learn(folder: Path, place: Mapping[str, str]) -> None:
             (folder / "frugal.json").write_text(json.dumps(told))
 
 
-def main(folder: Path) -> None:
-    """Two ranks, which share what has been imported: that takes longer than their updates."""
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=learn, args=(folder, place)) for place in places(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    assert [rank.exitcode for rank in ranks] == [0, 0]
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    forked_ranks(learn, Path(sys.argv[1]))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,7 @@ from tests.fakes.launched import (
 NAMES = ("learner", "engine-0", "worker-0", "worker-1")
 BEGINS = """
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from agentloop.config.config_file import load_config
 from agentloop.runs.run_folder import create_run_folder
@@ -60,7 +63,11 @@ def test_each_role_comes_back_after_kill_9_and_all_leave_when_the_learner_has_en
     assert left_over(run) == []
     assert "worker-1 | worker-1 is up" in launch.printed
     assert "learner  | [has died with signal 9; started again in 1 s]" in launch.printed
-    assert (run / "logs" / "engine-0.log").read_text() == "engine-0 is up\n" * 2
+    logged = [json.loads(line) for line in (run / "logs" / "engine-0.jsonl").read_text().splitlines()]
+    assert {(entry["role"], datetime.fromisoformat(entry["time"]).tzinfo) for entry in logged} == {("engine-0", UTC)}
+    assert [entry["pid"] for entry in logged if entry["event"] == "started"] == starts(run, "engine-0")
+    assert [entry["text"] for entry in logged if entry["event"] == "printed"] == ["engine-0 is up"] * 2
+    assert any("has died with signal 9" in entry["text"] for entry in logged if entry["event"] == "supervised")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -69,7 +76,7 @@ def test_one_signal_asks_every_role_to_leave_and_nothing_is_left(
 ) -> None:
     with launched(three_roles(tmp_path)) as launch:
         run = launch.run
-        until(lambda: all((run / "logs" / f"{name}.log").exists() and starts(run, name) for name in NAMES))
+        until(lambda: all((run / "logs" / f"{name}.jsonl").exists() and starts(run, name) for name in NAMES))
         until(lambda: launch.printed.count("is up") == len(NAMES), launch.printed)
         launch.send(number)
         assert launch.wait() == code, launch.printed

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 import yaml
 
+from agentloop.cli.main import app
 from agentloop.errors import UserError
-from agentloop.launch.role_commands import chosen_members, load_run_config, role_members
+from agentloop.launch.role_commands import RoleMember, chosen_members, load_run_config, role_members
 from agentloop.launch.roles_file import load_roles
 from tests.fakes.runs import ROOT
 
 
-def commands(folder: Path, **keys: object) -> dict[str, str]:
-    """What is started by name, after `agentloop`."""
+def members(folder: Path, **keys: object) -> list[RoleMember]:
     file = folder / "roles.yaml"
     file.write_text(yaml.safe_dump({"config": str(ROOT / "configs" / "vllm.yaml"), **keys}))
     roles = load_roles(file)
-    members = role_members(roles, load_run_config(roles), Path("runs/vllm-007"))
-    return {member.name: " ".join(member.command) for member in members}
+    return role_members(roles, load_run_config(roles), Path("runs/vllm-007"))
+
+
+def commands(folder: Path, **keys: object) -> dict[str, str]:
+    """What is started, by name."""
+    return {member.name: " ".join(member.command) for member in members(folder, **keys)}
 
 
 def test_learner_engines_and_workers_are_given_the_run_the_model_and_ports_of_their_own(tmp_path: Path) -> None:
@@ -44,6 +50,14 @@ def test_learner_engines_and_workers_are_given_the_run_the_model_and_ports_of_th
         "worker-0": f"{start} worker --run runs/vllm-007 --concurrency 8 --metrics-port 9103 --wait 600",
         "worker-1": f"{start} worker --run runs/vllm-007 --concurrency 8 --metrics-port 9104 --wait 600",
     }
+
+
+def test_what_is_started_are_commands_that_agentloop_has(tmp_path: Path) -> None:
+    program: Any = typer.main.get_command(app)
+    roles = {"engine": {"options": ["--dtype", "float32"]}, "worker": {"options": ["--wait", "600"]}}
+    for member in members(tmp_path, set=["model.path=org/model", "lora.rank=8"], metrics_port=9100, roles=roles):
+        name, *words = member.command[3:]
+        assert program.commands[name].make_context(name, words).params["metrics_port"] >= 9100
 
 
 def test_several_ranks_are_started_by_torchrun_which_starts_them_again(tmp_path: Path) -> None:

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import math
 import socket
-import urllib.request
 
 import pytest
 
 from agentloop.errors import UserError
 from agentloop.runs.metrics_endpoint import gauge_name, serve_metrics
 from agentloop.runs.sinks.gauges import GaugeSink
+from tests.fakes.ranks import free_port
+from tests.fakes.scraping import scraped
 
 pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def scraped(port: int) -> list[str]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
-        return reply.read().decode().splitlines()
 
 
 def test_the_last_iteration_can_be_read_with_run_and_role_as_labels() -> None:

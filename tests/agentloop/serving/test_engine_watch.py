@@ -14,6 +14,8 @@ import pytest
 
 from agentloop.errors import UserError
 from agentloop.generation.publishing.engine_control import EngineControl
+from agentloop.generation.publishing.one_publisher import one_publisher
+from agentloop.generation.publishing.proof import publish
 from agentloop.serving.engine_process import EngineProcess
 from agentloop.serving.engine_watch import EngineWatch, PolicyWatch
 from tests.fakes import vllm_program
@@ -80,6 +82,24 @@ def test_policy_is_published_once_and_again_after_a_restart(tmp_path: Path) -> N
     watch.look()
     assert engine.calls == [f"reload {label(tmp_path / name)}" for name in ("000000", "000001", "000001")]
     assert [line[:21] for line in said] == ["serves policy 000000,", "serves policy 000001,", "serves policy 000001,"]
+
+
+def test_watch_waits_for_a_learner_that_publishes_and_takes_what_is_newest_then(tmp_path: Path) -> None:
+    learner = tiny_learner(tmp_path / "model")
+    published(tmp_path / "000000", learner)
+    engine, said = LearnerEngine(tmp_path / "000000"), list[str]()
+    watch = PolicyWatch(engine, tmp_path, said.append)
+    looking = threading.Thread(target=watch.look)
+    with one_publisher(tmp_path, engine.url):
+        looking.start()
+        looking.join(0.2)
+        assert looking.is_alive()
+        step(learner, seed=1)
+        published(tmp_path / "000001", learner, version=1)
+        publish(engine, tmp_path / "000001")
+    looking.join(LIMIT_S)
+    assert engine.calls == [f"reload {label(tmp_path / '000001')}"]
+    assert [line[:21] for line in said] == ["serves policy 000001,"]
 
 
 def test_refused_policy_is_said_once_and_the_next_one_tried(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.fakes.engine_server import serving
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.records import sql
 from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, rows, save_qwen2, small_config
+from tests.fakes.worker_runs import WorkerProgram
 
 WEIGHTED = {"fraction": 0.5, "sampler": "advantage"}
 """By the size of the advantage, corrected by importance weights."""
@@ -138,6 +139,37 @@ def test_a_resumed_run_is_retrained_across_its_break(tmp_path: Path, qwen2: Path
     shutil.rmtree(tmp_path / "small-001" / "checkpoints" / "000003")
     run = train(config, resume=True, display=SilentDisplay()).folder
     assert differing(again(run)) == [(2, False), (4, False)]
+
+
+@pytest.mark.parametrize(("staleness", "samples_per_insert"), [(1, None), (3, 4.0)])
+def test_a_run_that_workers_collected_is_retrained_across_its_break(
+    tmp_path: Path, qwen2: Path, staleness: int, samples_per_insert: float | None
+) -> None:
+    """Which rows were there in time differs from run to run; what the draws recorded of it gives the weights."""
+    with serving(qwen2) as server, WorkerProgram(tmp_path / "small-001", "--concurrency", "4") as worker:
+        server.models.pace_s = 0.3  # so that a learner that may go on without fresh rows does
+        config = settings(
+            tmp_path,
+            qwen2,
+            run={"iterations": 6},
+            batch={"ppo_epochs": 1},
+            rollout={"engine": "vllm", "temperature": 0.7},
+            engine={"urls": [server.address]},
+            loss={"fresh": {"anchor": "behavior"}},
+            collection={"by": "workers", "max_staleness": staleness, "samples_per_insert": samples_per_insert},
+        )
+        train(config, display=StopAfter(2))
+        run = train(config, resume=True, display=SilentDisplay()).folder
+        assert worker.wait() == 0
+    drawn = rows(run / "replay.sqlite", "select iteration, max(staleness) from draws where stream = 'fresh' group by 1")
+    assert max(age for _, age in drawn) > 0
+    assert (len(drawn) < 6) == (samples_per_insert is not None)
+    assert differing(again(run)) == [(iteration, False) for iteration in range(1, 7)]
+    result = command(run, "--from", 4)
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (
+        0,
+        "weights retrained from checkpoints/000004: equal bit by bit",
+    )
 
 
 def test_a_run_whose_replies_an_engine_sampled_needs_none_to_be_retrained(tmp_path: Path) -> None:

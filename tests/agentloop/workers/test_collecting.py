@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +17,10 @@ from tests.fakes.engine_sampling import plain_log_probs
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.postgres_servers import LocalServer
+from tests.fakes.ranks import free_port
 from tests.fakes.runs import save_qwen2
-from tests.fakes.worker_runs import IssuedRun, WorkerProgram, issued_run, worker_config
+from tests.fakes.scraping import scraped
+from tests.fakes.worker_runs import LIMIT_S, IssuedRun, WorkerProgram, issued_run, stop_between_writes, worker_config
 
 FAILING = ENVIRONMENTS / "failing.py"
 
@@ -114,28 +115,13 @@ def test_a_worker_that_is_asked_to_stop_gives_back_what_it_holds(begin: Begin, t
     assert {claim.tries for claim in claims} == {1}
 
 
-def stop_between_writes(worker: WorkerProgram, location: Location) -> None:
-    """A file has one writer at a time: one that is stopped in the middle would hold all others up."""
-    worker.send(signal.SIGSTOP)
-    while isinstance(location, Path):
-        with closing(sqlite3.connect(location, timeout=0.2, isolation_level=None)) as connection:
-            try:
-                connection.execute("begin immediate")
-                connection.execute("rollback")
-                return
-            except sqlite3.OperationalError:
-                worker.send(signal.SIGCONT)
-                time.sleep(0.05)
-                worker.send(signal.SIGSTOP)
-
-
 def test_a_worker_stopped_past_its_leases_counts_once(begin: Begin, location: Location) -> None:
     run, server = begin(location)
     server.models.pace_s = 0.1
     total = run.issue(2)
     with WorkerProgram(run.folder, "--concurrency", "16") as first:
         run.until(lambda counts: counts.leased == 16, first)
-        stop_between_writes(first, location)
+        stop_between_writes(first.id, location)
         with WorkerProgram(run.folder) as second:
             run.until(ended(total), second)
             first.send(signal.SIGCONT)
@@ -214,6 +200,21 @@ def test_an_episode_without_a_reward_fails_with_the_reason(begin: Begin, tmp_pat
     assert counts.done and counts.failed
     (reason,) = reasons
     assert reason is not None and reason.startswith("reward.functions: LookupError: no reward for this one")
+
+
+def test_what_a_worker_does_is_there_for_prometheus(begin: Begin, tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")
+    run, _ = begin(tmp_path / "replay.sqlite")
+    total, port = run.issue(1), free_port()
+    labels = f'{{role="worker",run="{run.folder.name}"}}'
+    expected = {f"agentloop_worker_{name}{labels} {value}" for name, value in (("done", 16.0), ("episodes", 0.0))}
+    with WorkerProgram(run.folder, "--metrics-port", str(port)) as worker:
+        run.until(ended(total), worker)
+        deadline = time.monotonic() + LIMIT_S
+        while not expected <= set(lines := scraped(port)):
+            assert time.monotonic() < deadline, lines
+            time.sleep(0.1)
+    assert any(line.startswith(f"agentloop_worker_store_seconds{labels} ") for line in lines)
 
 
 def test_a_worker_leaves_though_its_episodes_never_end(begin: Begin, tmp_path: Path) -> None:

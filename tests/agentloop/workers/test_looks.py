@@ -10,7 +10,7 @@ import pytest
 
 from agentloop.workers.looks import Looks
 from replay import ReplayStore
-from tests.fakes.records import RUN, new_store
+from tests.fakes.records import RUN, new_store, sql
 
 LEASE_S = 60.0
 
@@ -40,6 +40,15 @@ def test_workers_of_a_large_cluster_look_less_often(
     looks = Looks(store, RUN, "w-0", lease_s=LEASE_S)
     looks.look()
     assert looks.pause_s(busy=busy) == pause_s
+
+
+def test_workers_that_are_gone_slow_nobody_down(store: ReplayStore) -> None:
+    for number in range(200):
+        store.roles.report("worker", RUN, f"w-{number}", {})
+    sql(store, "update workers set seen_at = seen_at - 61")
+    looks = Looks(store, RUN, "w-0", lease_s=LEASE_S)
+    looks.look()
+    assert looks.pause_s(busy=False) == 0.25
 
 
 def test_a_report_is_due_a_third_of_a_lease_after_the_last_one(store: ReplayStore) -> None:

@@ -282,6 +282,20 @@ def replayed(mixer: Mixer, count: int, **more: object) -> list[int]:
     return [plan.replay for plan in plans(mixer, count, **more)]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("unit", ["any", "group"])
+def test_batches_of_replay_alone_take_nothing_from_the_shares_of_the_others(unit: str) -> None:
+    mixer, undisturbed = Mixer(rule_of(unit, 0.9)), Mixer(rule_of(unit, 0.9))
+    assert mixer.plan_replay_alone(1, PLENTY) is None  # none has been replayed yet
+    mixed = []
+    for iteration in range(1, 7):
+        mixed += plans(mixer, 1, first=iteration)
+        alone = mixer.plan_replay_alone(iteration, PLENTY)
+        assert alone is not None
+        assert (alone.groups, sum(pick.count for pick in alone.picks), alone.fraction) == ((), BATCH, 0.9)
+    assert mixed == plans(undisturbed, 6)
+    assert mixer.plan_replay_alone(7, Availability(rows=BATCH - 1, groups={GROUP: 5})) is None
+
+
 def test_replay_starts_at_an_iteration_or_a_share_of_the_run() -> None:
     assert replayed(Mixer(rule_of("any", 0.5, start=StartRule(iteration=3))), 4) == [0, 0, 12, 12]
     # Of 5 iterations, the third is half way.

@@ -16,7 +16,7 @@ from replay.records import FRESH
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.ticket_records import EVALUATION, TRAIN
 from tests.fakes.records import RUN, iteration_record, measured, policy, run_record, sql
-from tests.replay.storage.collecting.episodes import OVER, claim, close, collect, issue
+from tests.replay.storage.collecting.episodes import OVER, claim, close, collect, episode, issue
 
 
 def cluster(store: ReplayStore) -> dict[str, Any]:
@@ -66,10 +66,13 @@ def learn(store: ReplayStore, iteration: int, *, staleness: int = 2, planned_for
 def test_finished_episodes_are_the_sum_of_what_became_of_them(store: ReplayStore) -> None:
     issue(store, range(6))
     store.tickets.fail(claim(store, "worker-2"), "the engine gave no reply")
-    collect(store, 8)
+    collect(store, 3)
+    for held in claim(store, count=2):
+        store.tickets.finish([(held, episode(held, trained=False))])
+    collect(store, 3)
     for number in (0, 1):
         close(store, number)
-    close(store, 2, wanted=False)
+    store.tickets.close_groups(RUN, [2], {}, policy_version=0)
     learn(store, 1)
     close(store, 3)
     counts = cluster(store)["counts"]
@@ -201,18 +204,18 @@ def test_workers_and_engines_say_of_themselves_what_is_known(store: ReplayStore)
         "leased": 2,
     }
     assert worker["silent_s"] >= 0 and worker["age_s"] >= 0
-    assert (engine["url"], engine["state"], engine["version"]) == ("http://node-0:8801", "serving", 3)
+    assert (engine["id"], engine["state"], engine["version"]) == ("http://node-0:8801", "serving", 3)
     assert (engine["worst"], engine["label"], engine["adapter"]) == (1.5e-5, None, None)
 
 
 @pytest.mark.parametrize("odd", [None, True, "12", [1], {"a": 1}, 10**400, -(2**60), 1.5])
 def test_a_fact_of_another_kind_is_unknown(store: ReplayStore, odd: Any) -> None:
     work(store, host=[odd], pid=odd)
-    store.roles.report("engine", RUN, "e", {"url": {"a": odd}, "version": odd, "worst": [odd]})
+    store.roles.report("engine", RUN, "e", {"label": {"a": odd}, "version": odd, "worst": [odd]})
     answer = cluster(store)
     (worker,), (engine,) = answer["workers"], answer["engines"]
     assert (worker["host"], worker["pid"], worker["done"]) == (None, None, None)
-    assert (engine["url"], engine["version"], engine["worst"]) == ("e", None, None)
+    assert (engine["label"], engine["version"], engine["worst"]) == (None, None, None)
 
 
 def test_a_run_is_collected_by_workers_once_anybody_takes_part(store: ReplayStore) -> None:

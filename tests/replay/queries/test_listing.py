@@ -289,7 +289,8 @@ def statements(store: ReplayStore) -> Iterator[list[tuple[str, Any]]]:
     asked: list[tuple[str, Any]] = []
 
     def note(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
-        if statement.lstrip().upper().startswith(("SELECT", "WITH")):
+        # `select 1` finds out whether the connection is still there.
+        if statement.lstrip().upper().startswith(("SELECT", "WITH")) and statement != "select 1":
             asked.append((statement, parameters))
 
     sa.event.listen(engine, "before_cursor_execute", note)

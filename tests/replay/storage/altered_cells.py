@@ -320,8 +320,8 @@ _QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
     "tokens": lambda store: queries.tokens(store, "long", 1),
     "tickets": lambda store: store.tickets.counts(RUN),
     "ended groups": lambda store: store.tickets.ended_groups(RUN),
-    "planned batches": lambda store: store.tickets.planned(RUN),
-    "ended run": lambda store: store.roles.has_ended(RUN),
+    "planned batches": lambda store: store.tickets.planned(RUN, after=0),
+    "ended run": lambda store: store.roles.view(RUN).has_ended,
     "workers": lambda store: store.roles.listed("worker", RUN),
     "engines": lambda store: store.roles.listed("engine", RUN),
 }

@@ -17,7 +17,7 @@ from agentloop.generation.publishing.published_policy import (
     version_in,
 )
 from agentloop.models.loading import LoadedModel
-from agentloop.runs.checkpoint import COMPLETE
+from agentloop.runs.run_folder import COMPLETE
 from tests.fakes.published_policies import published, tiny_learner
 
 

@@ -14,7 +14,7 @@ from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.records import Trajectory
 from replay.storage.databases import Location
-from replay.ticket_records import TRAIN, Claim, MemberScores, TicketRecord
+from replay.ticket_records import TRAIN, Claim, TicketRecord
 from tests.fakes.records import RUN, SHORT, task, tokens, trajectory
 from tests.fakes.small_processes import SMALL
 
@@ -36,9 +36,10 @@ def claim(store: ReplayStore, holder: str = "w", *, count: int = 1, lease_s: flo
     return store.tickets.claim(RUN, holder, count=count, lease_s=lease_s)
 
 
-def episode(claim: Claim, *, version: int = 0, suffix: str = "", **changes: Any) -> Trajectory:
+def episode(claim: Claim, *, version: int = 0, suffix: str = "", trained: bool = True, **changes: Any) -> Trajectory:
     given = claim.ticket
-    sampled = tokens(list(SHORT.token_ids), ["template", "user", "llm", "llm", "env", "llm"], version=version)
+    reply = "llm" if trained else "env"
+    sampled = tokens(list(SHORT.token_ids), ["template", "user", reply, reply, "env", reply], version=version)
     place = {"group": f"group-{given.number}", "iteration": given.iteration, "member": given.member}
     id = f"row-{given.number}-{given.member}{suffix}"
     return trajectory(id, segments=(Segment(sampled),), **{**place, "slot": given.number * 8 + given.member, **changes})
@@ -52,11 +53,10 @@ def collect(store: ReplayStore, count: int, *, version: int = 0) -> list[str]:
     return [row.id for row in rows]
 
 
-def close(store: ReplayStore, number: int, *, advantage: float = 0.25, version: int = 0, wanted: bool = True) -> None:
+def close(store: ReplayStore, number: int, *, advantage: float = 0.25, version: int = 0) -> None:
     (group,) = [group for group in store.tickets.ended_groups(RUN) if group.number == number]
     ids = [member.trajectory for member in group.members if member.trajectory is not None]
-    scores = {id: MemberScores(1.0, advantage) for id in ids}
-    assert store.tickets.close_group(RUN, number, scores, policy_version=version, wanted=wanted) == ()
+    store.tickets.close_groups(RUN, [number], dict.fromkeys(ids, advantage), policy_version=version)
 
 
 def state_of(store: ReplayStore, number: int, member: int = 0) -> tuple[Any, ...]:
@@ -77,11 +77,14 @@ class WorkerProcess:
 
     @classmethod
     def start(
-        cls, location: Location, number: int, *, failing: float = 0.0, lease_s: float = LONG, slow_s: float = 0.0
+        cls, location: Location, number: int, *, spoiled: float = 0.0, lease_s: float = LONG, slow_s: float = 0.0
     ) -> WorkerProcess:
-        """`slow_s`: seconds of an episode in which it sends no heartbeat."""
+        """`spoiled`: the share of episodes that fail, and again of those without a trained token.
+
+        `slow_s`: seconds of an episode in which it sends no heartbeat.
+        """
         receiving, sending = SMALL.Pipe(duplex=False)
-        process = SMALL.Process(target=_work, args=(location, number, failing, lease_s, slow_s, sending))
+        process = SMALL.Process(target=_work, args=(location, number, spoiled, lease_s, slow_s, sending))
         process.start()
         sending.close()
         return cls(process, receiving)
@@ -96,7 +99,7 @@ class WorkerProcess:
         return found
 
 
-def _work(location: Location, number: int, failing: float, lease_s: float, slow_s: float, sending: Connection) -> None:
+def _work(location: Location, number: int, spoiled: float, lease_s: float, slow_s: float, sending: Connection) -> None:
     chance = random.Random(number)
     with closing(ReplayStore.open(location)) as store:
         while claims := claim(store, f"worker-{number}", count=chance.choice([1, 2, 3]), lease_s=lease_s):
@@ -104,9 +107,9 @@ def _work(location: Location, number: int, failing: float, lease_s: float, slow_
                 sending.send(("claimed", *each.place, each.fence))
             store.tickets.extend(claims, lease_s=lease_s)
             time.sleep(slow_s)
-            failed = [each for each in claims if chance.random() < failing]
+            failed = [each for each in claims if chance.random() < spoiled]
             done = [each for each in claims if each not in failed]
             store.tickets.fail(failed, "the engine gave no reply")
-            counted = store.tickets.finish([(each, episode(each)) for each in done])
+            counted = store.tickets.finish([(each, episode(each, trained=chance.random() >= spoiled)) for each in done])
             for each, counts in zip(done, counted, strict=True):
                 sending.send(("finished" if counts else "late", *each.place, each.fence))

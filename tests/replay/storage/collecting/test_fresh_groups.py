@@ -11,8 +11,9 @@ from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.databases import Location
+from replay.storage.format.schema import trajectories
 from replay.storage.retention import Capacity
-from replay.ticket_records import BatchProgress, PlannedBatch, TicketCounts
+from replay.ticket_records import PlannedBatch, TicketCounts
 from tests.fakes.records import RUN, iteration_record, measured, new_store, policy, request, sql, task
 from tests.replay.storage.collecting.episodes import claim, close, collect, episode, issue, ticket
 
@@ -42,17 +43,17 @@ def test_group_is_closed_only_when_all_its_members_have_ended(store: ReplayStore
     collect(store, 1)
     held = claim(store, count=2)
     assert store.tickets.ended_groups(RUN) == []
-    assert store.tickets.close_group(RUN, 0, {}, policy_version=0) == (1, 2)
     store.tickets.fail([held[0]], "overtime")
-    assert store.tickets.close_group(RUN, 0, {}, policy_version=0) == (2,)
+    with pytest.raises(InvalidRecord, match=r"groups must be issued ones whose members have all ended, got \[0\]"):
+        store.tickets.close_groups(RUN, [0], {"row-0-0": 0.75}, policy_version=0)
     store.tickets.finish([(held[1], episode(held[1], reward=0.0, success=False))])
-    with pytest.raises(InvalidRecord, match="scores must be those of the open rows"):
-        store.tickets.close_group(RUN, 0, {}, policy_version=0)
-    close(store, 0, advantage=0.75)
-    assert store.tickets.close_group(RUN, 0, {}, policy_version=0) == ()
+    with pytest.raises(InvalidRecord, match="advantages must be those of the open rows"):
+        store.tickets.close_groups(RUN, [0], {"row-0-0": 0.75}, policy_version=0)
+    for _ in range(2):
+        store.tickets.close_groups(RUN, [0], {"row-0-0": 0.75, "row-0-2": -0.75}, policy_version=0)
     assert states(store) == {"row-0-0": "waiting", "row-0-2": "waiting"}
-    assert [row.record.advantage for row in store.read(["row-0-0", "row-0-2"])] == [0.75, 0.75]
-    assert sql(store, "select size, success_rate, reward_mean from groups") == [(2, 0.5, 1.0)]
+    assert [row.record.advantage for row in store.read(["row-0-0", "row-0-2"])] == [0.75, -0.75]
+    assert sql(store, "select size, success_rate, reward_mean from groups") == [(2, 0.5, 0.5)]
     assert store.verify().damage == []
     assert store.verify().corrupt == {}
 
@@ -88,6 +89,7 @@ def test_groups_of_a_batch_are_fresh_once_in_the_order_of_their_issue(store: Rep
     assert counts(store).waiting == 6
     commit(store, 1, again)
     assert (counts(store).fresh, counts(store).waiting) == (4, 2)
+    assert store.tickets.uses(RUN) == (8, 6)  # 8 as the record of the iteration says
     assert [row.trajectory.id for row in fresh(store, 2, staleness=1).rows] == ["row-2-0", "row-2-1"]
 
 
@@ -104,12 +106,13 @@ def test_batch_is_planned_once_and_says_how_far_it_is(store: ReplayStore) -> Non
     tickets = [ticket(number, member) for number in (0, 1) for member in (0, 1)]
     assert store.tickets.issue([task()], tickets, PlannedBatch(RUN, 1, {"share": 0.5})) == 4
     assert store.tickets.issue([task()], tickets, PlannedBatch(RUN, 1, {"share": 0.25})) == 0
-    assert store.tickets.planned(RUN) == [PlannedBatch(RUN, 1, {"share": 0.5})]
+    assert store.tickets.planned(RUN, after=0) == [PlannedBatch(RUN, 1, {"share": 0.5})]
+    assert store.tickets.planned(RUN, after=1) == []
     collect(store, 1)
     store.tickets.fail(claim(store), "overtime")
-    assert store.tickets.progress(RUN, 1) == BatchProgress(episodes=4, ended=2)
+    assert (store.tickets.episodes(RUN, 1), store.tickets.under_way(RUN, 1)) == (4, 2)
     collect(store, 2)
-    assert store.tickets.progress(RUN, 1).is_complete
+    assert (store.tickets.episodes(RUN, 1), store.tickets.under_way(RUN, 1)) == (4, 0)
 
 
 @pytest.mark.parametrize(("staleness", "late"), [(0, 4), (1, 2), (2, 0), (4, 0)])
@@ -128,12 +131,14 @@ def test_group_beyond_the_bound_is_late_and_for_replay_at_once(store: ReplayStor
     assert len(eligible) == late
 
 
-def test_group_that_the_learner_does_not_want_is_for_replay_and_unused(store: ReplayStore) -> None:
+def test_row_without_a_trained_token_is_never_fresh_and_counts_as_unused(store: ReplayStore) -> None:
     issue(store, [0])
-    collect(store, 2)
-    close(store, 0, wanted=False)
-    assert set(states(store).values()) == {"eligible"}
-    assert counts(store).unused == 2
+    collect(store, 1)
+    (held,) = claim(store)
+    store.tickets.finish([(held, episode(held, trained=False))])
+    store.tickets.close_groups(RUN, [0], {"row-0-0": 0.75}, policy_version=0)
+    assert [row.trajectory.id for row in fresh(store, 1).rows] == ["row-0-0"]
+    assert (counts(store).waiting, counts(store).unused) == (1, 1)
 
 
 def test_rows_whose_fresh_draw_is_rolled_back_are_fresh_again(store: ReplayStore) -> None:
@@ -189,6 +194,17 @@ def test_capacity_evicts_no_row_that_is_still_to_be_fresh(store: ReplayStore) ->
     assert (counts(store).fresh, counts(store).waiting, counts(store).open) == (2, 2, 1)
 
 
+def test_what_is_damaged_or_forgotten_before_its_group_is_closed_costs_that_row_alone(store: ReplayStore) -> None:
+    issue(store, [0], size=3)
+    collect(store, 3)
+    sql(store, "update trajectories set reward = 0.125 where id = 'row-0-1'")
+    store.forget(trajectories.c.id == "row-0-2", dry_run=False)
+    rows = store.tickets.open_rows(RUN, [0])
+    store.tickets.close_groups(RUN, [0], {row.id: 0.5 for row in rows}, policy_version=0)
+    assert [row.trajectory.id for row in fresh(store, 1).rows] == ["row-0-0"]
+    assert (counts(store).waiting, counts(store).unused) == (1, 2)
+
+
 def test_damaged_row_is_set_aside_and_its_group_is_fresh_without_it(store: ReplayStore) -> None:
     issue(store, [0])
     collect(store, 2)
@@ -196,7 +212,7 @@ def test_damaged_row_is_set_aside_and_its_group_is_fresh_without_it(store: Repla
     sql(store, "update trajectories set reward = 0.125 where id = 'row-0-1'")
     drawn = fresh(store, 1)
     assert [row.trajectory.id for row in drawn.rows] == ["row-0-0"]
-    assert list(drawn.corrupt) == ["row-0-1"]
+    assert states(store)["row-0-1"] == "quarantined"
     commit(store, 1, drawn)
     assert (counts(store).fresh, counts(store).unused) == (1, 1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replay import InvalidRecord, ReplayError, ReplayStore
+from replay import InvalidRecord, ReplayStore
 from replay.storage.format.schema import trajectories
 from replay.ticket_records import EVALUATION, FAILED, LEASED, QUEUED, REVOKED, TRAIN
 from tests.fakes.records import RUN, sql, task
@@ -63,6 +63,17 @@ def test_heartbeat_extends_a_lease_that_nobody_else_took(store: ReplayStore) -> 
     assert claim(store, "b") == []
 
 
+def test_ticket_in_its_last_try_is_claimed_by_itself(store: ReplayStore) -> None:
+    """It may have ended two workers: what else the third one held would fail with it."""
+    issue(store, [0], size=3)
+    for _ in range(2):
+        assert len(claim(store, "dies", count=2, lease_s=OVER)) == 2
+    assert [(each.place, each.tries) for each in claim(store, count=8)] == [((0, 2), 1)]
+    assert [(each.place, each.tries) for each in claim(store, count=8)] == [((0, 0), 3)]
+    assert [(each.place, each.tries) for each in claim(store, count=8)] == [((0, 1), 3)]
+    assert claim(store, count=8) == []
+
+
 def test_task_that_kills_its_workers_fails_and_wedges_nothing(store: ReplayStore) -> None:
     issue(store, [0, 1], size=1)
     for tries in (1, 2, 3):
@@ -70,7 +81,7 @@ def test_task_that_kills_its_workers_fails_and_wedges_nothing(store: ReplayStore
         assert (given.place, given.tries) == ((0, 0), tries)
     assert [each.place for each in claim(store, "fourth")] == [(1, 0)]
     assert state_of(store, 0)[0::4] == (FAILED, "3 workers claimed it, and none of them answered")
-    assert store.tickets.close_group(RUN, 0, {}, policy_version=0) == ()
+    store.tickets.close_groups(RUN, [0], {}, policy_version=0)
 
 
 def test_ticket_given_back_is_free_at_once_and_no_try_is_counted(store: ReplayStore) -> None:
@@ -154,6 +165,6 @@ def test_task_of_a_ticket_is_known_after_its_last_row_went(store: ReplayStore) -
 
 
 def test_ticket_of_no_run_is_refused(store: ReplayStore) -> None:
-    with pytest.raises(ReplayError, match="group must be one that was issued, got number 3"):
-        store.tickets.close_group(RUN, 3, {}, policy_version=0)
+    with pytest.raises(InvalidRecord, match=r"groups must be issued ones whose members have all ended, got \[3\]"):
+        store.tickets.close_groups(RUN, [3], {}, policy_version=0)
     assert claim(store) == []

@@ -100,7 +100,7 @@ def test_a_worker_sees_its_run_at_one_look(store: ReplayStore) -> None:
     store.roles.report("engine", RUN, "http://e:8000", {"state": "serving"})
     store.roles.end_run(RUN)
     view = store.roles.view(RUN)
-    assert (view.has_ended, view.has_free_tickets, store.roles.count("worker", RUN)) == (True, True, 1)
+    assert (view.has_ended, view.has_free_tickets, store.roles.count("worker", RUN, lease_s=60.0)) == (True, True, 1)
     assert [(engine.id, engine.facts) for engine in view.engines] == [("http://e:8000", {"state": "serving"})]
     (held,) = claim(store)
     assert not store.roles.view(RUN).has_free_tickets

@@ -13,7 +13,6 @@ from typing import Any
 from replay import ReplayStore
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.databases import Location
-from replay.ticket_records import MemberScores
 from tests.fakes.databases import Databases
 from tests.fakes.records import RUN, iteration_record, measured, new_store, sql
 from tests.replay.storage.collecting.episodes import WorkerProcess, claim, episode, issue
@@ -41,15 +40,10 @@ class Learner:
 
     def step(self) -> None:
         for group in self.store.tickets.ended_groups(RUN):
-            ids = [member.trajectory for member in group.members if member.trajectory is not None]
-            scores = {id: MemberScores(1.0, 0.5) for id in ids}
-            version = self.iteration - 1
-            wanted = group.number % 5 > 0
-            assert (
-                self.store.tickets.close_group(RUN, group.number, scores, policy_version=version, wanted=wanted) == ()
-            )
+            advantages = {row.id: 0.5 for row in self.store.tickets.open_rows(RUN, [group.number])}
+            self.store.tickets.close_groups(RUN, [group.number], advantages, policy_version=self.iteration - 1)
             self.look()
-        if not self.store.tickets.progress(RUN, self.batch).is_complete:
+        if self.store.tickets.under_way(RUN, self.batch):
             return
         drawn = self.store.tickets.draw_fresh(FreshRequest(RUN, self.iteration, self.batch, self.iteration - 1, 6))
         self.look()
@@ -69,7 +63,7 @@ def test_every_finished_episode_is_in_its_place_at_every_look(location: Location
     with closing(new_store(location)) as store:
         for number in range(GROUPS):
             issue(store, [number], size=SIZE, iteration=1 + number // 2)
-        workers = [WorkerProcess.start(location, number, failing=0.1, lease_s=0.5) for number in range(3)]
+        workers = [WorkerProcess.start(location, number, spoiled=0.1, lease_s=0.5) for number in range(3)]
         workers.append(WorkerProcess.start(location, 3, lease_s=0.1, slow_s=0.3))
         learner = Learner(store)
         while any(worker.process.is_alive() for worker in workers):

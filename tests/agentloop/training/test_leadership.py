@@ -1,0 +1,66 @@
+"""Who leads a run says so as long as it does, and knows when it does no more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agentloop.runs.signals import graceful_stop
+from agentloop.training.collecting.leadership import Leadership
+from replay.errors import ReplayError, RunReplaced
+from replay.store import ReplayStore
+from tests.fakes.records import RUN, new_store, sql
+
+LEASE_S = 0.3
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ReplayStore]:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        yield store
+
+
+@pytest.fixture
+def leadership(store: ReplayStore, tmp_path: Path) -> Leadership:
+    return Leadership(store, RUN, tmp_path, lease_s=LEASE_S)
+
+
+def test_a_learner_that_is_refused_does_not_call_workers_of_an_ended_run_back(
+    store: ReplayStore, leadership: Leadership
+) -> None:
+    store.roles.lead(RUN, "elsewhere", lease_s=600)
+    store.roles.end_run(RUN)
+    with pytest.raises(ReplayError, match="while 'elsewhere' leads"), leadership.held():
+        pass
+    assert store.roles.view(RUN).has_ended
+    store.roles.stop_leading(RUN, "elsewhere")
+    with leadership.held():
+        assert not store.roles.view(RUN).has_ended
+
+
+def test_a_learner_with_nothing_under_way_says_why_it_ends_when_another_leads(
+    store: ReplayStore, leadership: Leadership
+) -> None:
+    """The signal that wakes it would end it without a word of that, and with another exit code."""
+    replaced = pytest.raises(RunReplaced, match="got 'elsewhere' in the place of")
+    with graceful_stop(lambda text: None), replaced, leadership.held():
+        sql(store, "update runs set leader = 'elsewhere'")
+        time.sleep(60)
+
+
+def test_a_second_learner_is_refused_until_the_first_one_has_left(tmp_path: Path) -> None:
+    database = tmp_path / "replay.sqlite"
+    with closing(new_store(database)) as store, closing(ReplayStore.open(database)) as other:
+        second = Leadership(other, RUN, tmp_path / "b", lease_s=600.0)
+        with (
+            Leadership(store, RUN, tmp_path / "a", lease_s=600.0).held(),
+            pytest.raises(ReplayError, match=r"run must have one learner, got '.*/b' while '.*/a' leads run-1"),
+            second.held(),
+        ):
+            pass
+        with second.held():
+            pass

@@ -1,0 +1,123 @@
+"""`agentloop launch` with the real roles: each is killed and comes back, and the run ends with what it should learn."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agentloop.launch.child_group import MARK
+from tests.fakes.launched import Launch, launched, left_over, parent
+from tests.fakes.runs import ROOT, rows
+from tests.soak.test_quickstart import evaluations, warmed_up_model
+from tests.vllm.environment import EXECUTABLE, missing
+from tests.vllm.server import SMALL, SMALL_MACHINE, beside_a_learner, free_port
+
+pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+NAMES = ("worker-0", "worker-1", "learner", "engine-0")
+BACK_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return warmed_up_model(tmp_path_factory.mktemp("warm-up"))
+
+
+@pytest.fixture(params=["local", "ray"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Ray has more cores than this machine, so that each role gets one."""
+    if request.param == "local":
+        yield "local"
+        return
+    ray: Any = pytest.importorskip("ray", reason="the extra ray is not installed")
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    yield "ray"
+    ray.shutdown()
+
+
+@pytest.mark.timeout(3600)
+def test_quickstart_learns_while_each_role_is_killed(place: str, model: Path, tmp_path: Path) -> None:
+    file = write_quickstart(tmp_path, model)
+    with launched(file, "--on", place, environment=environment(tmp_path)) as launch:
+        for number, name in enumerate(NAMES):
+            until(lambda least=number + 1: committed(launch.run) > least, launch)  # type: ignore[misc]
+            pid, began = leader(launch.run, name), time.monotonic()
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            until(lambda role=name, old=pid: leader(launch.run, role) not in (None, old), launch)  # type: ignore[misc]
+            print(f"{place}: {name} killed, back after {time.monotonic() - began:.1f} s")
+            assert time.monotonic() - began < BACK_S
+        until(lambda: launch.exit_code is not None, launch)
+        assert launch.exit_code == 0, launch.printed
+    success = evaluations(launch.run)
+    print(f"{place}: {', '.join(f'{share:.1%}' for share in success)} in {committed(launch.run)} iterations")
+    assert success[-1] >= 0.9
+    assert left_over(launch.run) == []
+
+
+@pytest.mark.timeout(1800)
+def test_two_ranks_learn_with_workers_and_one_goes_on(model: Path, tmp_path: Path) -> None:
+    file = write_quickstart(tmp_path, model, "run.iterations=8", learner={"ranks": 2})
+    with launched(file, environment=environment(tmp_path)) as launch:
+        until(lambda: committed(launch.run) >= 3, launch)
+        launch.send(signal.SIGTERM)
+        until(lambda: launch.exit_code is not None, launch)
+    before = committed(launch.run)
+    assert 3 <= before < 8 and left_over(launch.run) == []
+    file = write_quickstart(tmp_path, model, "run.iterations=8")
+    with launched(file, "--resume", "auto", environment=environment(tmp_path)) as again:
+        until(lambda: again.exit_code is not None, again)
+        assert again.exit_code == 0, again.printed
+    assert again.run == launch.run and committed(again.run) == 8
+    print(f"2 ranks: {before} iterations, then 1 rank up to 8: {evaluations(again.run)}")
+
+
+def write_quickstart(folder: Path, model: Path, *settings: str, learner: dict[str, Any] | None = None) -> Path:
+    """The roles of the quickstart: a learner, a vLLM and two workers."""
+    given = (
+        *(f"run.folder={folder / 'runs'}", f"model.path={model}", "rollout.engine=vllm", "context.max_tokens=1024"),
+        *("engine.served_model_name=policy", "engine.turn_timeout_s=600", "engine.restart_timeout_s=600"),
+        *("collection.by=workers", "collection.max_staleness=1", "collection.lease_s=10"),
+        *("loss.fresh.anchor=behavior", "checkpoint.every=1", *settings),
+    )
+    roles = {
+        "learner": learner or {},
+        "engine": {"port": free_port(), "options": ["--dtype", "float32", "--silence", "15", "--", *SMALL]},
+        "worker": {"count": 2, "concurrency": 16},
+    }
+    file = folder / "roles.yaml"
+    config = str(ROOT / "configs" / "quickstart.yaml")
+    file.write_text(yaml.safe_dump({"config": config, "set": list(given), "roles": roles}))
+    return file
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**SMALL_MACHINE, "AGENTLOOP_VLLM": str(beside_a_learner(EXECUTABLE, folder))}
+
+
+def committed(run: Path) -> int:
+    database = run / "replay.sqlite"
+    return int(rows(database, "select count(*) from iterations")[0][0]) if database.exists() else 0
+
+
+def leader(run: Path, name: str) -> int | None:
+    """The process of a role that all its others come from; None between two starts."""
+    wanted = f"{MARK}={run.absolute()}:{name}".encode()
+    pids = {pid for pid in left_over(run) if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
+    first = [pid for pid in pids if os.getsid(pid) == pid and parent(pid) not in pids]
+    return first[0] if first else None
+
+
+def until(holds: Callable[[], bool], launch: Launch, *, limit_s: float = 2400) -> None:
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end, launch.printed[-5000:]
+        assert launch.exit_code in (None, 0), launch.printed[-5000:]
+        time.sleep(0.1)
