@@ -78,10 +78,12 @@ def _wait_idly(url: str, postmaster: int, seconds: float) -> dict[str, float]:
     """A thousand workers with a connection each look and report as `Looks` says, and all tickets are another's."""
     stores = [ReplayStore.open(url) for _ in range(WORKERS)]
     workers = [Looks(store, RUN, f"worker-{n}", lease_s=LEASE_S) for n, store in enumerate(stores)]
-    # A connection prepares a statement once it has asked it five times.
-    for worker in [*workers] * _UNTIL_PREPARED:
-        worker.report(_FACTS)
-        worker.look()
+    # A connection prepares a statement once it has asked it five times; a worker counts all that have reported by then.
+    for _ in range(_UNTIL_PREPARED):
+        for worker in workers:
+            worker.report(_FACTS)
+        for worker in workers:
+            worker.look()
     began, looks, reports = time.monotonic(), 0, 0
     due = [(began + n / WORKERS * worker.pause_s(busy=False), n) for n, worker in enumerate(workers)]
     heapq.heapify(due)

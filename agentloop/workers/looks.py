@@ -10,8 +10,10 @@ from replay.store import ReplayStore
 from replay.ticket_records import RunView
 
 _LOOK_S, _COUNT_S = 0.25, 2.0
-_BUSY_LOOKS_A_SECOND, _IDLE_LOOKS_A_SECOND, _COUNTS_A_SECOND = 400, 50, 10
+_BUSY_LOOKS_A_SECOND, _IDLE_LOOKS_A_SECOND, _COUNTS_A_SECOND = 400, 20, 3
 """Of all workers of a run together."""
+_LONGEST_PAUSE = 0.75
+"""Of a lease: who has not reported for a whole one counts as gone."""
 
 
 class Looks:
@@ -46,4 +48,4 @@ class Looks:
     def pause_s(self, *, busy: bool) -> float:
         """Seconds until the next look; those who wait look less often than those who have something to do."""
         looks = _BUSY_LOOKS_A_SECOND if busy else _IDLE_LOOKS_A_SECOND
-        return min(max(_LOOK_S, self._workers / looks), self._report_s)
+        return min(max(_LOOK_S, self._workers / looks), _LONGEST_PAUSE * self._lease_s)

@@ -25,11 +25,11 @@ def store(tmp_path: Path) -> Iterator[ReplayStore]:
     ("workers", "busy", "pause_s"),
     [
         (1, False, 0.25),
-        (12, False, 0.25),
-        (50, False, 1.0),  # 50 looks a second of all of them
+        (5, False, 0.25),
+        (50, False, 2.5),  # 20 looks a second of all of them
         (100, True, 0.25),
         (200, True, 0.5),  # 400 looks a second
-        (1_500, False, 20.0),  # never longer than a third of the lease
+        (1_500, False, 45.0),  # never longer than three quarters of the lease
     ],
 )
 def test_workers_of_a_large_cluster_look_less_often(
