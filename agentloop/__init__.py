@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
     from agentloop.config.config_file import load_config
-    from agentloop.environments import Environment, Task, tool
+    from agentloop.environments import Achieved, Environment, Task, tool
     from agentloop.training.train import TrainResult, train
 
 _HOMES = {
+    "Achieved": "agentloop.environments",
     "Environment": "agentloop.environments",
     "Task": "agentloop.environments",
     "tool": "agentloop.environments",
@@ -24,7 +25,7 @@ _HOMES = {
     "train": "agentloop.training.train",
 }
 
-__all__ = ["Environment", "RunConfig", "Task", "TrainResult", "load_config", "tool", "train"]
+__all__ = ["Achieved", "Environment", "RunConfig", "Task", "TrainResult", "load_config", "tool", "train"]
 
 
 def __getattr__(name: str) -> Any:

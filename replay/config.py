@@ -10,10 +10,10 @@ from context.wording import suggest
 from replay.errors import DatabaseRefused, ReplayError
 from replay.mixing.mix_settings import SAME_TASK, MixRule, MixSection
 from replay.mixing.request import Limits, LimitSection
-from replay.records import SOURCE_NAME, RunRecord
+from replay.records import HINDSIGHT, OWN_SOURCES, SOURCE_NAME, RunRecord
 from replay.sampling.compatibility import MISMATCHES
 from replay.sampling.samplers import SAMPLERS, RankedSampler, make_sampler
-from replay.setting_types import Fraction, NonNegative, Positive, Section
+from replay.setting_types import Fraction, NonNegative, Positive, PositiveFloat, Section
 from replay.storage.databases.open import check_url
 from replay.storage.retention import Capacity
 
@@ -51,6 +51,20 @@ class TaskData(_RunSection):
     )
 
 
+class HindsightSection(Section):
+    """Failed episodes stored once more as successes of the tasks that they did solve."""
+
+    enable: bool = Field(
+        False,
+        description="Ask the environment's `achieved` of failed episodes. Rows are drawn as any of source `hindsight`.",
+    )
+    min_turns: Positive = Field(3, description="Fewest replies of such a row, its answer among them.")
+    advantage: PositiveFloat = Field(1.0, description="What such rows are trained with: no group says it.")
+    window: Positive | None = Field(
+        8, description="Most iterations after its own in which a row is drawn; null: any number."
+    )
+
+
 class ReplayConfig(LimitSection, MixSection):
     """The mixing ratio, which rows are drawn, and what the buffer keeps."""
 
@@ -72,6 +86,9 @@ class ReplayConfig(LimitSection, MixSection):
         "stored",
         description="Advantage of a replayed row: stored, of the group it was collected in; else against members of "
         "its task in the batch: all (shared), replayed (split), fresh (fresh_only), all but itself (leave_one_out).",
+    )
+    hindsight: HindsightSection = Field(
+        default_factory=HindsightSection, description="What failed episodes did solve; see docs/replay.md."
     )
     weight: NonNegative = Field(
         1.0, description="Weight of the replay stream's loss; needs `loss.normalise: per_stream` unless 1."
@@ -112,7 +129,8 @@ class ReplayConfig(LimitSection, MixSection):
     @property
     def limits(self) -> Limits:
         """Which rows a draw may take at all."""
-        return Limits(**self.values_of(LimitSection), sources=tuple(self.sources) or None)
+        window = self.hindsight.window if self.hindsight.enable else None
+        return Limits(**self.values_of(LimitSection), sources=tuple(self.sources) or None, hindsight_window=window)
 
     def mix_rule(self, batch: BatchSize, iterations: int) -> MixRule:
         """The composition of the batches of a run of so many iterations."""
@@ -202,13 +220,41 @@ class ReplayConfig(LimitSection, MixSection):
         return self
 
     @model_validator(mode="after")
+    def _hindsight_is_drawn(self) -> Self:
+        if not self.hindsight.enable:
+            if HINDSIGHT in self.sources:
+                raise ValueError(
+                    "replay.hindsight.enable must be true when replay.sources names hindsight, got false: it makes "
+                    "those rows."
+                )
+            return self
+        rules = (
+            ("mode", "train", "they are no experience of the policy that learns"),
+            ("unit", "any", "no fresh episode has their task"),
+            ("baseline", "stored", "nothing in a batch compares with them"),
+        )
+        for key, right, why in rules:
+            if getattr(self, key) != right:
+                raise ValueError(
+                    f"replay.{key} must be {right} when replay.hindsight.enable is true, got {getattr(self, key)}: "
+                    f"{why}."
+                )
+        if self.schedule.highest(self.fraction) == 0 or (self.sources and HINDSIGHT not in self.sources):
+            key = "sources" if self.fraction else "fraction"
+            raise ValueError(
+                f"replay.{key} must let rows of source hindsight be drawn when replay.hindsight.enable is true, got "
+                f"{getattr(self, key)}. Set for example replay.fraction: 0.5 and replay.sources: {{hindsight: 1.0}}."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _databases_can_be_named(self) -> Self:
         places = {} if self.database is None else {"replay": self.database}
         for name, place in self.attach.items():
-            if not SOURCE_NAME.fullmatch(name) or name in ("self", "gateway"):
+            if not SOURCE_NAME.fullmatch(name) or name in OWN_SOURCES:
                 raise ValueError(
-                    f"replay.attach must name sources in {SOURCE_NAME.pattern}, not self or gateway, got {name!r}. "
-                    "Choose another name."
+                    f"replay.attach must name sources in {SOURCE_NAME.pattern}, none of {', '.join(OWN_SOURCES)}, got "
+                    f"{name!r}. Choose another name."
                 )
             if "://" in place:
                 places[f"replay.attach.{name}"] = place

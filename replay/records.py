@@ -44,7 +44,9 @@ FORGOTTEN = "forgotten"
 REMOVED_TASK = '{"removed":true}'
 """Payload of a task of which no row is stored any more."""
 
-OWN_SOURCES = ("self", "gateway")
+HINDSIGHT = "hindsight"
+"""Source of rows that say what a failed episode, their `parent`, did solve."""
+OWN_SOURCES = ("self", "gateway", HINDSIGHT)
 """Sources of what a run collects itself; any other is the name of an import."""
 
 RESERVED = "reserved"
@@ -157,7 +159,7 @@ class TrajectoryRecord:
     attempt: Count = 0
     """How often the run had been resumed when it was collected."""
     source: Source = "self"
-    """self | teacher | import | gateway"""
+    """self | gateway | hindsight, or the name of an import"""
     reward: Finite
     success: bool
     advantage: Finite
@@ -186,6 +188,7 @@ class TrajectoryRecord:
     content_hash: str = ""
     """The hash of ids, authors, log-probs and versions; filled by the store."""
     parent: str | None = None
+    """The trajectory it was made from; None: it was sampled as it stands."""
     state: str = ELIGIBLE
 
 

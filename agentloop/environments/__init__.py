@@ -1,7 +1,8 @@
 """Where the agent acts: environments with tasks, tools and rewards."""
 
-from agentloop.environments.environment import Environment, Task, tool
+from agentloop.environments.environment import Achieved, Environment, Task, tool
 from agentloop.environments.factory import EnvironmentFactory, load_environment
+from agentloop.environments.fetch_place import FetchPlace
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.task_source import TaskSource, open_tasks
 from agentloop.environments.tools.call import POLICY_ERRORS, ToolLimits, call_demonstrated, call_tool
@@ -9,8 +10,10 @@ from agentloop.environments.tools.results import ToolResult
 
 __all__ = [
     "POLICY_ERRORS",
+    "Achieved",
     "Environment",
     "EnvironmentFactory",
+    "FetchPlace",
     "LookupChain",
     "Task",
     "TaskSource",

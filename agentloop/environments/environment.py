@@ -26,7 +26,7 @@ class Task:
     Nothing in it is trained on but assistant messages of an author that `context.authors` registers as trained.
     """
     payload: Mapping[str, Any] = field(default_factory=dict)
-    """What tools and reward need to know (JSON values); never shown to the policy."""
+    """What tools and reward need to know (JSON values, whose keys come in any order); never shown to the policy."""
     hint: str | None = None
     """Help that the context strategy `hint` shows while the policy samples; others leave it out."""
 
@@ -43,6 +43,15 @@ class Task:
             else message
             for message in self.prompt
         )
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """A task that the end of a conversation has solved, though another one was asked."""
+
+    task: Task
+    first_turn: int
+    """The first reply of that end, from 0: it answers the prompt of `task`."""
 
 
 def quoted_task(task: Task, messages: Sequence[Message] = ()) -> str:
@@ -128,6 +137,16 @@ class Environment:
         `advantage.credit: turn` only.
         """
         return None
+
+    def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
+        """Other tasks that this conversation, which failed at `task`, has in fact solved; none where it is not said.
+
+        What the tools answered from `first_turn` on must be what they would have answered for the new task. Asked of an
+        instance that has played no episode, as `turn_rewards` is, with `replay.hindsight.enable` only. Each is believed
+        only if `reward` of the new task and that end, asked of an instance that was started with the new task, is a
+        success (Andrychowicz et al. 2017, arXiv 1707.01495).
+        """
+        return ()
 
     def demonstrate(self, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
         """The next reply of a scripted demonstrator, which the warm-up of the built-in model imitates."""

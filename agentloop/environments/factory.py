@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.environments.check import check_class, check_options, check_repeatable, check_reward, check_task
-from agentloop.environments.environment import Environment, Task, quoted_task
+from agentloop.environments.environment import Achieved, Environment, Task, quoted_task
+from agentloop.environments.fetch_place import FetchPlace
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.source_digest import source_digest
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.user_code import load_class
-from context.authors import Author
+from context.authors import LLM, Author
 from context.messages import Message, content_hash, to_template
 from context.wording import suggest
 
-BUILT_IN: Mapping[str, type[Environment]] = {"lookup_chain": LookupChain}
+BUILT_IN: Mapping[str, type[Environment]] = {"fetch_place": FetchPlace, "lookup_chain": LookupChain}
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,42 @@ class EnvironmentFactory:
                 "Mend it, and --resume if the run had begun."
             )
         return rewards
+
+    @property
+    def has_achieved(self) -> bool:
+        return self.environment.achieved is not Environment.achieved
+
+    def achieved(self, task: Task, messages: Sequence[Message]) -> list[Achieved]:
+        """What else a conversation has solved, asked of a new instance."""
+        turns = sum(message.author == LLM for message in messages)
+        try:
+            found = list(self.create().achieved(task, messages))
+            good = all(isinstance(one, Achieved) and 0 <= one.first_turn < turns for one in found)
+        except Exception as error:
+            raise UserError(
+                f"{self.where}.achieved must return a list of Achieved, got {one_line_with_place(error)} for "
+                f"{quoted_task(task, messages)}. Mend it and --resume."
+            ) from error
+        if not good:
+            raise UserError(
+                f"{self.where}.achieved must return a list of Achieved, each with a first_turn of 0 to {turns - 1}, "
+                f"got {found!r:.200}. Mend it and --resume."
+            )
+        for one in found:
+            check_task(one.task, f"{self.where}.achieved", self.registered)
+        return found
+
+    def reward(self, task: Task, messages: Sequence[Message]) -> float:
+        """Of a conversation that no episode of this environment was: a new instance is started with the task."""
+        environment = self.create()
+        try:
+            environment.start(task)
+            return float(environment.reward(task, messages))
+        except Exception as error:
+            raise UserError(
+                f"{self.where}.reward must return a number, got {one_line_with_place(error)} for "
+                f"{quoted_task(task, messages)}, a task that achieved gave. Mend one of them and --resume."
+            ) from error
 
     def task_hash(self, task: Task) -> str:
         """Content hash of what the policy is asked and of what it is judged by; of its hint, where it has one."""

@@ -16,10 +16,11 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle, islice
 from typing import Any
 
-from agentloop.environments.environment import Environment, Task, tool
+from agentloop.environments.environment import Achieved, Environment, Task, tool
 from context.authors import DEMONSTRATION, LLM
 from context.messages import Message, ToolCall
 
@@ -99,11 +100,8 @@ class LookupChain(Environment):
                 way = {"code": code} if following is None else {"next": following}
                 see = rng.choice([decoy for decoy in decoys if decoy not in (key, following)])
                 store[key] = {**way, "see": see}
-        start = chains[0][0]
-        prompt = (Message("system", SYSTEM_PROMPT), Message("user", f'What is the code of "{start}"?'))
-        payload = {"key": start, "code": codes[0], "hops": lengths[0], "store": store}
         trail = ", ".join(f'"{key}"' for key in chains[0])
-        return Task(prompt, payload, hint=f"The trail: {trail}.")
+        return replace(_task(chains[0], codes[0], store), hint=f"The trail: {trail}.")
 
     def start(self, task: Task) -> None:
         self._store = task.payload["store"]
@@ -136,6 +134,24 @@ class LookupChain(Environment):
             rewards.append(earned)
         return rewards
 
+    def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
+        """The code of the key from which the last lookups followed `next` up to the record whose code was answered."""
+        replies = [message for message in messages if message.author == LLM]
+        store: Mapping[str, Record] = task.payload["store"]
+        keys = [
+            str(reply.tool_calls[0].arguments.get("key")) if len(reply.tool_calls) == 1 else "" for reply in replies
+        ]
+        answer, called = replies[-1], keys[:-1]
+        trail: list[str] = []
+        for key in reversed(called):
+            if key not in store or (trail and store[key].get("next") != trail[0]):
+                break
+            trail.insert(0, key)
+        code = store[trail[-1]].get("code") if trail else None
+        if code is None or answer.content != _answer(code):
+            return ()
+        return (Achieved(_task(trail, code, store), first_turn=len(called) - len(trail)),)
+
     def demonstrate(self, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
         """Careless, but never wrong about the form: calls only keys it was shown, answers the code before it.
 
@@ -158,6 +174,11 @@ class LookupChain(Environment):
     def _reply(self, field: str, value: str, content: str, *calls: ToolCall) -> Message:
         reasoning = f'{field} is "{value}"' if self.thinking else None
         return Message("assistant", content, author=LLM, tool_calls=calls, reasoning=reasoning)
+
+
+def _task(trail: Sequence[str], code: str, store: Mapping[str, Record]) -> Task:
+    prompt = (Message("system", SYSTEM_PROMPT), Message("user", f'What is the code of "{trail[0]}"?'))
+    return Task(prompt, {"key": trail[0], "code": code, "hops": len(trail), "store": store})
 
 
 def _lookups_to_code(store: Mapping[str, Record], key: str) -> int:

@@ -21,7 +21,7 @@ from agentloop.errors import TruncatedSampling, UnknownAnchor, UserError, one_li
 from agentloop.learning.batch import Batch
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.user_code import load_function
-from replay.records import FRESH, REPLAY
+from replay.records import FRESH, REPLAY, Trajectory
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,8 @@ def check_behavior(batch: Batch, config: RunConfig) -> None:
     weighs_kl = config.kl.loss_coef > 0 and config.kl.loss_gradient == "importance"
     unknown = (batch.loss_mask & ~batch.behavior_log_probs.isfinite()).sum(dim=1)
     for row in unknown.nonzero()[:, 0].tolist():
+        if _is_relabelled(batch.members[int(batch.trajectory[row])].trajectory):
+            continue  # old log-probs are its anchor
         stream, section = (REPLAY, loss.replay) if batch.replay_mask[row] else (FRESH, loss.fresh)
         if section.needs_behavior and section.missing_log_probs == "reject":
             name = batch.trajectory_ids[int(batch.trajectory[row])]
@@ -128,6 +130,10 @@ def check_behavior(batch: Batch, config: RunConfig) -> None:
                 f"log-probs, got top_p={record.top_p:g} and top_k={record.top_k}. Set loss.{item.stream}.anchor: old "
                 f"without a correction, or loss.{item.stream}.allow_truncated_sampling: true."
             )
+
+
+def _is_relabelled(row: Trajectory) -> bool:
+    return any(segment.behavior_context == "relabelled" for segment in row.segments)
 
 
 def corrected(scored: ScoredBatch, loss: LossSection) -> tuple[ScoredBatch, dict[str, float]]:

@@ -28,7 +28,9 @@ from agentloop.models.reward_model import SequenceClassifier
 from agentloop.models.tiny import build_tiny_model
 from agentloop.rollouts.actors import Actors, make_actors, make_parser, stop_strings
 from agentloop.rollouts.collect import Collector
+from agentloop.rollouts.hindsight import Hindsight
 from agentloop.rollouts.rewards import RewardScorer
+from agentloop.rollouts.stored_episodes import StoredEpisodes
 from agentloop.rollouts.turn_rewards import stored_turn_rewards
 from agentloop.runs.checkpoint import Checkpoint, write_directory
 from agentloop.runs.display import RunDisplay
@@ -41,7 +43,7 @@ from agentloop.training.policies.publish import Publisher
 from agentloop.training.trained_policy import load_trained_policy
 from agentloop.user_code import load_function, load_sampler
 from context import AuthorTable
-from context.messages import Message
+from context.messages import Message, content_hash
 from context.templates.template_report import check_template
 from replay.mixing.mixer import Mixer
 from replay.sampling.samplers import Sampler
@@ -65,6 +67,8 @@ class Components:
     source: TaskSource
     collector: Collector
     estimator: AdvantageEstimator
+    hindsight: Hindsight | None
+    """What looks for successes in failed episodes; None: nothing does."""
     generator: Generator | ConcurrentGenerator
     trainer: Learner
     publisher: Publisher
@@ -171,6 +175,7 @@ def build_components(
     if source.summary is not None:
         display.note(f"tasks: {source.summary}")
     _check_credit(config, factory)
+    _check_hindsight(config, factory)
     redact = None if config.replay.redact is None else load_redactor(config.replay.redact)
     policy = load_trained_policy(config, first, checkpoint)
     loaded, local, reference = policy.loaded, policy.local, policy.reference
@@ -184,7 +189,9 @@ def build_components(
     spec = TrainerSpec(config, first, saved, authors)
     trainer, weights, gather = _make_trainer(spec, ranks, policy.actor, reference)
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=local.policy_version)
-    estimator = AdvantageEstimator(config, authors, stored_turn_rewards(factory, store))
+    episodes = StoredEpisodes(factory, store)
+    estimator = AdvantageEstimator(config, authors, stored_turn_rewards(episodes))
+    actors = make_actors(config, factory, loaded, generator, vocab_size=loaded.vocab_size)
     return Components(
         config=config,
         folder=folder,
@@ -196,13 +203,14 @@ def build_components(
         mixer=Mixer(config.mix_rule()),
         source=source,
         collector=Collector(
-            make_actors(config, factory, loaded, generator, vocab_size=loaded.vocab_size),
+            actors,
             config,
             _make_scorer(config),
             estimator.of_groups,
             reward_penalty(config, reference, authors, trainer.kl_coef),
         ),
         estimator=estimator,
+        hindsight=_make_hindsight(actors, config, episodes, source),
         generator=generator,
         trainer=trainer,
         publisher=Publisher(loaded, engines or local, store, folder=folder, weights=weights, gather=gather),
@@ -239,6 +247,23 @@ def _check_credit(config: RunConfig, factory: EnvironmentFactory) -> None:
             f"advantage.credit must be trajectory when the environment has no turn_rewards, got turn with "
             f"{factory.where}. Write def turn_rewards(self, task, messages)."
         )
+
+
+def _check_hindsight(config: RunConfig, factory: EnvironmentFactory) -> None:
+    if config.replay.hindsight.enable and not factory.has_achieved:
+        raise UserError(
+            f"replay.hindsight.enable must be false when the environment does not say what was solved, got true with "
+            f"{factory.where}. Write def achieved(self, task, messages)."
+        )
+
+
+def _make_hindsight(
+    actors: Actors, config: RunConfig, episodes: StoredEpisodes, source: TaskSource
+) -> Hindsight | None:
+    if not config.replay.hindsight.enable:
+        return None
+    held_out = frozenset(content_hash(task.payload) for task in source.held_out(config.evaluation.tasks))
+    return Hindsight(actors, config, episodes, held_out)
 
 
 def _make_trainer(

@@ -73,6 +73,7 @@ class Loop:
         fresh = self.collection.collect(planned)
         clock.lap("collect")
         appended = self.collection.append(fresh)
+        fresh.extra_metrics |= self.relabel(iteration, fresh)
         batch = self.draw(planned, fresh)
         clock.lap("draw")
         result, observed = self.update(iteration, batch)
@@ -88,6 +89,14 @@ class Loop:
         self._store.add_metrics(self._run_id, iteration, later)
         self.log(iteration, metrics | later)
         self._stop_at_corruption(iteration, rows=evicted["buffer/rows"], corrupt=evicted["buffer/quarantined"])
+
+    def relabel(self, iteration: int, fresh: Collected) -> dict[str, float]:
+        """Store what failed episodes did solve; later iterations draw it."""
+        if self.components.hindsight is None:
+            return {}
+        found = self.components.hindsight.relabel([*fresh.trajectories, *fresh.unused], iteration=iteration)
+        self._store.append(found.tasks, found.groups, found.trajectories, admission=self.components.admission)
+        return found.metrics()
 
     def draw(self, planned: IterationPlan, fresh: Collected) -> MixedBatch:
         """Reserve this iteration's slots, fresh ones first."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 NOT_SAMPLED = -1
 """`policy_versions` of a token that no policy of the run sampled."""
 SegmentReason = Literal["clean", "template_rewrite", "strategy_rewrite", "fork"]
-BehaviorContext = Literal["plain", "hinted"]
+BehaviorContext = Literal["plain", "hinted", "relabelled"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +56,10 @@ class TokenSequence:
         """Tokens of one author that no policy sampled."""
         ids = np.array(list(token_ids), dtype=np.int32)
         return cls.unsampled(ids, np.full(len(ids), author_code, np.uint8))
+
+    def part(self, start: int, end: int) -> TokenSequence:
+        """Tokens start..end-1."""
+        return TokenSequence(*(getattr(self, name)[start:end] for name, _ in _FIELDS))
 
     def equals(self, other: TokenSequence) -> bool:
         """Bit-equal in every field (NaN equals NaN)."""
@@ -113,4 +117,5 @@ class Segment:
     """Why it was begun: `clean` for the first one; the template or the strategy rewrote what was shown before; `fork`
     for a question about the context. One that goes on after a question has the reason of the one it continues."""
     behavior_context: BehaviorContext = "plain"
-    """`hinted`: the tokens were sampled with a hint in sight that is not here; their log-probs are unknown."""
+    """In sight of what tokens were sampled. hinted: of a hint that is not here; relabelled: of another conversation, of
+    which this is the end. Their log-probs are unknown then."""

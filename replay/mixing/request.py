@@ -44,6 +44,8 @@ class Limits(LimitSection):
 
     sources: tuple[str, ...] | None = None
     """None: of every source."""
+    hindsight_window: int | None = None
+    """Most iterations since a row of source `hindsight` was made; None: any number."""
 
     @property
     def counts_uses(self) -> bool:
@@ -52,7 +54,8 @@ class Limits(LimitSection):
     @property
     def is_fixed(self) -> bool:
         """Whether a row of an earlier iteration that may be drawn may be drawn ever after."""
-        return not self.counts_uses and self.max_staleness is None and self.retire_solved is None
+        ages = self.max_staleness is not None or self.hindsight_window is not None
+        return not ages and not self.counts_uses and self.retire_solved is None
 
 
 @dataclass(frozen=True)

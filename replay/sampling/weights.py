@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.mixing.request import DrawRequest, Limits
+from replay.records import HINDSIGHT
 from replay.sampling.compatibility import bits, names_of
 from replay.sampling.index import EligibleIndex, GrowableArray
 from replay.sampling.samplers import DrawClock, Rows, Sampler
@@ -53,6 +54,9 @@ def rules(eligible: EligibleRows, limits: Limits, now: DrawClock, rows: slice) -
         yield "unknown_staleness", known
     if limits.max_staleness is not None:
         yield "max_staleness", ~known | (now.policy_version - columns["policy_version"] <= limits.max_staleness)
+    if limits.hindsight_window is not None:
+        relabelled = own & (columns["source"] == index.codes["source"].get(HINDSIGHT))
+        yield "hindsight.window", ~relabelled | (now.iteration - columns["iteration"] <= limits.hindsight_window)
     if limits.retire_solved is not None:
         yield "retire_solved", ~eligible.solved.solved(limits.retire_solved)[columns["task"]]
     if limits.max_uses is not None:

@@ -83,7 +83,7 @@ async def rollout(
     """
     author = _Author(environment, task, threads, limits.episode_timeout_s)
     await author.start()
-    _open(environment, context, task, tools)
+    open_context(context, task, tools, asked_by=type(environment).__name__)
     turns = _Turns(environment, context, limits, ask, threads)
     try:
         async with asyncio.timeout(limits.episode_timeout_s):
@@ -194,14 +194,14 @@ class _Calls:
     problem: str | None = None
 
 
-def _open(environment: Environment, context: ContextManager, task: Task, tools: Sequence[Mapping[str, Any]]) -> None:
+def open_context(context: ContextManager, task: Task, tools: Sequence[Mapping[str, Any]], *, asked_by: str) -> None:
+    """Show a task's first prompt. Raises UserError where that can't be."""
     try:
         context.begin(task.messages(), tools, hint=task.hint)
     except RenderError:
         raise
     except ValueError as error:
-        name = type(environment).__name__
-        raise UserError(f"{name} must make tasks whose messages can be shown, got others: {error}") from error
+        raise UserError(f"{asked_by} must make tasks whose messages can be shown, got others: {error}") from error
     if context.room < 1:
         raise UserError(
             f"context.max_tokens must leave room for a reply, got a first prompt of {len(context.prompt_ids)} tokens. "

@@ -77,14 +77,7 @@ async def _run(
 
 async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, threads: WorkerThreads) -> Episode:
     """One episode of a new instance of the environment, in a context of its own."""
-    context = ContextManager(
-        actors.renderer,
-        actors.parser,
-        max_tokens=config.context.max_tokens,
-        strategy=actors.strategy,
-        control=actors.control,
-        strict=config.context.strict,
-    )
+    context = new_context(actors, config)
     environment = actors.factory.create()
     own = WorkerThreads(1) if environment.one_thread else None
     try:
@@ -100,3 +93,15 @@ async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, 
     finally:
         if own is not None:
             own.close()
+
+
+def new_context(actors: Actors, config: RunConfig) -> ContextManager:
+    """For one episode."""
+    return ContextManager(
+        actors.renderer,
+        actors.parser,
+        max_tokens=config.context.max_tokens,
+        strategy=actors.strategy,
+        control=actors.control,
+        strict=config.context.strict,
+    )

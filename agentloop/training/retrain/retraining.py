@@ -13,6 +13,7 @@ from agentloop.environments import open_tasks
 from agentloop.errors import UserError
 from agentloop.learning.trainer import Trainer
 from agentloop.records import TurnRewards
+from agentloop.rollouts.stored_episodes import StoredEpisodes
 from agentloop.rollouts.turn_rewards import stored_turn_rewards
 from agentloop.runs.checkpoint import Checkpoint, complete_checkpoints, load_checkpoint, readable, restore_random
 from agentloop.runs.display import RunDisplay
@@ -167,7 +168,7 @@ def _turn_rewards(store: ReplayStore, folder: RunFolder) -> TurnRewards | None:
             "rewards are asked of the environment as it is."
         )
     factory, _ = open_tasks(folder.config, folder.environments)
-    return stored_turn_rewards(factory, store)
+    return stored_turn_rewards(StoredEpisodes(factory, store))
 
 
 def _notes(store: ReplayStore, folder: RunFolder, checkpoint: Checkpoint) -> Iterator[str]:

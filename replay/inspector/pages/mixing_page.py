@@ -43,6 +43,7 @@ _RULES = {
     "sources": "of a source that is not asked for",
     "unknown_staleness": "of other runs, whose staleness nobody knows",
     "max_staleness": "older than {max_staleness} policy versions",
+    "hindsight.window": "of hindsight, and older than its window",
     "retire_solved": "of tasks that are solved",
     "max_uses": "drawn {max_uses}× or more",
     "cooldown": "drawn lately, and resting",

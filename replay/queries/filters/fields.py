@@ -77,7 +77,7 @@ _ALL = (
     Field("run", FieldKind.text, "id of its run", _rows.run),
     Field("task", FieldKind.text, "hash of its task", _rows.task),
     Field("group", FieldKind.text, "id of its group", _rows.group),
-    Field("source", FieldKind.text, "where it came from: self, teacher, import, ...", _rows.source),
+    Field("source", FieldKind.text, "where it came from: self, hindsight, teacher, import, ...", _rows.source),
     Field("environment", FieldKind.text, "name of its environment", _rows.environment),
     Field("environment_version", FieldKind.text, "the version of its environment", _rows.environment_version),
     Field("state", FieldKind.text, "whether it may be drawn", _rows.state, choices=STATES),

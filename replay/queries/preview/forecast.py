@@ -100,7 +100,8 @@ def forecast(
     """The plans of iteration `first` and those after it, without end. Raises ReplayStarved.
 
     What the iterations between would collect is made up: a share of each fresh group succeeds, and those rows (all of
-    them without `replay.successful_only`) can be drawn from the next iteration on. Rows never grow too old or wear out,
+    them without `replay.successful_only`) can be drawn from the next iteration on; what failed ones would have solved
+    instead is not. Rows never grow too old or wear out,
     and their effective sample size stays above the controller's floor.
     """
     success, rounded_off = horizon.success or 0.0, 0.0

@@ -1,0 +1,177 @@
+"""Failed episodes as successes of the tasks that they did solve.
+
+Hindsight: Andrychowicz et al. 2017, arXiv 1707.01495. The end of a failed conversation becomes a row of its own: the
+prompt is the new task's, and the replies are the tokens that were sampled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+
+from agentloop.config import RunConfig
+from agentloop.environments import Achieved
+from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.episodes.episode import open_context
+from agentloop.rollouts.episodes.run_episodes import new_context
+from agentloop.rollouts.stored_episodes import StoredEpisode, StoredEpisodes
+from context import AuthorTable, ContextManager
+from context.authors import LLM
+from context.messages import Message, content_hash
+from context.tokens.token_sequence import Segment, TokenSequence
+from replay.records import HINDSIGHT, GroupRecord, StopReason, TaskRecord, Trajectory, group_of
+from replay.storage.format.token_summary import summarised
+
+
+@dataclass
+class Relabelled:
+    """What the failed episodes of one iteration did solve, ready to append."""
+
+    tasks: list[TaskRecord] = field(default_factory=list)
+    groups: list[GroupRecord] = field(default_factory=list)
+    trajectories: list[Trajectory] = field(default_factory=list)
+    claimed: int = 0
+    """Tasks that the environment said were solved, by enough replies."""
+
+    def metrics(self) -> dict[str, float]:
+        return {"hindsight/claimed": float(self.claimed), "hindsight/rows": float(len(self.trajectories))}
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    """Asks the environment what failed episodes did solve, and believes what its reward confirms."""
+
+    actors: Actors
+    config: RunConfig
+    episodes: StoredEpisodes
+    held_out: Collection[str]
+    """Hashes of the payloads that no row's task may have."""
+
+    def relabel(self, rows: Sequence[Trajectory], *, iteration: int) -> Relabelled:
+        """A row per task that one of `rows` solved in hindsight, in the iteration's places after them.
+
+        Asked are episodes that failed though they ended with an answer and made no wrong call: no environment scores
+        any other end, and what was called wrongly is no example.
+        """
+        found = Relabelled()
+        failed = [row for row in rows if _may_have_solved_another(row)]
+        for row, episode in zip(failed, self.episodes.of(failed), strict=True):
+            for achieved in self._claims(episode):
+                found.claimed += 1
+                made = self._row(row, episode, achieved) if episode is not None else None
+                if made is not None:
+                    slot = len(rows) + len(found.trajectories)
+                    made = replace(made, record=replace(made.record, iteration=iteration, slot=slot))
+                    payload = achieved.task.payload
+                    found.tasks.append(TaskRecord(made.record.task, made.record.environment, payload))
+                    found.groups.append(group_of([made]))
+                    found.trajectories.append(made)
+        return found
+
+    def _claims(self, episode: StoredEpisode | None) -> Iterator[Achieved]:
+        if episode is None:
+            return
+        replies = len(_turns(episode.messages, after=len(episode.task.prompt)))
+        for achieved in self.actors.factory.achieved(episode.task, episode.messages):
+            if replies - achieved.first_turn >= self.config.replay.hindsight.min_turns:
+                yield achieved
+
+    def _row(self, row: Trajectory, episode: StoredEpisode, achieved: Achieved) -> Trajectory | None:
+        """None: it is no success, a held-out task, or not the same conversation from there on."""
+        factory, task = self.actors.factory, achieved.task
+        context = self._rebuilt(row, episode, achieved)
+        if context is None or content_hash(task.payload) in self.held_out:
+            return None
+        reward = factory.reward(task, context.messages)
+        if not reward >= self.config.rollout.success_reward:
+            return None
+        name = factory.task_hash(task)
+        id = hashlib.sha256(f"{row.id}/{HINDSIGHT}/{name}/{achieved.first_turn}".encode()).hexdigest()[:32]
+        following = context.messages[len(task.messages()) :]
+        record = replace(
+            row.record,
+            id=id,
+            group=f"{id}-group",
+            task=name,
+            member=0,
+            source=HINDSIGHT,
+            reward=reward,
+            success=True,
+            advantage=self.config.replay.hindsight.advantage,
+            num_turns=sum(message.author == LLM for message in following),
+            num_tool_calls=sum(message.role == "tool" for message in following),
+            mean_entropy=None,
+            content_hash="",
+            parent=row.id,
+        )
+        segments = tuple(map(_without_log_probs, context.segments()))
+        return summarised([Trajectory(record, segments, context.messages)], self.actors.authors)[0]
+
+    def _rebuilt(self, row: Trajectory, episode: StoredEpisode, achieved: Achieved) -> ContextManager | None:
+        """The new task's conversation, with the sampled tokens; None: it can't be made of them."""
+        turns = _turns(episode.messages, after=len(episode.task.prompt))
+        replies = _sampled_replies(row.segments, self.actors.authors)
+        if len(replies) != len(turns):
+            return None
+        context = new_context(self.actors, self.config)
+        open_context(
+            context, achieved.task, self.actors.factory.tools, asked_by=f"{self.actors.factory.where}.achieved"
+        )
+        for (said, *following), tokens in list(zip(turns, replies, strict=True))[achieved.first_turn :]:
+            if context.question is not None or len(tokens) > context.room:
+                return None
+            reply = context.record_reply(
+                tokens.token_ids.tolist(),
+                tokens.behavior_log_probs.tolist(),
+                policy_version=tokens.policy_versions.tolist(),
+            ).message
+            if not _says_the_same(reply, said):
+                return None
+            if following and context.observe(_renumbered(following, said, reply)) is not None:
+                return None
+        return context
+
+
+def _may_have_solved_another(row: Trajectory) -> bool:
+    record = row.record
+    if record.success or record.stop_reason != StopReason.ANSWERED or record.error_kind is not None:
+        return False
+    return all(segment.behavior_context == "plain" for segment in row.segments)
+
+
+def _turns(messages: Sequence[Message], *, after: int) -> list[tuple[Message, ...]]:
+    """Each reply with what followed it, behind the opening messages."""
+    starts = [i for i, message in enumerate(messages) if i >= after and message.author == LLM]
+    return [tuple(messages[start:end]) for start, end in pairwise([*starts, len(messages)])]
+
+
+def _sampled_replies(segments: Sequence[Segment], authors: AuthorTable) -> list[TokenSequence]:
+    """The tokens of each reply in order: between any two stands something that was not sampled."""
+    replies = []
+    for tokens in (segment.tokens for segment in segments if segment.reason != "fork"):
+        edges = np.flatnonzero(np.diff(authors.has_behavior(tokens.authors), prepend=False, append=False))
+        replies += [tokens.part(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+    return replies
+
+
+def _says_the_same(one: Message, other: Message) -> bool:
+    """Calls may be numbered differently."""
+    calls = [[(call.name, call.arguments) for call in message.tool_calls] for message in (one, other)]
+    return (one.content, one.reasoning, calls[0]) == (other.content, other.reasoning, calls[1])
+
+
+def _renumbered(results: Sequence[Message], said: Message, again: Message) -> list[Message]:
+    """Tool results behind the same calls with other numbers."""
+    numbers = {old.id: new.id for old, new in zip(said.tool_calls, again.tool_calls, strict=True)}
+    return [replace(result, tool_call_id=numbers.get(result.tool_call_id, result.tool_call_id)) for result in results]
+
+
+def _without_log_probs(segment: Segment) -> Segment:
+    """They are those of another context."""
+    unknown = np.full(len(segment.tokens), np.nan, np.float32)
+    tokens = replace(segment.tokens, behavior_log_probs=unknown)
+    return replace(segment, tokens=tokens, behavior_context="relabelled")

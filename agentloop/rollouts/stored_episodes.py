@@ -1,0 +1,54 @@
+"""Trajectories as their environment knows them: the task that was asked, and the whole conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentloop.environments import EnvironmentFactory, Task
+from context.authors import DEMONSTRATION, LLM
+from context.messages import Message
+from replay.errors import CorruptTrajectory
+from replay.records import TaskRecord, Trajectory
+from replay.storage.read import task_records
+from replay.store import ReplayStore
+
+
+@dataclass(frozen=True)
+class StoredEpisode:
+    """What is known of an episode once its environment's instance is gone."""
+
+    task: Task
+    """Its prompt is the opening messages."""
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class StoredEpisodes:
+    """Finds the episodes of trajectories, fresh or stored."""
+
+    factory: EnvironmentFactory
+    store: ReplayStore
+
+    def of(self, rows: Sequence[Trajectory]) -> list[StoredEpisode | None]:
+        """None for a row of another environment, or of another version of this one; and for one whose messages can't be
+        read, which is quarantined."""
+        with self.store.reading() as connection:
+            tasks = task_records(connection, [row.record.task for row in rows])
+        return [self._of_one(row, tasks) for row in rows]
+
+    def _of_one(self, row: Trajectory, tasks: Mapping[str, TaskRecord]) -> StoredEpisode | None:
+        record = row.record
+        same = (record.environment, record.environment_version) == (self.factory.name, self.factory.version)
+        messages = row.messages or (self._stored_messages(row.id) if same else ())
+        replies = [i for i, message in enumerate(messages) if message.author in (LLM, DEMONSTRATION)]
+        if not same or record.task not in tasks or not 0 < record.num_turns <= len(replies):
+            return None
+        return StoredEpisode(Task(messages[: replies[-record.num_turns]], tasks[record.task].payload), messages)
+
+    def _stored_messages(self, id: str) -> tuple[Message, ...]:
+        """A draw leaves them where they are."""
+        try:
+            return self.store.read([id])[0].messages
+        except CorruptTrajectory:
+            return ()

@@ -1,0 +1,149 @@
+"""Runs that learn from what failed episodes did solve."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.errors import UserError
+from agentloop.runs.run_folder import open_run_folder
+from agentloop.training.retrain.retraining import retrain
+from agentloop.training.train import TrainResult, train
+from context.authors import AuthorTable
+from replay.records import Trajectory
+from replay.store import ReplayStore
+from tests.fakes.environments import ENVIRONMENTS
+from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, rows, small_config
+
+GOALS = ENVIRONMENTS / "goals.py"
+HINDSIGHT = {"enable": True, "min_turns": 1, "advantage": 0.75, "window": 2}
+REPLAY = {"fraction": 0.5, "sources": {"hindsight": 0.5, "self": 0.5}, "hindsight": HINDSIGHT, "shortfall": "shrink"}
+
+
+def config(folder: Path, model: Path, environment: str = "Remainder", **replay: Any) -> RunConfig:
+    return small_config(
+        folder,
+        model,
+        run={"iterations": 4},
+        environment={"name": f"{GOALS}:{environment}"},
+        replay={**REPLAY, **replay},
+        evaluation={"every": 0, "tasks": 8},
+        checkpoint={"every": 1, "keep": 10},
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> TrainResult:
+    return train(config(tmp_path_factory.mktemp("runs"), qwen2), display=SilentDisplay())
+
+
+def stored(run: TrainResult, where: str) -> list[Trajectory]:
+    ids = [id for (id,) in rows(run.folder / "replay.sqlite", f"select id from trajectories where {where} order by id")]
+    with closing(ReplayStore.open(run.folder / "replay.sqlite", read_only=True)) as store:
+        return store.read(ids)
+
+
+def test_failed_episodes_are_stored_once_more_as_what_they_solved(finished: TrainResult) -> None:
+    made = stored(finished, "source = 'hindsight'")
+    assert len(made) > 5
+    parents = {row.id: row for row in stored(finished, "source = 'self'")}
+    authors = AuthorTable.from_json(rows(finished.folder / "replay.sqlite", "select authors from runs")[0][0])
+    for row in made:
+        record, parent = row.record, parents[str(row.record.parent)]
+        assert (record.success, record.reward, record.advantage) == (True, 1.0, 0.75)
+        assert not parent.record.success and record.task != parent.record.task
+        assert (record.iteration, record.policy_version_min) == (
+            parent.record.iteration,
+            parent.record.policy_version_max,
+        )
+        (segment,) = row.segments
+        sampled = authors.is_trained(segment.tokens.authors)
+        assert segment.behavior_context == "relabelled"
+        assert all(map(math.isnan, segment.tokens.behavior_log_probs))
+        # Its only reply is the last one of its parent, token by token.
+        reply = segment.tokens.token_ids[sampled].tobytes()
+        (asked, answer) = row.messages
+        assert f"length {len(answer.content) % 5} modulo" in asked.content
+        assert answer == parent.messages[-1]
+        assert reply in parent.segments[-1].tokens.token_ids.tobytes()
+
+
+def test_such_rows_are_trained_and_have_no_drift(finished: TrainResult) -> None:
+    database = finished.folder / "replay.sqlite"
+    query = """select d.drift_mean, d.drift_max, d.ess_share, d.advantage, d.clip_fraction, d.staleness,
+               d.iteration - t.iteration from draws d join trajectories t on t.id = d.trajectory
+               where t.source = '{}' and d.stream = 'replay'"""
+    drawn = rows(database, query.format("hindsight"))
+    assert len(drawn) > 5
+    for drift, highest, ess, advantage, clipped, staleness, age in drawn:
+        assert (drift, highest, ess, advantage) == (None, None, None, 0.75)
+        assert clipped is not None and staleness is not None and 1 <= age <= 2
+    assert all(drift is not None and ess is not None for drift, _, ess, *_ in rows(database, query.format("self")))
+
+
+def test_what_was_claimed_and_what_was_made_of_it_are_metrics(finished: TrainResult) -> None:
+    database = finished.folder / "replay.sqlite"
+    found = dict(rows(database, "select name, sum(value) from metrics where name like 'hindsight/%' group by name"))
+    assert found["hindsight/claimed"] >= found["hindsight/rows"] > 0
+    assert rows(database, "select count(*) from trajectories where source = 'hindsight'") == [
+        (found["hindsight/rows"],)
+    ]
+
+
+def test_what_the_reward_does_not_confirm_is_not_stored(tmp_path: Path, qwen2: Path) -> None:
+    """Of five tasks that it claims one was asked, and failed; one of the other four was solved, if it was one reply."""
+    run = train(config(tmp_path, qwen2, "Boastful"), display=SilentDisplay())
+    database = run.folder / "replay.sqlite"
+    found = dict(rows(database, "select name, sum(value) from metrics where name like 'hindsight/%' group by name"))
+    assert found["hindsight/claimed"] == 5 * found["hindsight/rows"] > 0
+    assert rows(database, "select min(success), min(reward) from trajectories where source = 'hindsight'") == [(1, 1.0)]
+
+
+def test_resumed_run_ends_like_the_unbroken_one(finished: TrainResult, tmp_path: Path, qwen2: Path) -> None:
+    train(config(tmp_path, qwen2), display=StopAfter(2))
+    resumed = train(config(tmp_path, qwen2), resume=True, display=SilentDisplay())
+    query = """select d.iteration, d.slot, d.stream, t.source, t.iteration, t.slot, t.content_hash
+               from draws d join trajectories t on t.id = d.trajectory order by 1, 2"""
+    drawn = rows(resumed.folder / "replay.sqlite", query)
+    assert drawn == rows(finished.folder / "replay.sqlite", query)
+    assert {source for _, _, _, source, *_ in drawn} == {"self", "hindsight"}
+
+
+def test_a_run_is_retrained_bit_by_bit(finished: TrainResult) -> None:
+    with closing(ReplayStore.open(finished.folder / "replay.sqlite", read_only=True)) as store:
+        found = retrain(store, open_run_folder(finished.folder), start=0, end=None, display=SilentDisplay())
+    assert [(each.iteration, each.differing) for each in found.compared] == [(1, 0), (2, 0), (3, 0), (4, 0)]
+
+
+def test_an_environment_that_does_not_say_is_refused_by_name(tmp_path: Path, qwen2: Path) -> None:
+    given = small_config(tmp_path, qwen2, environment={"name": PARITY}, replay=REPLAY)
+    with pytest.raises(UserError, match=r"replay.hindsight.enable must be false .*Parity. Write def achieved"):
+        train(given, display=SilentDisplay())
+
+
+def test_a_reply_that_is_none_is_named(tmp_path: Path, qwen2: Path) -> None:
+    with pytest.raises(UserError, match=r"Confused.achieved must return a list of Achieved, each with a first_turn of"):
+        train(config(tmp_path, qwen2, "Confused"), display=SilentDisplay())
+
+
+@pytest.mark.parametrize(
+    ("replay", "problem"),
+    [
+        ({"sources": {"self": 1.0}}, "replay.sources must let rows of source hindsight be drawn"),
+        ({"fraction": 0.0}, "replay.fraction must let rows of source hindsight be drawn"),
+        ({"mode": "observe"}, "replay.mode must be train when replay.hindsight.enable is true, got observe"),
+        ({"unit": "group"}, "replay.unit must be any when replay.hindsight.enable is true, got group"),
+        ({"baseline": "shared"}, "replay.baseline must be stored when replay.hindsight.enable is true, got shared"),
+        ({"hindsight": {}}, "replay.hindsight.enable must be true when replay.sources names hindsight"),
+    ],
+)
+def test_what_could_not_be_is_refused_by_name(
+    tmp_path: Path, qwen2: Path, replay: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        config(tmp_path, qwen2, **replay)
