@@ -127,6 +127,23 @@ class TaskRecord:
 
 
 @dataclass(frozen=True)
+class ObservationRecord:
+    """What a deterministic tool answered: it answers the same whenever a task comes to the same call again."""
+
+    id: Id
+    """Hash of environment, task and call, and of the calls before it where those matter."""
+    task: str
+    environment: str
+    """Hash of what decides about its answers besides: name, version, source, options, longest answer."""
+    parent: str | None
+    """The call before it; None: it is the first one, or what was called before does not matter."""
+    tool: str
+    arguments: Mapping[str, Any]
+    content: str
+    """Shown to the policy."""
+
+
+@dataclass(frozen=True)
 class GroupRecord:
     """The members of one task in one iteration. Its statistics outlive evicted members."""
 

@@ -22,6 +22,7 @@ from replay.records import (
     DrawRecord,
     GroupRecord,
     IterationRecord,
+    ObservationRecord,
     PolicyRecord,
     RunRecord,
     TaskRecord,
@@ -32,7 +33,7 @@ from replay.sampling.draw import Candidates, Measure, RunDraws
 from replay.sampling.samplers import RankedSampler, Sampler
 from replay.sampling.trial_draw import TrialDraw
 from replay.storage import counters, draws, erase, read, retention, write
-from replay.storage.collecting import fresh_groups
+from replay.storage.collecting import fresh_groups, observations
 from replay.storage.databases import Database, Location, Result, create_database, open_database, retried
 from replay.storage.draws import ResumeReport
 from replay.storage.erase import Forgotten
@@ -140,6 +141,19 @@ class ReplayStore:
         """Raises what `append` would raise, and stores nothing. `authors` are the tables of the rows' runs by id."""
         prepared = write.prepare(tasks, groups, trajectories, authors, compress_text=self._database.compresses_text)
         self._database.read(lambda connection: write.check(connection, prepared))
+
+    def remember(self, records: Sequence[ObservationRecord]) -> None:
+        """Keep what deterministic tools answered; what is known already stays as it is. Their tasks are stored."""
+        if records:
+            self._write(lambda connection: observations.remember(connection, records))
+
+    def remembered(self, environment: str, tasks: Sequence[str]) -> list[ObservationRecord]:
+        """What the tools of an environment answered for these tasks."""
+        return self._database.read(lambda connection: observations.remembered(connection, environment, tasks))
+
+    def remembered_tasks(self, environment: str) -> list[str]:
+        """Tasks for which they answered something, by hash."""
+        return self._database.read(lambda connection: observations.remembered_tasks(connection, environment))
 
     def read(self, ids: Sequence[str]) -> list[Trajectory]:
         """Whole trajectories in the order asked.

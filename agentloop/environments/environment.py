@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, overload
 from context.authors import DEMONSTRATION, INITIALIZATION, USER, default_authors
 from context.messages import Message
 
-_TOOL_MARK = "_agentloop_tool_isolated"
+_TOOL_MARK = "_agentloop_tool"
 _LONGEST_EXCERPT = 60
 _BUILT_IN_AUTHORS = frozenset(author.name for author in default_authors().authors) - {DEMONSTRATION}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -70,10 +70,12 @@ def tool(function: _Function) -> _Function: ...
 
 
 @overload
-def tool(*, isolated: bool = False) -> Callable[[_Function], _Function]: ...
+def tool(*, isolated: bool = False, deterministic: bool = False) -> Callable[[_Function], _Function]: ...
 
 
-def tool(function: _Function | None = None, *, isolated: bool = False) -> _Function | Callable[[_Function], _Function]:
+def tool(
+    function: _Function | None = None, *, isolated: bool = False, deterministic: bool = False
+) -> _Function | Callable[[_Function], _Function]:
     """Offer a method of an `Environment` to the policy.
 
     Its JSON schema comes from its annotations and its docstring: the first paragraph describes the tool,
@@ -85,20 +87,31 @@ def tool(function: _Function | None = None, *, isolated: bool = False) -> _Funct
     C code that never returns goes on until the run ends, and while it holds the interpreter's lock, nothing else runs.
     `isolated=True` runs the tool in a forked process whose whole process group is killed afterwards: changes to
     `self` are lost, and a crash costs one call. It is no sandbox: the tool can do whatever the user can.
+
+    `deterministic=True` says that its result follows from the task and the arguments alone, and that a call changes
+    nothing: then it is not called twice with the same arguments for one task. See `Environment.deterministic`.
     """
 
     def mark(function: _Function) -> _Function:
-        setattr(function, _TOOL_MARK, isolated)
+        setattr(function, _TOOL_MARK, ToolMark(isolated, deterministic))
         return function
 
     return mark if function is None else mark(function)
 
 
-def tool_isolation(method: object) -> bool | None:
-    """Whether a tool asks for a process of its own; None for what is no tool."""
+@dataclass(frozen=True)
+class ToolMark:
+    """What the author of a tool says of it."""
+
+    isolated: bool
+    deterministic: bool
+
+
+def tool_mark(method: object) -> ToolMark | None:
+    """None for what is no tool."""
     # A staticmethod or classmethod may carry the mark itself or on what it wraps.
     marks = (getattr(carrier, _TOOL_MARK, None) for carrier in (method, getattr(method, "__func__", None)))
-    return next((mark for mark in marks if isinstance(mark, bool)), None)
+    return next((mark for mark in marks if isinstance(mark, ToolMark)), None)
 
 
 class Environment:
@@ -113,6 +126,12 @@ class Environment:
 
     one_thread: ClassVar[bool] = False
     """True: one thread calls all that an instance does, its own; for connections that other threads may not use."""
+
+    deterministic: ClassVar[bool] = False
+    """True: every tool's result follows from the task and the calls before it in the episode. It is remembered, and a
+    call that is made again after the same calls for the same task is answered without running the tool; what was left
+    out is made up for before the next call that runs. `reward` must then go by task and messages, not by what tools
+    left in `self`. `agentloop replay verify --tools` tries whether it is true."""
 
     def make_task(self, rng: random.Random) -> Task:
         """A random task, the same one for the same state of `rng`. Not needed where every task is a row."""

@@ -96,6 +96,16 @@ class EnvironmentFactory:
         return rewards
 
     @property
+    def has_deterministic_tools(self) -> bool:
+        specs = tools_of(self.environment).values()
+        return bool(specs) and (self.environment.deterministic or any(spec.deterministic for spec in specs))
+
+    def tools_hash(self, max_chars: int) -> str:
+        """Of what the answers of its tools depend on besides task and calls; `max_chars` of one are shown."""
+        facts = {"name": self.name, "version": self.version, "source": self.source, "max_chars": max_chars}
+        return content_hash({**facts, "options": {name: repr(value) for name, value in self.options.items()}})
+
+    @property
     def has_achieved(self) -> bool:
         return self.environment.achieved is not Environment.achieved
 

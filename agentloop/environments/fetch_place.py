@@ -19,8 +19,7 @@ from agentloop.environments.lookup_chain import KEYS as WORDS
 from context.authors import LLM
 from context.messages import Message, ToolCall
 
-SYSTEM_PROMPT = "Go to rooms, take an item and put it where it belongs. Then say: Done."
-DONE = "Done."
+SYSTEM_PROMPT = 'Go to rooms, take an item and put it where it belongs. Say: ".." is in "..".'
 _UNKNOWN = {"error": "not here"}
 Rooms = Mapping[str, Mapping[str, Sequence[str]]]
 """Items by container by room."""
@@ -83,7 +82,9 @@ class _Done:
 
 
 class FetchPlace(Environment):
-    """Reward 1 where the item is in the container when the agent says `Done.`, else 0."""
+    """Reward 1 where the item is in the container, and the agent ends with `"pearl" is in "reed".`, else 0."""
+
+    deterministic = True
 
     def __init__(
         self,
@@ -154,16 +155,16 @@ class FetchPlace(Environment):
         world = World(task.payload["rooms"])
         for _ in _played(world, messages):
             pass
-        last = messages[-1]
-        says_so = last.role == "assistant" and not last.tool_calls and last.content == DONE
-        return float(says_so and world.box_of(task.payload["item"]) == task.payload["container"])
+        item, container, last = task.payload["item"], task.payload["container"], messages[-1]
+        says_so = last.role == "assistant" and not last.tool_calls and last.content == _answer(item, container)
+        return float(says_so and world.box_of(item) == container)
 
     def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
         """What was put somewhere last, from the last room that was entered before it was taken."""
         world = World(task.payload["rooms"])
         turns = [message for message in messages if message.author == LLM]
         played = _played(world, messages)
-        if turns[-1].content != DONE or any(len(turn.tool_calls) != 1 for turn in turns[:-1]):
+        if any(len(turn.tool_calls) != 1 for turn in turns[:-1]):
             return ()
         put = _last(played, "put", len(played))
         take = _last(played, "take", put)
@@ -174,7 +175,8 @@ class FetchPlace(Environment):
         if len(played) != len(turns) - 1 or len(set(end)) < len(end):
             return ()  # it went in circles
         before, item, container = played[entered].before, played[take].word, played[put].word
-        if World(before).box_of(item) == container or world.box_of(item) != container:
+        done = world.box_of(item) == container and turns[-1].content == _answer(item, container)
+        if not done or World(before).box_of(item) == container:
             return ()
         return (Achieved(_task(before, item, container), first_turn=entered),)
 
@@ -182,8 +184,10 @@ class FetchPlace(Environment):
         """Careless, but never wrong about the form: it takes and puts only what it sees."""
         world = World(task.payload["rooms"])
         played = _played(world, messages)
-        if any(one.name == "put" for one in played):
-            return Message("assistant", DONE, author=LLM)
+        put = _last(played, "put", len(played))
+        if put >= 0:
+            carried = played[_last(played, "take", put)].word
+            return Message("assistant", _answer(carried, played[put].word), author=LLM)
         here = {} if world.at is None else world.rooms[world.at]
         wanted, others = task.payload["item"], [item for box in here.values() for item in box]
         careless = self.p_item
@@ -199,6 +203,10 @@ class FetchPlace(Environment):
         if others and (rng.random() >= math.sqrt(careless)):
             return _call(tool_name, rng.choice(others))
         return _call("go", unseen[0] if unseen else _room_of(world, wanted))
+
+
+def _answer(item: str, container: str) -> str:
+    return f'"{item}" is in "{container}".'
 
 
 def _task(rooms: Rooms, item: str, container: str) -> Task:

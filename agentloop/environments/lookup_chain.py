@@ -106,7 +106,7 @@ class LookupChain(Environment):
     def start(self, task: Task) -> None:
         self._store = task.payload["store"]
 
-    @tool
+    @tool(deterministic=True)
     def lookup(self, key: str) -> dict[str, str]:
         """Look up the record of a key."""
         time.sleep(self.delay_s)

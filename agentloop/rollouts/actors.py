@@ -10,6 +10,7 @@ from typing import Any
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
 from agentloop.environments import EnvironmentFactory
+from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.generation import ConcurrentGenerator, Generator
 from agentloop.user_code import load_class
@@ -54,6 +55,8 @@ class Actors:
     strategy: Strategy = field(default_factory=Linear)
     control: TrainingControl = field(default_factory=TrainingControl)
     warnings: Warnings = field(default_factory=Warnings)
+    memory: ToolMemory | None = None
+    """What deterministic tools answered; None: every call is run."""
 
 
 def make_actors(
@@ -78,7 +81,15 @@ def make_actors(
         vocab_size,
         make_strategy(section.strategy, section.options),
         section.training_control(),
+        memory=tool_memory(config, factory),
     )
+
+
+def tool_memory(config: RunConfig, factory: EnvironmentFactory) -> ToolMemory | None:
+    """An empty one; None where no tool is deterministic, or nothing is to be remembered."""
+    if not (config.rollout.replay_observations and factory.has_deterministic_tools):
+        return None
+    return ToolMemory(factory.tools_hash(config.rollout.tool_output_chars))
 
 
 def stop_strings(config: RunConfig, files: ModelFiles) -> tuple[str, ...]:

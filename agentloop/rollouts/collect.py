@@ -13,7 +13,7 @@ from agentloop.config import RunConfig
 from agentloop.environments import Task
 from agentloop.errors import UserError
 from agentloop.records import Penalty, kl_penalties, penalised_rewards
-from agentloop.rollouts.actors import Actors, Warnings
+from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
 from agentloop.rollouts.rewards import RewardScorer
@@ -70,7 +70,7 @@ class Collector:
         collected = Collected(
             rewrites=Counter(kind for episode in episodes for kind in episode.rewrites),
             engine_failures=len(everything) - len(episodes),
-            extra_metrics=scores.metrics() | _failed_calls(self.actors.warnings, episodes),
+            extra_metrics=scores.metrics() | _calls(self.actors, episodes),
         )
         if self.scorer.can_fail:
             unknown = sum(math.isnan(total) for total in scores.totals)
@@ -149,20 +149,24 @@ class Collector:
         return {row.record.task: reward for row, reward in zip(rows, rewards, strict=True)}
 
 
-def _failed_calls(warnings: Warnings, episodes: Sequence[Episode]) -> dict[str, float]:
-    """The share of tool calls in which the tool failed; nothing where none was made. A high one is warned of once."""
+def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
+    """How many tool calls were run, and the shares of calls that failed or were answered from memory; nothing where
+    none was made. Many that fail are warned of once."""
     made = sum(episode.num_tool_calls for episode in episodes)
     failed = sum(episode.num_failed_calls for episode in episodes)
     if not made:
         return {}
     if failed > _MANY_FAILED_CALLS * made:
         example = next(episode.tool_problem for episode in reversed(episodes) if episode.tool_problem is not None)
-        warnings.warn(
+        actors.warnings.warn(
             f"tools must seldom fail, got {failed} failed of {made} calls in one iteration (said once, above "
             f"{_MANY_FAILED_CALLS:.0%}), the last with {example}. The policy was shown each error; mend the tool.",
             reason="failed tool calls",
         )
-    return {"rollout/failed_calls": failed / made}
+    metrics = {"rollout/failed_calls": failed / made, "tools/runs": float(sum(e.num_tool_runs for e in episodes))}
+    if actors.memory is not None:
+        metrics["tools/replayed"] = sum(episode.num_replayed_calls for episode in episodes) / made
+    return metrics
 
 
 def without_engine_failures(episodes: Sequence[Episode]) -> list[Episode]:

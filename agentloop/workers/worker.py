@@ -24,6 +24,7 @@ from agentloop.workers.listed_engines import ListedEngines
 from agentloop.workers.looks import Looks
 from agentloop.workers.stored_results import store_results
 from replay.errors import DatabaseFailed
+from replay.records import ObservationRecord
 from replay.ticket_records import Claim, RunView
 
 _SIGNAL_S = 0.25
@@ -121,10 +122,12 @@ class Worker:
             else:
                 self._errors.clear()
                 self._counts["tool_errors"] += result.episode.num_failed_calls
-        stored = list(self._results)
+        stored, memory = list(self._results), self._run.actors.memory
         if stored:
             began = time.monotonic()
             self._counts += await self._ask(store_results, self._run, stored)
+            if memory is not None:
+                await self._ask(self._run.store.remember, memory.take_new())
             self._measure("worker/store_seconds", time.monotonic() - began)
             del self._results[: len(stored)]
             self._claims.drop(result.claim.place for result in stored)
@@ -145,19 +148,24 @@ class Worker:
         count = self._claims.wanted
         if not count or not view.has_free_tickets or not self._engines.any_serves:
             return
-        claims, planned = await self._ask(self._claimed, count)
+        claims, planned, known = await self._ask(self._claimed, count)
         taken, returned = self._claims.add(claims)
+        if self._run.actors.memory is not None:
+            self._run.actors.memory.keep([claim.ticket.task for claim in self._claims.all])
+            self._run.actors.memory.add(known)
         self._returned += returned
         for claim in taken:
             self._episodes.start(claim, self._run.tasks.find(claim.ticket, planned))
         # At once: what is under way may end this process.
         await self._give_back()
 
-    def _claimed(self, count: int) -> tuple[list[Claim], dict[int, Sequence[int]]]:
-        """Tickets, and the tasks of their batches."""
-        run = self._run
+    def _claimed(self, count: int) -> tuple[list[Claim], dict[int, Sequence[int]], list[ObservationRecord]]:
+        """Tickets, the tasks of their batches, and what is known of these tasks' tools."""
+        run, memory = self._run, self._run.actors.memory
         claims = run.store.tickets.claim(run.id, self.id, count=count, lease_s=self._lease_s)
-        return claims, run.tasks.planned([claim.ticket for claim in claims])
+        tasks = [claim.ticket.task for claim in claims]
+        known = [] if memory is None else run.store.remembered(memory.environment, tasks)
+        return claims, run.tasks.planned([claim.ticket for claim in claims]), known
 
     async def _give_back(self) -> None:
         if self._returned:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from replay.records import COMMITTED, FORGOTTEN
+from replay.storage.collecting.observations import forget_observations
 from replay.storage.format.rows import chunked
 from replay.storage.format.schema import draws, messages, trajectories
 from replay.storage.reclaimed import reclaim
@@ -37,6 +38,10 @@ def forget(connection: sa.Connection, rows: sa.ColumnElement[bool], *, dry_run: 
     ids = list(connection.scalars(sa.select(_rows.id).where(rows)))
     counted = _count(connection, ids)
     if not dry_run:
+        for chunk in chunked(ids):
+            # Its tools' answers may be among them.
+            named = connection.scalars(sa.select(_rows.task).where(_rows.id.in_(chunk)).distinct())
+            forget_observations(connection, named.all())
         reclaim(connection, ids, FORGOTTEN)
     return counted
 

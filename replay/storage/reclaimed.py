@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.records import EVICTED, REMOVED_TASK
+from replay.storage.collecting.observations import forget_observations
 from replay.storage.counters import next_number
 from replay.storage.format.column_types import required
 from replay.storage.format.rows import Row, chunked
@@ -61,6 +62,7 @@ def remove_unused_tasks(connection: sa.Connection, hashes: Sequence[str]) -> Non
     wanted = sa.exists().where(tickets.c.task == tasks.c.hash, tickets.c.closed_at.is_(None))
     for chunk in chunked(hashes):
         unused = sa.and_(tasks.c.hash.in_(chunk), ~used, ~wanted)
+        forget_observations(connection, connection.scalars(sa.select(tasks.c.hash).where(unused)).all())
         if connection.dialect.name == "sqlite":
             # A row that shrinks keeps its place in a file, and the page around it is never filled again.
             values = sa.select(tasks.c.hash, tasks.c.environment, sa.literal(REMOVED_TASK)).where(unused)

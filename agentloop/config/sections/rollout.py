@@ -38,6 +38,11 @@ class RolloutSection(Section):
         14_400.0, description="Seconds an episode may take; also its environment's start and its reward."
     )
     tool_output_chars: Positive = Field(20_000, description="Longest tool result shown to the policy, in characters.")
+    replay_observations: bool = Field(
+        True,
+        description="Calls of tools that the environment declares deterministic are answered by what an equal call "
+        "answered before; false: every call is run.",
+    )
     dynamic_sampling_rounds: int = Field(
         0,
         ge=0,

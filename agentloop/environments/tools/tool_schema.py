@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from typing_extensions import TypedDict
 
-from agentloop.environments.environment import Environment, tool_isolation
+from agentloop.environments.environment import Environment, ToolMark, tool_mark
 from agentloop.errors import UserError, one_line
 from context.wording import suggest
 
@@ -41,6 +41,7 @@ class ToolSpec:
     schema: Mapping[str, Any]
     """As chat templates expect it: {"type": "function", "function": {...}}."""
     isolated: bool
+    deterministic: bool
     arguments: TypeAdapter[dict[str, Any]]
     """Checks the arguments of a call, strictly: text is no number."""
 
@@ -58,15 +59,14 @@ def tools_of(environment: type[Environment], where: str = "") -> Mapping[str, To
         where = where or f"{environment.__module__}:{environment.__qualname__}"
         names = dict.fromkeys(name for base in reversed(environment.__mro__) for name in vars(base))
         members = {name: inspect.getattr_static(environment, name) for name in names}
+        marked = {name: mark for name, member in members.items() if (mark := tool_mark(member)) is not None}
         _KNOWN[environment] = {
-            name: _describe(member, name, f"{where}.{name}")
-            for name, member in members.items()
-            if tool_isolation(member) is not None
+            name: _describe(members[name], name, f"{where}.{name}", mark) for name, mark in marked.items()
         }
     return _KNOWN[environment]
 
 
-def _describe(method: Any, name: str, where: str) -> ToolSpec:
+def _describe(method: Any, name: str, where: str, mark: ToolMark) -> ToolSpec:
     if not inspect.isfunction(method):
         kind = type(method).__name__
         raise UserError(f"{where} must be a plain method to be a tool, got a {kind}. Write def name(self, ...).")
@@ -74,7 +74,7 @@ def _describe(method: Any, name: str, where: str) -> ToolSpec:
         raise UserError(f"{where} must be named in at most 64 of A-Z, a-z, 0-9 and _, got {name!r}. Rename it.")
     if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
         raise UserError(f"{where} must return its result, got a method that yields.")
-    if inspect.iscoroutinefunction(method) and tool_isolation(method):
+    if inspect.iscoroutinefunction(method) and mark.isolated:
         raise UserError(f"{where} must be a plain method to be isolated, got an async one. Write def without async.")
     parameters = _parameters(method, where)
     description, descriptions = _documented(method, parameters, where)
@@ -85,7 +85,8 @@ def _describe(method: Any, name: str, where: str) -> ToolSpec:
     schema = arguments.json_schema(schema_generator=_ToolSchema)
     inputs = {"type": "object", "properties": schema["properties"], "required": schema.get("required", [])}
     function = {"name": name, "description": description, "parameters": inputs}
-    return ToolSpec(name, {"type": "function", "function": function}, bool(tool_isolation(method)), arguments)
+    schema = {"type": "function", "function": function}
+    return ToolSpec(name, schema, mark.isolated, mark.deterministic, arguments)
 
 
 def _documented(

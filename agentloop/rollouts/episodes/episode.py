@@ -12,9 +12,11 @@ from functools import partial
 from typing import Any
 
 from agentloop.config.sections.rollout import RolloutSection
-from agentloop.environments import POLICY_ERRORS, Environment, Task, ToolLimits, call_tool
+from agentloop.environments import POLICY_ERRORS, Environment, Task
 from agentloop.environments.environment import quoted_task
 from agentloop.environments.tools.results import ToolTimeout
+from agentloop.environments.tools.tool_memory import EpisodeTools
+from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserError, one_line_with_place, shortened
 from agentloop.generation import Completion, GenerationFailed
@@ -54,6 +56,10 @@ class Episode:
     """Tool calls in which the tool itself failed; wrong names and arguments are the policy's."""
     tool_problem: str | None = None
     """What failed in the last of them, for the tool's author."""
+    num_replayed_calls: int = 0
+    """Tool calls that were answered by what an equal one had answered."""
+    num_tool_runs: int = 0
+    """Tool calls that were run."""
 
     @property
     def failed(self) -> bool:
@@ -71,20 +77,21 @@ async def rollout(
     task: Task,
     context: ContextManager,
     *,
-    tools: Sequence[Mapping[str, Any]],
+    tools: EpisodeTools,
     limits: RolloutSection,
     ask: Ask,
     threads: WorkerThreads,
 ) -> Episode:
-    """Asks for a reply per turn and answers its tool calls; `threads` run what is slow.
+    """Asks for a reply per turn and answers its tool calls; `threads` run what else is slow.
 
     Only an episode that the policy ended with an answer is scored by the environment; any other end has reward 0
     and is kept: it is what teaches the format. One that the engine failed has no reward, for it teaches nothing.
     """
     author = _Author(environment, task, threads, limits.episode_timeout_s)
     await author.start()
-    open_context(context, task, tools, asked_by=type(environment).__name__)
-    turns = _Turns(environment, context, limits, ask, threads)
+    schemas = [spec.schema for spec in tools_of(type(environment)).values()]
+    open_context(context, task, schemas, asked_by=type(environment).__name__)
+    turns = _Turns(tools, context, limits, ask)
     try:
         async with asyncio.timeout(limits.episode_timeout_s):
             stop_reason, problem = await turns.play()
@@ -111,25 +118,19 @@ async def rollout(
         dict(context.rewrites),
         calls.failed,
         calls.problem,
+        tools.replayed,
+        tools.runs,
     )
 
 
 class _Turns:
     """What an episode does between its first prompt and its end."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        context: ContextManager,
-        limits: RolloutSection,
-        ask: Ask,
-        threads: WorkerThreads,
-    ) -> None:
-        self._environment = environment
+    def __init__(self, tools: EpisodeTools, context: ContextManager, limits: RolloutSection, ask: Ask) -> None:
+        self._tools = tools
         self._context = context
         self._limits = limits
         self._ask = ask
-        self._threads = threads
         self.number = 0
         self.entropies: list[float] = []
         self.calls = _Calls()
@@ -164,7 +165,7 @@ class _Turns:
 
     async def _answer(self, reply: Reply) -> list[Message]:
         """Tool results as messages, counted in `calls`. A malformed call is answered with what was wrong."""
-        calls, limits = self.calls, ToolLimits(self._limits.tool_timeout_s, self._limits.tool_output_chars)
+        calls = self.calls
         if reply.outcome == "malformed":
             text = json.dumps({"error": f"malformed tool call: {reply.problem}"}, ensure_ascii=False)
             calls.made += 1
@@ -172,7 +173,7 @@ class _Turns:
             return [Message("tool", text, author="env", name="error")]
         messages = []
         for call in reply.message.tool_calls:
-            result = await call_tool(self._environment, call, limits, self._threads)
+            result = await self._tools.call(call)
             calls.made += 1
             calls.error_kind = result.error_kind or calls.error_kind
             if result.error_kind is not None and result.error_kind not in POLICY_ERRORS:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from agentloop.config import RunConfig
-from agentloop.environments import Task
+from agentloop.environments import Task, ToolLimits
 from agentloop.environments.tools.event_loop import run_coroutine
+from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.generation import ConcurrentGenerator
 from agentloop.rollouts.actors import Actors
@@ -80,12 +81,14 @@ async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, 
     context = new_context(actors, config)
     environment = actors.factory.create()
     own = WorkerThreads(1) if environment.one_thread else None
+    limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)
+    memory = None if actors.memory is None else TaskMemory(actors.memory, actors.factory.task_hash(task))
     try:
         return await rollout(
             environment,
             task,
             context,
-            tools=actors.factory.tools,
+            tools=EpisodeTools(environment, limits, own or threads, memory),
             limits=config.rollout,
             ask=ask,
             threads=own or threads,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentloop.config.seeds import derive_seed
+from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.errors import TrainingStopped
 from agentloop.rollouts.dynamic_sampling import sample_dynamically
 from agentloop.rollouts.evaluation import Evaluation, evaluate
@@ -26,6 +27,9 @@ class LoopCollection:
     def __init__(self, components: Components, state: LoopState) -> None:
         self._components = components
         self._state = state
+        memory = components.actors.memory
+        held_out = None if memory is None else ToolMemory(memory.environment)
+        self._evaluating = replace(components.actors, memory=held_out)
 
     def plan(self, iteration: int) -> IterationPlan:
         parts, mixer, queue = self._components, self._components.mixer, self._state.tasks
@@ -61,17 +65,30 @@ class LoopCollection:
         # The first round's seed does not depend on whether more could follow.
         seed = derive_seed(config.run.seed, "collect", iteration, *([len(earlier)] if earlier else []))
         parts.generator.begin(seed=seed, temperature=config.rollout.temperature)
+        tasks = [parts.source.train(index) for index, _ in groups]
+        self._recall([parts.actors.factory.task_hash(task) for task in tasks])
         return parts.collector.collect(
-            [(parts.source.train(index), size) for index, size in groups],
+            [(task, size) for task, (_, size) in zip(tasks, groups, strict=True)],
             CollectedBy(parts.run_id, iteration, self._state.attempt),
             earlier=earlier,
             progress=lambda done, total: parts.display.phase("collect", done, total),
         )
 
+    def _recall(self, tasks: Sequence[str]) -> None:
+        """What their tools answered in earlier iterations."""
+        memory = self._components.actors.memory
+        if memory is not None:
+            memory.keep(tasks)
+            memory.add(self._components.store.remembered(memory.environment, tasks))
+
     def append(self, fresh: Collected) -> AppendReport:
-        admission = self._components.admission
+        store, memory = self._components.store, self._components.actors.memory
         groups, rows = [*fresh.groups, *fresh.unused_groups], [*fresh.trajectories, *fresh.unused]
-        return self._components.store.append(fresh.tasks, groups, rows, admission=admission)
+        report = store.append(fresh.tasks, groups, rows, admission=self._components.admission)
+        if memory is not None:
+            stored = {task.hash for task in fresh.tasks}
+            store.remember([answered for answered in memory.take_new() if answered.task in stored])
+        return report
 
     def reserve(self, request: DrawRequest, fresh: Collected) -> list[BatchRow]:
         rows = [replace(row, reward=fresh.rewards[row.trajectory.id]) for row in request.fresh_rows(fresh.trajectories)]
@@ -85,7 +102,7 @@ class LoopCollection:
     def evaluate(self) -> Evaluation:
         parts = self._components
         return evaluate(
-            parts.actors,
+            self._evaluating,
             parts.source,
             parts.config,
             progress=lambda done, total: parts.display.phase("evaluate", done, total),

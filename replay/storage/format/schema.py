@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from replay.records import OWN_SOURCES, RESERVED
 from replay.storage.format.column_types import Checked, ExactText, JsonText, Measured, Real, Share, Size, Truth, Whole
 
-REVISION = "0011"
+REVISION = "0012"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
@@ -80,6 +80,19 @@ tasks = sa.Table(
     _key("hash", primary_key=True),
     _text("environment"),
     _json("payload"),
+)
+
+observations = sa.Table(
+    "observations",
+    metadata,
+    _key("id", primary_key=True),
+    _key("task", "tasks.hash"),
+    _text("environment"),
+    _text("parent", null=True),
+    _text("tool"),
+    _json("arguments"),
+    _text("content"),
+    sa.Index("observations_by_task", "task"),
 )
 
 groups = sa.Table(

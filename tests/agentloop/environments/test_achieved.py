@@ -49,7 +49,11 @@ def careless(environment: Environment, task: Task, rng: random.Random) -> Callab
         if odd < 0.10 and calls:
             return Message("assistant", "", author="llm", tool_calls=(rng.choice(calls),))
         if odd < 0.12:
-            return Message("assistant", rng.choice(["Done.", "", 'The code is "50".', "I can't."]), author="llm")
+            return Message(
+                "assistant",
+                rng.choice(["Done.", "", '"pearl" is in "reed".', 'The code is "50".', "I can't."]),
+                author="llm",
+            )
         try:
             return environment.demonstrate(task, messages, rng)
         except (KeyError, IndexError, StopIteration):  # a demonstrator goes by records, of which some call got none

@@ -53,15 +53,16 @@ def test_a_run_draws_its_own_rows_and_imported_ones_and_those_of_runs_it_names(s
     FreshRows(1, run=OTHER, rates=(0.5, 0.5)).append_to(store)
     FreshRows(2, run=OTHER, source="gateway").append_to(store)
     FreshRows(3, run=OTHER, source="earlier").append_to(store)
-    # Four of its own and four that were imported; the other run collected eight by itself and four as a gateway.
+    FreshRows(4, run=OTHER, source="hindsight").append_to(store)
+    # Four of its own and four that were imported; the other run has eight, four as a gateway and four of hindsight.
     assert available(store, 9) == 8
-    assert available(store, 9, sources=("self", OTHER)) == 4 + 16
+    assert available(store, 9, sources=("self", OTHER)) == 4 + 20
     assert available(store, 9, sources=("self", "earlier")) == 8
     assert available(store, 9) == 8
     found = store.available(asked(9, sources=("self", OTHER)), make_sampler("uniform", 0))
-    assert found.by_source == {"self": 4, "gateway": 4, "earlier": 4, OTHER: 16}
+    assert found.by_source == {"self": 4, "gateway": 4, "hindsight": 4, "earlier": 4, OTHER: 20}
     drawn = store.draw(asked(9, Pick(99, source="self"), Pick(99, source=OTHER)), make_sampler("uniform", 0))
-    assert [row.trajectory.record.run for row in drawn] == [RUN] * 4 + [OTHER] * 16
+    assert [row.trajectory.record.run for row in drawn] == [RUN] * 4 + [OTHER] * 20
 
 
 def test_a_run_that_is_not_there_is_refused_and_a_source_may_still_come(store: ReplayStore) -> None:

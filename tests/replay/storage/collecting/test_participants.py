@@ -61,7 +61,7 @@ def test_learner_of_no_run_is_refused(store: ReplayStore) -> None:
 
 _WORKERS_RIGHTS = (
     "grant select on all tables in schema public to {role}",
-    "grant insert on trajectories, segments, messages, groups, reclaimed to {role}",
+    "grant insert on trajectories, segments, messages, groups, reclaimed, observations to {role}",
     "grant update on tickets, groups, buffer_state to {role}",
     "grant insert, update, delete on workers, engines to {role}",
 )

@@ -1,0 +1,142 @@
+"""Calls of deterministic tools are answered by what an equal call answered before (as TVCache, arXiv 2602.10986)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from agentloop.environments.environment import Environment
+from agentloop.environments.tools.call import POLICY_ERRORS, ToolLimits, call_tool
+from agentloop.environments.tools.results import ToolResult
+from agentloop.environments.tools.tool_schema import tools_of
+from agentloop.environments.tools.worker_threads import WorkerThreads
+from context.messages import ToolCall, content_hash
+from replay.records import ObservationRecord
+
+_Run = Callable[[], Awaitable[ToolResult]]
+
+
+class ToolMemory:
+    """What the tools of one environment answered, for the episodes of one event loop.
+
+    Episodes that make the same call at the same time wait for the one of them that runs it.
+    """
+
+    def __init__(self, environment: str, known: Iterable[ObservationRecord] = ()) -> None:
+        """`environment`: see `ObservationRecord`."""
+        self.environment = environment
+        self._contents: dict[str, dict[str, str]] = {}
+        """By task and id."""
+        self._running: dict[str, asyncio.Event] = {}
+        self._new: list[ObservationRecord] = []
+        self.add(known)
+
+    def add(self, known: Iterable[ObservationRecord]) -> None:
+        for record in known:
+            self._contents.setdefault(record.task, {})[record.id] = record.content
+
+    def take_new(self) -> list[ObservationRecord]:
+        """What has been answered for the first time since the last call."""
+        taken, self._new = self._new, []
+        return taken
+
+    def keep(self, tasks: Collection[str]) -> None:
+        """Forget what was answered for other tasks."""
+        for task in self._contents.keys() - set(tasks):
+            del self._contents[task]
+
+    async def answer(self, asked: ObservationRecord, run: _Run) -> tuple[ToolResult, bool]:
+        """The result of a call, and whether it was known; an error is not remembered. `asked` has no content yet."""
+        while asked.id in self._running:
+            await self._running[asked.id].wait()
+        known = self._contents.get(asked.task, {}).get(asked.id)
+        if known is not None:
+            return ToolResult(known), True
+        self._running[asked.id] = asyncio.Event()
+        try:
+            result = await run()
+            if result.error_kind is None:
+                record = replace(asked, content=result.content)
+                self.add([record])
+                self._new.append(record)
+        finally:
+            self._running.pop(asked.id).set()
+        return result, False
+
+
+@dataclass(frozen=True)
+class TaskMemory:
+    """A memory, for the episodes of one task."""
+
+    memory: ToolMemory
+    task: str
+    """Its hash."""
+
+    def asked(self, call: ToolCall, parent: str | None) -> ObservationRecord:
+        """A call that has no answer yet. Raises ValueError for arguments that are no JSON."""
+        arguments = dict(call.arguments)
+        named = [self.memory.environment, self.task, parent, call.name, arguments]
+        return ObservationRecord(
+            content_hash(named), self.task, self.memory.environment, parent, call.name, arguments, ""
+        )
+
+
+class EpisodeTools:
+    """The tools of one episode: a call is run, or answered from memory."""
+
+    def __init__(
+        self, environment: Environment, limits: ToolLimits, threads: WorkerThreads, memory: TaskMemory | None = None
+    ) -> None:
+        self._environment = environment
+        self._limits = limits
+        self._threads = threads
+        self._memory = memory
+        self._before: str | None = None
+        """The id of the last call that the environment's next answers depend on."""
+        self._left_out: list[ToolCall] = []
+        """Calls that were answered from memory, and that an environment with a state has still to make."""
+        self.replayed = 0
+        """Calls that were answered from memory."""
+        self.runs = 0
+        """Calls that were run, those among them that were made up for."""
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Raises nothing that the tool or the policy did wrong."""
+        kind, asked = self._kind(call), None
+        if self._memory is not None and kind is not None:
+            try:
+                asked = self._memory.asked(call, self._before if kind == "environment" else None)
+            except ValueError:
+                asked = None  # NaN, which the tool does not take either
+        if self._memory is None or asked is None:
+            return await self._run(call)
+        result, was_known = await self._memory.memory.answer(asked, lambda: self._run(call))
+        self.replayed += was_known
+        if kind == "environment":
+            if was_known:
+                self._left_out.append(call)
+            if result.error_kind is None:
+                self._before = asked.id
+            elif result.error_kind not in POLICY_ERRORS:
+                self._memory = None  # nobody knows what it has changed
+        return result
+
+    def _kind(self, call: ToolCall) -> Literal["tool", "environment"] | None:
+        """What says that a call's answer can be known: the tool, by its arguments; the environment, by all calls."""
+        spec = tools_of(type(self._environment)).get(call.name)
+        if spec is None or not isinstance(call.arguments, Mapping):
+            return None
+        if spec.deterministic:
+            return "tool"
+        return "environment" if self._environment.deterministic else None
+
+    async def _run(self, call: ToolCall) -> ToolResult:
+        if self._kind(call) == "environment":
+            for left_out in self._left_out:
+                self.runs += 1
+                await call_tool(self._environment, left_out, self._limits, self._threads)
+            self._left_out.clear()
+        self.runs += 1
+        return await call_tool(self._environment, call, self._limits, self._threads)

@@ -1,0 +1,50 @@
+"""What deterministic tools answered, by task and calls: see `replay.records.ObservationRecord`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from replay.records import ObservationRecord
+from replay.storage.format.rows import chunked
+from replay.storage.format.schema import observations
+from replay.storage.statements import selected
+
+_COLUMNS = [observations.c[field.name] for field in fields(ObservationRecord)]
+
+
+def remember(connection: sa.Connection, records: Sequence[ObservationRecord]) -> None:
+    """The first one that is stored of a call stays."""
+    insert: Any = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    statement = insert(observations).on_conflict_do_nothing()
+    for chunk in chunked(sorted(records, key=lambda record: record.id)):
+        connection.execute(statement, [{**vars(record), "arguments": _text(record)} for record in chunk])
+
+
+def remembered(connection: sa.Connection, environment: str, tasks: Sequence[str]) -> list[ObservationRecord]:
+    """All that one environment's tools answered for these tasks."""
+    found = [dict(row._mapping) for row in selected(connection, _COLUMNS, observations.c.task, tasks)]
+    return [
+        ObservationRecord(**{**row, "arguments": json.loads(row["arguments"])})
+        for row in found
+        if row["environment"] == environment
+    ]
+
+
+def remembered_tasks(connection: sa.Connection, environment: str) -> list[str]:
+    query = sa.select(observations.c.task).where(observations.c.environment == environment)
+    return list(connection.scalars(query.distinct().order_by(observations.c.task)))
+
+
+def forget_observations(connection: sa.Connection, tasks: Sequence[str]) -> None:
+    for chunk in chunked(tasks):
+        connection.execute(observations.delete().where(observations.c.task.in_(chunk)))
+
+
+def _text(record: ObservationRecord) -> str:
+    return json.dumps(dict(record.arguments), sort_keys=True)

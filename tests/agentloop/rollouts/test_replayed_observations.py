@@ -1,0 +1,159 @@
+"""Calls of deterministic tools are answered by what equal ones answered: nothing that is recorded changes by it."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.environments import EnvironmentFactory, Task, load_environment
+from agentloop.rollouts.actors import Actors, tool_memory
+from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.episodes.run_episodes import run_episodes
+from context import HermesParser, default_authors
+from tests.agentloop.rollouts.test_hindsight import random_episodes
+from tests.fakes.environments import ENVIRONMENTS
+from tests.fakes.scripted import CHATML, ConcurrentScriptedGenerator, ScriptedGenerator, call
+
+FILE = ENVIRONMENTS / "remembered_tools.py"
+Scripts = Sequence[Sequence[str]]
+
+
+def settings(**rollout: Any) -> RunConfig:
+    limits = {"max_turns": 14, "max_tokens_per_turn": 200, "parallel": 1000, **rollout}
+    return RunConfig.model_validate({"rollout": limits, "context": {"max_tokens": 4000}})
+
+
+def actors_for(factory: EnvironmentFactory, scripts: Scripts, config: RunConfig, *, concurrent: bool = False) -> Actors:
+    generator = (ConcurrentScriptedGenerator if concurrent else ScriptedGenerator)(scripts)
+    size, memory = CHATML.codec.vocab_size, tool_memory(config, factory)
+    return Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), size, memory=memory)
+
+
+def play(environment: str, scripts: Scripts, *, concurrent: bool = False) -> tuple[list[Episode], list[str]]:
+    """Episodes of one task, and the calls that were run."""
+    factory = load_environment(f"{FILE}:{environment}", {})
+    runs = sys.modules[factory.environment.__module__].RUNS
+    runs.clear()
+    config, task = settings(), factory.make_task(random.Random(0))
+    actors = actors_for(factory, scripts, config, concurrent=concurrent)
+    return list(run_episodes(actors, [task] * len(scripts), config)), list(runs)
+
+
+def shown(episode: Episode) -> list[str]:
+    return [message.content for message in episode.messages if message.role == "tool"]
+
+
+def square(n: int) -> str:
+    return call("square", f'{{"n": {n}}}')
+
+
+def add(n: int) -> str:
+    return call("add", f'{{"n": {n}}}')
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_of_equal_calls_at_the_same_time_one_is_run(concurrent: bool) -> None:
+    episodes, runs = play("Pure", [[square(3), square(4), "done"]] * 8, concurrent=concurrent)
+    assert sorted(runs) == ["square 3", "square 4"]
+    assert [shown(episode) for episode in episodes] == [["9", "16"]] * 8
+    assert sum(episode.num_tool_runs for episode in episodes) == 2
+    assert sum(episode.num_replayed_calls for episode in episodes) == 14
+    assert {episode.num_tool_calls for episode in episodes} == {2}
+
+
+def test_tools_that_are_not_declared_are_run() -> None:
+    _, runs = play("Pure", [[call("draw"), square(2), call("draw"), "done"]] * 2)
+    assert sorted(runs) == ["draw"] * 4 + ["square 2"]
+
+
+def test_what_was_left_out_is_made_up_for_where_the_answer_depends_on_it() -> None:
+    """One of them has add 1 from memory; its next call is new, and needs the total that add 1 left."""
+    episodes, runs = play("Sums", [[add(1), add(2), add(5), "done"], [add(1), add(3), "done"]])
+    assert [shown(episode) for episode in episodes] == [["1", "3", "8"], ["1", "4"]]
+    assert runs.count("add 1") == 2
+    # Five calls, one of which is answered from memory and made up for.
+    assert sum(episode.num_tool_runs for episode in episodes) == 5
+    assert sum(episode.num_replayed_calls for episode in episodes) == 1
+
+
+def test_the_same_call_after_other_calls_is_another_one() -> None:
+    episodes, _ = play("Sums", [[add(1), add(1), "done"], [add(2), add(1), "done"]])
+    assert [shown(episode) for episode in episodes] == [["1", "2"], ["2", "3"]]
+
+
+def test_a_tool_that_depends_on_its_arguments_alone_changes_no_history() -> None:
+    episodes, runs = play("Sums", [[add(1), add(2), "done"], [square(7), add(1), square(7), add(2), "done"]])
+    assert [shown(episode) for episode in episodes] == [["1", "3"], ["49", "1", "49", "3"]]
+    assert sorted(runs) == ["add 1", "add 2", "square 7"]
+
+
+def test_after_a_call_that_failed_everything_is_run() -> None:
+    """Nobody knows what it has changed. Wrong arguments reach no tool, and change nothing."""
+    script = [add(1), call("fail"), add(1), "done"]
+    episodes, runs = play("Sums", [script, script])
+    assert [shown(episode)[2] for episode in episodes] == ["102", "102"]
+    assert runs.count("fail") == 2
+    wrong = [add(1), call("add", '{"n": "x"}'), add(2), "done"]
+    episodes, runs = play("Sums", [wrong, wrong])
+    assert [shown(episode)[2] for episode in episodes] == ["3", "3"]
+    assert runs.count("add 2") == 1
+
+
+def facts(episode: Episode) -> tuple[Any, ...]:
+    tokens = [segment.tokens for segment in episode.segments]
+    arrays = [(t.token_ids.tobytes(), t.authors.tobytes(), t.behavior_log_probs.tobytes()) for t in tokens]
+    return episode.messages, arrays, episode.environment_reward, episode.stop_reason, episode.num_tool_calls
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+@pytest.mark.parametrize("name", ["lookup_chain", "fetch_place"])
+def test_rows_are_bit_identical_with_and_without(name: str, concurrent: bool) -> None:
+    """Of each task eight episodes, three of which are alike to the end and the others to some point."""
+    factory, tasks, scripts = random_episodes(name, 60)
+    rng = random.Random(1)
+    each: list[tuple[Task, list[str]]] = []
+    for task, script in zip(tasks, scripts, strict=True):
+        cuts = [len(script)] * 3 + [rng.randint(1, len(script)) for _ in range(5)]
+        each += [(task, [*script[: cut - 1], script[-1] if cut == len(script) else "I stop."]) for cut in cuts]
+
+    def rows(*, remembers: bool) -> tuple[list[Any], int]:
+        config = settings(replay_observations=remembers)
+        actors = actors_for(factory, [script for _, script in each], config, concurrent=concurrent)
+        ended = list(run_episodes(actors, [task for task, _ in each], config))
+        return [facts(episode) for episode in ended], sum(episode.num_tool_runs for episode in ended)
+
+    (with_memory, runs), (without, all_runs) = rows(remembers=True), rows(remembers=False)
+    assert with_memory == without
+    print(f"{name}: {runs} of {all_runs} calls run")
+    assert runs < 0.4 * all_runs
+
+
+def test_answers_are_for_their_task_and_their_environment_alone() -> None:
+    config = settings()
+    factory = load_environment(f"{FILE}:Pure", {})
+    tasks = [factory.make_task(random.Random(seed)) for seed in range(3)]
+    actors = actors_for(factory, [[square(3), "done"]] * 3, config)
+    episodes = list(run_episodes(actors, tasks, config))
+    assert [episode.num_tool_runs for episode in episodes] == [1, 1, 1]
+    assert actors.memory is not None
+    answered = actors.memory.take_new()
+    assert len({record.id for record in answered}) == len({record.task for record in answered}) == 3
+    assert {(record.tool, json.dumps(dict(record.arguments)), record.content) for record in answered} == {
+        ("square", '{"n": 3}', "9")
+    }
+    hashes = {load_environment("lookup_chain", options).tools_hash(100) for options in ({}, {"padding": 2})}
+    assert len(hashes) == 2
+    assert factory.tools_hash(100) != factory.tools_hash(101)
+
+
+def test_log_probs_are_those_of_the_sampled_tokens_either_way() -> None:
+    episodes, _ = play("Pure", [[square(3), "done"]] * 2)
+    first, second = (episode.segments[0].tokens.behavior_log_probs for episode in episodes)
+    assert np.array_equal(first, second, equal_nan=True)
