@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from context.visible import visible
 from replay.cli.common import AsJson, Filter, Run, fail, opened, say
 from replay.cli.exchange_commands import ENDINGS, conversations_text, import_text, progress_line
 from replay.cli.tables import number, table
@@ -26,8 +27,12 @@ from replay.storage.verify import Verification
 
 if TYPE_CHECKING:
     from agentloop.analysis.stored_log_probs import Drifted, LogProbCheck
+    from agentloop.analysis.tool_answers import ToolCheck
     from agentloop.runs.run_folder import RunFolder
 
+
+_CALLS, _SHOWN = 200, 10
+"""Remembered calls that are made again, and how many of those that differ are listed."""
 
 Policy = Annotated[
     str | None,
@@ -51,13 +56,19 @@ def verify(
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest difference of a recomputed log-prob, in nats.")
     ] = 0.01,
+    tools: Annotated[
+        bool,
+        typer.Option(
+            "--tools", help=f"Also make {_CALLS} remembered calls of deterministic tools again: do they answer so?"
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Quarantine the corrupt rows.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read every row and check it against its hashes and numbers; with a model, its log-probs too.
 
-    Exit code 1 if more than --limit of the rows are corrupt, if a name points to nothing, or if a recomputed log-prob
-    is further off than --tolerance.
+    Exit code 1 if more than --limit of the rows are corrupt, if a name points to nothing, if a recomputed log-prob is
+    further off than --tolerance, or if a tool answers otherwise.
     """
     with opened(run, read_only=not yes) as buffer:
         found = buffer.store.verify(chosen(buffer.run, filter))
@@ -66,16 +77,20 @@ def verify(
         check = None
         if log_probs or policy is not None:
             check = _check_log_probs(buffer, filter, found, policy)
+        answers = _check_tools(buffer) if tools else None
     failed = found.corrupt_share > limit or bool(found.dangling or found.damage)
-    failed = failed or (check is not None and check.worst > tolerance)
+    failed = failed or (check is not None and check.worst > tolerance) or bool(answers and answers.differing)
     if as_json:
         models = None if check is None else {"policies": [vars(p) for p in check.policies], "gone": check.gone}
         share = {"corrupt_share": found.corrupt_share, "quarantined": yes, "failed": failed}
-        print(json.dumps({**vars(found), **share, "log_probs": models}, indent=1))
+        told = {"log_probs": models, "tools": None if answers is None else vars(answers)}
+        print(json.dumps({**vars(found), **share, **told}, indent=1))
     else:
         say(_verification_text(found, done=yes))
         if check is not None:
             say(_check_text(check))
+        if answers is not None:
+            say(_tools_text(answers))
     raise typer.Exit(1 if failed else 0)
 
 
@@ -85,6 +100,15 @@ def _check_log_probs(buffer: OpenBuffer, filter: str | None, found: Verification
     folder = _run_folder(buffer)
     weights = weights_of_run(folder) if policy is None else dict([named_weights(folder, policy)])
     return check_log_probs(buffer.store, folder, weights, filter=filter, skip=found.corrupt)
+
+
+def _check_tools(buffer: OpenBuffer) -> ToolCheck:
+    from agentloop.analysis.tool_answers import check_tools
+    from agentloop.environments import open_tasks
+
+    folder = _run_folder(buffer)
+    factory, _ = open_tasks(folder.config, folder.environments)
+    return check_tools(buffer.store, factory, folder.config, calls=_CALLS)
 
 
 def rescore(
@@ -253,6 +277,15 @@ def _check_text(check: LogProbCheck) -> str:
     if check.gone:
         gone = ", ".join(map(str, check.gone))
         lines.append(f"policies whose weights are gone: {gone} (checkpoint.keep_policies keeps more)")
+    return "\n".join(lines)
+
+
+def _tools_text(check: ToolCheck) -> str:
+    if not check.calls:
+        return "tools         no call is remembered that could be made again"
+    lines = [f"tools         {check.calls:,} remembered calls made again, {len(check.differing):,} answered otherwise"]
+    if check.differing:
+        lines += [*(f"  {visible(line)}" for line in check.differing[:_SHOWN]), "The environment is not deterministic."]
     return "\n".join(lines)
 
 

@@ -1,0 +1,90 @@
+"""Do tools that are declared deterministic answer as they did? Remembered calls are made again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from agentloop.config import RunConfig
+from agentloop.environments import EnvironmentFactory, Task, ToolLimits, call_tool
+from agentloop.environments.tools.event_loop import run_coroutine
+from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.rollouts.stored_episodes import StoredEpisodes
+from context.messages import ToolCall
+from replay import queries
+from replay.records import ObservationRecord
+from replay.store import ReplayStore
+
+
+@dataclass
+class ToolCheck:
+    """What came of making remembered calls again."""
+
+    remembered: int = 0
+    """Tasks with remembered calls."""
+    calls: int = 0
+    """Calls that were made again."""
+    differing: list[str] = field(default_factory=list)
+    """A line for each of them that was answered otherwise."""
+
+
+def check_tools(store: ReplayStore, factory: EnvironmentFactory, config: RunConfig, *, calls: int) -> ToolCheck:
+    """At least `calls` remembered calls, of random tasks, each after the calls that it came after.
+
+    Calls are made in a new instance that was started with their task, whose prompt is that of one of its trajectories.
+    """
+    environment = factory.tools_hash(config.rollout.tool_output_chars)
+    tasks = store.remembered_tasks(environment)
+    found = ToolCheck(len(tasks))
+    for task in random.Random(0).sample(tasks, len(tasks)):
+        if found.calls >= calls:
+            break
+        asked = _task(store, factory, task)
+        if asked is None:
+            continue
+        for chain in _chains(store.remembered(environment, [task])):
+            found.calls += len(chain)
+            found.differing += run_coroutine(_made_again(factory, config, asked, chain))
+    return found
+
+
+def _task(store: ReplayStore, factory: EnvironmentFactory, hash: str) -> Task | None:
+    """None where no trajectory of it can be read."""
+    listed = queries.task(store, hash, limit=1)["trajectories"]
+    rows = store.read([row["id"] for row in listed])
+    episode = next(iter(StoredEpisodes(factory, store).of(rows)), None)
+    return None if episode is None else episode.task
+
+
+def _chains(records: Sequence[ObservationRecord]) -> Iterator[list[ObservationRecord]]:
+    """Calls in the order they were made: each chain ends with one that no other came after."""
+    by_id, parents = {record.id: record for record in records}, {record.parent for record in records}
+    for record in records:
+        if record.id not in parents:
+            chain = [record]
+            while chain[0].parent is not None:
+                chain.insert(0, by_id[chain[0].parent])
+            yield chain
+
+
+async def _made_again(
+    factory: EnvironmentFactory, config: RunConfig, task: Task, chain: Sequence[ObservationRecord]
+) -> list[str]:
+    environment, threads = factory.create(), WorkerThreads(1)
+    limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)
+    differing = []
+    try:
+        environment.start(task)
+        for record in chain:
+            call = ToolCall(record.tool, record.arguments)
+            result = await call_tool(environment, call, limits, threads)
+            if result.content != record.content:
+                arguments = ", ".join(f"{name}={value!r}" for name, value in record.arguments.items())
+                differing.append(
+                    f"task {record.task[:12]}: {record.tool}({arguments}) answered {record.content!r:.200}, "
+                    f"and now {result.content!r:.200}"
+                )
+    finally:
+        threads.close()
+    return differing
