@@ -104,7 +104,9 @@ def environment(folder: Path) -> dict[str, str]:
 
 def committed(run: Path) -> int:
     database = run / "replay.sqlite"
-    return int(rows(database, "select count(*) from iterations")[0][0]) if database.exists() else 0
+    # The file is there a moment before its tables.
+    made = database.exists() and rows(database, "select name from sqlite_master where name = 'iterations'")
+    return int(rows(database, "select count(*) from iterations")[0][0]) if made else 0
 
 
 def leader(run: Path, name: str) -> int | None:
