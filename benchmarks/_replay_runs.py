@@ -43,7 +43,7 @@ Result = dict[str, Any]
 
 
 @dataclass
-class _Display:
+class LastFigures:
     """Keeps the figures of the last iteration, and tells nobody."""
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -79,7 +79,7 @@ def starting_point(task: str, seed: int, work: Path) -> Path:
             config = configuration({**COMMON, **TASKS[name].settings}, seed=seed, folder=work / "warm-up")
             folder = create_run_folder(config)
             seed_process(config)
-            starting_model(folder, _Display())
+            starting_model(folder, LastFigures())
             target.parent.mkdir(exist_ok=True)
             folder.model.rename(target)
             shutil.rmtree(folder.path)
@@ -106,10 +106,10 @@ def run_arm(task: str, settings: Settings, seed: int, work: Path, *, budget: int
     config = configuration(everything, seed=seed, folder=work / "runs")
     folder = create_run_folder(config)
     seed_process(config)
-    display = _Display()
+    display = LastFigures()
     try:
         with closing(build_components(folder, display, checkpoint=None, first=start)) as parts:
-            _begin(parts)
+            begin_run(parts)
             result = _train(Loop(parts, LoopState()), display, budget=budget or BUDGET)
     finally:
         shutil.rmtree(folder.path)
@@ -123,7 +123,7 @@ def run_arm(task: str, settings: Settings, seed: int, work: Path, *, budget: int
     }
 
 
-def _begin(parts: Components) -> None:
+def begin_run(parts: Components) -> None:
     parts.store.add_run(
         RunRecord(
             id=parts.run_id,
@@ -138,7 +138,7 @@ def _begin(parts: Components) -> None:
     parts.publisher.publish(0)
 
 
-def _train(loop: Loop, display: _Display, *, budget: int) -> Result:
+def _train(loop: Loop, display: LastFigures, *, budget: int) -> Result:
     iterations: list[list[float]] = []
     evaluations: list[list[float]] = []
     least_ess, least_factor, fresh, evaluated = 1.0, 1.0, 0, 0

@@ -10,7 +10,7 @@ from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, Task, ToolLimits, call_tool
 from agentloop.environments.tools.event_loop import run_coroutine
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.rollouts.stored_episodes import StoredEpisodes
+from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
 from context.messages import ToolCall
 from replay import queries
 from replay.records import ObservationRecord

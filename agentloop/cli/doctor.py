@@ -72,6 +72,20 @@ def check_engine(url: str, key: str | None) -> Check:
     return Check("engine", OK, f"{url} serves weights that it calls {label!r}{more}")
 
 
+def check_run(run: str) -> Check:
+    """What a run waits for: successes, optimizer steps or tools."""
+    from replay.cli.common import opened
+    from replay.report.regime import regime
+    from replay.report.series import tile_series
+
+    with opened(run) as buffer:
+        record = buffer.store.run(buffer.own_run)
+        found = regime(tile_series(buffer.store, record.id), record.config)
+    if found is None:
+        return Check("run", OK, f"{record.name} has made no iteration yet")
+    return Check("run", OK, f"{record.name} is limited by {found.limit}: {'; '.join(found.facts)}", f"{found.advice}.")
+
+
 def check_python(version: tuple[int, int, int]) -> Check:
     found = ".".join(map(str, version))
     if version < (3, 11, 0):

@@ -270,12 +270,15 @@ def doctor(
         str | None,
         typer.Option(metavar="URL", help="Also check the vLLM server there, whose key is in AGENTLOOP_ENGINE_KEY."),
     ] = None,
+    run: Annotated[str | None, typer.Option(metavar="RUN", help="Also say what limits this run.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine: versions, shadowed modules, GPU, disk. Exit code 1 if something can't work."""
-    from agentloop.cli.doctor import check_engine, checks
+    from agentloop.cli.doctor import check_engine, check_run, checks
 
     found = checks(folder)
+    if run is not None:
+        found.append(check_run(run))
     if engine is not None:
         found.append(check_engine(engine, os.environ.get("AGENTLOOP_ENGINE_KEY")))
     if as_json:

@@ -83,8 +83,8 @@ def verify(
     if as_json:
         models = None if check is None else {"policies": [vars(p) for p in check.policies], "gone": check.gone}
         share = {"corrupt_share": found.corrupt_share, "quarantined": yes, "failed": failed}
-        told = {"log_probs": models, "tools": None if answers is None else vars(answers)}
-        print(json.dumps({**vars(found), **share, **told}, indent=1))
+        parts = {"log_probs": models, "tools": None if answers is None else vars(answers)}
+        print(json.dumps({**vars(found), **share, **parts}, indent=1))
     else:
         say(_verification_text(found, done=yes))
         if check is not None:

@@ -164,6 +164,8 @@ def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
             reason="failed tool calls",
         )
     metrics = {"rollout/failed_calls": failed / made, "tools/runs": float(sum(e.num_tool_runs for e in episodes))}
+    in_tools, in_replies = (sum(getattr(e, name) for e in episodes) for name in ("tool_seconds", "reply_seconds"))
+    metrics["time/in_tools"] = in_tools / max(in_tools + in_replies, 1e-9)
     if actors.memory is not None:
         metrics["tools/replayed"] = sum(episode.num_replayed_calls for episode in episodes) / made
     return metrics

@@ -14,6 +14,7 @@ from agentloop.config import RunConfig
 from agentloop.records import KlPenalty, kl_metrics
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.stored.repeated_calls import repeated_calls
 from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.format.token_summary import summarised
 
@@ -63,7 +64,10 @@ class Collected:
         if not records:
             return {}
         stops = Counter(record.stop_reason for record in records)
+        groups, repeated = [*self.groups, *self.unused_groups], repeated_calls(rows)
         return {
+            "rollout/groups_without_signal": statistics.fmean(group.reward_std == 0 for group in groups),
+            **({} if repeated is None else {"tools/repeated": repeated}),
             "rollout/success": statistics.fmean(record.success for record in records),
             "rollout/reward": statistics.fmean(record.reward for record in records),
             "rollout/turns": statistics.fmean(record.num_turns for record in records),

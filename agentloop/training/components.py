@@ -28,10 +28,10 @@ from agentloop.models.reward_model import SequenceClassifier
 from agentloop.models.tiny import build_tiny_model
 from agentloop.rollouts.actors import Actors, make_actors, make_parser, stop_strings
 from agentloop.rollouts.collect import Collector
-from agentloop.rollouts.hindsight import Hindsight
 from agentloop.rollouts.rewards import RewardScorer
-from agentloop.rollouts.stored_episodes import StoredEpisodes
-from agentloop.rollouts.turn_rewards import stored_turn_rewards
+from agentloop.rollouts.stored.hindsight import Hindsight
+from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
+from agentloop.rollouts.stored.turn_rewards import stored_turn_rewards
 from agentloop.runs.checkpoint import Checkpoint, write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import COMPLETE, RunFolder

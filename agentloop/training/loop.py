@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
+from agentloop.config.config_file import to_plain
 from agentloop.errors import TrainingStopped
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.trainer import RECOMPUTED
@@ -24,6 +25,7 @@ from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observe
 from agentloop.training.trace import describe_batch, describe_update
 from replay.mixing.mixer import ReplayStarved
 from replay.records import BatchRow, IterationRecord
+from replay.report.regime import regime
 from replay.storage.write import AppendReport
 
 _FEW_CORRUPT = 3
@@ -226,6 +228,9 @@ class Loop:
         """To people and to the sinks; the database has it already."""
         self.components.sinks.log(iteration, metrics)
         self._display.iteration(iteration, self.config.run.iterations, metrics)
+        if iteration == 1:
+            found = regime({name: ((1, value),) for name, value in metrics.items()}, to_plain(self.config))
+            self._display.note("" if found is None else f"limited by {found.limit}: {found.text}")
 
     def save(self) -> None:
         """A full checkpoint of this moment."""

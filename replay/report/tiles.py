@@ -8,6 +8,7 @@ from typing import Literal
 from replay.records import stored_setting as stored
 from replay.report.headline import Config
 from replay.report.panels import Metrics, finite
+from replay.report.regime import regime
 from replay.report.svg import Series
 
 
@@ -31,9 +32,11 @@ class Tile:
 
 
 def tiles(metrics: Metrics, config: Config) -> tuple[Tile, ...]:
-    """Held-out success, training time, and the trajectories that fed updates."""
+    """Held-out success, training time, the trajectories that fed updates, and what limits the run."""
     limit = stored(config, "run.iterations", int)
-    return (_success(finite(metrics, "eval/success")), _time(metrics, limit), _rows(metrics))
+    found = regime(metrics, config)
+    limited = () if found is None else (Tile("limited by", (Word(found.limit),), found.text),)
+    return (_success(finite(metrics, "eval/success")), _time(metrics, limit), _rows(metrics), *limited)
 
 
 def duration(seconds: float) -> str:

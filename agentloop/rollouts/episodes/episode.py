@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -60,6 +61,10 @@ class Episode:
     """Tool calls that were answered by what an equal one had answered."""
     num_tool_runs: int = 0
     """Tool calls that were run."""
+    tool_seconds: float = 0.0
+    """For which it waited for its tools."""
+    reply_seconds: float = 0.0
+    """For which it waited for its replies."""
 
     @property
     def failed(self) -> bool:
@@ -120,6 +125,8 @@ async def rollout(
         calls.problem,
         tools.replayed,
         tools.runs,
+        turns.tool_seconds,
+        turns.reply_seconds,
     )
 
 
@@ -134,6 +141,7 @@ class _Turns:
         self.number = 0
         self.entropies: list[float] = []
         self.calls = _Calls()
+        self.tool_seconds = self.reply_seconds = 0.0
 
     async def play(self) -> tuple[str, str | None]:
         """The stop reason, and what was wrong where it does not say."""
@@ -143,10 +151,12 @@ class _Turns:
             budget = context.room if context.question else min(limits.max_tokens_per_turn, context.room)
             if budget < 1:
                 return CONTEXT_FULL, None
+            began = time.perf_counter()
             try:
                 completion = await self._ask(context.prompt_ids, budget)
             except GenerationFailed as failure:
                 return StopReason.ENGINE_FAILURE, shortened(str(failure))
+            self.reply_seconds += time.perf_counter() - began
             self.entropies.extend(completion.entropies or ())
             reply = context.record_reply(
                 completion.token_ids, completion.log_probs, policy_version=completion.policy_version
@@ -160,7 +170,10 @@ class _Turns:
         ended = _ended(reply)
         if ended is not None:
             return ended
-        stopped = self._context.observe(await self._answer(reply))
+        began = time.perf_counter()
+        results = await self._answer(reply)
+        self.tool_seconds += time.perf_counter() - began
+        stopped = self._context.observe(results)
         return stopped or (StopReason.MAX_TURNS if self.number == self._limits.max_turns else None)
 
     async def _answer(self, reply: Reply) -> list[Message]:

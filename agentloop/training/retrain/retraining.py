@@ -13,8 +13,8 @@ from agentloop.environments import open_tasks
 from agentloop.errors import UserError
 from agentloop.learning.trainer import Trainer
 from agentloop.records import TurnRewards
-from agentloop.rollouts.stored_episodes import StoredEpisodes
-from agentloop.rollouts.turn_rewards import stored_turn_rewards
+from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
+from agentloop.rollouts.stored.turn_rewards import stored_turn_rewards
 from agentloop.runs.checkpoint import Checkpoint, complete_checkpoints, load_checkpoint, readable, restore_random
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.process import seed_process

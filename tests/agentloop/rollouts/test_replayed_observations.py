@@ -17,7 +17,7 @@ from agentloop.rollouts.actors import Actors, tool_memory
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
 from context import HermesParser, default_authors
-from tests.agentloop.rollouts.test_hindsight import random_episodes
+from tests.agentloop.rollouts.stored.test_hindsight import random_episodes
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.scripted import CHATML, ConcurrentScriptedGenerator, ScriptedGenerator, call
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentloop.records import TurnRewards
-from agentloop.rollouts.stored_episodes import StoredEpisodes
+from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
 from replay.records import Trajectory
 
 

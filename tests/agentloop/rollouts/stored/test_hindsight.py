@@ -16,8 +16,8 @@ import pytest
 from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, Task, load_environment
 from agentloop.rollouts.actors import Actors
-from agentloop.rollouts.hindsight import Hindsight, Relabelled
-from agentloop.rollouts.stored_episodes import StoredEpisodes
+from agentloop.rollouts.stored.hindsight import Hindsight, Relabelled
+from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
 from agentloop.rollouts.trajectories import Collected
 from context import HermesParser, default_authors
 from context.messages import content_hash

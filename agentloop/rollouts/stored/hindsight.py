@@ -18,7 +18,7 @@ from agentloop.environments import Achieved
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import open_context
 from agentloop.rollouts.episodes.run_episodes import new_context
-from agentloop.rollouts.stored_episodes import StoredEpisode, StoredEpisodes
+from agentloop.rollouts.stored.stored_episodes import StoredEpisode, StoredEpisodes
 from context import AuthorTable, ContextManager
 from context.authors import LLM
 from context.messages import Message, content_hash

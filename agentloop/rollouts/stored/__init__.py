@@ -1,0 +1,1 @@
+"""What is asked of episodes that have ended: their turn rewards, what else they solved, which calls they repeat."""

@@ -1,0 +1,121 @@
+"""What the study compares: tasks, contenders with the settings they are tuned over, and the arms made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+
+Values = Mapping[str, object]
+"""Of the configuration, by dotted key."""
+
+BUDGET, TUNING_BUDGET = 5120, 2560
+"""Fresh episodes after which a run that has not reached the target is over."""
+TARGET = 0.9
+"""Held-out success to reach in two evaluations in a row."""
+SEEDS, TUNING_SEEDS = tuple(range(10)), (100, 101, 102)
+STARTS = 5
+"""Start models: seed s begins with number s modulo this; tuning with one of its own."""
+KEPT = (12, 4, 2)
+"""Settings tried on the first, second and third tuning seed: the best of those before."""
+
+COMMON: Values = {
+    "run.stop_at_success": None,
+    "replay.fraction": 0.0,
+    "replay.schedule.shape": "constant",
+    "replay.schedule.final": None,
+    "evaluation.every": 0,
+    "checkpoint.keep_policies": "none",
+    "checkpoint.every": 1000,
+}
+
+
+@dataclass(frozen=True)
+class StudyTask:
+    title: str
+    values: Values = field(default_factory=dict)
+    start: str = ""
+    """The task whose warmed-up models it begins with; empty: its own."""
+
+
+_CARELESS = {"hops": [2, 5], "p_next": 0.4, "p_stop": 0.4}
+_SPARSE: Values = {"environment.options.hops": [3, 6], "warm_up.options": _CARELESS}
+_FETCH: Values = {"environment.name": "fetch_place", "warm_up.max_updates": 1500, "warm_up.updates_after_target": 300}
+
+TASKS = {
+    "dense": StudyTask("look-ups, 2 to 5 hops: the quickstart's"),
+    "sparse": StudyTask("look-ups, 3 to 6 hops, after more careless demonstrations", _SPARSE),
+    "very_sparse": StudyTask(
+        "look-ups, 6 to 8 hops, by the same models", {"environment.options.hops": [6, 8]}, "sparse"
+    ),
+    "fetch": StudyTask("fetch and place", _FETCH),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is tuned."""
+
+    batch: int
+    """Fresh episodes per iteration."""
+    epochs: int
+    learning_rate: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.batch}x{self.epochs}@{self.learning_rate:g}"
+
+
+def _latin() -> tuple[Setting, ...]:
+    """Each batch size with each number of epochs, and each learning rate as often as any other."""
+    batches, epochs, rates = (16, 32, 64, 128), (1, 2, 4), (0.7e-3, 1.5e-3, 3e-3)
+    places = product(range(len(batches)), range(len(epochs)))
+    return tuple(Setting(batches[i], epochs[j], rates[(i + j) % len(rates)]) for i, j in places)
+
+
+SETTINGS = {setting.name: setting for setting in _latin()}
+
+
+def _on_policy(setting: Setting) -> Values:
+    return {
+        "batch.trajectories": setting.batch,
+        "batch.mini_batch": max(8, setting.batch // 2),
+        "batch.ppo_epochs": setting.epochs,
+        "optimizer.learning_rate": setting.learning_rate,
+    }
+
+
+def _with_replay(setting: Setting) -> Values:
+    """As many replayed rows as fresh ones, in as many optimizer steps; fewer while the buffer has fewer."""
+    doubled = {"batch.trajectories": 2 * setting.batch, "batch.mini_batch": max(16, setting.batch)}
+    return {**_on_policy(setting), **doubled, "replay.fraction": 0.5, "replay.shortfall": "shrink"}
+
+
+def _hindsight(setting: Setting) -> Values:
+    own = {"replay.sources": {"hindsight": 1.0}, "replay.sampler": "uniform", "replay.hindsight.enable": True}
+    return {**_with_replay(setting), **own}
+
+
+CONTENDERS: Mapping[str, Callable[[Setting], Values]] = {
+    "on_policy": _on_policy,
+    "replay": _with_replay,
+    "hindsight": _hindsight,
+}
+"""Each is tuned by as many runs."""
+
+
+@dataclass(frozen=True)
+class StudyArm:
+    title: str
+    contender: str
+    values: Values = field(default_factory=dict)
+    """Beside the setting that its contender was tuned to."""
+
+
+ARMS = {
+    "on_policy": StudyArm("on-policy, tuned", "on_policy"),
+    "replay": StudyArm("plain replay", "replay"),
+    "hindsight": StudyArm("hindsight, of 8 iterations", "hindsight"),
+    "hindsight_last": StudyArm("hindsight, of the last iteration", "hindsight", {"replay.hindsight.window": 1}),
+    "turn_credit": StudyArm("on-policy, turn credit", "on_policy", {"advantage.credit": "turn"}),
+}
