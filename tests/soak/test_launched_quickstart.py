@@ -20,7 +20,13 @@ from tests.vllm.environment import EXECUTABLE, missing
 from tests.vllm.server import SMALL, SMALL_MACHINE, beside_a_learner, free_port
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
-NAMES = ("worker-0", "worker-1", "learner", "engine-0")
+FIRST_WORDS = {
+    "worker-0": "collecting for",
+    "worker-1": "collecting for",
+    "learner": "resumed",
+    "engine-0": "starting",
+}
+"""What each role says once it is back."""
 BACK_S = 30.0
 
 
@@ -46,12 +52,12 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 def test_quickstart_learns_while_each_role_is_killed(place: str, model: Path, tmp_path: Path) -> None:
     file = write_quickstart(tmp_path, model)
     with launched(file, "--on", place, environment=environment(tmp_path)) as launch:
-        for number, name in enumerate(NAMES):
+        for number, name in enumerate(FIRST_WORDS):
             until(lambda least=number + 1: committed(launch.run) > least, launch)  # type: ignore[misc]
-            pid, began = leader(launch.run, name), time.monotonic()
+            pid, before, began = leader(launch.run, name), said(launch.run, name), time.monotonic()
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            until(lambda role=name, old=pid: leader(launch.run, role) not in (None, old), launch)  # type: ignore[misc]
+            until(lambda role=name, old=before: said(launch.run, role) > old, launch)  # type: ignore[misc]
             print(f"{place}: {name} killed, back after {time.monotonic() - began:.1f} s")
             assert time.monotonic() - began < BACK_S
         until(lambda: launch.exit_code is not None, launch)
@@ -107,6 +113,12 @@ def committed(run: Path) -> int:
     # The file is there a moment before its tables.
     made = database.exists() and rows(database, "select name from sqlite_master where name = 'iterations'")
     return int(rows(database, "select count(*) from iterations")[0][0]) if made else 0
+
+
+def said(run: Path, name: str) -> int:
+    """How often a role said its first words."""
+    log = run / "logs" / f"{name}.jsonl"
+    return log.read_text().count(FIRST_WORDS[name]) if log.exists() else 0
 
 
 def leader(run: Path, name: str) -> int | None:
