@@ -222,6 +222,8 @@ def _trajectory_text(answer: dict[str, Any]) -> str:
         f"group {answer['group']}, {share(answer['success_rate'], 1)} successful; reward {answer['reward']:g}, "
         f"advantage {answer['stored_advantage']:+.3f}",
     ]
+    if answer["children"]:
+        facts.append(f"stored again as what it solved: {', '.join(answer['children'])}")
     lines = [*map(visible, facts), "", "every update that used it:", uses_text(answer["uses"])]
     for use in answer["uses"]:
         held = use["held_by"] or "no checkpoint that is still there"

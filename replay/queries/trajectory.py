@@ -76,6 +76,7 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
             "state": state,
             "state_reason": reason,
             "uses": uses,
+            "children": _children(connection, id),
             "reclaimed": None,
         }
         if id in loaded.corrupt:
@@ -96,6 +97,7 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
     }
 
 
+_MOST_CHILDREN = 20
 _NOTHING: QueryResult = {
     **dict.fromkeys(("record", "reclaimed", "group", "task", "staleness", "scored", "iteration_committed")),
     **{name: [] for name in ("authors", "members", "segments", "messages")},
@@ -113,9 +115,16 @@ def _of_reclaimed(connection: sa.Connection, id: str, uses: list[QueryResult]) -
         "state": EVICTED,
         "state_reason": left["state_reason"],
         "uses": uses,
+        "children": _children(connection, id),
         "group": left["group"],
         "reclaimed": left,
     }
+
+
+def _children(connection: sa.Connection, id: str) -> list[str]:
+    """Rows that were made from it, and are stored."""
+    query = sa.select(_rows.id).where(_rows.parent == id).order_by(_rows.iteration, _rows.slot, _rows.id)
+    return list(connection.scalars(query.limit(_MOST_CHILDREN)))
 
 
 def _left(connection: sa.Connection, id: str) -> QueryResult:
@@ -290,4 +299,5 @@ def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
         parent = sa.func.coalesce(_rows.parent, reclaimed.c.parent).label("parent")
         facts = sa.select(asked.c.id, *COLLECTED, parent, groups.c.success_rate)
         collected = connection.execute(facts.select_from(with_collected(asked, asked.c.id))).mappings()
-        return {**dict(collected.one()), "uses": _uses(connection, id, policies.c.checkpoint)}
+        uses, children = _uses(connection, id, policies.c.checkpoint), _children(connection, id)
+        return {**dict(collected.one()), "uses": uses, "children": children}

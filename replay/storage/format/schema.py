@@ -120,6 +120,7 @@ _LOOKED_AT = (
 
 IMPORTED = " and ".join(f"source <> '{source}'" for source in OWN_SOURCES)
 """SQL of rows of `trajectories`: an index of a part of a table is found by the text of its condition."""
+_HAS_PARENT = sa.text("parent is not null")
 _IMPORTED, _RESERVED = sa.text(IMPORTED), sa.text(f"state = '{RESERVED}'")
 
 # `group` is a word of SQL: the column is `group_id`, so that people need no quotes.
@@ -172,6 +173,7 @@ trajectories = sa.Table(
     # What has changed of one run, and of what was imported: see `replay.sampling.index`.
     sa.Index("trajectories_by_change", "run", "changed"),
     sa.Index("imports_by_change", "changed", sqlite_where=_IMPORTED, postgresql_where=_IMPORTED),
+    sa.Index("trajectories_by_parent", "parent", sqlite_where=_HAS_PARENT, postgresql_where=_HAS_PARENT),
     sa.Index("trajectories_by_token_hash", "token_hash"),
     sa.Index("trajectories_by_state", "state"),
     # A file's holds what is looked at, so that no rows are read for it. An entry of a server's has at most 2,700 bytes,

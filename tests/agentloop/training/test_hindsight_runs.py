@@ -15,6 +15,9 @@ from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.retrain.retraining import retrain
 from agentloop.training.train import TrainResult, train
 from context.authors import AuthorTable
+from replay import queries
+from replay.exchange import export_file, import_file
+from replay.queries.trajectory import lineage_of
 from replay.records import Trajectory
 from replay.store import ReplayStore
 from tests.fakes.environments import ENVIRONMENTS
@@ -84,6 +87,27 @@ def test_such_rows_are_trained_and_have_no_drift(finished: TrainResult) -> None:
         assert (drift, highest, ess, advantage) == (None, None, None, 0.75)
         assert clipped is not None and staleness is not None and 1 <= age <= 2
     assert all(drift is not None and ess is not None for drift, _, ess, *_ in rows(database, query.format("self")))
+
+
+def test_lineage_goes_both_ways(finished: TrainResult) -> None:
+    row = stored(finished, "source = 'hindsight'")[0]
+    with closing(ReplayStore.open(finished.folder / "replay.sqlite", read_only=True)) as store:
+        made, parent = (lineage_of(store, str(id)) for id in (row.id, row.record.parent))
+        assert (made["source"], made["parent"], made["children"]) == ("hindsight", row.record.parent, [])
+        assert (parent["source"], parent["parent"], parent["children"]) == ("self", None, [row.id])
+        assert queries.overview(store, str(row.record.parent))["children"] == [row.id]
+
+
+def test_rows_are_exported_and_imported_as_they_are(finished: TrainResult, tmp_path: Path) -> None:
+    with closing(ReplayStore.open(finished.folder / "replay.sqlite", read_only=True)) as store:
+        export_file(store, tmp_path / "rows.jsonl")
+    with closing(ReplayStore.create(tmp_path / "other.sqlite")) as other:
+        import_file(other, tmp_path / "rows.jsonl", name=None)
+        there = stored(finished, "source = 'hindsight'")
+        again = other.read([row.id for row in there])
+    assert [row.record for row in again] == [row.record for row in there]
+    assert [row.segments[0].behavior_context for row in again] == ["relabelled"] * len(there)
+    assert all(one.segments[0].tokens.equals(two.segments[0].tokens) for one, two in zip(there, again, strict=True))
 
 
 def test_what_was_claimed_and_what_was_made_of_it_are_metrics(finished: TrainResult) -> None:
