@@ -1,247 +1,225 @@
-"""A goal-conditioned environment: find an item in some room, and put it in a container that stands in another one.
+"""A goal-conditioned environment with a state: fetch an item, and place it in a container.
 
-Every task has rooms with containers with items, all of them random: an agent has to search, to remember what it saw
-where, and to tell the wanted item and container from others. One that carries the wrong thing, or puts it in the wrong
-place, has done what another task asks, which `achieved` tells.
+Each item and each container stands in a room of its own, from which another item and another container can be seen. An
+agent goes to the wanted item, takes it, goes to the wanted container and puts it there; what it sees on the way leads
+it astray. One that carries another item, or uses another container, has done what another task asks: see `achieved`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from agentloop.environments.environment import Achieved, Environment, Task, tool
 from agentloop.environments.lookup_chain import KEYS as WORDS
 from context.authors import LLM
 from context.messages import Message, ToolCall
 
-SYSTEM_PROMPT = 'Go to rooms, take an item and put it where it belongs. Say: ".." is in "..".'
+SYSTEM_PROMPT = 'Go to the item, take it, go to the container, put it there. Answer: ".." is in "..".'
+MAX_CALLS = 8
+"""Most tool calls a demonstration makes."""
 _UNKNOWN = {"error": "not here"}
-Rooms = Mapping[str, Mapping[str, Sequence[str]]]
-"""Items by container by room."""
+Seen = Mapping[str, Mapping[str, str]]
+"""The item and the container that can be seen from the room of each item and container."""
 
 
-class World:
-    """What there is, and where the agent stands with what in its hands."""
+class House:
+    """Where the agent stands, what it holds, and what it has placed where."""
 
-    def __init__(self, rooms: Rooms) -> None:
-        # By name: a stored payload does not keep the order of keys.
-        self.rooms = {
-            room: {box: list(items) for box, items in sorted(boxes.items())} for room, boxes in sorted(rooms.items())
-        }
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
         self.at: str | None = None
         self.holds: str | None = None
+        self.placed: dict[str, str] = {}
+        """Containers by item."""
 
-    def go(self, room: str) -> dict[str, Any]:
-        if room not in self.rooms:
+    def go(self, place: str) -> dict[str, str]:
+        if place not in self.seen:
             return _UNKNOWN
-        self.at = room
-        return {box: list(items) for box, items in self.rooms[room].items()}
+        self.at = place
+        return self._view(place)
 
-    def take(self, item: str) -> dict[str, Any]:
-        box = next((items for items in self._here.values() if item in items), None)
-        if box is None or self.holds is not None:
+    def take(self, item: str) -> dict[str, str]:
+        if self.holds is not None or item != self.at or not self.is_item(item):
             return _UNKNOWN
-        box.remove(item)
         self.holds = item
-        return {"holds": item}
+        self.placed.pop(item, None)
+        return {"holds": item, **self._view(item)}
 
-    def put(self, container: str) -> dict[str, Any]:
-        if container not in self._here or self.holds is None:
+    def put(self, container: str) -> dict[str, str]:
+        if self.holds is None or container != self.at or self.is_item(container):
             return _UNKNOWN
-        self._here[container].append(self.holds)
-        self.holds = None
-        return {container: list(self._here[container])}
+        self.placed[self.holds] = container
+        placed, self.holds = self.holds, None
+        return {"item": placed, "container": container}
 
-    def box_of(self, item: str) -> str | None:
-        """The container with the item; None while it is held, or where there is none such."""
-        boxes = (boxes for room in self.rooms.values() for boxes in room.items())
-        return next((box for box, items in boxes if item in items), None)
+    def _view(self, place: str) -> dict[str, str]:
+        """In one order: a stored payload does not keep that of its keys."""
+        return {kind: self.seen[place][kind] for kind in ("item", "container")}
 
-    @property
-    def _here(self) -> dict[str, list[str]]:
-        return {} if self.at is None else self.rooms[self.at]
+    def is_item(self, name: str) -> bool:
+        return any(seen["item"] == name for seen in self.seen.values())
 
 
-@dataclass(frozen=True)
-class _Done:
-    """A call, and what it changed."""
+class _Made(NamedTuple):
+    """A call that was made again."""
 
     name: str
     word: str
     """Its argument."""
     good: bool
-    before: Rooms
-    """As the rooms were."""
-    held: str | None
-    """What was in hand before."""
+    """False: it did nothing."""
 
 
 class FetchPlace(Environment):
-    """Reward 1 where the item is in the container, and the agent ends with `"pearl" is in "reed".`, else 0."""
+    """Reward 1 where the item is in the container and the agent ends with `"pearl" is in "reed".`, else 0."""
 
     deterministic = True
 
     def __init__(
         self,
-        rooms: int = 3,
-        containers: int = 2,
-        items: int = 4,
-        p_item: float = 0.5,
-        p_container: float = 0.5,
+        items: int = 8,
+        containers: int = 8,
+        p_take: float = 0.5,
+        p_goal: float = 0.5,
+        p_put: float = 0.5,
         *,
         delay_s: float = 0.0,
     ) -> None:
-        """`containers` is those of each room, `items` all there are.
+        """There are so many `items` and `containers`.
 
-        The demonstrator takes the wanted item rather than another one that it sees with probability `p_item`, and puts
-        what it holds into the wanted container rather than another one with probability `p_container`.
+        At an item the demonstrator takes it with probability `p_take`, else goes to the one it sees; with an item in
+        hand it goes to the wanted container with probability `p_goal`, else to the one it sees; at a container it puts
+        the item there with probability `p_put`. A call takes `delay_s` seconds.
         """
-        if not (rooms >= 2 and containers >= 1 and items >= 2 and rooms * (1 + containers) + items <= len(WORDS)):
+        if not (items >= 2 and containers >= 2 and items + containers <= len(WORDS)):
             raise ValueError(
-                f"rooms must be >= 2, containers >= 1 and items >= 2, with at most {len(WORDS)} names for all of them, "
-                f"got {rooms}, {containers} and {items}"
+                f"items and containers must be >= 2, and at most {len(WORDS)} together, got {items} and {containers}"
             )
-        if not (0.0 <= p_item <= 1.0 and 0.0 <= p_container <= 1.0):
-            raise ValueError(f"p_item and p_container must be between 0 and 1, got {p_item} and {p_container}")
+        if not all(0.0 <= p <= 1.0 for p in (p_take, p_goal, p_put)):
+            raise ValueError(f"p_take, p_goal and p_put must be between 0 and 1, got {p_take}, {p_goal} and {p_put}")
         if not 0.0 <= delay_s < math.inf:
             raise ValueError(f"delay_s must be >= 0, got {delay_s}")
-        self.sizes = (rooms, containers, items)
-        self.p_item = p_item
-        self.p_container = p_container
+        self.sizes = (items, containers)
+        self.p_take, self.p_goal, self.p_put = p_take, p_goal, p_put
         self.delay_s = delay_s
-        self._world = World({})
+        self._house = House({})
 
     def make_task(self, rng: random.Random) -> Task:
-        rooms, containers, items = self.sizes
-        names = iter(rng.sample(WORDS, rooms * (1 + containers) + items))
-        world: dict[str, dict[str, list[str]]] = {
-            next(names): {next(names): [] for _ in range(containers)} for _ in range(rooms)
+        names = rng.sample(WORDS, sum(self.sizes))
+        items, containers = names[: self.sizes[0]], names[self.sizes[0] :]
+        seen = {
+            place: {
+                "item": rng.choice([item for item in items if item != place]),
+                "container": rng.choice([container for container in containers if container != place]),
+            }
+            for place in names
         }
-        boxes = [(room, box) for room in world for box in world[room]]
-        for item in names:
-            room, box = rng.choice(boxes)
-            world[room][box].append(item)
-        origin, item = rng.choice([(room, item) for room in world for box in world[room].values() for item in box])
-        goal = rng.choice([box for room, box in boxes if room != origin])
-        return _task(world, item, goal)
+        # Every item can be seen from somewhere: that is what makes it one.
+        for item, following in zip(items, [*items[1:], items[0]], strict=True):
+            seen[item]["item"] = following
+        return _task(seen, items[0], containers[0])
 
     def start(self, task: Task) -> None:
-        self._world = World(task.payload["rooms"])
+        self._house = House(task.payload["seen"])
 
     @tool
-    def go(self, room: str) -> dict[str, Any]:
-        """Go to a room and see what is in it."""
+    def go(self, place: str) -> dict[str, str]:
+        """Go to the room of an item or a container, and look around."""
         time.sleep(self.delay_s)
-        return self._world.go(room)
+        return self._house.go(place)
 
     @tool
-    def take(self, item: str) -> dict[str, Any]:
-        """Take an item of this room."""
+    def take(self, item: str) -> dict[str, str]:
+        """Take the item of this room."""
         time.sleep(self.delay_s)
-        return self._world.take(item)
+        return self._house.take(item)
 
     @tool
-    def put(self, container: str) -> dict[str, Any]:
-        """Put what you hold into a container of this room."""
+    def put(self, container: str) -> dict[str, str]:
+        """Put what you hold into the container of this room."""
         time.sleep(self.delay_s)
-        return self._world.put(container)
+        return self._house.put(container)
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
-        world = World(task.payload["rooms"])
-        for _ in _played(world, messages):
-            pass
-        item, container, last = task.payload["item"], task.payload["container"], messages[-1]
+        house, item, container = House(task.payload["seen"]), task.payload["item"], task.payload["container"]
+        _make_again(house, messages)
+        last = messages[-1]
         says_so = last.role == "assistant" and not last.tool_calls and last.content == _answer(item, container)
-        return float(says_so and world.box_of(item) == container)
+        return float(says_so and house.placed.get(item) == container)
 
     def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
-        """What was put somewhere last, from the last room that was entered before it was taken."""
-        world = World(task.payload["rooms"])
-        turns = [message for message in messages if message.author == LLM]
-        played = _played(world, messages)
-        if any(len(turn.tool_calls) != 1 for turn in turns[:-1]):
+        """What was put somewhere last and said so, from the way to that item on."""
+        house = House(task.payload["seen"])
+        made, turns = _make_again(house, messages), [message for message in messages if message.author == LLM]
+        if len(made) != len(turns) - 1 or any(len(turn.tool_calls) != 1 for turn in turns[:-1]):
             return ()
-        put = _last(played, "put", len(played))
-        take = _last(played, "take", put)
-        entered = _last(played, "go", take)
-        if entered < 0 or played[entered].held is not None:
+        put = _last(made, "put", len(made))
+        take = _last(made, "take", put)
+        way = _last(made, "go", take)
+        end = made[way:]
+        if way < 0 or len({(one.name, one.word) for one in end}) < len(end):
+            return ()  # nothing was placed, or it went in circles
+        item, container = made[take].word, made[put].word
+        if house.placed.get(item) != container or turns[-1].content != _answer(item, container):
             return ()
-        end = [(one.name, one.word) for one in played[entered:]]
-        if len(played) != len(turns) - 1 or len(set(end)) < len(end):
-            return ()  # it went in circles
-        before, item, container = played[entered].before, played[take].word, played[put].word
-        done = world.box_of(item) == container and turns[-1].content == _answer(item, container)
-        if not done or World(before).box_of(item) == container:
-            return ()
-        return (Achieved(_task(before, item, container), first_turn=entered),)
+        return (Achieved(_task(house.seen, item, container), first_turn=way),)
 
     def demonstrate(self, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
-        """Careless, but never wrong about the form: it takes and puts only what it sees."""
-        world = World(task.payload["rooms"])
-        played = _played(world, messages)
-        put = _last(played, "put", len(played))
-        if put >= 0:
-            carried = played[_last(played, "take", put)].word
-            return Message("assistant", _answer(carried, played[put].word), author=LLM)
-        here = {} if world.at is None else world.rooms[world.at]
-        wanted, others = task.payload["item"], [item for box in here.values() for item in box]
-        careless = self.p_item
-        if world.holds is not None:
-            wanted, others, careless = task.payload["container"], list(here), self.p_container
-        tool_name = "take" if world.holds is None else "put"
-        unseen = [room for room in world.rooms if room not in {one.word for one in played if one.name == "go"}]
-        others = [other for other in others if other != wanted]
-        if wanted in here or any(wanted in box for box in here.values()):
-            chosen = wanted if not others or rng.random() < careless else rng.choice(others)
-            return _call(tool_name, chosen)
-        # It must end: where all has been seen, it goes back to what it saw.
-        if others and (rng.random() >= math.sqrt(careless)):
-            return _call(tool_name, rng.choice(others))
-        return _call("go", unseen[0] if unseen else _room_of(world, wanted))
+        """Careless, but never wrong about the form: it goes to what it was asked for or sees, and takes what is there.
+
+        It keeps to MAX_CALLS: near them it wanders no more.
+        """
+        house, item, container = House(task.payload["seen"]), task.payload["item"], task.payload["container"]
+        made = _make_again(house, messages)
+        if made and made[-1].name == "put":
+            placed = json.loads(messages[-1].content)
+            return Message("assistant", _answer(placed["item"], placed["container"]), author=LLM)
+        if house.at is None:
+            return _call("go", "place", item)
+        # From an item it takes four calls to the end: take, go, put; from a container two.
+        may_wander = len(made) + 4 < MAX_CALLS
+        seen = house.seen[house.at]
+        if house.holds is None:
+            if rng.random() < self.p_take or not may_wander:
+                return _call("take", "item", house.at)
+            return _call("go", "place", seen["item"])
+        if house.is_item(house.at):
+            return _call("go", "place", container if rng.random() < self.p_goal else seen["container"])
+        if rng.random() < self.p_put or not may_wander:
+            return _call("put", "container", house.at)
+        return _call("go", "place", seen["container"])
 
 
 def _answer(item: str, container: str) -> str:
     return f'"{item}" is in "{container}".'
 
 
-def _task(rooms: Rooms, item: str, container: str) -> Task:
-    world = World(rooms).rooms
-    listed = " ".join(f'"{room}"' for room in world)
-    prompt = (Message("system", SYSTEM_PROMPT), Message("user", f'Rooms: {listed}. Put "{item}" in "{container}".'))
-    return Task(prompt, {"rooms": world, "item": item, "container": container})
+def _task(seen: Seen, item: str, container: str) -> Task:
+    prompt = (Message("system", SYSTEM_PROMPT), Message("user", f'Put "{item}" in "{container}".'))
+    return Task(prompt, {"seen": seen, "item": item, "container": container})
 
 
-def _played(world: World, messages: Sequence[Message]) -> list[_Done]:
-    """Every call of the agent's, made again in `world`."""
-    tools = {"go": (world.go, "room"), "take": (world.take, "item"), "put": (world.put, "container")}
-    played = []
+def _make_again(house: House, messages: Sequence[Message]) -> list[_Made]:
+    """Every call of the agent's, made in `house`."""
+    tools = {"go": (house.go, "place"), "take": (house.take, "item"), "put": (house.put, "container")}
+    made = []
     for call in (call for message in messages if message.author == LLM for call in message.tool_calls):
         if call.name in tools:
             function, key = tools[call.name]
             word = str(call.arguments.get(key))
-            before, held = World(world.rooms).rooms, world.holds
-            played.append(_Done(call.name, word, function(word) is not _UNKNOWN, before, held))
-    return played
+            made.append(_Made(call.name, word, function(word) is not _UNKNOWN))
+    return made
 
 
-def _last(played: Sequence[_Done], name: str, before: int) -> int:
+def _last(made: Sequence[_Made], name: str, before: int) -> int:
     """The place of the last such call that did something; -1: there is none."""
-    return max((i for i in range(max(before, 0)) if played[i].name == name and played[i].good), default=-1)
+    return max((i for i in range(max(before, 0)) if made[i].name == name and made[i].good), default=-1)
 
 
-def _room_of(world: World, wanted: str) -> str:
-    return next(
-        room
-        for room, boxes in world.rooms.items()
-        if wanted in boxes or any(wanted in items for items in boxes.values())
-    )
-
-
-def _call(name: str, word: str) -> Message:
-    key = {"go": "room", "take": "item", "put": "container"}[name]
+def _call(name: str, key: str, word: str) -> Message:
     return Message("assistant", "", author=LLM, tool_calls=(ToolCall(name, {key: word}),))

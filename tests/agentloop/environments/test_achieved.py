@@ -14,7 +14,7 @@ from agentloop.environments.lookup_chain import KEYS
 from context.messages import Message, ToolCall
 
 LONGEST = 12
-TOOLS = {"lookup": "key", "go": "room", "take": "item", "put": "container"}
+TOOLS = {"lookup": "key", "go": "place", "take": "item", "put": "container"}
 
 
 def play(environment: Environment, task: Task, say: Callable[[list[Message]], Message]) -> list[Message]:
