@@ -70,14 +70,15 @@ def test_quickstart_learns_while_each_role_is_killed(place: str, model: Path, tm
 
 @pytest.mark.timeout(1800)
 def test_two_ranks_learn_with_workers_and_one_goes_on(model: Path, tmp_path: Path) -> None:
-    file = write_quickstart(tmp_path, model, "run.iterations=8", learner={"ranks": 2})
+    port = free_port()
+    file = write_quickstart(tmp_path, model, "run.iterations=8", learner={"ranks": 2}, port=port)
     with launched(file, environment=environment(tmp_path)) as launch:
         until(lambda: committed(launch.run) >= 3, launch)
         launch.send(signal.SIGTERM)
         until(lambda: launch.exit_code is not None, launch)
     before = committed(launch.run)
     assert 3 <= before < 8 and left_over(launch.run) == []
-    file = write_quickstart(tmp_path, model, "run.iterations=8")
+    file = write_quickstart(tmp_path, model, "run.iterations=8", port=port)
     with launched(file, "--resume", "auto", environment=environment(tmp_path)) as again:
         until(lambda: again.exit_code is not None, again)
         assert again.exit_code == 0, again.printed
@@ -85,7 +86,9 @@ def test_two_ranks_learn_with_workers_and_one_goes_on(model: Path, tmp_path: Pat
     print(f"2 ranks: {before} iterations, then 1 rank up to 8: {evaluations(again.run)}")
 
 
-def write_quickstart(folder: Path, model: Path, *settings: str, learner: dict[str, Any] | None = None) -> Path:
+def write_quickstart(
+    folder: Path, model: Path, *settings: str, learner: dict[str, Any] | None = None, port: int | None = None
+) -> Path:
     """The roles of the quickstart: a learner, a vLLM and two workers."""
     given = (
         *(f"run.folder={folder / 'runs'}", f"model.path={model}", "rollout.engine=vllm", "context.max_tokens=1024"),
@@ -95,7 +98,7 @@ def write_quickstart(folder: Path, model: Path, *settings: str, learner: dict[st
     )
     roles = {
         "learner": learner or {},
-        "engine": {"port": free_port(), "options": ["--dtype", "float32", "--silence", "15", "--", *SMALL]},
+        "engine": {"port": port or free_port(), "options": ["--dtype", "float32", "--silence", "15", "--", *SMALL]},
         "worker": {"count": 2, "concurrency": 16},
     }
     file = folder / "roles.yaml"
