@@ -40,7 +40,7 @@ class StudyTask:
 
 _CARELESS = {"hops": [2, 5], "p_next": 0.4, "p_stop": 0.4}
 _SPARSE: Values = {"environment.options.hops": [3, 6], "warm_up.options": _CARELESS}
-_FETCH: Values = {"environment.name": "fetch_place"}
+_FETCH: Values = {"environment.name": "fetch_place", "warm_up.updates_after_target": 150}
 
 TASKS = {
     "dense": StudyTask("look-ups, 2 to 5 hops: the quickstart's"),

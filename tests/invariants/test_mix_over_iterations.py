@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from agentloop.training.train import train
 from tests.fakes.engine_server import EngineServer, serving
+from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.made_runs import made_run
-from tests.fakes.runs import rows, save_qwen2, small_config
+from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
 
 ITERATIONS = 100
 pytestmark = pytest.mark.timeout(300)
@@ -103,3 +105,37 @@ def test_every_mode_replays_the_declared_share(
         collected = (counts.queued, counts.leased, counts.open, counts.waiting, counts.late, counts.unused)
         assert (collected, counts.fresh) == ((0,) * 6, counts.done)
     assert mixed[-1].fraction == pytest.approx(config.mix_rule().fraction_at(ITERATIONS), abs=0.03)
+
+
+@pytest.mark.soak
+def test_the_share_of_hindsight_is_exact_too(tmp_path: Path, server: EngineServer) -> None:
+    """Of a run that is real: what failed episodes solved is two fifths of what is replayed."""
+    replay = {
+        **{"fraction": 0.37, "sources": {"hindsight": 0.4, "self": 0.6}, "shortfall": "error"},
+        **{"hindsight": {"enable": True, "min_turns": 1, "window": 20}, "start": {"iteration": FIRST}},
+    }
+    config = small_config(
+        tmp_path,
+        server.models.folder,
+        run={"iterations": ITERATIONS},
+        environment={"name": f"{ENVIRONMENTS / 'goals.py'}:Remainder"},
+        rollout={"max_turns": 1},
+        replay=replay,
+        evaluation={"every": 0, "tasks": 8},
+        checkpoint={"every": ITERATIONS, "keep_policies": "none"},
+    )
+    database = train(config, display=SilentDisplay()).folder / "replay.sqlite"
+    query = """select d.iteration, count(*), sum(t.source = 'hindsight') from draws d join trajectories t
+               on t.id = d.trajectory where d.stream = 'replay' group by d.iteration order by d.iteration"""
+    replayed, of_hindsight = Fraction(0), Fraction(0)
+    worst = Fraction(0)
+    found = rows(database, query)
+    for _, drawn, hindsight in found:
+        replayed += Fraction(37, 100) * 16 - drawn
+        of_hindsight += Fraction(4, 10) * drawn - hindsight
+        worst = max(worst, abs(replayed), abs(of_hindsight))
+    print(
+        f"{len(found)} batches with {sum(row[2] for row in found)} rows of hindsight: at most {float(worst)} rows off"
+    )
+    assert [iteration for iteration, _, _ in found] == list(range(FIRST, ITERATIONS + 1))
+    assert worst <= Fraction(1, 2)
