@@ -96,7 +96,8 @@ class Loop:
         """Store what failed episodes did solve; later iterations draw it."""
         if self.components.hindsight is None:
             return {}
-        found = self.components.hindsight.relabel([*fresh.trajectories, *fresh.unused], iteration=iteration)
+        failed = [*fresh.trajectories, *fresh.unused]
+        found = self.components.hindsight.relabel(failed, iteration=iteration, attempt=self.state.attempt)
         self._store.append(found.tasks, found.groups, found.trajectories, admission=self.components.admission)
         return found.metrics()
 

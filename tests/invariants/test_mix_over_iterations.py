@@ -111,8 +111,11 @@ def test_every_mode_replays_the_declared_share(
 def test_the_share_of_hindsight_is_exact_too(tmp_path: Path, server: EngineServer) -> None:
     """Of a run that is real: what failed episodes solved is two fifths of what is replayed."""
     replay = {
-        "fraction": 0.37, "sources": {"hindsight": 0.4, "self": 0.6}, "shortfall": "error",
-        "hindsight": {"enable": True, "min_turns": 1, "window": 20}, "start": {"iteration": FIRST},
+        "fraction": 0.37,
+        "sources": {"hindsight": 0.4, "self": 0.6},
+        "shortfall": "error",
+        "hindsight": {"enable": True, "min_turns": 1, "window": 20},
+        "start": {"iteration": FIRST},
     }
     config = small_config(
         tmp_path,

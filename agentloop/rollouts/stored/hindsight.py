@@ -23,7 +23,7 @@ from context import AuthorTable, ContextManager
 from context.authors import LLM
 from context.messages import Message, content_hash
 from context.tokens.token_sequence import Segment, TokenSequence
-from replay.records import HINDSIGHT, GroupRecord, StopReason, TaskRecord, Trajectory, group_of
+from replay.records import ELIGIBLE, HINDSIGHT, GroupRecord, StopReason, TaskRecord, Trajectory, group_of
 from replay.storage.format.token_summary import summarised
 
 
@@ -51,8 +51,10 @@ class Hindsight:
     held_out: Collection[str]
     """Hashes of the payloads that no row's task may have."""
 
-    def relabel(self, rows: Sequence[Trajectory], *, iteration: int) -> Relabelled:
+    def relabel(self, rows: Sequence[Trajectory], *, iteration: int, attempt: int) -> Relabelled:
         """A row per task that one of `rows` solved in hindsight, in the iteration's places after them.
+
+        `attempt`: how often the run was resumed. Those of an iteration that a resume took back are not its rows.
 
         Asked are episodes that failed though they ended with an answer and made no wrong call: no environment scores
         any other end, and what was called wrongly is no example.
@@ -60,28 +62,28 @@ class Hindsight:
         found = Relabelled()
         failed = [row for row in rows if _may_have_solved_another(row)]
         for row, episode in zip(failed, self.episodes.of(failed), strict=True):
+            if episode is None:
+                continue
             for achieved in self._claims(episode):
                 found.claimed += 1
-                made = self._row(row, episode, achieved) if episode is not None else None
+                slot = len(rows) + len(found.trajectories)
+                place = replace(row.record, iteration=iteration, slot=slot, member=0, attempt=attempt)
+                made = self._row(replace(row, record=place), episode, achieved)
                 if made is not None:
-                    slot = len(rows) + len(found.trajectories)
-                    made = replace(made, record=replace(made.record, iteration=iteration, slot=slot))
-                    payload = achieved.task.payload
-                    found.tasks.append(TaskRecord(made.record.task, made.record.environment, payload))
+                    task = TaskRecord(made.record.task, made.record.environment, achieved.task.payload)
+                    found.tasks.append(task)
                     found.groups.append(group_of([made]))
                     found.trajectories.append(made)
         return found
 
-    def _claims(self, episode: StoredEpisode | None) -> Iterator[Achieved]:
-        if episode is None:
-            return
-        replies = len(_turns(episode.messages, after=len(episode.task.prompt)))
+    def _claims(self, episode: StoredEpisode) -> Iterator[Achieved]:
+        replies = len(_turns(episode))
         for achieved in self.actors.factory.achieved(episode.task, episode.messages):
             if replies - achieved.first_turn >= self.config.replay.hindsight.min_turns:
                 yield achieved
 
     def _row(self, row: Trajectory, episode: StoredEpisode, achieved: Achieved) -> Trajectory | None:
-        """None: it is no success, a held-out task, or not the same conversation from there on."""
+        """In the place of `row`. None: it is no success, a held-out task, or another conversation from there on."""
         factory, task = self.actors.factory, achieved.task
         context = self._rebuilt(row, episode, achieved)
         if context is None or content_hash(task.payload) in self.held_out:
@@ -90,14 +92,14 @@ class Hindsight:
         if not reward >= self.config.rollout.success_reward:
             return None
         name = factory.task_hash(task)
-        id = hashlib.sha256(f"{row.id}/{HINDSIGHT}/{name}/{achieved.first_turn}".encode()).hexdigest()[:32]
+        place = (row.id, row.record.attempt, HINDSIGHT, name, achieved.first_turn)
+        id = hashlib.sha256("/".join(map(str, place)).encode()).hexdigest()[:32]
         following = context.messages[len(task.messages()) :]
         record = replace(
             row.record,
             id=id,
             group=f"{id}-group",
             task=name,
-            member=0,
             source=HINDSIGHT,
             reward=reward,
             success=True,
@@ -107,13 +109,14 @@ class Hindsight:
             mean_entropy=None,
             content_hash="",
             parent=row.id,
+            state=ELIGIBLE,
         )
         segments = tuple(map(_without_log_probs, context.segments()))
         return summarised([Trajectory(record, segments, context.messages)], self.actors.authors)[0]
 
     def _rebuilt(self, row: Trajectory, episode: StoredEpisode, achieved: Achieved) -> ContextManager | None:
         """The new task's conversation, with the sampled tokens; None: it can't be made of them."""
-        turns = _turns(episode.messages, after=len(episode.task.prompt))
+        turns = _turns(episode)
         replies = _sampled_replies(row.segments, self.actors.authors)
         if len(replies) != len(turns):
             return None
@@ -143,8 +146,9 @@ def _may_have_solved_another(row: Trajectory) -> bool:
     return all(segment.behavior_context == "plain" for segment in row.segments)
 
 
-def _turns(messages: Sequence[Message], *, after: int) -> list[tuple[Message, ...]]:
+def _turns(episode: StoredEpisode) -> list[tuple[Message, ...]]:
     """Each reply with what followed it, behind the opening messages."""
+    messages, after = episode.messages, len(episode.task.prompt)
     starts = [i for i, message in enumerate(messages) if i >= after and message.author == LLM]
     return [tuple(messages[start:end]) for start, end in pairwise([*starts, len(messages)])]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,24 +21,24 @@ from replay.exchange import export_file, import_file
 from replay.queries.trajectory import lineage_of
 from replay.records import Trajectory
 from replay.store import ReplayStore
+from tests.fakes.engine_server import serving
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, rows, small_config
+from tests.fakes.worker_runs import WorkerProgram
 
 GOALS = ENVIRONMENTS / "goals.py"
 HINDSIGHT = {"enable": True, "min_turns": 1, "advantage": 0.75, "window": 2}
 REPLAY = {"fraction": 0.5, "sources": {"hindsight": 0.5, "self": 0.5}, "hindsight": HINDSIGHT, "shortfall": "shrink"}
 
 
-def config(folder: Path, model: Path, environment: str = "Remainder", **replay: Any) -> RunConfig:
-    return small_config(
-        folder,
-        model,
-        run={"iterations": 4},
-        environment={"name": f"{GOALS}:{environment}"},
-        replay={**REPLAY, **replay},
-        evaluation={"every": 0, "tasks": 8},
-        checkpoint={"every": 1, "keep": 10},
-    )
+def config(folder: Path, model: Path, environment: str = "Remainder", **sections: Any) -> RunConfig:
+    own: dict[str, Any] = {
+        "run": {"iterations": 4},
+        "environment": {"name": f"{GOALS}:{environment}"},
+        "evaluation": {"every": 0, "tasks": 8},
+        "checkpoint": {"every": 1, "keep": 10},
+    }
+    return small_config(folder, model, **{**own, **sections, "replay": {**REPLAY, **sections.get("replay", {})}})
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +145,35 @@ def test_a_run_is_retrained_bit_by_bit(finished: TrainResult) -> None:
     assert [(each.iteration, each.differing) for each in found.compared] == [(1, 0), (2, 0), (3, 0), (4, 0)]
 
 
+def test_episodes_of_workers_are_stored_once_more_too(tmp_path: Path, qwen2: Path) -> None:
+    """Also those of an iteration that a resume takes back, whose own rows are fresh again."""
+    with serving(qwen2) as server, WorkerProgram(tmp_path / "small-001", "--concurrency", "4") as worker:
+        given = config(
+            tmp_path,
+            qwen2,
+            rollout={"engine": "vllm"},
+            engine={"urls": [server.address]},
+            loss={"fresh": {"anchor": "behavior"}},
+            collection={"by": "workers", "max_staleness": 1},
+            checkpoint={"every": 2, "keep": 10},
+        )
+        train(given, display=StopAfter(3))
+        shutil.rmtree(tmp_path / "small-001" / "checkpoints" / "000003")
+        run = train(given, resume=True, display=SilentDisplay())
+        assert worker.wait() == 0
+    database = run.folder / "replay.sqlite"
+    made = rows(database, "select iteration, state, attempt, parent from trajectories where source = 'hindsight'")
+    assert {(iteration, state, attempt) for iteration, state, attempt, _ in made} == {
+        *((iteration, "eligible", 0) for iteration in (1, 2)),
+        (3, "orphaned", 0),
+        *((iteration, "eligible", 1) for iteration in (3, 4)),
+    }
+    parents = [parent for _, state, _, parent in made if state == "eligible"]
+    assert len(set(parents)) == len(parents) > 5
+    query = "select count(*) from draws d join trajectories t on t.id = d.trajectory where t.source = 'hindsight'"
+    assert rows(database, query)[0][0] > 5
+
+
 def test_an_environment_that_does_not_say_is_refused_by_name(tmp_path: Path, qwen2: Path) -> None:
     given = small_config(tmp_path, qwen2, environment={"name": PARITY}, replay=REPLAY)
     with pytest.raises(UserError, match=r"replay.hindsight.enable must be false .*Parity. Write def achieved"):
@@ -170,4 +200,4 @@ def test_what_could_not_be_is_refused_by_name(
     tmp_path: Path, qwen2: Path, replay: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem):
-        config(tmp_path, qwen2, **replay)
+        config(tmp_path, qwen2, replay=replay)

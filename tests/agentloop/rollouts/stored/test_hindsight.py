@@ -60,7 +60,7 @@ def in_hindsight(
         store.append(rows.tasks, rows.groups, rows.trajectories)
         payloads = frozenset(content_hash(task.payload) for task in held_out)
         hindsight = Hindsight(actors_for(factory, []), settings(**replay), StoredEpisodes(factory, store), payloads)
-        found = hindsight.relabel(rows.trajectories, iteration=1)
+        found = hindsight.relabel(rows.trajectories, iteration=1, attempt=0)
         store.append(found.tasks, found.groups, found.trajectories)
         return replace(found, trajectories=store.read([row.id for row in found.trajectories]))
 
