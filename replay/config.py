@@ -232,11 +232,13 @@ class ReplayConfig(LimitSection, MixSection):
             ("mode", "train", "they are no experience of the policy that learns"),
             ("unit", "any", "no fresh episode has their task"),
             ("baseline", "stored", "nothing in a batch compares with them"),
+            ("retire_solved", None, "their tasks count as solved"),
         )
         for key, right, why in rules:
             if getattr(self, key) != right:
                 raise ValueError(
-                    f"replay.{key} must be {right} when replay.hindsight.enable is true, got {getattr(self, key)}: "
+                    f"replay.{key} must be {right or 'null'} when replay.hindsight.enable is true, got "
+                    f"{getattr(self, key)}: "
                     f"{why}."
                 )
         if self.schedule.highest(self.fraction) == 0 or (self.sources and HINDSIGHT not in self.sources):

@@ -89,6 +89,10 @@ def _summary_text(answer: dict[str, Any]) -> str:
             f"  {state:<12}{row['trajectories']:,}, {share(row['successes'], row['trajectories'])} successful"
             for state, row in answer["states"].items()
         ),
+        *(
+            f"  {visible(source):<12}{row['trajectories']:,}, {share(row['successes'], row['trajectories'])} successful"
+            for source, row in (answer["sources"].items() if len(answer["sources"]) > 1 else ())
+        ),
         *([f"  gone        {answer['reclaimed']:,}: evicted, with a few numbers left"] if answer["reclaimed"] else []),
         f"tokens        {answer['tokens']:,}, of which sampled {answer['action_tokens']:,}",
         f"success       {share(answer['successes'], answer['trajectories'])}"

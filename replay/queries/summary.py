@@ -41,7 +41,9 @@ _SUMS = {
 
 
 def summary(store: ReplayStore, run: str | None = None, *, filter: str | None = None) -> QueryResult:
-    """The buffer in numbers, over every stored row; `states` tells the same apart. None: all runs of the database.
+    """The buffer in numbers, over every stored row; `states` and `sources` tell the same apart.
+
+    `run` None: all runs of the database.
 
     `filter`: over the rows it holds for (`replay.queries.filters`), their groups, tasks and draws. Rows that were
     `reclaimed`, of which a few numbers are left, are counted apart, whatever the filter.
@@ -58,6 +60,7 @@ def summary(store: ReplayStore, run: str | None = None, *, filter: str | None = 
             **_groups(connection, run, filter),
             **_totals(kinds.values()),
             "states": _states(kinds),
+            "sources": _sources(kinds),
             "reclaimed": _reclaimed(connection, run),
             "stop_reasons": _stop_reasons(kinds),
             "draws": _draws(connection, run, filter),
@@ -82,17 +85,17 @@ def _groups(connection: sa.Connection, run: str | None, filter: str | None) -> Q
     return dict(connection.execute(query).mappings().one())
 
 
-_Kinds = dict[tuple[str, str], QueryResult]
-"""Sums by state and stop reason, from which follows all that is said of the rows: they are looked at once."""
+_Kinds = dict[tuple[str, str, str], QueryResult]
+"""Sums by state, stop reason and source, from which follows all that is said of the rows: they are looked at once."""
 
 
 def _kinds(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> _Kinds:
     sums = (value.label(name) for name, value in _SUMS.items())
     # The more telling one first: rows are sorted for it by SQLite, which looks further where they are equal.
-    kind = (_rows.stop_reason, _rows.state)
+    kind = (_rows.stop_reason, _rows.state, _rows.source)
     query = sa.select(*kind, *sums).where(rows).group_by(*kind)
     found = map(dict, connection.execute(query).mappings())
-    return {(row.pop("state"), row.pop("stop_reason")): row for row in found}
+    return {(row.pop("state"), row.pop("stop_reason"), row.pop("source")): row for row in found}
 
 
 def _totals(sums: Collection[QueryResult]) -> QueryResult:
@@ -103,13 +106,18 @@ def _totals(sums: Collection[QueryResult]) -> QueryResult:
 
 
 def _states(kinds: _Kinds) -> QueryResult:
-    there = [state for state in STATES if any(state == of for of, _ in kinds)]
-    return {state: _totals([sums for (of, _), sums in kinds.items() if of == state]) for state in there}
+    there = [state for state in STATES if any(state == of for of, *_ in kinds)]
+    return {state: _totals([sums for (of, *_), sums in kinds.items() if of == state]) for state in there}
+
+
+def _sources(kinds: _Kinds) -> QueryResult:
+    there = sorted({source for *_, source in kinds})
+    return {source: _totals([sums for (*_, of), sums in kinds.items() if of == source]) for source in there}
 
 
 def _stop_reasons(kinds: _Kinds) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for (_, reason), sums in sorted(kinds.items(), key=lambda item: item[0][1]):
+    for (_, reason, _), sums in sorted(kinds.items(), key=lambda item: item[0][1]):
         counts[reason] = counts.get(reason, 0) + sums["trajectories"]
     return counts
 

@@ -193,6 +193,7 @@ def test_a_reply_that_is_none_is_named(tmp_path: Path, qwen2: Path) -> None:
         ({"mode": "observe"}, "replay.mode must be train when replay.hindsight.enable is true, got observe"),
         ({"unit": "group"}, "replay.unit must be any when replay.hindsight.enable is true, got group"),
         ({"baseline": "shared"}, "replay.baseline must be stored when replay.hindsight.enable is true, got shared"),
+        ({"retire_solved": 1.0}, "replay.retire_solved must be null when replay.hindsight.enable is true, got 1.0"),
         ({"hindsight": {}}, "replay.hindsight.enable must be true when replay.sources names hindsight"),
     ],
 )
