@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from replay.records import OWN_SOURCES, RESERVED
 from replay.storage.format.column_types import Checked, ExactText, JsonText, Measured, Real, Share, Size, Truth, Whole
 
-REVISION = "0012"
+REVISION = "0011"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 

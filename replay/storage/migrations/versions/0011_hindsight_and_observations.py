@@ -1,15 +1,20 @@
-"""What deterministic tools answered is remembered by task and calls."""
+"""What a failed episode did solve belongs to its run and is found from it; what deterministic tools answered is kept."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0012"
-down_revision = "0011"
+revision = "0011"
+down_revision = "0010"
 
 
 def upgrade() -> None:
+    imported = sa.text("source <> 'self' and source <> 'gateway' and source <> 'hindsight'")
+    op.drop_index("imports_by_change", "trajectories")
+    op.create_index("imports_by_change", "trajectories", ["changed"], sqlite_where=imported, postgresql_where=imported)
+    made = sa.text("parent is not null")
+    op.create_index("trajectories_by_parent", "trajectories", ["parent"], sqlite_where=made, postgresql_where=made)
     op.create_table(
         "observations",
         sa.Column("id", sa.Text, primary_key=True),
