@@ -1,4 +1,4 @@
-"""What a failed episode did solve belongs to its run and is found from it; what deterministic tools answered is kept."""
+"""What failed episodes did solve belongs to its run and is found from them; what deterministic tools answer is kept."""
 
 from __future__ import annotations
 
