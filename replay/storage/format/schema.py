@@ -90,8 +90,9 @@ observations = sa.Table(
     _text("environment"),
     _text("parent", null=True),
     _text("tool"),
-    _json("arguments"),
+    _text("arguments"),
     _text("content"),
+    _text("checksum"),
     sa.Index("observations_by_task", "task"),
 )
 

@@ -26,7 +26,7 @@ from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.mixing.request import Limits
 from replay.queries.open_buffer import OpenBuffer
-from replay.records import FRESH, REPLAY, Histogram, Trajectory
+from replay.records import FRESH, REPLAY, Histogram, ObservationRecord, Trajectory
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location, open_database
 from replay.storage.format.column_types import ExactText, Real, Truth, Whole
@@ -71,6 +71,7 @@ _ON_A_SERVER: dict[str, dict[str, Any]] = {
     "truth": {"null": None},
     "blob": {"null": None, "empty": b"", "noise": b"AL\5\1\6\0\0\0noise"},
 }
+OBSERVED = ObservationRecord("call-1", "task-1", "tools-1", None, "look", {"n": 1}, "seen")
 _ROWS = {
     "runs": "id = 'run-1'",
     "policies": "run = 'run-1' and version = 3",
@@ -91,6 +92,7 @@ _ROWS = {
     "planned_batches": "iteration = 4",
     "workers": "id = 'first'",
     "engines": "id = 'first'",
+    "observations": "id = 'call-1'",
 }
 """Whose cells are altered."""
 
@@ -152,6 +154,7 @@ def fill(location: Location) -> None:
         store.tickets.issue([], [], PlannedBatch(RUN, 4, {"share": 0.5}))
         collect(store, 1)
         store.tickets.fail(claim(store), "overtime")
+        store.remember([OBSERVED])
         for id in ("first", "second"):
             store.roles.report("worker", RUN, id, {"host": id})
             store.roles.report("engine", RUN, id, {"proved": 3})
@@ -306,6 +309,11 @@ def _drawn(store: ReplayStore) -> list[Trajectory]:
     return [row.trajectory for row in store.draw(wanted, make_sampler("success", 0))]
 
 
+def _remembered(store: ReplayStore) -> None:
+    """What was altered is not believed."""
+    assert all(found == OBSERVED for found in store.remembered(OBSERVED.environment, [OBSERVED.task]))
+
+
 _QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
     "summary": lambda store: queries.summary(store, RUN),
     "page": lambda store: queries.page(store),
@@ -324,6 +332,7 @@ _QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
     "ended run": lambda store: store.roles.view(RUN).has_ended,
     "workers": lambda store: store.roles.listed("worker", RUN),
     "engines": lambda store: store.roles.listed("engine", RUN),
+    "observations": _remembered,
 }
 
 

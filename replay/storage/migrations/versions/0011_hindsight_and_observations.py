@@ -24,5 +24,6 @@ def upgrade() -> None:
         sa.Column("tool", sa.Text, nullable=False),
         sa.Column("arguments", sa.Text, nullable=False),
         sa.Column("content", sa.Text, nullable=False),
+        sa.Column("checksum", sa.Text, nullable=False),
     )
     op.create_index("observations_by_task", "observations", ["task"])
