@@ -58,6 +58,11 @@ def migrate(connection: sa.Connection) -> None:
         _VERSION.create(connection, checkfirst=False)
         connection.execute(_VERSION.insert().values(version_num=REVISION))
         return
+    upgrade(connection, REVISION)
+
+
+def upgrade(connection: sa.Connection, revision: str) -> None:
+    """From the schema that is there, or none, to `revision`, one migration after another."""
     # Alembic takes longer to import than everything else here.
     from alembic import command
     from alembic.config import Config
@@ -65,4 +70,5 @@ def migrate(connection: sa.Connection) -> None:
     attributes: dict[str, Any] = {"connection": connection}
     config = Config(attributes=attributes)
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-    command.upgrade(config, "head")
+    config.set_main_option("recursive_version_locations", "true")
+    command.upgrade(config, revision)

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.storage.databases import Location
-from replay.storage.databases.migrate import migrate
+from replay.storage.databases.migrate import upgrade
 from replay.storage.format.encoding import decompress_text
 from tests.fakes.records import sql
 
@@ -34,14 +34,9 @@ def fill_old(location: Location, revision: str) -> list[str]:
 
 
 def _upgrade(url: str, revision: str) -> None:
-    from alembic import command
-    from alembic.config import Config
-
     engine = sa.create_engine(url)
     with engine.begin() as connection:
-        config = Config(attributes={"connection": connection})
-        config.set_main_option("script_location", str(Path(migrate.__code__.co_filename).parents[1] / "migrations"))
-        command.upgrade(config, revision)
+        upgrade(connection, revision)
     engine.dispose()
 
 

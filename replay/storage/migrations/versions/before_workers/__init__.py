@@ -1,0 +1,1 @@
+"""Schemas of buffers that one process filled: 0001 to 0008."""
