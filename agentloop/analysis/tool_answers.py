@@ -21,8 +21,6 @@ from replay.store import ReplayStore
 class ToolCheck:
     """What came of making remembered calls again."""
 
-    remembered: int = 0
-    """Tasks with remembered calls."""
     calls: int = 0
     """Calls that were made again."""
     differing: list[str] = field(default_factory=list)
@@ -36,7 +34,7 @@ def check_tools(store: ReplayStore, factory: EnvironmentFactory, config: RunConf
     """
     environment = factory.tools_hash(config.rollout.tool_output_chars)
     tasks = store.remembered_tasks(environment)
-    found = ToolCheck(len(tasks))
+    found = ToolCheck()
     for task in random.Random(0).sample(tasks, len(tasks)):
         if found.calls >= calls:
             break
@@ -58,14 +56,18 @@ def _task(store: ReplayStore, factory: EnvironmentFactory, hash: str) -> Task | 
 
 
 def _chains(records: Sequence[ObservationRecord]) -> Iterator[list[ObservationRecord]]:
-    """Calls in the order they were made: each chain ends with one that no other came after."""
+    """Calls in the order they were made: each chain ends with one that no other came after.
+
+    Those that came after a record which is damaged, and so is not here, can't be made again.
+    """
     by_id, parents = {record.id: record for record in records}, {record.parent for record in records}
     for record in records:
         if record.id not in parents:
             chain = [record]
-            while chain[0].parent is not None:
-                chain.insert(0, by_id[chain[0].parent])
-            yield chain
+            while (before := by_id.get(chain[0].parent or "")) is not None:
+                chain.insert(0, before)
+            if chain[0].parent is None:
+                yield chain
 
 
 async def _made_again(
