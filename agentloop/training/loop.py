@@ -231,7 +231,8 @@ class Loop:
         self._display.iteration(iteration, self.config.run.iterations, metrics)
         if iteration == 1:
             found = regime({name: ((1, value),) for name, value in metrics.items()}, to_plain(self.config))
-            self._display.note("" if found is None else f"limited by {found.limit}: {found.text}")
+            if found is not None:
+                self._display.note(f"limited by {found.limit}: {found.text}")
 
     def save(self) -> None:
         """A full checkpoint of this moment."""
