@@ -174,8 +174,7 @@ def build_components(
     factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     if source.summary is not None:
         display.note(f"tasks: {source.summary}")
-    _check_credit(config, factory)
-    _check_hindsight(config, factory)
+    _check_environment(config, factory)
     redact = None if config.replay.redact is None else load_redactor(config.replay.redact)
     policy = load_trained_policy(config, first, checkpoint)
     loaded, local, reference = policy.loaded, policy.local, policy.reference
@@ -241,15 +240,13 @@ def _engines(folder: RunFolder, loaded: LoadedModel, display: RunDisplay, store:
     )
 
 
-def _check_credit(config: RunConfig, factory: EnvironmentFactory) -> None:
+def _check_environment(config: RunConfig, factory: EnvironmentFactory) -> None:
+    """Raises UserError where it lacks what the configuration asks it for."""
     if config.advantage.credit == "turn" and not factory.rewards_turns:
         raise UserError(
             f"advantage.credit must be trajectory when the environment has no turn_rewards, got turn with "
             f"{factory.where}. Write def turn_rewards(self, task, messages)."
         )
-
-
-def _check_hindsight(config: RunConfig, factory: EnvironmentFactory) -> None:
     if config.replay.hindsight.enable and not factory.has_achieved:
         raise UserError(
             f"replay.hindsight.enable must be false when the environment does not say what was solved, got true with "

@@ -83,10 +83,12 @@ class Hindsight:
                 yield achieved
 
     def _row(self, row: Trajectory, episode: StoredEpisode, achieved: Achieved) -> Trajectory | None:
-        """In the place of `row`. None: it is no success, a held-out task, or another conversation from there on."""
+        """In the place of `row`. None: it is a held-out task, another conversation from there on, or no success."""
         factory, task = self.actors.factory, achieved.task
+        if content_hash(task.payload) in self.held_out:
+            return None
         context = self._rebuilt(row, episode, achieved)
-        if context is None or content_hash(task.payload) in self.held_out:
+        if context is None:
             return None
         reward = factory.reward(task, context.messages)
         if not reward >= self.config.rollout.success_reward:
