@@ -11,9 +11,9 @@ import pytest
 import agentloop.cli.buffer_commands  # noqa: F401  # adds `replay mix`
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore, queries
-from replay.records import TaskRecord
+from replay.records import HINDSIGHT, TaskRecord
 from replay.sampling.samplers import make_sampler
-from tests.fakes.records import SHORT, group, iterate, new_store, sql, trajectory
+from tests.fakes.records import SHORT, group, iterate, new_store, sql, task, trajectory
 from tests.fakes.replay_command import ask
 
 
@@ -63,6 +63,21 @@ def test_summary_of_a_filter_that_holds_for_all_is_the_whole_summary(database: P
 def test_stats_of_a_filter_that_holds_for_none_are_empty(database: Path) -> None:
     answer = json.loads(ask("stats", str(database), "--where", "reward > 2", "--json").output)
     assert (answer["trajectories"], answer["groups"], answer["tasks"], answer["draws"]["fresh"]) == (0, 0, 0, 0)
+
+
+def test_stats_tell_rows_of_several_sources_apart(tmp_path: Path) -> None:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        made = [trajectory("made", slot=2, source=HINDSIGHT), trajectory("made too", slot=3, source=HINDSIGHT)]
+        sampled = [trajectory("won"), trajectory("lost", slot=1, success=False, reward=0.0)]
+        store.append([task("task-1")], [group("group-1")], [*sampled, *made])
+        answer = queries.summary(store)["sources"]
+    assert {source: (row["trajectories"], row["successes"]) for source, row in answer.items()} == {
+        "hindsight": (2, 2),
+        "self": (2, 1),
+    }
+    printed = [line.split() for line in ask("stats", tmp_path / "replay.sqlite").stdout.splitlines()]
+    assert ["hindsight", "2,", "100.0", "%", "successful"] in printed
+    assert ["self", "2,", "50.0", "%", "successful"] in printed
 
 
 @pytest.mark.parametrize("command", ["ls", "stats"])
