@@ -1,87 +1,158 @@
-"""What is compared: tasks, and the ways to train on them, each as what it changes in configs/quickstart.yaml."""
+"""What the study compares: tasks, contenders with the settings they are tuned over, and the arms made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
-Settings = Mapping[str, object]
-"""Values by dotted key of the configuration."""
+Values = Mapping[str, object]
+"""Of the configuration, by dotted key."""
 
-BUDGET = 5120
-"""Fresh episodes after which a run that has not reached the target is over, whatever the arm."""
-WAIT_S = 0.05
-"""Of the slow tool, per call."""
+BUDGET, TUNING_BUDGET = 5120, 2560
+"""Fresh episodes after which a run that has not reached the target is over."""
 TARGET = 0.9
 """Held-out success to reach in two evaluations in a row."""
-SEEDS = (0, 1, 2, 3, 4)
-
-COMMON: Settings = {
-    "run.stop_at_success": None,
-    "replay.fraction": 0.0,
-    "replay.schedule.shape": "constant",
-    "replay.schedule.final": None,
-    "evaluation.every": 0,
-    "checkpoint.keep_policies": "none",
-}
+SEEDS, TUNING_SEEDS = tuple(range(10)), (100, 101, 102)
+STARTS = 5
+"""Start models: seed s begins with number s modulo this; tuning with one of its own."""
+KEPT = (12, 4, 2)
+"""Settings tried on the first, second and third tuning seed: the best of those before."""
 
 
 @dataclass(frozen=True)
-class BenchTask:
+class StudyTask:
     title: str
-    settings: Settings = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
     start: str = ""
     """The task whose warmed-up models it begins with; empty: its own."""
+    tuned_as: str = ""
+    """The task whose tuned settings it has; empty: its own."""
+
+
+_CARELESS = {"hops": [2, 5], "p_next": 0.4, "p_stop": 0.4}
+_SPARSE: Values = {"environment.options.hops": [3, 6], "warm_up.options": _CARELESS}
+_FETCH: Values = {"environment.name": "fetch_place", "warm_up.updates_after_target": 150}
+
+_OWN = {
+    "dense": StudyTask("look-ups, 2 to 5 hops"),
+    "sparse": StudyTask("look-ups, 3 to 6 hops", _SPARSE),
+    "very_sparse": StudyTask("look-ups, 6 to 8 hops", {"environment.options.hops": [6, 8]}, "sparse"),
+    "fetch": StudyTask("fetch and place", _FETCH),
+}
+MAIN_TASKS = tuple(_OWN)
+
+
+def _slow(name: str) -> StudyTask:
+    """With tools that take 50 ms."""
+    task = _OWN[name]
+    values = {**task.values, "environment.options.delay_s": 0.05}
+    return StudyTask(f"{task.title}, 50 ms a call", values, task.start or name, name)
+
+
+TASKS = {**_OWN, **{f"{name}_50ms": _slow(name) for name in MAIN_TASKS}}
+_SLOW_TOOLS = tuple(name for name in TASKS if name not in _OWN)
+_LOOK_UPS = tuple(name for name in MAIN_TASKS if name != "fetch")
 
 
 @dataclass(frozen=True)
-class Arm:
-    title: str
-    settings: Settings = field(default_factory=dict)
+class Setting:
+    """What is tuned."""
+
+    batch: int
+    """Fresh episodes per iteration."""
+    epochs: int
+    learning_rate: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.batch}x{self.epochs}@{self.learning_rate:g}"
 
 
-TASKS = {
-    "dense": BenchTask("dense: the quickstart's, 2 to 5 hops"),
-    "sparse": BenchTask(
-        "sparse: 3 to 6 hops, after more careless demonstrations",
-        {
-            "environment.options.hops": [3, 6],
-            "warm_up.options": {"hops": [2, 5], "p_next": 0.4, "p_stop": 0.4},
-        },
-    ),
-    "slow": BenchTask("slow: 2 to 5 hops, 50 ms per tool call", {"environment.options.delay_s": WAIT_S}, start="dense"),
-}
+def _latin() -> tuple[Setting, ...]:
+    """Each batch size with each number of epochs, and each learning rate as often as any other."""
+    batches, epochs, rates = (16, 32, 64, 128), (1, 2, 4), (0.7e-3, 1.5e-3, 3e-3)
+    places = product(range(len(batches)), range(len(epochs)))
+    return tuple(Setting(batches[i], epochs[j], rates[(i + j) % len(rates)]) for i, j in places)
 
 
-def _replay(fraction: float, sampler: str, **more: object) -> Settings:
-    return {"replay.fraction": fraction, "replay.sampler": sampler} | {
-        key.replace("__", "."): value for key, value in more.items()
+SETTINGS = {setting.name: setting for setting in _latin()}
+
+
+def _on_policy(setting: Setting) -> Values:
+    return {
+        "batch.trajectories": setting.batch,
+        "batch.mini_batch": max(8, setting.batch // 2),
+        "batch.ppo_epochs": setting.epochs,
+        "optimizer.learning_rate": setting.learning_rate,
     }
 
 
-HALF: Settings = {"batch.trajectories": 64, "batch.mini_batch": 32}
-ESS: Settings = {"replay.controller": "ess"}
+def _with_replay(setting: Setting) -> Values:
+    """As many replayed rows as fresh ones, in as many optimizer steps; fewer while the buffer has fewer."""
+    doubled = {"batch.trajectories": 2 * setting.batch, "batch.mini_batch": max(16, setting.batch)}
+    return {**_on_policy(setting), **doubled, "replay.fraction": 0.5, "replay.shortfall": "shrink"}
+
+
+def _hindsight(setting: Setting) -> Values:
+    own = {"replay.sources": {"hindsight": 1.0}, "replay.sampler": "uniform", "replay.hindsight.enable": True}
+    return {**_with_replay(setting), **own}
+
+
+CONTENDERS: Mapping[str, Callable[[Setting], Values]] = {
+    "on_policy": _on_policy,
+    "replay": _with_replay,
+    "hindsight": _hindsight,
+}
+"""Each is tuned by as many runs."""
+
+
+@dataclass(frozen=True)
+class StudyArm:
+    title: str
+    contender: str
+    values: Values = field(default_factory=dict)
+    """Beside the setting that its contender was tuned to."""
+    tasks: Sequence[str] = tuple(TASKS)
+    short_first: bool = False
+
 
 ARMS = {
-    "on_policy": Arm("on-policy, 128"),
-    "half_batch": Arm("on-policy, 64", HALF),
-    "half_epochs": Arm("on-policy, 64, 2 epochs", {"batch.trajectories": 64, "batch.ppo_epochs": 2}),
-    "replay_50_success": Arm("replay 0.5, success", _replay(0.5, "success")),
-    "replay_on_top": Arm(
-        "replay on top: 64 + 32",
-        _replay(1 / 3, "success", replay__shortfall="shrink", batch__trajectories=96, batch__mini_batch=48),
+    "on_policy": StudyArm("on-policy, tuned", "on_policy"),
+    "replay": StudyArm("plain replay", "replay"),
+    "hindsight": StudyArm("hindsight, of 8 iterations", "hindsight"),
+    "hindsight_last": StudyArm("hindsight, of the last iteration", "hindsight", {"replay.hindsight.window": 1}),
+    "turn_credit": StudyArm("on-policy, turn credit", "on_policy", {"advantage.credit": "turn"}, _LOOK_UPS),
+    "short_first": StudyArm("on-policy, short tasks first", "on_policy", tasks=_LOOK_UPS, short_first=True),
+    "on_policy_rerun": StudyArm(
+        "on-policy, every call run", "on_policy", {"rollout.replay_observations": False}, _SLOW_TOOLS
     ),
-    "replay_50_uniform": Arm("replay 0.5, uniform", _replay(0.5, "uniform")),
-    "replay_25_success": Arm("replay 0.25, success", _replay(0.25, "success")),
-    "replay_25_uniform": Arm("replay 0.25, uniform", _replay(0.25, "uniform")),
-    "extra_epoch": Arm("on-policy, 128, 2 epochs", {"batch.ppo_epochs": 2}),
-    "replay_50_success_ess": Arm("replay 0.5, success, ESS", _replay(0.5, "success") | ESS),
-    "replay_50_advantage": Arm("replay 0.5, advantage", _replay(0.5, "advantage")),
-    "replay_50_recency": Arm("replay 0.5, recency", _replay(0.5, "recency", replay__sampler_options={"half_life": 4})),
-    "replay_50_difficulty": Arm("replay 0.5, difficulty", _replay(0.5, "difficulty")),
-    "replay_50_entropy": Arm("replay 0.5, entropy", _replay(0.5, "entropy")),
-    "replay_75_success": Arm("replay 0.75, success", _replay(0.75, "success")),
-    "replay_50_epochs": Arm("replay 0.5, success, 2 epochs", _replay(0.5, "success", batch__ppo_epochs=2)),
-    "half_4_epochs": Arm("on-policy, 64, 4 epochs", {"batch.trajectories": 64, "batch.ppo_epochs": 4}),
 }
-"""In the order they run in, for one seed after another."""
+
+Key = tuple[str, str, str, int]
+"""Task, arm, setting and seed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to make; `arm` is a contender's name while it is tuned."""
+
+    task: str
+    arm: str
+    setting: str
+    seed: int
+
+    @property
+    def key(self) -> Key:
+        return self.task, self.arm, self.setting, self.seed
+
+    @property
+    def values(self) -> Values:
+        if self.seed in TUNING_SEEDS:
+            return CONTENDERS[self.arm](SETTINGS[self.setting])
+        arm = ARMS[self.arm]
+        return {**CONTENDERS[arm.contender](SETTINGS[self.setting]), **arm.values}
+
+    @property
+    def is_short_first(self) -> bool:
+        return self.seed not in TUNING_SEEDS and ARMS[self.arm].short_first

@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 
 from benchmarks._replay_arms import BUDGET, TARGET
-from benchmarks._replay_figures import interval, recent_curve
+from benchmarks._replay_figures import Costs, interval, recent_curve
 from benchmarks._replay_runs import Result
 from replay.report.svg import number
 
@@ -65,7 +65,7 @@ def mean_curves(by_arm: Mapping[str, Sequence[Result]], titles: Mapping[str, str
     return _svg(parts, width, height, summary)
 
 
-def intervals(panels: Mapping[str, Mapping[str, Sequence[float]]], titles: Mapping[str, str], summary: str) -> str:
+def intervals(panels: Mapping[str, Mapping[str, Costs]], titles: Mapping[str, str], summary: str) -> str:
     """One panel per quantity, one row per arm: every seed a ring, the median a dot with its interval.
 
     Seeds that did not get there stand at the right edge as triangles.
@@ -82,8 +82,8 @@ def intervals(panels: Mapping[str, Mapping[str, Sequence[float]]], titles: Mappi
     return _svg(parts, width, height, summary)
 
 
-def _panel(left: float, name: str, by_arm: Mapping[str, Sequence[float]], colour: Mapping[str, str]) -> list[str]:
-    most = 1.08 * max((v for values in by_arm.values() for v in values if v < math.inf), default=1.0)
+def _panel(left: float, name: str, by_arm: Mapping[str, Costs], colour: Mapping[str, str]) -> list[str]:
+    most = 1.08 * max((v for values in by_arm.values() for v in values.values() if v < math.inf), default=1.0)
     floor = 40 + _ROW * len(by_arm)
 
     def x(value: float) -> float:
@@ -96,7 +96,7 @@ def _panel(left: float, name: str, by_arm: Mapping[str, Sequence[float]], colour
         parts.append(f'<text class="soft mid" x="{x(tick):.1f}" y="{floor + 18}">{tick:,}</text>')
     for row, (arm, values) in enumerate(by_arm.items()):
         y, stroke = 40 + _ROW * row + 13, colour[arm]
-        for value in values:
+        for value in values.values():
             if value == math.inf:
                 edge = left + _PANEL - 4
                 parts.append(f'<path fill="{stroke}" d="M{edge - 8} {y - 5}L{edge} {y}L{edge - 8} {y + 5}Z"/>')

@@ -4,43 +4,53 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks._replay_arms import ARMS, SEEDS, TASKS, WAIT_S
+from benchmarks._replay_arms import ARMS, CONTENDERS, MAIN_TASKS, SETTINGS, TASKS, TUNING_SEEDS
 from benchmarks._replay_figures import (
+    Costs,
     Interval,
-    beside,
     costs,
-    courses,
     interval,
+    less,
     mean_success,
-    spent,
+    points_less,
     to_recent,
     to_target,
 )
+from benchmarks._replay_jobs import score
 from benchmarks._replay_plots import intervals, mean_curves
 from benchmarks._replay_runs import Result
 
+FIRST = 2560
+"""Fresh episodes whose success is told: half of the budget, in which tuned runs mostly get there."""
 MEASURES: Mapping[str, Callable[[Result], float]] = {
-    "success of the first 2,560, %": lambda result: 100 * mean_success(result, 2560),
+    f"success of the first {FIRST:,}, %": lambda result: 100 * mean_success(result, FIRST),
     "fresh to 80 %": lambda result: to_recent(result, "fresh"),
     "fresh to 90 %": lambda result: to_target(result, "fresh"),
-    "... at once": lambda result: to_target(result, "fresh", in_a_row=1),
-    "CPU-s to 90 %": lambda result: to_target(result, "cpu"),
-    "with slow tools, s": lambda result: to_target(result, "waited"),
+    "tool calls": lambda result: to_target(result, "calls"),
+    "of them run": lambda result: to_target(result, "runs"),
+    "CPU-s": lambda result: to_target(result, "cpu"),
+    "wall, s": lambda result: to_target(result, "wall"),
 }
-"""Columns of the tables."""
-_TOGETHER = {"dense": ("dense",), "sparse": ("sparse",), "both": ("dense", "sparse")}
-CONTROLS = {
-    "dense": ("half_batch", "on_policy"),
-    "sparse": ("half_batch", "on_policy"),
-    "both": ("half_batch", "half_epochs"),
-}
-"""What the arms are paired with, seed by seed."""
+"""Columns of a task's table; the last four are what it took to 90 %, too."""
+BESIDE = {"fresh": "fresh to 90 %", "runs": "tool calls run", "cpu": "CPU-s", "wall": "wall"}
+"""Columns of what an arm took less than another, in percent."""
+COMPARED = (
+    ("replay", "on_policy"),
+    ("hindsight", "on_policy"),
+    ("hindsight", "hindsight_last"),
+    ("hindsight_last", "on_policy"),
+    ("turn_credit", "on_policy"),
+    ("on_policy", "on_policy_rerun"),
+    ("hindsight", "on_policy_rerun"),
+)
+"""Pairs of arms: the first less the second."""
 _LEAST = 3
 """Fewer runs, or pairs of them, have no interval to speak of: they are in the results file alone."""
-_PLOTTED = ("fresh to 90 %", "CPU-s to 90 %")
+_PLOTTED = ("fresh to 90 %", "CPU-s")
 _BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 Runs = Mapping[str, Sequence[Result]]
 """Results by arm."""
@@ -48,131 +58,101 @@ Runs = Mapping[str, Sequence[Result]]
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
     """Every table of the page by its name, as markdown."""
-    found = {"starts": starts_table(results), "ess": ess_table(results)}
-    for name, tasks in _TOGETHER.items():
-        runs = {
-            arm: each
-            for arm, each in _several(by_arm(results, tasks, SEEDS)).items()
-            if {result["task"] for result in each} == {*tasks}
-        }
-        found |= {name: costs_table(runs)} if len(tasks) == 1 and runs else {}
-        for control in CONTROLS[name]:
-            found |= {f"{name}-beside-{control}": beside_table(runs, control)} if control in runs else {}
-    slow = [result for result in results if result["task"] == "slow"]
-    return found | ({"slow": slow_table(slow, results)} if slow else {})
+    found = {"starts": starts_table(results), "tuned": tuned_table(results)}
+    for task in TASKS:
+        runs = several(results, task)
+        found |= {task: costs_table(runs), f"{task}-beside": beside_table(runs)}
+    return found
 
 
 def plots(results: Sequence[Result]) -> dict[str, str]:
     """Every plot by the name of its file."""
     found = {}
-    for task in ("dense", "sparse"):
-        runs, about = _several(by_arm(results, [task], SEEDS)), TASKS[task].title
+    for task in MAIN_TASKS:
+        runs, about = several(results, task), TASKS[task].title
         if not runs:
             continue
         titles = {arm: ARMS[arm].title for arm in runs}
         found[f"{task}-curves.svg"] = mean_curves(runs, titles, f"success over fresh episodes, {about}")
-        panels = {
-            name: {arm: [*costs(each, MEASURES[name]).values()] for arm, each in runs.items()} for name in _PLOTTED
-        }
-        found[f"{task}-costs.svg"] = intervals(panels, titles, f"what it took, {about}")
+        panels = {name: {arm: costs(each, MEASURES[name]) for arm, each in runs.items()} for name in _PLOTTED}
+        found[f"{task}-costs.svg"] = intervals(panels, titles, f"what it took to 90 %, {about}")
     return found
 
 
-def by_arm(results: Sequence[Result], tasks: Sequence[str], seeds: Sequence[int]) -> Runs:
-    """Those that have runs on these tasks and seeds, in the order of ARMS."""
-    there = {arm: [r for r in results if r["task"] in tasks and r["arm"] == arm and r["seed"] in seeds] for arm in ARMS}
+def runs_of(results: Sequence[Result], task: str) -> Runs:
+    """All but tuning, of the arms that have runs on the task, in the order of ARMS."""
+    of_task = [each for each in results if each["task"] == task and each["seed"] not in TUNING_SEEDS]
+    there = {arm: [each for each in of_task if each["arm"] == arm] for arm in ARMS}
     return {arm: runs for arm, runs in there.items() if runs}
 
 
-def _several(runs: Runs) -> Runs:
-    return {arm: each for arm, each in runs.items() if len(each) >= _LEAST}
+def several(results: Sequence[Result], task: str) -> Runs:
+    return {arm: each for arm, each in runs_of(results, task).items() if len(each) >= _LEAST}
 
 
 def starts_table(results: Sequence[Result]) -> str:
-    """Success of the warmed-up models, of all episodes that a run's first iteration collected."""
+    """Success of the warmed-up models in all first iterations that began with them; tuning has one of its own."""
+    models = {each["start"]: None for each in sorted(results, key=lambda each: each["seed"])}
     rows = []
-    for task in ("dense", "sparse"):
-        first = [(r["seed"], r["iterations"][0]) for r in results if r["task"] == task and r["seed"] in SEEDS]
-        cells = []
-        for seed in SEEDS:
-            fresh = [(row[0], row[2]) for of, row in first if of == seed]
-            episodes = sum(count for count, _ in fresh)
-            cells.append(f"{sum(count * success for count, success in fresh) / episodes:.1%}" if fresh else "-")
-        rows.append([TASKS[task].title, *(cell.replace("%", " %") for cell in cells)])
-    return _markdown(["task", *(f"seed {seed}" for seed in SEEDS)], rows)
+    for task in MAIN_TASKS:
+        shares = []
+        for model in models:
+            first = [each["iterations"][0] for each in results if (each["task"], each["start"]) == (task, model)]
+            episodes = sum(row[0] for row in first)
+            shares += [f"{sum(row[0] * row[2] for row in first) / episodes:.1%}".replace("%", " %")] if first else []
+        rows.append([TASKS[task].title, ", ".join(shares)])
+    return _markdown(["task", "success of each start model"], rows)
 
 
-def ess_table(results: Sequence[Result]) -> str:
-    """How far replay got from on-policy, and what the controller made of it."""
+def tuned_table(results: Sequence[Result]) -> str:
+    """The settings that were tried on all tuning seeds, the best first, with their median score."""
     rows = []
-    for task in TASKS:
-        for arm, runs in by_arm(results, [task], SEEDS).items():
-            by_age = [result["least_ess_by_age"] for result in runs if "least_ess_by_age" in result]
-            if "replay.fraction" in ARMS[arm].settings and by_age:
-                factor = min(result["least_factor"] for result in runs)
-                told = f"{factor:.2f}" if "replay.controller" in ARMS[arm].settings else "no controller"
-                rows.append([task, ARMS[arm].title, str(len(by_age)), f"{min(by_age):.3f}", told])
-    return _markdown(["task", "arm", "runs", "least ESS of an age bucket", "controller's least factor"], rows)
-
-
-def slow_table(slow: Sequence[Result], results: Sequence[Result]) -> str:
-    """Runs whose tool did wait, beside what the same run of the dense task and its tool calls let expect."""
-    head = ["run", "course", "tool calls", "waited for them, s", "CPU-s", "wall, s", "expected, s"]
-    rows = []
-    for result in slow:
-        key = (result["arm"], result["seed"])
-        (dense,) = [r for r in results if r["task"] == "dense" and (r["arm"], r["seed"]) == key]
-        same = courses(dense) == courses(result)
-        calls, cpu, wall, expected = (
-            spent(each, name)[-1]
-            for each, name in ((result, "calls"), (result, "cpu"), (result, "wall"), (dense, "waited"))
-        )
-        rows.append(
-            [
-                f"{ARMS[key[0]].title}, seed {key[1]}",
-                "the dense run's, to every figure" if same else "another than the dense run's",
-                f"{calls:,.0f}",
-                f"{WAIT_S * calls:,.0f}",
-                *(f"{seconds:,.0f}" for seconds in (cpu, wall, expected)),
-            ]
-        )
-    return _markdown(head, rows)
+    for task in MAIN_TASKS:
+        for contender in CONTENDERS:
+            of_place = [each for each in results if (each["task"], each["arm"]) == (task, contender)]
+            scores = {
+                name: [score(each) for each in of_place if each["setting"] == name and each["seed"] in TUNING_SEEDS]
+                for name in SETTINGS
+            }
+            final = {name: statistics.median(each) for name, each in scores.items() if len(each) == len(TUNING_SEEDS)}
+            ordered = sorted(final, key=lambda name: final[name])
+            if ordered:
+                cells = [f"{name} ({final[name]:,.0f})" for name in ordered]
+                rows.append([TASKS[task].title, ARMS[contender].title, *cells])
+    return _markdown(["task", "contender", "found", "next"], rows)
 
 
 def costs_table(runs: Runs) -> str:
     head = ["arm", "runs", "reached 90 %", *MEASURES]
     rows = []
     for arm, each in runs.items():
-        found = [_told(interval([*costs(each, measure).values()])) for measure in MEASURES.values()]
-        rows.append([ARMS[arm].title, str(len(each)), str(_reached(each)), *found])
+        found = [_told(interval(costs(each, measure))) for measure in MEASURES.values()]
+        reached = sum(math.isfinite(to_target(result, "fresh")) for result in each)
+        rows.append([ARMS[arm].title, str(len(each)), str(reached), *found])
     return _markdown(head, rows)
 
 
-def beside_table(runs: Runs, control: str) -> str:
-    """Differences to the control on the same seeds: below 0, the arm took less, or succeeded less."""
+def beside_table(runs: Runs) -> str:
+    """Differences on the same seeds: below 0, the first arm took less, or succeeded less."""
     rows = []
-    for arm, each in runs.items():
-        pairs = len({(r["task"], r["seed"]) for r in each} & {(r["task"], r["seed"]) for r in runs[control]})
-        if arm == control or pairs < _LEAST:
-            continue
-        found = [beside(costs(runs[control], measure), costs(each, measure)) for measure in MEASURES.values()]
-        rows.append([ARMS[arm].title, str(pairs), *(_told(each, sign=True) for each in found)])
-    return _markdown([f"arm, less {ARMS[control].title}", "pairs", *MEASURES], rows)
+    for arm, control in COMPARED:
+        if arm in runs and control in runs:
+            points = points_less(runs[arm], runs[control], FIRST)
+            found: list[Costs] = [points, *(less(runs[arm], runs[control], name) for name in BESIDE)]
+            if len(points) >= _LEAST:
+                told = [_told(interval(each), sign=True) for each in found]
+                rows.append([ARMS[arm].title, ARMS[control].title, str(len(points)), *told])
+    head = ["arm", "less", "pairs", "success of the first, points", *(f"{title}, %" for title in BESIDE.values())]
+    return _markdown(head, rows)
 
 
-def _reached(runs: Sequence[Result]) -> int:
-    return sum(math.isfinite(to_target(result, "fresh")) for result in runs)
-
-
-def _told(found: Interval | None, *, sign: bool = False) -> str:
-    if found is None:
-        return "-"
+def _told(found: Interval, *, sign: bool = False) -> str:
     return f"{_number(found.median, sign)} [{_number(found.low, sign)}, {_number(found.high, sign)}]"
 
 
 def _number(value: float, sign: bool = False) -> str:
     if math.isinf(value):
-        return "never" if value > 0 else "always"
+        return "never"
     plus = "+" if sign else ""
     return f"{value:{plus},.0f}" if abs(value) >= 100 else f"{value:{plus}.3g}"
 

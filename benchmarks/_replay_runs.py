@@ -1,14 +1,14 @@
-"""One run of an arm: from a warmed-up model to the target, with what it took, evaluations apart."""
+"""One run of the study: from a warmed-up model to the target, with what it took, evaluations apart."""
 
 from __future__ import annotations
 
 import datetime
 import fcntl
+import hashlib
 import json
 import math
 import os
 import shutil
-import sqlite3
 import subprocess
 import time
 from collections.abc import Mapping
@@ -21,24 +21,25 @@ from typing import Any
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config, to_plain
 from agentloop.environments import load_environment
-from agentloop.learning.update_stats import ESS_BY_AGE
 from agentloop.rollouts.evaluation import evaluate
 from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import create_run_folder
 from agentloop.training.components import Components, build_components, starting_model
 from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
-from benchmarks._replay_arms import BUDGET, COMMON, TARGET, TASKS, Settings
-from replay.locate import DATABASE
+from benchmarks._replay_arms import BUDGET, STARTS, TARGET, TASKS, TUNING_SEEDS, Job, Values
+from benchmarks._replay_curriculum import short_first
 from replay.records import RunRecord
 
 ROOT = Path(__file__).parents[1]
+_BASE = Path(__file__).with_name("replay_value.yaml")
 WINDOW = 256
-"""Fresh episodes between evaluations, and those whose success says whether to begin with them. Evaluations cost as much
-as what is between them; every task that is trained on is new, so that fresh episodes tell of held-out success, too."""
-_NEAR = 0.8
-ITERATION = ("fresh", "replayed", "success", "calls", "cpu", "wall")
-"""What is kept of each iteration: rows of either stream, success and tool calls of the fresh ones, and seconds."""
+"""Fresh episodes whose success stands for held-out success: every task that is trained on is new."""
+_EVERY, _NEAR = 128, 0.8
+"""Fresh episodes between evaluations, and the success of as many from which on there are any: they take time."""
+ITERATION = ("fresh", "replayed", "success", "calls", "runs", "cpu", "wall")
+"""What is kept of each iteration: rows of either stream; success of the fresh ones, their tool calls, and how many of
+those were run; CPU-seconds and seconds."""
 Result = dict[str, Any]
 
 
@@ -61,22 +62,21 @@ class LastFigures:
         return
 
 
-def configuration(settings: Settings, *, seed: int, folder: Path) -> RunConfig:
-    given = {"run.seed": seed, "run.folder": str(folder)} | dict(settings)
-    return load_config(
-        ROOT / "configs" / "quickstart.yaml", [f"{key}={json.dumps(value)}" for key, value in given.items()]
-    )
+def configuration(values: Values, *, seed: int, folder: Path) -> RunConfig:
+    given = {"run.seed": seed, "run.folder": str(folder)} | dict(values)
+    return load_config(_BASE, [f"{key}={json.dumps(value)}" for key, value in given.items()])
 
 
 def starting_point(task: str, seed: int, work: Path) -> Path:
-    """The warmed-up model that all arms of this seed begin with; made at first use, one process at a time."""
+    """The warmed-up model that a seed begins with; made at first use, one process at a time."""
     name = TASKS[task].start or task
-    target = work / "start" / f"{name}-{seed}"
+    number = TUNING_SEEDS[0] if seed in TUNING_SEEDS else seed % STARTS
+    target = work / "start" / f"{name}-{number}"
     work.mkdir(parents=True, exist_ok=True)
-    with (work / f"start-{name}-{seed}.lock").open("w") as lock:
+    with (work / f"start-{name}-{number}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            config = configuration({**COMMON, **TASKS[name].settings}, seed=seed, folder=work / "warm-up")
+            config = configuration(TASKS[name].values, seed=number, folder=work / "warm-up")
             folder = create_run_folder(config)
             seed_process(config)
             starting_model(folder, LastFigures())
@@ -86,41 +86,37 @@ def starting_point(task: str, seed: int, work: Path) -> Path:
     return target
 
 
-def _iterations(settings: Settings) -> int:
-    """In which the budget is spent: the learning rate is then the same at the same number of fresh episodes.
-
-    One more than that, for the last one would evaluate by itself.
-    """
-    config = configuration(settings, seed=0, folder=ROOT)
-    return math.ceil(BUDGET / (config.batch.trajectories * (1.0 - config.replay.fraction))) + 1
-
-
-def run_arm(task: str, settings: Settings, seed: int, work: Path, *, budget: int | None = None) -> Result:
+def play(job: Job, work: Path, *, budget: int) -> Result:
     """Train until held-out success was at least TARGET in two evaluations in a row, or the budget is spent.
 
-    A smaller `budget` than BUDGET ends the run before, and changes nothing else.
+    The learning rate falls along BUDGET fresh episodes, also where the budget is smaller.
     """
-    start = starting_point(task, seed, work)
-    everything = {**COMMON, **TASKS[task].settings, "model.path": str(start), **settings}
-    everything = {"run.iterations": _iterations(everything), **everything}
-    config = configuration(everything, seed=seed, folder=work / "runs")
+    start = starting_point(job.task, job.seed, work)
+    values = {**TASKS[job.task].values, "model.path": str(start), **job.values}
+    config = configuration({"run.iterations": _iterations(values), **values}, seed=job.seed, folder=work / "runs")
     folder = create_run_folder(config)
     seed_process(config)
     display = LastFigures()
     try:
         with closing(build_components(folder, display, checkpoint=None, first=start)) as parts:
             begin_run(parts)
-            result = _train(Loop(parts, LoopState()), display, budget=budget or BUDGET)
+            chosen = short_first(parts, job.task) if job.is_short_first else parts
+            outcome = _train(Loop(chosen, LoopState()), display, budget=budget)
     finally:
         shutil.rmtree(folder.path)
     return {
-        "task": task,
-        "seed": seed,
-        "settings": dict(settings),
-        **result,
+        **outcome,
+        "start": hashlib.sha256((start / "model.safetensors").read_bytes()).hexdigest()[:12],
+        "processor": _processor(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "commit": commit(),
     }
+
+
+def _iterations(values: Values) -> int:
+    """In which BUDGET is spent, and one more: the last one would evaluate by itself."""
+    config = configuration(values, seed=0, folder=ROOT)
+    return math.ceil(BUDGET / (config.batch.trajectories * (1.0 - config.replay.fraction))) + 1
 
 
 def begin_run(parts: Components) -> None:
@@ -141,51 +137,39 @@ def begin_run(parts: Components) -> None:
 def _train(loop: Loop, display: LastFigures, *, budget: int) -> Result:
     iterations: list[list[float]] = []
     evaluations: list[list[float]] = []
-    least_ess, least_factor, fresh, evaluated = 1.0, 1.0, 0, 0
-    while fresh < budget and not _reached(evaluations):
+    fresh, evaluated = 0, 0
+    while fresh < budget and not _is_reached(evaluations):
         cpu, wall = time.process_time(), time.perf_counter()
         loop.iterate(len(iterations) + 1)
         seconds = [round(time.process_time() - cpu, 3), round(time.perf_counter() - wall, 3)]
-        told = display.metrics
-        # Without a fresh episode there is no success; calls are counted at the end.
-        row = [told["batch/fresh"], told["batch/replay"], told.get("rollout/success", 0.0), 0, *seconds]
-        iterations.append([int(row[0]), int(row[1]), round(row[2], 5), *row[3:]])
-        fresh += int(told["batch/fresh"])
-        least_ess = min([least_ess, *(value for name, value in told.items() if name.startswith(ESS_BY_AGE))])
-        least_factor = min(least_factor, told.get("replay/controller_factor", 1.0))
-        due = fresh // WINDOW > evaluated // WINDOW and recent_success(iterations) >= _NEAR
+        iterations.append([*_figures(display.metrics), *seconds])
+        fresh += int(iterations[-1][0])
+        due = fresh // _EVERY > evaluated // _EVERY and recent_success(iterations, _EVERY) >= _NEAR
         if due or fresh >= budget:
             evaluated = fresh
             evaluations.append([len(iterations), round(held_out_success(loop.components), 5)])
-    for iteration, calls in _tool_calls(loop.components):
-        iterations[iteration - 1][ITERATION.index("calls")] = calls
-    return {
-        "iterations": iterations,
-        "evaluations": evaluations,
-        "least_ess_by_age": round(least_ess, 3),
-        "least_factor": round(least_factor, 3),
-    }
+    return {"iterations": iterations, "evaluations": evaluations}
 
 
-def _reached(evaluations: list[list[float]]) -> bool:
+def _figures(told: Mapping[str, float]) -> list[float]:
+    fresh = int(told["batch/fresh"])
+    runs = int(told.get("tools/runs", 0.0))
+    calls = round(runs / (1.0 - told.get("tools/replayed", 0.0)))
+    return [fresh, int(told["batch/replay"]), round(told.get("rollout/success", 0.0), 5), calls, runs]
+
+
+def _is_reached(evaluations: list[list[float]]) -> bool:
     return len(evaluations) > 1 and min(success for _, success in evaluations[-2:]) >= TARGET
 
 
-def recent_success(iterations: list[list[float]]) -> float:
-    """Of the newest iterations that hold WINDOW fresh episodes together; 0 while there are fewer."""
+def recent_success(iterations: list[list[float]], episodes: int) -> float:
+    """Of the newest iterations that hold so many fresh episodes together; 0 while there are fewer."""
     fresh, successes = 0.0, 0.0
     for row in reversed(iterations):
         fresh, successes = fresh + row[0], successes + row[0] * row[2]
-        if fresh >= WINDOW:
+        if fresh >= episodes:
             return successes / fresh
     return 0.0
-
-
-def _tool_calls(parts: Components) -> list[tuple[int, int]]:
-    """By iteration, of the fresh episodes."""
-    query = "select iteration, sum(num_tool_calls) from trajectories group by iteration"
-    with closing(sqlite3.connect(f"file:{parts.folder.path / DATABASE}?mode=ro", uri=True)) as connection:
-        return connection.execute(query).fetchall()
 
 
 def held_out_success(parts: Components) -> float:
@@ -201,6 +185,11 @@ def commit() -> str:
     command = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def add_result(path: Path, result: Result) -> None:

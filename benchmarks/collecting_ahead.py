@@ -25,7 +25,7 @@ from agentloop.generation.publishing.engine_control import EngineControl
 from agentloop.serving.engine_process import EngineProcess
 from agentloop.serving.vllm_command import ServeOptions, serve_command, serve_environment
 from benchmarks._goals import show
-from benchmarks._replay_arms import COMMON, TARGET
+from benchmarks._replay_arms import TARGET
 from benchmarks._replay_runs import ROOT, configuration, starting_point
 from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, running_roles
 from tests.fakes.runs import buffer_of, rows
@@ -116,7 +116,6 @@ def run_once(
     """A run of all its roles; evaluations count as a part of its time."""
     model = starting_point("dense", MODEL_SEED, work)
     settings = {
-        **COMMON,
         **_SIZES,
         **WAYS[way],
         "model.path": str(model),

@@ -1,7 +1,8 @@
-"""Does replay pay? Fresh episodes and CPU-seconds to 90 % held-out success, with replay and without.
+"""Does replay pay, against controls that are tuned as well as it is?
 
-`--run` makes the runs that the results file lacks, one JSON line each, and can be stopped at any time; `--report`
-writes the tables and plots of docs/evidence.md from that file; `--quick` trains one pair of arms for a few iterations.
+`--run` makes the runs that the results lack, one JSON line each: first those that tune each contender on each task,
+then all arms on all seeds with what was found. It can be stopped at any time, and several processes share the work.
+`--report` writes the tables and plots of docs/evidence.md; `--quick` makes one short run, to try the whole way.
 Without any of them: the medians of what has been measured.
 """
 
@@ -9,79 +10,87 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import math
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from benchmarks._replay_arms import ARMS, SEEDS, TASKS
+from benchmarks._replay_arms import ARMS, BUDGET, MAIN_TASKS, SEEDS, TASKS, TUNING_BUDGET, TUNING_SEEDS, Job, Key
 from benchmarks._replay_figures import costs, interval, to_target
-from benchmarks._replay_report import by_arm, write
-from benchmarks._replay_runs import ROOT, Result, add_result, read_results, run_arm
+from benchmarks._replay_jobs import jobs
+from benchmarks._replay_report import runs_of, write
+from benchmarks._replay_runs import ROOT, Result, add_result, play, read_results
 
 PAGE = ROOT / "docs" / "evidence.md"
 PLOTS = ROOT / "docs" / "evidence"
 RESULTS = PLOTS / "results.jsonl"
 WORK = ROOT / "runs" / "replay_value"
-_QUICK = {"tasks": ["dense"], "arms": ["half_batch", "replay_50_success"], "seeds": [0]}
+_LOOK_AGAIN_S = 5.0
+_QUICK = Job("dense", "hindsight", "32x1@0.0015", TUNING_SEEDS[0])
 _QUICK_BUDGET = 256
 
 
-def run(
-    tasks: Sequence[str], arms: Sequence[str], seeds: Iterable[int], *, results: Path, work: Path, budget: int | None
-) -> None:
-    """What is missing, one seed of all arms after another. Several processes share the work, a lock per run."""
+def by_key(results: Sequence[Result]) -> dict[Key, Result]:
+    return {(each["task"], each["arm"], each["setting"], each["seed"]): each for each in results}
+
+
+def run(tasks: Sequence[str], arms: Sequence[str], seeds: Sequence[int], *, results: Path, work: Path) -> None:
+    """What is missing, until nothing is."""
     (work / "locks").mkdir(parents=True, exist_ok=True)
-    for seed in seeds:
-        for task in tasks:
-            for arm in arms:
-                with (work / "locks" / f"{task}-{arm}-{seed}").open("w") as lock:
-                    try:
-                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:
-                        continue  # another process is at it
-                    if any((r["task"], r["arm"], r["seed"]) == (task, arm, seed) for r in read_results(results)):
-                        continue
-                    result = {"arm": arm, **run_arm(task, ARMS[arm].settings, seed, work, budget=budget)}
-                    add_result(results, result)
-                    print(told(result), flush=True)
+    while ready := jobs(tasks, arms, seeds, by_key(read_results(results))):
+        if not any(_make(job, results, work) for job in ready):
+            time.sleep(_LOOK_AGAIN_S)  # others are at all of them
 
 
-def told(result: Result) -> str:
-    iterations = result["iterations"]
-    fresh, _, _, _, cpu, wall = (sum(column) for column in zip(*iterations, strict=True))
-    success = ", ".join(f"{success:.1%}" for _, success in result["evaluations"])
+def _make(job: Job, results: Path, work: Path) -> bool:
+    """False where another process is at it."""
+    with (work / "locks" / "-".join(map(str, job.key))).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if job.key in by_key(read_results(results)):
+            return True
+        budget = TUNING_BUDGET if job.seed in TUNING_SEEDS else BUDGET
+        result = play(job, work, budget=budget)
+        add_result(results, {**vars(job), **result})
+        print(line(job, result), flush=True)
+    return True
+
+
+def line(job: Job, result: Result) -> str:
+    fresh, _, _, calls, runs, cpu, wall = (sum(column) for column in zip(*result["iterations"], strict=True))
+    success = ", ".join(f"{success:.1%}" for _, success in result["evaluations"][-2:])
     return (
-        f"{result['task']} {result['arm']} seed {result['seed']}: {success} after {len(iterations)} iterations, "
-        f"{fresh} fresh, {cpu:.1f} CPU-s, {wall:.1f} s, least ESS {result['least_ess_by_age']}"
+        f"{job.task} {job.arm} {job.setting} seed {job.seed}: {success} after {fresh} fresh, {calls} calls "
+        f"({runs} run), {cpu:.0f} CPU-s, {wall:.0f} s"
     )
 
 
-def figures(results: Sequence[Result]) -> dict[str, float]:
-    """Median fresh episodes and CPU-seconds to the target, of the arms that most seeds reached it with."""
-    found = {}
-    for task in TASKS:
-        for arm, runs in by_arm(results, [task], SEEDS).items():
-            for name in ("fresh", "cpu"):
-                median = interval([*costs(runs, lambda result, name=name: to_target(result, name)).values()]).median
-                found |= {f"{task}_{arm}_{name}": median} if median < math.inf else {}
-    return found
-
-
 def quick() -> None:
-    """The whole way of a run, small: a warm-up, and a few iterations without and with replay."""
+    """The whole way of a run, small: a warm-up, and a few iterations with hindsight."""
     with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "results.jsonl"
-        run(**_QUICK, results=results, work=Path(folder), budget=_QUICK_BUDGET)
+        print(line(_QUICK, play(_QUICK, Path(folder), budget=_QUICK_BUDGET)))
+
+
+def figures(results: Sequence[Result]) -> dict[str, float]:
+    """Median fresh episodes and CPU-seconds to the target; infinite where most seeds did not get there."""
+    return {
+        f"{task}_{arm}_{name}": interval(costs(each, lambda result, name=name: to_target(result, name))).median
+        for task in TASKS
+        for arm, each in runs_of(results, task).items()
+        for name in ("fresh", "cpu")
+    }
 
 
 def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay_value", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one pair of arms, for a few iterations")
+    parser.add_argument("--quick", action="store_true", help="one short run")
     parser.add_argument("--run", action="store_true", help="the runs that the results lack: hours")
     parser.add_argument("--report", action="store_true", help="tables and plots of docs/evidence.md")
-    parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=["dense", "sparse"])
+    parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(MAIN_TASKS))
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -91,7 +100,8 @@ def main(arguments: Sequence[str] = ()) -> dict[str, float]:
         quick()
         return {}
     if given.run:
-        run(given.tasks, given.arms, given.seeds, results=given.results, work=given.work, budget=None)
+        with suppress(KeyboardInterrupt):
+            run(given.tasks, given.arms, given.seeds, results=given.results, work=given.work)
     results = read_results(given.results)
     if given.report:
         write(results, PAGE, PLOTS)
