@@ -98,7 +98,7 @@ def write_quickstart(
     )
     roles = {
         "learner": learner or {},
-        "engine": {"port": port or free_port(), "options": ["--dtype", "float32", "--silence", "15", "--", *SMALL]},
+        "engine": {"port": port or free_port(), "options": ["--dtype", "float32", "--silence", "120", "--", *SMALL]},
         "worker": {"count": 2, "concurrency": 16},
     }
     file = folder / "roles.yaml"
