@@ -69,20 +69,15 @@ class Setting:
         return f"{self.batch}x{self.epochs}@{self.learning_rate:g}"
 
 
-def _latin() -> tuple[Setting, ...]:
-    """Each batch size with each number of epochs, and each learning rate as often as any other."""
-    batches, epochs, rates = (16, 32, 64, 128), (1, 2, 4), (0.7e-3, 1.5e-3, 3e-3)
-    places = product(range(len(batches)), range(len(epochs)))
-    return tuple(Setting(batches[i], epochs[j], rates[(i + j) % len(rates)]) for i, j in places)
-
-
-SETTINGS = {setting.name: setting for setting in _latin()}
+_SETTINGS = (Setting(*values) for values in product((32, 64), (1, 2, 4), (0.7e-3, 1.5e-3)))
+SETTINGS = {setting.name: setting for setting in _SETTINGS}
 
 
 def _on_policy(setting: Setting) -> Values:
+    """One optimizer step per epoch."""
     return {
         "batch.trajectories": setting.batch,
-        "batch.mini_batch": max(8, setting.batch // 2),
+        "batch.mini_batch": setting.batch,
         "batch.ppo_epochs": setting.epochs,
         "optimizer.learning_rate": setting.learning_rate,
     }
@@ -90,7 +85,7 @@ def _on_policy(setting: Setting) -> Values:
 
 def _with_replay(setting: Setting) -> Values:
     """As many replayed rows as fresh ones, in as many optimizer steps; fewer while the buffer has fewer."""
-    doubled = {"batch.trajectories": 2 * setting.batch, "batch.mini_batch": max(16, setting.batch)}
+    doubled = {"batch.trajectories": 2 * setting.batch, "batch.mini_batch": 2 * setting.batch}
     return {**_on_policy(setting), **doubled, "replay.fraction": 0.5, "replay.shortfall": "shrink"}
 
 

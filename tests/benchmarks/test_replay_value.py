@@ -70,11 +70,11 @@ def test_every_result_is_there_once_with_the_setting_that_was_found(results: lis
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_arm_is_a_configuration(arm: str) -> None:
-    values = {**TASKS["sparse"].values, **Job("sparse", arm, "16x4@0.003", 0).values}
+    values = {**TASKS["sparse"].values, **Job("sparse", arm, "32x4@0.0015", 0).values}
     config = configuration(values, seed=0, folder=Path("runs"))
     assert config.environment.options["hops"] == [3, 6]
     assert config.batch.ppo_epochs == 4
-    assert round(config.batch.trajectories * (1 - config.replay.fraction)) == 16
+    assert round(config.batch.trajectories * (1 - config.replay.fraction)) == 32
     assert (config.replay.fraction > 0) == (ARMS[arm].contender != "on_policy")
 
 
