@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help quickstart test soak bench gpu setup-browser setup-vllm screenshots clean
+.PHONY: help quickstart test soak bench gpu setup-browser setup-sandbox setup-vllm screenshots clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -34,6 +34,10 @@ test: $(VENV)/.dev
 ## make setup-browser  install chromium for the tests in a browser, where this machine lets us
 setup-browser:
 	@$(PYTHON) -m tests.browser.executable
+
+## make setup-sandbox  install bubblewrap, which code tools and their tests need, where this machine lets us
+setup-sandbox:
+	@$(PYTHON) -m tests.agentloop.environments.sandbox.setup
 
 ## make setup-vllm   install a real vLLM for the CPU in .vllm (3.1 GB), for soak tests; wants PYTHON=python3.11
 setup-vllm:

@@ -50,6 +50,8 @@ class EnvironmentFactory:
         """A new instance, for one episode."""
         try:
             return self.environment(**self.options)
+        except UserError:
+            raise
         except Exception as error:
             raise UserError(
                 f"environment.options must be accepted by {self.where}, "
