@@ -16,7 +16,7 @@ from context.visible import visible
 from context.wording import excerpt
 from replay import queries
 from replay.cli.common import AsJson, Filter, Run, app, opened, say
-from replay.cli.tables import Cell, ended, number, row_table, share, state_text, yes_or_no
+from replay.cli.tables import Cell, counted, ended, number, quoted, row_table, share, state_text, yes_or_no
 from replay.locate import tokenizer
 from replay.queries import Sort
 from replay.queries.open_buffer import OpenBuffer
@@ -61,7 +61,7 @@ def ls(
     rows = answer["rows"]
     say(json.dumps(rows, indent=1) if as_json else row_table(rows, _LISTED) if rows else "no trajectories")
     if answer["after"]:
-        say(f"there are more: the same with --after {answer['after']}", error=True)
+        say(f"further rows: add --after {answer['after']}", error=True)
 
 
 @app.command(epilog="Example: agentloop replay show 3f9a21 runs/quickstart-001")
@@ -84,7 +84,8 @@ def _summary_text(answer: dict[str, Any]) -> str:
     lines = [
         f"{answer['database']}  ({answer['bytes'] / 1e6:.1f} MB)",
         f"iterations    {answer['iterations']:,}, policies {answer['policies']:,}, runs {answer['runs']:,}",
-        f"trajectories  {answer['trajectories']:,} in {answer['groups']:,} groups of {answer['tasks']:,} tasks",
+        f"trajectories  {answer['trajectories']:,} in {counted(answer['groups'], 'group')}"
+        f" of {counted(answer['tasks'], 'task')}",
         *(
             f"  {state:<12}{row['trajectories']:,}, {share(row['successes'], row['trajectories'])} successful"
             for state, row in answer["states"].items()
@@ -119,7 +120,11 @@ _LISTED: dict[str, Cell] = {
     "advantage": lambda row: f"{row['advantage']:+.2f}",
     "uses": "uses",
     "stale": ("staleness", 0),
+    "drift": ("drift", 3),
+    "most": ("drift_max", 2),
     "state": "state",
+    "prompt": quoted("prompt", 48),
+    "last answer": quoted("answer", 32),
 }
 _USES: dict[str, Cell] = {
     "iter": "iteration",
@@ -199,7 +204,7 @@ def _collected_facts(answer: dict[str, Any]) -> list[_Facts]:
     return [
         ("trajectory", answer["id"], state_text(answer), f"source {answer['source']}"),
         ("collected", *place),
-        ("group", f"{group['size']} members", f"{rate} successful", mean),
+        ("group", f"member {answer['member'] + 1} of {group['size']}", f"{rate} successful", mean),
     ]
 
 
@@ -236,14 +241,14 @@ def _task_text(answer: dict[str, Any], limit: int) -> str:
     lines += [] if answer["prompt"] else [f"payload   {_quoted(json.dumps(answer['payload']))}"]
     undone = f", and {answer['orphaned']:,} that a resume undid" if answer["orphaned"] else ""
     lines += [
-        f"attempts  {answer['attempts']:,} in {answer['groups_in_all']:,} groups, "
+        f"attempts  {answer['attempts']:,} in {counted(answer['groups_in_all'], 'group')}, "
         f"{share(answer['successes'], answer['attempts'])} successful{undone}",
-        f"stored    {answer['eligible']:,} that can be drawn, replayed {answer['replayed']:,} times",
+        f"stored    {answer['eligible']:,} that can be drawn, replayed {counted(answer['replayed'], 'time')}",
     ]
     tables = ((answer["versions"], _TASK_VERSIONS), (answer["groups"][:limit], _TASK_GROUPS))
     for rows, cells in (*tables, (answer["trajectories"], _TASK_TRAJECTORIES)):
         lines += ["", row_table(rows, cells)] if rows else []
-    return "\n".join([*lines, f"more: --after {answer['next']}"] if answer["next"] else lines)
+    return "\n".join([*lines, f"further rows: add --after {answer['next']}"] if answer["next"] else lines)
 
 
 def _quoted(text: str) -> str:

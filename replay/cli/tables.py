@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from context.visible import visible
+from context.wording import excerpt
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -42,6 +43,15 @@ def _text(row: Mapping[str, Any], cell: Cell) -> str:
 def ended(row: Mapping[str, Any]) -> str:
     """What ended an episode."""
     return str(row["stop_reason"]) + (f"/{row['error_kind']}" if row["error_kind"] else "")
+
+
+def quoted(name: str, most: int) -> Cell:
+    """The beginning of a text, in quotes, which a row may not have."""
+    return lambda row: "-" if row[name] is None else repr(excerpt(row[name], most))
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def state_text(row: Mapping[str, Any]) -> str:

@@ -5,13 +5,14 @@ The terminal (`agentloop replay ...`) and the inspector ask the same ones.
 
 from replay.queries.collecting.cluster import cluster, is_collected_by_workers
 from replay.queries.distributions import distributions
+from replay.queries.excerpts import excerpts
 from replay.queries.filters.query import Query, QueryResult, Sort, chosen
 from replay.queries.iteration import iteration
 from replay.queries.listing import Patience, page
 from replay.queries.preview.preview import preview, rows_to_read
 from replay.queries.runs import merging, metric_series, progress, run_names, runs
 from replay.queries.summary import summary
-from replay.queries.task import task
+from replay.queries.tasks.task import task
 from replay.queries.tokens import MOST_TOKENS, CodecOf, tokens
 from replay.queries.trajectory import find, overview, same_tokenizer, trajectory
 
@@ -25,6 +26,7 @@ __all__ = [
     "chosen",
     "cluster",
     "distributions",
+    "excerpts",
     "find",
     "is_collected_by_workers",
     "iteration",

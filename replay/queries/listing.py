@@ -17,7 +17,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.errors import ReplayError
+from replay.queries.excerpts import NONE, excerpts_of
 from replay.queries.filters import SplitCondition, conditions
+from replay.queries.filters.fields import DRIFT, DRIFT_MAX
 from replay.queries.filters.query import Query, QueryResult, Sort, newest_versions, staleness
 from replay.storage.format import schema
 from replay.storage.format.column_types import Checked
@@ -48,7 +50,10 @@ _SHOWN = (
     *(_rows[name] for name in ("num_turns", "num_tool_calls", "num_tokens", "num_action_tokens")),
     *(_rows[name] for name in ("stop_reason", "error_kind", "advantage", "state", "state_reason", "uses")),
     _rows.group.label("group"),
+    DRIFT.label("drift"),
+    DRIFT_MAX.label("drift_max"),
 )
+_DRIFTS = {Sort.drift: DRIFT, Sort.drift_max: DRIFT_MAX}
 
 
 @dataclass(frozen=True)
@@ -70,9 +75,10 @@ def page(
 ) -> QueryResult:
     """At most `limit` rows that come `after` a cursor of this query, or `before` it.
 
-    `rows`; the cursors `after` and `before` of the pages next to this one, None where there is none. Where filters ask
-    what was said: `searched`, how many rows were looked at, and `complete`: False where patience ended before the page
-    was full; then `after` (or `before`) goes on from there. Raises ReplayError for a cursor of another query.
+    `rows`, each with its `prompt` and last `answer` in few words (`queries.excerpts`); the cursors `after` and `before`
+    of the pages next to this one, None where there is none. Where filters ask what was said: `searched`, how many rows
+    were looked at, and `complete`: False where patience ended before the page was full; then `after` (or `before`) goes
+    on from there. Raises ReplayError for a cursor of another query.
     """
     backwards = before is not None
     with store.reading() as connection:
@@ -123,6 +129,9 @@ class _Listing:
         if query.sort is Sort.staleness:
             unknown = _GREATEST if query.ascending else _LEAST
             self.place_columns.insert(0, sa.func.coalesce(self._staleness, unknown))
+        elif query.sort in _DRIFTS:
+            last = sa.literal(_LARGEST if query.ascending else -_LARGEST, sa.Double)
+            self.place_columns.insert(0, sa.func.coalesce(_DRIFTS[query.sort], last))
         elif query.sort is not Sort.iteration:
             self.place_columns.insert(0, _COLUMNS[query.sort])
 
@@ -171,7 +180,8 @@ class _Listing:
         """Their lines, in this order."""
         columns = (*_SHOWN, self._staleness.label("staleness"))
         found = {row.id: dict(row._mapping) for row in selected(self._connection, columns, _rows.id, ids)}
-        return [found[id] for id in ids]
+        said = excerpts_of(self._connection, ids)
+        return [{**found[id], **said.get(id, NONE)} for id in ids]
 
     def cursor(self, place: Place) -> str:
         text = json.dumps([*self._names, *self._turned(place)], separators=(",", ":"))

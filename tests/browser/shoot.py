@@ -34,7 +34,7 @@ def shoot(
     if answer and answer.status >= 400:
         troubles.append(f"status {answer.status}")
     page.wait_for_load_state("networkidle")
-    page.wait_for_function("!document.querySelector('[aria-busy=true], .loading')")
+    page.wait_for_function("() => !document.querySelector('[aria-busy=true], .loading')")
     page.wait_for_timeout(200)  # what was fetched last is drawn
     wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     if wide > 0:

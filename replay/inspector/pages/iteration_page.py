@@ -25,8 +25,9 @@ _MOST_STRIPS = 128
 
 
 class By(StrEnum):
-    """What the table of rows can be sorted by; but for slots the greatest come first."""
+    """What the table of rows can be sorted by; but for streams and slots the greatest come first."""
 
+    stream = "stream"
     slot = "slot"
     probability = "probability"
     staleness = "staleness"
@@ -40,7 +41,16 @@ class By(StrEnum):
     clip_fraction = "clip_fraction"
 
 
+class Stream(StrEnum):
+    """Which rows of the update are listed."""
+
+    both = "both"
+    replay = REPLAY
+    fresh = FRESH
+
+
 COLUMNS = {
+    By.stream: "stream",
     By.slot: "slot",
     By.probability: "probability",
     By.staleness: "stale",
@@ -62,13 +72,16 @@ def answer(source: OpenBuffer, query: QueryString) -> QueryResult:
 
 
 def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[str, Any]:
-    rows, by = found["trajectories"], query.choice("sort", By.slot)
+    rows, by, stream = found["trajectories"], query.choice("sort", By.stream), query.choice("stream", Stream.both)
     first = query.whole("from", 0)
 
     def here(**more: object) -> str:
-        return address("runs", found["run"], "iterations", found["iteration"], **more) + "#rows"
+        kept = {"stream": None if stream is Stream.both else stream, "sort": None if by is By.stream else by}
+        return address("runs", found["run"], "iterations", found["iteration"], **{**kept, **more}) + "#rows"
 
-    ordered = _ordered(rows, by)
+    ordered = [row for row in _ordered(rows, by) if stream in (Stream.both, row["stream"])]
+    shown = ordered[first : first + _ROWS]
+    said = queries.excerpts(source.store, [row["trajectory"] for row in shown])
     groups, alone = _groups(found)
     clipped = [row for row in _ordered(rows, By.clip_fraction) if row["clip_fraction"]]
     command = ["agentloop", "replay", "lineage", str(found["iteration"]), *source.words_of(found["run"])]
@@ -80,19 +93,28 @@ def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[st
         "flat": [group for group in found["groups"] if _is_flat(group)],
         "alone": alone,
         "clipped": clipped[:_MOST_CLIPPED],
-        "rows": ordered[first : first + _ROWS],
+        "rows": [{**row, **said[row["trajectory"]]} for row in shown],
         "first": first,
-        "earlier": here(sort=by, **{"from": max(0, first - _ROWS)}) if first else None,
-        "later": here(sort=by, **{"from": first + _ROWS}) if first + _ROWS < len(rows) else None,
+        "listed": len(ordered),
+        "earlier": here(**{"from": max(0, first - _ROWS)}) if first else None,
+        "later": here(**{"from": first + _ROWS}) if first + _ROWS < len(ordered) else None,
+        "chosen": stream,
+        "choices": [(name, _count(rows, name), here(stream=None if name is Stream.both else name)) for name in Stream],
         "by": by,
         "columns": [(name, title, here(sort=name)) for name, title in COLUMNS.items()],
         "command": shlex.join(command),
     }
 
 
+def _count(rows: Sequence[QueryResult], stream: Stream) -> int:
+    return sum(stream in (Stream.both, row["stream"]) for row in rows)
+
+
 def _ordered(rows: Sequence[QueryResult], by: By) -> list[QueryResult]:
     if by is By.slot:
         return list(rows)
+    if by is By.stream:
+        return sorted(rows, key=lambda row: row["stream"] != REPLAY)
     return sorted(rows, key=lambda row: (row[by] is None, -(row[by] or 0.0), row["slot"]))
 
 

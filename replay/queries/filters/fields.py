@@ -8,8 +8,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from replay.records import STATES
-from replay.storage.format.schema import groups, policies, trajectories
+from replay.records import COMMITTED, STATES
+from replay.storage.format.schema import draws, groups, policies, trajectories
 
 _rows = trajectories.c
 
@@ -48,12 +48,25 @@ class Field:
 _NEWEST = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == _rows.run).correlate(trajectories)
 _STALENESS = _NEWEST.scalar_subquery() - _rows.policy_version_min
 """The row's today: publishes of its run since its oldest token; NULL where the run has published nothing."""
+
+
+def _last_drawn(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
+    """A column of the draw with which an update used the row last, of several runs' in the greatest iteration."""
+    mine = (draws.c.trajectory == _rows.id) & (draws.c.state == COMMITTED)
+    newest = sa.select(column).where(mine).order_by(draws.c.iteration.desc(), draws.c.run, draws.c.slot).limit(1)
+    return newest.correlate(trajectories).scalar_subquery()
+
+
+DRIFT, DRIFT_MAX = _last_drawn(draws.c.drift_mean), _last_drawn(draws.c.drift_max)
+"""NULL where no update has used it, or none of its tokens has a log-prob it was sampled with."""
 _ALL = (
     Field("reward", FieldKind.number, "reward of the episode", _rows.reward),
     Field("success", FieldKind.truth, "whether it reached `rollout.success_reward`", _rows.success),
     Field("advantage", FieldKind.number, "advantage within its group", _rows.advantage),
     Field("staleness", FieldKind.whole, "publishes of its run since its oldest token was sampled", _STALENESS),
     Field("uses", FieldKind.whole, "updates that replayed it", _rows.uses),
+    Field("drift", FieldKind.number, "mean drift of its tokens in the update that used it last", DRIFT),
+    Field("drift_max", FieldKind.number, "largest drift of a token of it in that update", DRIFT_MAX),
     Field("turns", FieldKind.whole, "replies of the policy", _rows.num_turns),
     Field("tools", FieldKind.whole, "tool calls", _rows.num_tool_calls),
     Field("tokens", FieldKind.whole, "tokens of all its segments", _rows.num_tokens),

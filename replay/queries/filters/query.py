@@ -31,6 +31,8 @@ class Sort(StrEnum):
     tokens = "tokens"
     uses = "uses"
     staleness = "staleness"
+    drift = "drift"
+    drift_max = "drift_max"
     stop_reason = "stop_reason"
     source = "source"
 

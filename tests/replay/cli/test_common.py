@@ -20,7 +20,7 @@ from tests.fakes.databases import Databases
 from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, run_record, sql, task, tokens, trajectory
 from tests.fakes.replay_command import ask
 
-TITLES = "id iter task reward success turns tools tokens stop advantage uses stale state"
+TITLES = "id iter task reward success turns tools tokens stop advantage uses stale drift most state prompt last answer"
 USES = "select iteration, slot, stream from draws where trajectory = ?"
 
 
@@ -54,7 +54,7 @@ def buffer_of(run: Path) -> Location:
 
 def test_stats_says_what_is_there_and_what_was_drawn(run: Path) -> None:
     output = ask("stats", str(run)).output
-    assert "trajectories  24 in 6 groups of 1 tasks" in output
+    assert "trajectories  24 in 6 groups of 1 task" in output
     assert "tokens        144, of which sampled 72" in output
     # 3 of 8 rows are successes.
     assert "success       37.5 %" in output
@@ -75,7 +75,9 @@ def test_ls_prints_a_line_each(run: Path) -> None:
         # Newest first: sampled by policy 2, and the newest policy is 3.
         id, *rest = line.split()
         assert len(id) == 12
-        assert rest == ["3", "task-1", "0", "no", "2", "1", "6", "final", "+0.50", "0", "1", "eligible"]
+        told = ["3", "task-1", "0", "no", "2", "1", "6", "final", "+0.50", "0", "1", "1.100", "1.50", "eligible"]
+        assert rest[: len(told)] == told
+        assert line.endswith("'Where is the key?'  'in the drawer'")
 
 
 def test_ls_sorts_and_prints_json(run: Path) -> None:
@@ -191,7 +193,7 @@ def test_run_folder_on_a_shared_database_shows_its_own_rows(location: Location, 
         store.add_run(run_record("run-2"))
         FreshRows(1, size=2).append_to(store)
         FreshRows(1, size=3, run="run-2").append_to(store)
-    assert "trajectories  3 in 1 groups" in ask("stats", str(folder)).output
+    assert "trajectories  3 in 1 group " in ask("stats", str(folder)).output
     assert "trajectories  5 in 2 groups" in ask("stats", url).output
     assert len(ask("ls", str(folder)).stdout.splitlines()) == 1 + 3
 

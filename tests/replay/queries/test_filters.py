@@ -24,11 +24,11 @@ from replay import ReplayStore
 from replay.queries.filters import FIELDS, WrongFilter, condition, conditions
 from replay.queries.filters.fields import Field, FieldKind
 from replay.queries.filters.old_spelling import in_python
-from replay.storage.format.column_types import is_storable
+from replay.storage.format.column_types import is_storable, to_storable
 from replay.storage.format.schema import trajectories
 from replay.storage.format.token_summary import summarised
 from tests.fakes.databases import Databases
-from tests.fakes.records import LLM, RUN, group, new_store, policy, run_record, task, tokens, trajectory
+from tests.fakes.records import LLM, RUN, group, new_store, policy, run_record, sql, task, tokens, trajectory
 from tests.fakes.replay_command import listed
 
 ODD = (
@@ -95,8 +95,35 @@ def odd_rows(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> 
         for i, r in enumerate(ROWS)
     ]
     store.append([task(odd) for odd in ODD], groups, ROWS)
+    for index, each in enumerate(ROWS):
+        # The last one that counts, which was used by two runs, stands between an earlier and a reserved one.
+        draws = [(RUN, 1, "committed", 0.5), (RUN_2, 2, "committed", 9.0), (RUN, 2, "committed", drift(index))]
+        for run, iteration, state, mean in draws if index % 3 else []:
+            drawn = (
+                run,
+                iteration,
+                index,
+                to_storable(each.id),
+                "replay",
+                state,
+                mean,
+                None if mean is None else 2 * mean,
+            )
+            sql(store, DRAW, *drawn)
+        sql(store, DRAW, RUN, 3, index, to_storable(each.id), "replay", "reserved", None, None)
     yield store
     store.close()
+
+
+DRAW = (
+    "insert into draws (run, iteration, slot, trajectory, stream, state, drift_mean, drift_max) "
+    "values (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+
+def drift(index: int) -> float | None:
+    """The mean one in the update that used a row last: not known of every row that was used."""
+    return index / 4 if index % 3 and index % 5 else None
 
 
 def found(store: ReplayStore, text: str) -> list[str]:
@@ -161,6 +188,8 @@ ATTRIBUTES = {
 COMPUTED: dict[str, Callable[[Any], Any]] = {
     "uses": lambda row: 0,
     "staleness": lambda row: None if row.record.run == RUN_2 else NEWEST - row.record.policy_version_min,
+    "drift": lambda row: drift(ROWS.index(row)),
+    "drift_max": lambda row: None if drift(ROWS.index(row)) is None else 2 * (drift(ROWS.index(row)) or 0.0),
     "group_size": lambda row: 1 + ROWS.index(row) % 4,
     "group_success": lambda row: 0.5,
     "group_reward": lambda row: 0.5,

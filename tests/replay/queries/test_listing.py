@@ -78,8 +78,20 @@ def two_runs(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> 
     append(store, UNPUBLISHED, range(SIZE // 2))
     # Draws of the rows make uses of 0, 1 and 2.
     sql(store, "update trajectories set uses = (slot + iteration) % 3")
+    add_draws(store)
     yield store
     store.close()
+
+
+def add_draws(store: ReplayStore) -> None:
+    """Of two rows of three, with drifts that several rows have."""
+    statement = (
+        "insert into draws (run, iteration, slot, trajectory, stream, state, drift_mean, drift_max) "
+        "values (?, 1, ?, ?, 'replay', 'committed', ?, ?)"
+    )
+    for at, (id,) in enumerate(sql(store, "select id from trajectories order by id")):
+        if (at + 1) % 3:
+            sql(store, statement, RUN, at, id, 1 + at % 4 / 4, 2.0 + at % 5)
 
 
 def in_order(store: ReplayStore, query: Query) -> list[str]:
@@ -88,9 +100,11 @@ def in_order(store: ReplayStore, query: Query) -> list[str]:
     listed = sql(store, f"select {names}, stop_reason, source, policy_version_min from trajectories")
     columns = [*names.split(", "), "stop_reason", "source", "version"]
     rows: list[dict[str, Any]] = [dict(zip(columns, values, strict=True)) for values in listed]
+    drifts = {id: found for id, *found in sql(store, "select trajectory, drift_mean, drift_max from draws")}
     for each in rows:
         each["staleness"] = None if each["run"] == UNPUBLISHED else NEWEST - each["version"]
         each |= {name: each[f"num_{column}"] for name, column in COUNTED.items()}
+        each |= dict(zip(("drift", "drift_max"), drifts.get(each["id"], (None, None)), strict=True))
     mine = [each for each in rows if query.run in (None, each["run"])]
     value = query.sort.value
     known = [each for each in mine if each[value] is not None]
@@ -225,11 +239,13 @@ def test_row_of_a_page_is_plain_and_tells_what_the_list_shows(two_runs: ReplaySt
     answer = queries.page(two_runs, Query(UNPUBLISHED, ("slot == 0 and iteration == 2",)))
     assert json.loads(json.dumps(answer)) == answer
     (found,) = answer["rows"]
+    # 07-run-2 is number 12 of all ids in order, from 0.
     assert found == {
         "id": "07-run-2", "run": UNPUBLISHED, "group": "run-2-2", "task": "task-1", "environment": "lookup_chain",
         "iteration": 2, "slot": 0, "source": "teacher", "reward": 0.25, "success": False, "advantage": -1.5,
         "num_turns": 1, "num_tool_calls": 1, "num_tokens": 2, "num_action_tokens": 2, "stop_reason": "error",
         "error_kind": None, "state": "eligible", "state_reason": None, "uses": 2, "staleness": None,
+        "drift": 1.0, "drift_max": 4.0, "prompt": "hay", "answer": None,
     }  # fmt: skip
 
 
@@ -300,13 +316,13 @@ def statements(store: ReplayStore) -> Iterator[list[tuple[str, Any]]]:
         sa.event.remove(engine, "before_cursor_execute", note)
 
 
-def test_page_takes_three_statements_however_long_it_is(two_runs: ReplayStore) -> None:
+def test_page_takes_four_statements_however_long_it_is(two_runs: ReplayStore) -> None:
     for limit in (1, 50):
         for where in ((), ("group_success == 0.5 and staleness < 9",)):
             with statements(two_runs) as asked:
                 queries.page(two_runs, Query(RUN, where, Sort.uses), limit=limit)
-            # The newest policy, the places of the page, its rows.
-            assert len(asked) == 3
+            # The newest policy, the places of the page, its rows, what was said in them.
+            assert len(asked) == 4
 
 
 def test_search_takes_a_statement_more_for_every_five_hundred_rows_it_looks_at(two_runs: ReplayStore) -> None:
@@ -359,12 +375,24 @@ def test_page_of_filtered_rows_is_read_off_the_run_s_index(file: ReplayStore) ->
     assert "TEMP B-TREE" not in found[1]
 
 
-@pytest.mark.parametrize("sort", [sort for sort in Sort if sort is not Sort.iteration])
+DRIFTS = (Sort.drift, Sort.drift_max)
+
+
+@pytest.mark.parametrize("sort", [sort for sort in Sort if sort not in (Sort.iteration, *DRIFTS)])
 def test_other_orders_are_found_in_one_look_at_a_run_s_rows(file: ReplayStore, sort: Sort) -> None:
     """The rows of a page are kept while all are looked at (a sort with a limit), not all of them sorted."""
     found = plans(file, lambda: queries.page(file, Query(RUN, (), sort)))
     assert found[1].count("SEARCH") + found[1].count("SCAN") == 1
     assert "USING COVERING INDEX trajectories_by_run (run=?)" in found[1]
+
+
+@pytest.mark.parametrize("sort", DRIFTS)
+def test_drift_is_looked_up_by_row(file: ReplayStore, sort: Sort) -> None:
+    """It stands with the draws: rows know how often they were drawn, not what came of it."""
+    found = plans(file, lambda: queries.page(file, Query(RUN, ("drift > 1",), sort)))
+    assert "USING COVERING INDEX trajectories_by_run (run=?)" in found[1]
+    assert "SEARCH draws USING INDEX draws_by_trajectory (trajectory=?)" in found[1]
+    assert "SCAN draws" not in found[1]
 
 
 @pytest.mark.parametrize(

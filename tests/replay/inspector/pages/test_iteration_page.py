@@ -66,7 +66,10 @@ def page(inspector: Served, target: str) -> str:
 
 def rows_of(html: str) -> list[int]:
     """Slots of the table of what went in."""
-    return [int(slot) for slot in re.findall(r'<tr data-href="/trajectories/[^"]+"><td>(\d+)</td>', html)]
+    told = re.findall(
+        r'<tr data-href="/trajectories/[^"]+"><td class="text"><span[^>]*>\w+</span></td><td>(\d+)</td>', html
+    )
+    return [int(slot) for slot in told]
 
 
 def test_page_and_twin_answer_what_the_terminal_answers(inspector: Served, path: Path) -> None:
@@ -75,7 +78,9 @@ def test_page_and_twin_answer_what_the_terminal_answers(inspector: Served, path:
         assert twin.pop("name") == store.run(RUN).name
         assert twin == queries.iteration(store, RUN, 2)
     html = page(inspector, f"{HERE}/2")
-    assert rows_of(html) == [row["slot"] for row in twin["trajectories"]] == list(range(13))
+    assert [row["slot"] for row in twin["trajectories"]] == list(range(13))
+    # Eight were fresh; the five that were drawn come first.
+    assert rows_of(html) == [*range(8, 13), *range(8)]
     assert 'href="/runs/run-1/iterations/1"' in html
     assert 'href="/runs/run-1/iterations/3"' in html
     assert "agentloop replay lineage 2" in html
@@ -159,11 +164,25 @@ def test_groups_show_their_members_and_flat_ones_stand_apart(inspector: Served, 
 def test_rows_are_sorted_and_paged_by_address(inspector: Served) -> None:
     clipped = page(inspector, f"{HERE}/3?sort=clip_fraction")
     assert rows_of(clipped) == list(range(12, -1, -1))
-    assert rows_of(page(inspector, f"{HERE}/3?from=10")) == [10, 11, 12]
+    assert rows_of(page(inspector, f"{HERE}/3?sort=slot&from=10")) == [10, 11, 12]
     assert re.search(r'<th aria-sort="descending"><a href="[^"]*sort=clip_fraction#rows">', clipped)
     # The most clipped come first, whatever the table is sorted by.
     most = html_between(page(inspector, f"{HERE}/3"), "most clipped", "</table>")
     assert re.findall(r"([0-9.]+)\u00a0%", most)[:3] == ["12.0", "11.0", "10.0"]
+
+
+def test_rows_of_one_stream_are_listed_alone(inspector: Served) -> None:
+    drawn, fresh = (page(inspector, f"{HERE}/3?stream={stream}&sort=clip_fraction") for stream in ("replay", "fresh"))
+    assert (rows_of(drawn), rows_of(fresh)) == ([12, 11, 10, 9, 8], [7, 6, 5, 4, 3, 2, 1, 0])
+    assert "1 to 5 of 5</span>" in drawn
+    # The other stream is one click away in the same order.
+    assert f'href="{HERE}/3?stream=fresh&amp;sort=clip_fraction#rows">fresh 8</a>' in drawn
+
+
+def test_rows_say_what_was_asked_and_answered_last(inspector: Served) -> None:
+    html = page(inspector, f"{HERE}/2")
+    assert html.count('<span title="Where is the key?">Where is the key?</span>') == 13
+    assert html.count('<span title="in the drawer">in the drawer</span>') == 13
 
 
 def html_between(html: str, first: str, last: str) -> str:
@@ -176,7 +195,8 @@ def html_between(html: str, first: str, last: str) -> str:
     [
         (f"{HERE}/4", 404, "iteration must be a committed one, from 1 to 3, got 4"),
         (f"{HERE}/one", 400, "number must be a whole number"),
-        (f"{HERE}/1?sort=size", 400, "sort must be one of slot, "),
+        (f"{HERE}/1?sort=size", 400, "sort must be one of stream, slot, "),
+        (f"{HERE}/1?stream=old", 400, "stream must be one of both, replay, fresh, got &#39;old&#39;"),
         ("/runs/nobody/iterations/1", 404, "run must name one run"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.errors import ReplayError
+from replay.queries.excerpts import opening
 from replay.queries.filters.query import QueryResult
 from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REMOVED_TASK, REPLAY
 from replay.sampling.samplers.by_outcome import successes
@@ -129,12 +130,7 @@ def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Que
         conversation = messages_of(*row)
     except BlobError:
         return None
-    asked = []
-    for message in conversation:
-        if message.role == "assistant":
-            break
-        asked.append({"author": message.author, "role": message.role, "content": message.content})
-    return asked
+    return [{"author": each.author, "role": each.role, "content": each.content} for each in opening(conversation)]
 
 
 def _versions(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult]:
