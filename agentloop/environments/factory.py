@@ -6,14 +6,17 @@ import inspect
 import math
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from agentloop.config.sections.rollout import McpServerSection
 from agentloop.environments.check import check_class, check_options, check_repeatable, check_reward, check_task
 from agentloop.environments.environment import Achieved, Environment, Task, quoted_task
 from agentloop.environments.fetch_place import FetchPlace
 from agentloop.environments.lookup_chain import LookupChain
+from agentloop.environments.mcp import list_servers
 from agentloop.environments.source_digest import source_digest
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.errors import UserError, one_line_with_place
@@ -21,6 +24,9 @@ from agentloop.user_code import load_class
 from context.authors import LLM, Author
 from context.messages import Message, content_hash, to_template
 from context.wording import suggest
+
+if TYPE_CHECKING:
+    from agentloop.environments.mcp.attached import McpServers
 
 BUILT_IN: Mapping[str, type[Environment]] = {"fetch_place": FetchPlace, "lookup_chain": LookupChain}
 
@@ -45,6 +51,8 @@ class EnvironmentFactory:
     """One of its tasks; None only while the environment is being checked."""
     registered: tuple[Author, ...] = ()
     """Authors that its messages may name besides `user` and `initialization`."""
+    servers: McpServers | None = None
+    """MCP servers, some of whose tools are the environment's; None: it has all of its tools itself."""
 
     def create(self) -> Environment:
         """A new instance, for one episode."""
@@ -57,6 +65,14 @@ class EnvironmentFactory:
                 f"environment.options must be accepted by {self.where}, "
                 f"got {dict(self.options)} with {one_line_with_place(error)}. Change them, or mend __init__."
             ) from error
+
+    def connected(self, environment: Environment) -> AbstractAsyncContextManager[None]:
+        """An instance's own MCP servers, for one episode."""
+        return nullcontext() if self.servers is None else self.servers.opened_for(environment)
+
+    def connected_now(self, environment: Environment) -> AbstractContextManager[None]:
+        """Its own MCP servers, where there is no event loop."""
+        return nullcontext() if self.servers is None else self.servers.opened_now_for(environment)
 
     def make_task(self, rng: random.Random) -> Task:
         """A task from a new instance, so that it depends on nothing but `rng`."""
@@ -162,15 +178,19 @@ def load_environment(
     registered: Sequence[Author] = (),
     *,
     row: Mapping[str, Any] | None = None,
+    servers: Mapping[str, McpServerSection] | None = None,
 ) -> EnvironmentFactory:
     """The environment `name` (built-in, or `path/to/file.py:ClassName`), checked by a dry run.
 
-    Its messages may name the `registered` authors. With `row`, one of the user's data, it is to read its tasks from
-    such; without, to make them up.
+    It offers what the MCP `servers` offer beside its own tools. Its messages may name the `registered` authors. With
+    `row`, one of the user's data, it is to read its tasks from such; without, to make them up.
 
     Raises UserError with one line that names file, class and method for whatever its author got wrong.
     """
     environment = check_class(_find(name), name, reads_rows=row is not None)
+    attached = list_servers(servers) if servers else None
+    if attached is not None:
+        environment = attached.attached_to(environment, name)
     tools = tools_of(environment, name)
     factory = EnvironmentFactory(
         name=name if name in BUILT_IN else f"{Path(name.rpartition(':')[0]).name}:{environment.__name__}",
@@ -181,8 +201,9 @@ def load_environment(
         where=name,
         environment=environment,
         options=check_options(environment, options, name),
-        source=source_digest(_file_of(name)),
+        source=source_digest(_file_of(name)) if attached is None else attached.digest(source_digest(_file_of(name))),
         registered=tuple(registered),
+        servers=attached,
     )
 
     def make(trial: int) -> Task:

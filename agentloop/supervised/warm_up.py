@@ -67,7 +67,8 @@ def demonstrations(
     for number in itertools.count():
         environment = factory.create()
         task = environment.make_task(rng)
-        messages = demonstrate(environment, task, rng)
+        with factory.connected_now(environment):
+            messages = demonstrate(environment, task, rng)
         if strategy is not None and number % 2:
             opening = task.messages()
             messages = (*strategy.hinted(opening, task.hint), *messages[len(opening) :])

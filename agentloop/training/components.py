@@ -106,7 +106,8 @@ def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
 def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     section = config.warm_up
     options = {**config.environment.options, **section.options}
-    factory = load_environment(config.environment.name, options, config.context.registered_authors())
+    registered, servers = config.context.registered_authors(), config.environment.mcp_servers
+    factory = load_environment(config.environment.name, options, registered, servers=servers)
     if not factory.can_demonstrate:
         raise UserError(
             f"model.path must name a model, got null: environment {config.environment.name!r} has no demonstrate() "

@@ -15,7 +15,7 @@ from agentloop.environments.environment import Environment
 from agentloop.environments.tools.isolation import run_isolated
 from agentloop.environments.tools.results import ToolResult, ToolTimeout, failure, observe, observe_awaited
 from agentloop.environments.tools.silence import silence_this_context
-from agentloop.environments.tools.tool_schema import ToolSpec, tools_of
+from agentloop.environments.tools.tool_schema import SCHEMA_ERROR, ToolSpec, tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from context.messages import ToolCall
 from context.wording import suggest
@@ -81,7 +81,7 @@ def _checked(environment: Environment, call: ToolCall) -> ToolResult | tuple[Too
         arguments = spec.arguments.validate_python(given)
     except ValidationError as error:
         return failure(BAD_ARGUMENTS, _problem(spec, given, error))
-    return spec, partial(getattr(environment, spec.name), **arguments)
+    return spec, partial(spec.function, environment, **arguments)
 
 
 async def _awaited(coroutine: Coroutine[Any, Any, ToolResult], timeout_s: float) -> ToolResult:
@@ -107,6 +107,8 @@ def _problem(spec: ToolSpec, given: Any, error: ValidationError) -> str:
     # A name that is mistyped is also missing where it belongs; the mistyped one says more.
     first = min(found, key=lambda problem: problem["type"] != "extra_forbidden")
     name, kind = next(iter(first["loc"]), None), first["type"]
+    if kind == SCHEMA_ERROR:
+        return first["msg"]
     if name is None:
         return f"arguments must be an object, got {type(given).__name__}"
     if kind == "extra_forbidden":

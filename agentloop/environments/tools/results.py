@@ -21,6 +21,16 @@ class ToolTimeout(BaseException):
     """The time of a tool is up. No `Exception`, so that a tool seldom catches it where it is raised inside."""
 
 
+class ToolFailed(Exception):
+    """What a tool has to say that failed elsewhere: the policy is shown the text, as long as a result may be."""
+
+    def __init__(self, text: str, *, kind: str = RAISED, problem: str | None = None) -> None:
+        """`problem`: see `ToolResult`."""
+        super().__init__(text)
+        self.kind = kind
+        self.problem = problem
+
+
 @dataclass(frozen=True)
 class ToolResult:
     content: str
@@ -48,6 +58,8 @@ async def observe_awaited(call: Callable[[], Awaitable[Any]], *, max_chars: int)
         return _shown(await call(), max_chars)
     except asyncio.CancelledError:
         raise
+    except ToolFailed as failed:
+        return failure(failed.kind, _cut(str(failed), max_chars), problem=failed.problem)
     except Exception as error:  # noqa: BLE001  whatever a tool raises is its answer
         return _raised(error)
 
@@ -70,8 +82,12 @@ def _shown(value: Any, max_chars: int) -> ToolResult:
         except (TypeError, ValueError, RecursionError) as error:
             name = type(value).__name__
             return failure(NOT_TEXT, f"the tool returned {name}, which has no JSON form ({one_line(error)})")
-    left_out = len(text) - max_chars
     safe = _UNSAFE.sub(_REPLACEMENT, text[:max_chars])
     kind = None if safe == text[:max_chars] else NOT_TEXT
-    shown = f"{safe}... [cut: {left_out} characters left out]" if left_out > 0 else safe
-    return ToolResult(shown, kind, None if kind is None else "the tool returned text with NUL or lone surrogates")
+    problem = None if kind is None else "the tool returned text with NUL or lone surrogates"
+    return ToolResult(_UNSAFE.sub(_REPLACEMENT, _cut(text, max_chars)), kind, problem)
+
+
+def _cut(text: str, max_chars: int) -> str:
+    left_out = len(text) - max_chars
+    return text if left_out <= 0 else f"{text[:max_chars]}... [cut: {left_out} characters left out]"

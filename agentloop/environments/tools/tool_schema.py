@@ -27,6 +27,8 @@ from context.wording import suggest
 
 PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...] or one of these | None"
 RESULT_TYPES = "str, int, float, bool, None, list[...] or dict[str, ...]"
+SCHEMA_ERROR = "json-schema"
+"""Type of a validation error whose message says it all."""
 _SCALARS = (str, int, float, bool, type(None))
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
@@ -44,6 +46,8 @@ class ToolSpec:
     deterministic: bool
     arguments: TypeAdapter[dict[str, Any]]
     """Checks the arguments of a call, strictly: text is no number."""
+    function: Callable[..., Any]
+    """What is called, with the environment first."""
 
     @property
     def argument_names(self) -> tuple[str, ...]:
@@ -66,6 +70,14 @@ def tools_of(environment: type[Environment], where: str = "") -> Mapping[str, To
     return _KNOWN[environment]
 
 
+def with_tools(environment: type[Environment], specs: Mapping[str, ToolSpec]) -> type[Environment]:
+    """A class that differs from `environment` in further tools alone; what these answer, nobody calls deterministic."""
+    known = {"__module__": environment.__module__, "__qualname__": environment.__qualname__, "deterministic": False}
+    extended = type(environment.__name__, (environment,), known)
+    _KNOWN[extended] = {**tools_of(environment), **specs}
+    return extended
+
+
 def _describe(method: Any, name: str, where: str, mark: ToolMark) -> ToolSpec:
     if not inspect.isfunction(method):
         kind = type(method).__name__
@@ -86,7 +98,7 @@ def _describe(method: Any, name: str, where: str, mark: ToolMark) -> ToolSpec:
     inputs = {"type": "object", "properties": schema["properties"], "required": schema.get("required", [])}
     function = {"name": name, "description": description, "parameters": inputs}
     schema = {"type": "function", "function": function}
-    return ToolSpec(name, schema, mark.isolated, mark.deterministic, arguments)
+    return ToolSpec(name, schema, mark.isolated, mark.deterministic, arguments, method)
 
 
 def _documented(

@@ -84,15 +84,16 @@ async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, 
     limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)
     memory = None if actors.memory is None else TaskMemory(actors.memory, actors.factory.task_hash(task))
     try:
-        return await rollout(
-            environment,
-            task,
-            context,
-            tools=EpisodeTools(environment, limits, own or threads, memory),
-            limits=config.rollout,
-            ask=ask,
-            threads=own or threads,
-        )
+        async with actors.factory.connected(environment):
+            return await rollout(
+                environment,
+                task,
+                context,
+                tools=EpisodeTools(environment, limits, own or threads, memory),
+                limits=config.rollout,
+                ask=ask,
+                threads=own or threads,
+            )
     finally:
         if own is not None:
             own.close()

@@ -1,0 +1,144 @@
+"""One MCP server as one episode has it. All of it happens on the event loop of the servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import anyio
+from mcp import Client, MCPError
+from mcp.types import CONNECTION_CLOSED, CallToolResult, Tool
+
+from agentloop.config.sections.rollout import McpServerSection
+from agentloop.environments.mcp.server_program import ServerProgram
+from agentloop.environments.mcp.transports import bearer, over_http, through_pipes
+from agentloop.errors import one_line
+
+_STARTS = asyncio.Semaphore(os.cpu_count() or 1)
+"""Programs that start at once: each has its time to answer, which others must not use up."""
+_TO_CLOSE_S = 10.0
+_MOST_PAGES = 100
+_GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
+
+
+class ServerGone(Exception):
+    """There is nobody to ask. The text is for the server's author."""
+
+
+class Connection:
+    def __init__(self, section: McpServerSection, *, handshake: str = "auto") -> None:
+        """`handshake`: how the SDK agrees on a version of the protocol."""
+        self._section = section
+        self._handshake = handshake
+        self._client: Client | None = None
+        self._program: ServerProgram | None = None
+        self._holding: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self.problem = "it was not started"
+        """Why there is nobody to ask."""
+
+    @property
+    def is_open(self) -> bool:
+        return self._client is not None
+
+    async def open(self) -> None:
+        """Raises nothing: what went wrong is `problem`, and what calls find."""
+        opened, self._closing = asyncio.Event(), asyncio.Event()
+        async with _STARTS:
+            self._holding = asyncio.create_task(self._hold(opened))
+            waiting = asyncio.create_task(opened.wait())
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait({self._holding, waiting}, timeout=self._section.start_timeout_s, return_when=first)
+            waiting.cancel()
+        if not opened.is_set() and not self._holding.done():
+            self._holding.cancel()
+            await asyncio.wait({self._holding})
+            self.problem = f"no answer within start_timeout_s={self._section.start_timeout_s:g} s ({self.problem})"
+
+    async def tools(self) -> list[Tool]:
+        """All that it lists, page by page."""
+        found: list[Tool] = []
+        cursor: str | None = None
+        for _ in range(_MOST_PAGES):
+            page = await self._asked(self._open_client().list_tools(cursor=cursor))
+            found += page.tools
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return found
+
+    @property
+    def protocol_version(self) -> str:
+        return self._open_client().protocol_version
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
+        """Raises ServerGone; and what the SDK raises of an answer that is an error or no answer."""
+        if self._client is None and self._section.url is not None:
+            await self.open()  # one that others share may be back
+        result: CallToolResult = await self._asked(self._open_client().call_tool(tool, dict(arguments)))
+        return result
+
+    async def close(self) -> None:
+        """End it, or what it left behind."""
+        self._closing.set()
+        if self._holding is not None:
+            await asyncio.wait({self._holding}, timeout=_TO_CLOSE_S)
+            self._holding.cancel()
+
+    def _open_client(self) -> Client:
+        if self._client is None:
+            raise ServerGone(self.problem)
+        return self._client
+
+    async def _asked(self, question: Any) -> Any:
+        """Its answer. A server that goes away meanwhile is closed."""
+        assert self._holding is not None
+        asking = asyncio.ensure_future(question)
+        try:
+            await asyncio.wait({asking, self._holding}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+        except MCPError as error:
+            if error.code != CONNECTION_CLOSED:
+                raise
+        except _GONE:
+            pass
+        finally:
+            asking.cancel()
+        await self.close()
+        raise ServerGone(self.problem)
+
+    async def _hold(self, opened: asyncio.Event) -> None:
+        """Be connected until it is to be closed, or breaks. In a task of its own: the SDK cancels the one it is in."""
+        self.problem = "it has ended"
+        try:
+            async with AsyncExitStack() as stack:
+                transport = await self._transport(stack)
+                client = Client(transport, mode=self._handshake, cache=None)
+                self._client = await stack.enter_async_context(client)
+                opened.set()
+                await self._closing.wait()
+        except Exception as error:  # noqa: BLE001  whatever the SDK raises of a broken connection is told to who asks
+            self.problem = _innermost(error)
+        finally:
+            self._client = None
+            if self._program is not None:
+                await self._program.end()
+                self.problem = self._program.last_words
+
+    async def _transport(self, stack: AsyncExitStack) -> Any:
+        section = self._section
+        if section.url is not None:
+            return await stack.enter_async_context(over_http(section.url, bearer(section.token_env)))
+        passed = {name: os.environ[name] for name in section.pass_env}
+        self._program = await ServerProgram.start(section.command, {**passed, **section.env})
+        return through_pipes(self._program)
+
+
+def _innermost(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return one_line(error)

@@ -1,0 +1,174 @@
+"""A program that speaks MCP over its standard streams: started, read line by line within bounds, and ended.
+
+The SDK's own transport joins what it reads without a bound: a result of 100 MB keeps it busy for many minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from agentloop.environments.mcp.loop_thread import submit
+from agentloop.errors import shortened
+
+MOST_BYTES = 8 << 20
+"""Longest message that is read."""
+_MOST_SKIPPED_BYTES = 1 << 30
+"""A line that goes on beyond this has no end."""
+_INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
+_GRACE_S = 2.0
+_POLL_S = 0.01
+_STDERR_LINES = 5
+_CHUNK = 1 << 16
+# The kernel ends the program when this process is gone, however it went. Not `preexec_fn`: Python code between fork and
+# exec may wait for ever for a lock that another thread held.
+_ENDS_WITH_PARENT = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Lines:
+    """Cuts a stream into lines; None stands for one that was longer than `most` bytes and is left out."""
+
+    def __init__(self, most: int = MOST_BYTES) -> None:
+        self._most = most
+        self._line = bytearray()
+        self.skipped = 0
+        """Bytes that have been left out of the line that is being read."""
+
+    def feed(self, chunk: bytes) -> Iterator[bytes | None]:
+        first, *others = chunk.split(b"\n")
+        yield from self._more(first)
+        for part in others:
+            if not self.skipped:
+                yield bytes(self._line)
+            self._line.clear()
+            self.skipped = 0
+            yield from self._more(part)
+
+    def _more(self, part: bytes) -> Iterator[None]:
+        if self.skipped:
+            self.skipped += len(part)
+            return
+        self._line += part
+        if len(self._line) > self._most:
+            self.skipped = len(self._line)
+            self._line.clear()
+            yield None
+
+
+class ServerProgram:
+    """One process with its group. Lives on the event loop of the servers."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._last_words: deque[str] = deque(maxlen=_STDERR_LINES)
+        self._listening = asyncio.create_task(self._listen())
+        self._ending: asyncio.Task[None] | None = None
+        _RUNNING.add(self)
+
+    @classmethod
+    async def start(cls, command: Sequence[str], env: Mapping[str, str]) -> ServerProgram:
+        """Raises OSError where there is no such program."""
+        whole = {name: os.environ[name] for name in _INHERITED if name in os.environ} | dict(env)
+        if shutil.which(command[0], path=whole.get("PATH")) is None:
+            raise FileNotFoundError(f"there is no program {command[0]!r}")
+        before = [sys.executable, "-I", "-S", "-c", _ENDS_WITH_PARENT, str(os.getpid())]
+        process = await asyncio.create_subprocess_exec(
+            *(before if sys.platform == "linux" else ()),
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=whole,
+            start_new_session=True,
+        )
+        return cls(process)
+
+    async def read(self) -> AsyncIterator[bytes | None]:
+        """Its lines until it ends; None for one that was too long."""
+        stdout, lines = self._process.stdout, Lines()
+        assert stdout is not None
+        while lines.skipped <= _MOST_SKIPPED_BYTES and (chunk := await stdout.read(_CHUNK)):
+            for line in lines.feed(chunk):
+                yield line
+
+    async def write(self, line: bytes) -> None:
+        """Raises OSError when it is gone."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        stdin.write(line + b"\n")
+        await stdin.drain()
+
+    @property
+    def last_words(self) -> str:
+        """How it ended, and the end of what it wrote to stderr."""
+        code = self._process.returncode
+        ended = "it runs" if code is None else f"exit code {code}" if code >= 0 else f"signal {-code}"
+        return shortened(f"{ended}; {' / '.join(self._last_words)}" if self._last_words else ended)
+
+    async def end(self) -> None:
+        """Close its input, wait, and kill what is left of its group. Comes to its end though whoever waits is
+        cancelled."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end())
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
+        process = self._process
+        assert process.stdin is not None
+        process.stdin.close()
+        if not await self._ended_within(_GRACE_S):
+            self._signal(signal.SIGTERM)
+            await self._ended_within(_GRACE_S)
+        # Also when it has ended by itself: what it started must not outlive it.
+        self._signal(signal.SIGKILL)
+        await self._ended_within(_GRACE_S)
+        self._listening.cancel()
+        # Else open for as long as something that left the group has a pipe of it.
+        process._transport.close()  # type: ignore[attr-defined]
+        _RUNNING.discard(self)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # gone; macOS says the other of a group of zombies
+            os.killpg(self._process.pid, number)
+
+    async def _ended_within(self, seconds: float) -> bool:
+        """Not by `wait()`, which also waits for whoever else has its pipes."""
+        deadline = time.monotonic() + seconds
+        while self._process.returncode is None:
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+    async def _listen(self) -> None:
+        stderr, lines = self._process.stderr, Lines()
+        assert stderr is not None
+        while chunk := await stderr.read(_CHUNK):
+            self._last_words.extend(shortened(line.decode(errors="replace")) for line in lines.feed(chunk) if line)
+
+
+_RUNNING: set[ServerProgram] = set()
+
+
+async def _end_all() -> None:
+    await asyncio.gather(*(program.end() for program in list(_RUNNING)))
+
+
+@atexit.register
+def _end_before_exit() -> None:
+    if _RUNNING:
+        submit(_end_all()).result(4 * _GRACE_S)

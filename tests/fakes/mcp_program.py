@@ -1,0 +1,113 @@
+"""A real MCP server of the official SDK, with a state and with one tool per fault.
+
+`python mcp_program.py` speaks over its pipes, `python mcp_program.py PORT` over HTTP.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+import time
+
+from mcp.server.mcpserver import Context, Image, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+server = MCPServer("notes", log_level="CRITICAL")
+notes: list[str] = []
+
+
+@server.tool()
+def keep(text: str) -> int:
+    """Keep a note.
+
+    Returns how many there are.
+    """
+    notes.append(text)
+    return len(notes)
+
+
+@server.tool()
+def kept() -> list[str]:
+    """All notes."""
+    return notes
+
+
+@server.tool(structured_output=False)
+def say(text: str) -> str:
+    """Say a text."""
+    return text
+
+
+@server.tool(name="add.numbers")
+def add(a: int, b: int = 2) -> dict[str, int]:
+    """Add two numbers."""
+    return {"sum": a + b}
+
+
+@server.tool()
+def fail(words: int) -> str:
+    """Fail with so many words."""
+    raise ToolError("bad " * words)
+
+
+@server.tool(structured_output=False)
+def picture() -> list[str | Image]:
+    """A picture and its title."""
+    return ["a dot", Image(data=base64.b64decode("iVBORw0KGgo="), format="png")]
+
+
+@server.tool(structured_output=False)
+def flood(megabytes: int) -> str:
+    """So many megabytes."""
+    return "x" * (megabytes << 20)
+
+
+@server.tool()
+def hang() -> str:
+    """Never return."""
+    time.sleep(3600)
+    return "never"
+
+
+@server.tool()
+def crash() -> str:
+    """End the server."""
+    print("out of luck", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+@server.tool(structured_output=False)
+def chatter() -> str:
+    """Print to where messages go."""
+    print("hello", flush=True)
+    return "said it"
+
+
+@server.tool()
+def child() -> list[int]:
+    """Start a process; its id and the server's."""
+    return [subprocess.Popen(["sleep", "3600"]).pid, os.getpid()]
+
+
+@server.tool()
+def variable(name: str) -> str | None:
+    """A variable of the environment."""
+    return os.environ.get(name)
+
+
+@server.tool(structured_output=False)
+async def forget(context: Context) -> str:
+    """Offer other tools than before."""
+    server.remove_tool("kept")
+    server.add_tool(lambda: "new", name="new", description="New.")
+    await context.session.send_tool_list_changed()
+    return "changed"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        server.run("streamable-http", port=int(sys.argv[1]), json_response=len(sys.argv) > 2)
+    else:
+        server.run("stdio")

@@ -1,0 +1,58 @@
+"""The MCP server of `mcp_program`, as configurations name it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentloop.config.sections.rollout import McpServerSection
+
+PROGRAM = Path(__file__).with_name("mcp_program.py")
+_TO_START_S = 100.0
+
+
+def program(*, tools: tuple[str, ...] | None = None) -> McpServerSection:
+    """Started for each episode."""
+    return McpServerSection(command=(sys.executable, str(PROGRAM)), tools=tools)
+
+
+@contextmanager
+def over_http(*, port: int | None = None) -> Iterator[str]:
+    """Its address while it runs, in a process of its own."""
+    if port is None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = int(free.getsockname()[1])
+    process = subprocess.Popen([sys.executable, PROGRAM, str(port)], start_new_session=True, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + _TO_START_S
+        while not _answers(port):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as trial:
+        return trial.connect_ex(("127.0.0.1", port)) == 0
+
+
+def ended(pid: int, *, within_s: float = 30.0) -> bool:
+    """Gone, and no zombie."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not Path(f"/proc/{pid}").exists():
+            return True
+        time.sleep(0.02)
+    return False
