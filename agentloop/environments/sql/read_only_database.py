@@ -1,0 +1,144 @@
+"""A SQLite database on which queries that nobody has read are run: they can read, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from agentloop.environments.sql.interruption import Interruption
+from agentloop.environments.sql.preparation import can_be_prepared
+from agentloop.environments.sql.query_result import QueryFailed, QueryResult, SqlLimits, Value
+from agentloop.errors import UserError
+
+_READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
+_PRAGMAS = frozenset(
+    {"table_info", "table_xinfo", "table_list", "foreign_key_list", "index_list", "index_info", "index_xinfo"}
+)
+"""Those that only describe tables."""
+_FUNCTIONS_REFUSED = frozenset({"load_extension", "fts3_tokenizer", "printf", "format"})
+"""The last two fill any width, a character at a time, for minutes that no limit ends."""
+_FAULTS_OF_QUERIES = frozenset(
+    {
+        *(sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_NOMEM),
+        *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_RANGE, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_CONSTRAINT),
+    }
+)
+"""SQLite's codes for what a query has done; any other is trouble with the file."""
+_SCHEMA = (
+    "SELECT sql FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite~_%' ESCAPE '~' "
+    "ORDER BY rowid"
+)
+
+
+class ReadOnlyDatabase:
+    """A database file; each query opens it anew, so that threads may share this and no query finds what one has left.
+
+    A query may read the file's tables, views and schema, and is ended at its limits. It can't write, attach other
+    files, change settings, begin transactions or load code.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], limits: SqlLimits | None = None) -> None:
+        """Raises UserError where there is no database that can be read."""
+        self.path = Path(path).absolute()
+        self.limits = limits or SqlLimits()
+        try:
+            self.schema()
+        except sqlite3.Error as error:
+            raise UserError(
+                f"database must be an SQLite file that can be read, got {os.fspath(path)!r} ({error}). "
+                "Name another file, or make it."
+            ) from error
+
+    def query(self, sql: str) -> QueryResult:
+        """The rows of one statement, up to the limits.
+
+        Raises QueryFailed for what is wrong with the query, sqlite3.Error for what is wrong with the file.
+        """
+        limits = self.limits
+        if len(sql) > limits.query_characters:
+            raise QueryFailed(f"the query is longer than {limits.query_characters} characters")
+        bounds = _bounds(limits)
+        if not can_be_prepared(self._uri, sql, bounds):
+            raise QueryFailed("stopped: WITH tables that name each other often take too much to prepare")
+        refusals: list[str] = []
+        with (
+            closing(self._opened(bounds, refusals)) as connection,
+            Interruption(connection, limits.seconds) as interruption,
+        ):
+            try:
+                cursor = connection.execute(sql)
+                rows: list[tuple[Value, ...]] = cursor.fetchmany(limits.rows + 1)
+            except (sqlite3.Error, sqlite3.Warning, ValueError) as error:  # ValueError: NUL or a lone surrogate
+                if interruption.came:
+                    raise QueryFailed(f"stopped: it took longer than {limits.seconds:g} s") from error
+                if refusals:
+                    raise QueryFailed(f"the database can only be read: {refusals[0]} is refused") from error
+                if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF not in _FAULTS_OF_QUERIES:
+                    raise
+                raise QueryFailed(" ".join(str(error).split()) or type(error).__name__) from error
+        if cursor.description is None:
+            raise QueryFailed("the query must be a SELECT, got nothing that gives rows")
+        columns = tuple(str(name) for name, *_ in cursor.description)
+        return QueryResult(columns, tuple(rows[: limits.rows]), len(rows) <= limits.rows, limits)
+
+    def schema(self) -> str:
+        """The statements that made its tables and views, for a prompt."""
+        with closing(sqlite3.connect(self._uri, uri=True)) as connection:
+            return "\n".join(f"{sql};" for (sql,) in connection.execute(_SCHEMA))
+
+    @property
+    def _uri(self) -> str:
+        return f"{self.path.as_uri()}?mode=ro"
+
+    def _opened(self, bounds: dict[int, int], refusals: list[str]) -> sqlite3.Connection:
+        """A connection that can only read; what it refuses is named in `refusals`."""
+        # Only the deadline's thread is another one, and it does no more than interrupt.
+        connection = sqlite3.connect(self._uri, uri=True, isolation_level=None, check_same_thread=False)
+        for bound, most in bounds.items():
+            connection.setlimit(bound, most)
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA temp_store = FILE")  # what it sorts or queues is no memory of this program
+        connection.text_factory = _text
+
+        def authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
+            refusal = _refusal(action, first or "", second or "")
+            if refusal is None:
+                return sqlite3.SQLITE_OK
+            refusals.append(refusal)
+            return sqlite3.SQLITE_DENY
+
+        connection.set_authorizer(authorize)
+        return connection
+
+
+def _bounds(limits: SqlLimits) -> dict[int, int]:
+    """SQLite's own limits; with these no single instruction of a query takes long."""
+    return {
+        sqlite3.SQLITE_LIMIT_LENGTH: limits.value_bytes,
+        sqlite3.SQLITE_LIMIT_COLUMN: 200,
+        sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
+        sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
+        sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 50,
+        sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+        sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 100,
+        sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+    }
+
+
+def _text(stored: bytes) -> str:
+    """Text that is no UTF-8 is shown with replacements rather than refused."""
+    return stored.decode("utf-8", "replace")
+
+
+def _refusal(action: int, first: str, second: str) -> str | None:
+    """What an action of a query is called where it is refused; None where it only reads."""
+    if action == sqlite3.SQLITE_FUNCTION:
+        name = second.lower()
+        return f"function {name}" if name in _FUNCTIONS_REFUSED else None
+    if action == sqlite3.SQLITE_PRAGMA:
+        name = first.lower()
+        return None if name in _PRAGMAS else f"PRAGMA {name}"
+    return None if action in _READING else "anything but SELECT"
