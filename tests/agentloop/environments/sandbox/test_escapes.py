@@ -453,7 +453,7 @@ def test_no_process_outlives_its_program(ends: bool) -> None:
         while not {ends}:
             time.sleep(60)
         """,
-        SandboxLimits(seconds=30.0 if ends else 2.0),
+        SandboxLimits(seconds=30.0 if ends else 3.0),
     )
     assert run.output == "it sleeps\n"
     assert run.stopped == (None if ends else "time")

@@ -22,8 +22,8 @@ def test_run_returns_what_was_printed_and_the_exit_code(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "none"])
 def test_run_ends_at_its_limits(kind: str) -> None:
-    sandbox = PythonSandbox(kind, SandboxLimits(seconds=0.5, output_bytes=10))
-    assert sandbox.run("while True: pass").stopped == "time"
+    assert PythonSandbox(kind, SandboxLimits(seconds=0.5)).run("while True: pass").stopped == "time"
+    sandbox = PythonSandbox(kind, SandboxLimits(output_bytes=10))
     flood = sandbox.run("print('x' * 11)")
     assert (flood.stopped, flood.output) == ("output", "x" * 10)
     assert sandbox.run("print('x' * 9)").stopped is None
