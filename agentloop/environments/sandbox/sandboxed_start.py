@@ -29,7 +29,10 @@ class StartedSandbox:
         self.output = output
         self._status = status
         self._said = b""
-        self.namespace = ProcessNamespace(self._first_process())
+        try:
+            self.namespace = ProcessNamespace(self._first_process())
+        except ProcessLookupError:  # it has failed already
+            raise self._failed() from None
 
     def exit_code(self) -> int | None:
         """Of the program, once all is over; None where it never ran."""
@@ -43,15 +46,17 @@ class StartedSandbox:
         while b"\n" not in self._said:
             chunk = wait_readable(self._status.fileno(), deadline - time.monotonic()) and self._status.read(_CHUNK)
             if not chunk:
-                self.process.kill()
-                self.process.wait()
-                raise SandboxFailed(f"bubblewrap must begin, got {self._complaint()}")
+                raise self._failed()
             self._said += chunk
         return int(json.loads(self._said.splitlines()[0])["child-pid"])
 
-    def _complaint(self) -> str:
+    def _failed(self) -> SandboxFailed:
+        """What bubblewrap complained of. It is dead then."""
+        self.process.kill()
+        self.process.wait()
         said = (self.output.read(_CHUNK) or b"").decode("utf-8", "replace")
-        return " ".join(said.split()) or f"exit code {self.process.returncode} without a word"
+        complaint = " ".join(said.split()) or f"exit code {self.process.returncode} without a word"
+        return SandboxFailed(f"bubblewrap must begin, got {complaint}")
 
 
 @contextmanager
