@@ -1,4 +1,4 @@
-"""`replay stats | ls | show | task`: what is there."""
+"""`replay stats | ls | show`: what is there."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from rich.console import Console
 from context.authors import AuthorTable
 from context.view import token_view
 from context.visible import visible
-from context.wording import excerpt
 from replay import queries
 from replay.cli.common import AsJson, Filter, Run, app, opened, say
+from replay.cli.show_tasks import payload_text
 from replay.cli.tables import Cell, counted, ended, number, quoted, row_table, share, state_text, yes_or_no
 from replay.locate import tokenizer
 from replay.queries import Sort
 from replay.queries.open_buffer import OpenBuffer
+from replay.records import REMOVED_TASK
 
 _ENDLESS = queries.Patience(rows=2**62, seconds=math.inf)
 """Whoever asks in a terminal waits, and can stop waiting."""
@@ -98,6 +99,7 @@ def _summary_text(answer: dict[str, Any]) -> str:
         f"tokens        {answer['tokens']:,}, of which sampled {answer['action_tokens']:,}",
         f"success       {share(answer['successes'], answer['trajectories'])}"
         f"   reward {number(answer['reward_mean'], 3)}   turns {number(answer['turns_mean'], 1)}",
+        f"staleness     {_staleness_text(answer['staleness'])}",
         "stopped by    " + ", ".join(f"{visible(why)} {count:,}" for why, count in answer["stop_reasons"].items()),
         f"updates used  {drawn['fresh']:,} fresh, {drawn['replay']:,} replayed"
         f" ({drawn['trajectories_replayed']:,} different), {drawn['reserved']:,} reserved",
@@ -105,6 +107,13 @@ def _summary_text(answer: dict[str, Any]) -> str:
         f" drift {number(drawn['drift_mean'], 3)} (most {number(drawn['drift_max'], 3)})",
     ]
     return "\n".join(lines)
+
+
+def _staleness_text(found: dict[str, Any]) -> str:
+    if not found["known"]:
+        return "not known of any row that can be drawn"
+    mean = number(found["mean"], 1)
+    return f"{mean} on average, {found['max']:,} at most, of {counted(found['known'], 'row')} that can be drawn"
 
 
 _LISTED: dict[str, Cell] = {
@@ -173,6 +182,7 @@ def _facts_text(answer: dict[str, Any]) -> str:
     lines = [
         *_collected_facts(answer),
         ("task", answer["task"]["hash"][:16], f"{answer['environment']} {answer['environment_version']}"),
+        _payload(answer),
         _outcome(answer),
         ("ended by", answer["stop_reason"], f"error: {answer['error_kind'] or 'none'}"),
         ("length", f"{answer['num_turns']} turns", f"{answer['num_tool_calls']} tool calls"),
@@ -194,7 +204,12 @@ def _facts_text(answer: dict[str, Any]) -> str:
 def _left_text(answer: dict[str, Any]) -> str:
     """What is left of an evicted row."""
     task = ("task", answer["task"]["hash"][:16], answer["task"]["environment"])
-    return _lined([*_collected_facts(answer), task, _outcome(answer)])
+    return _lined([*_collected_facts(answer), task, _payload(answer), _outcome(answer)])
+
+
+def _payload(answer: dict[str, Any]) -> _Facts:
+    stored = answer["task"]["payload"]
+    return ("payload", payload_text(None if stored == REMOVED_TASK else json.loads(stored)))
 
 
 def _collected_facts(answer: dict[str, Any]) -> list[_Facts]:
@@ -215,66 +230,3 @@ def _outcome(answer: dict[str, Any]) -> _Facts:
 
 def _lined(lines: Sequence[_Facts]) -> str:
     return "\n".join(f"{title:<12}" + ", ".join(map(visible, facts)) for title, *facts in lines)
-
-
-_LONGEST_QUOTE = 400
-"""Characters of a message shown."""
-
-
-@app.command(epilog="Example: agentloop replay task 768d9e runs/quickstart-001")
-def task(
-    hash: Annotated[str, typer.Argument(metavar="HASH", help="A task's hash, or the beginning of it.")],
-    run: Run = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most groups and trajectories printed.")] = 20,
-    after: Annotated[str | None, typer.Option(help="Trajectories behind the one of this id.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """One task: its attempts over time, success by policy version, how hard it has been, what is stored of it."""
-    with opened(run) as buffer:
-        answer = queries.task(buffer.store, hash, buffer.run, after=after, limit=limit)
-    say(json.dumps(answer, indent=1) if as_json else _task_text(answer, limit))
-
-
-def _task_text(answer: dict[str, Any], limit: int) -> str:
-    lines = [visible(f"task {answer['hash']}, environment {answer['environment']}")]
-    lines += [f"{visible(message['role']):<9} {_quoted(message['content'])}" for message in answer["prompt"] or ()]
-    lines += [] if answer["prompt"] else [f"payload   {_quoted(json.dumps(answer['payload']))}"]
-    undone = f", and {answer['orphaned']:,} that a resume undid" if answer["orphaned"] else ""
-    lines += [
-        f"attempts  {answer['attempts']:,} in {counted(answer['groups_in_all'], 'group')}, "
-        f"{share(answer['successes'], answer['attempts'])} successful{undone}",
-        f"stored    {answer['eligible']:,} that can be drawn, replayed {counted(answer['replayed'], 'time')}",
-    ]
-    tables = ((answer["versions"], _TASK_VERSIONS), (answer["groups"][:limit], _TASK_GROUPS))
-    for rows, cells in (*tables, (answer["trajectories"], _TASK_TRAJECTORIES)):
-        lines += ["", row_table(rows, cells)] if rows else []
-    return "\n".join([*lines, f"further rows: add --after {answer['next']}"] if answer["next"] else lines)
-
-
-def _quoted(text: str) -> str:
-    """In one line: a task may say anything, also to a terminal."""
-    return repr(excerpt(text, _LONGEST_QUOTE))
-
-
-_TASK_VERSIONS: dict[str, Cell] = {
-    "policy": lambda row: str(row["first"]) if row["first"] == row["last"] else f"{row['first']} to {row['last']}",
-    "attempts": "attempts",
-    "success": lambda row: share(row["successes"], row["attempts"]),
-    "reward": ("reward_mean", 3),
-}
-_TASK_GROUPS: dict[str, Cell] = {
-    "iter": "iteration",
-    "successes": lambda row: f"{row['successes']} of {row['size']}",
-    "reward": ("reward_mean", 3),
-    "stored": "eligible",
-    "replayed": "replayed",
-}
-_TASK_TRAJECTORIES: dict[str, Cell] = {
-    "id": lambda row: row["id"][:12],
-    "iter": "iteration",
-    "reward": lambda row: f"{row['reward']:g}",
-    "success": yes_or_no("success"),
-    "stop": ended,
-    "uses": "uses",
-    "state": "state",
-}

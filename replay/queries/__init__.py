@@ -13,6 +13,7 @@ from replay.queries.preview.preview import preview, rows_to_read
 from replay.queries.runs import merging, metric_series, progress, run_names, runs
 from replay.queries.summary import summary
 from replay.queries.tasks.task import task
+from replay.queries.tasks.task_list import TaskSort, task_list
 from replay.queries.tokens import MOST_TOKENS, CodecOf, tokens
 from replay.queries.trajectory import find, overview, same_tokenizer, trajectory
 
@@ -23,6 +24,7 @@ __all__ = [
     "Patience",
     "Query",
     "Sort",
+    "TaskSort",
     "chosen",
     "cluster",
     "distributions",
@@ -42,6 +44,7 @@ __all__ = [
     "same_tokenizer",
     "summary",
     "task",
+    "task_list",
     "tokens",
     "trajectory",
 ]

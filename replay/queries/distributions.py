@@ -17,6 +17,7 @@ from replay.errors import DamagedCell
 from replay.queries.filters import FIELDS, SplitCondition, conditions
 from replay.queries.filters.fields import FieldKind
 from replay.queries.filters.query import Query, QueryResult, newest_versions, staleness
+from replay.queries.summary import buffer_staleness
 from replay.storage.format import schema
 from replay.storage.format.schema import groups
 from replay.store import ReplayStore
@@ -62,18 +63,20 @@ def distributions(store: ReplayStore, query: Query) -> QueryResult:
     """The values of all rows a query is about, whatever its order.
 
     `total`; `fields`, each with the count of `unknown` and `bars` (`low`, `high`, `count` and the `filter` that chooses
-    them; where low equals high the bar is that one value); `choices` with counts, the most frequent first. All of them
-    None where filters ask what was said: counting would read every conversation.
+    them; where low equals high the bar is that one value); `choices` with counts, the most frequent first; `staleness`
+    of those that can be drawn. All None where filters ask what was said: counting would read every conversation.
     """
     with store.reading() as connection:
         age = staleness(newest_versions(connection, query.run), query.run)
         rows = conditions(query.filters, known={"staleness": age})
         if rows.messages is not None:
-            return {"total": None, "fields": None, "choices": None}
+            return {"total": None, "fields": None, "choices": None, "staleness": None}
         counting = _Counting(connection, query.run, rows, age)
         fields = counting.fields(here=store.groups_by_sorting)
         total = fields["turns"]["unknown"] + sum(bar["count"] for bar in fields["turns"]["bars"])
-        return {"total": total, "fields": fields, "choices": counting.choices() | {"run": counting.runs(total)}}
+        choices = counting.choices() | {"run": counting.runs(total)}
+        stale = buffer_staleness(connection, age, counting.mine)
+        return {"total": total, "fields": fields, "choices": choices, "staleness": stale}
 
 
 class _Counting:
@@ -93,10 +96,10 @@ class _Counting:
             "turns": _rows.num_turns,
         }
         numbers = sa.select(*(sa.cast(values[name], sa.Double).label(name) for name in SPREAD))
-        self._mine = rows.columns if run is None else sa.and_(_rows.run == run, rows.columns)
+        self.mine = rows.columns if run is None else sa.and_(_rows.run == run, rows.columns)
         collected = numbers.join_from(schema.trajectories, groups, groups.c.id == _rows.group, isouter=True)
-        self._numbers = collected.where(self._mine)
-        self._texts = sa.select(*(_rows[name] for name in CHOICES)).where(self._mine)
+        self._numbers = collected.where(self.mine)
+        self._texts = sa.select(*(_rows[name] for name in CHOICES)).where(self.mine)
 
     def fields(self, *, here: bool) -> dict[str, QueryResult]:
         """`here`: rows are handed over and counted in Python; a server that counts well would have to send them all.
@@ -174,7 +177,7 @@ class _Counting:
         if self._run is not None:
             return {self._run: total} if total else {}
         number = sa.func.count().label("number")
-        query = sa.select(_rows.run, number).where(self._mine).group_by(_rows.run)
+        query = sa.select(_rows.run, number).where(self.mine).group_by(_rows.run)
         found = self._connection.execute(query.order_by(sa.desc("number"), _rows.run).limit(_TEXTS))
         return {row.run: row.number for row in found}
 

@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.queries.filters import condition
-from replay.queries.filters.query import QueryResult, chosen, of_run
-from replay.records import COMMITTED, REPLAY, RESERVED, STATES
+from replay.queries.filters.query import QueryResult, chosen, newest_versions, of_run, staleness
+from replay.records import COMMITTED, ELIGIBLE, REPLAY, RESERVED, STATES
 from replay.storage.format import schema
 from replay.storage.format.column_types import Real
 from replay.storage.format.schema import draws, groups, policies, reclaimed, runs
@@ -23,7 +23,7 @@ def _sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
     return sa.cast(sa.func.coalesce(sa.func.sum(column), 0), sa.BigInteger)
 
 
-def _mean(column: sa.Column[Any]) -> sa.Function[float]:
+def mean(column: sa.Column[Any]) -> sa.Function[float]:
     """Raises DamagedCell where there is none, for a cell holds what is not finite."""
     kind = Real()
     kind.column = f"{column.table.name}.{column.name}"
@@ -51,6 +51,7 @@ def summary(store: ReplayStore, run: str | None = None, *, filter: str | None = 
     rows = chosen(run, filter)
     with store.reading() as connection:
         kinds = _kinds(connection, rows)
+        age = staleness(newest_versions(connection, run), run)
         return {
             "database": store.url,
             "bytes": store.size(connection),
@@ -63,8 +64,24 @@ def summary(store: ReplayStore, run: str | None = None, *, filter: str | None = 
             "sources": _sources(kinds),
             "reclaimed": _reclaimed(connection, run),
             "stop_reasons": _stop_reasons(kinds),
+            "staleness": buffer_staleness(connection, age, rows),
             "draws": _draws(connection, run, filter),
         }
+
+
+def buffer_staleness(
+    connection: sa.Connection, age: sa.ColumnElement[int], rows: sa.ColumnElement[bool]
+) -> QueryResult:
+    """Mean and most of those of the rows that can be drawn, and of how many it is `known`.
+
+    `age`: publishes of their runs since their oldest tokens (`queries.filters.query.staleness`).
+    """
+    known = sa.select(
+        sa.func.avg(sa.cast(age, sa.Double)).label("mean"),
+        sa.cast(sa.func.max(age), sa.BigInteger).label("max"),
+        sa.func.count(age).label("known"),
+    )
+    return dict(connection.execute(known.where(rows, _rows.state == ELIGIBLE)).mappings().one())
 
 
 def _reclaimed(connection: sa.Connection, run: str | None) -> int:
@@ -134,9 +151,9 @@ def _draws(connection: sa.Connection, run: str | None, filter: str | None) -> Qu
         sa.func.count().filter(committed).label("replay"),
         sa.func.count().filter(draws.c.state == RESERVED).label("reserved"),
         sa.func.count(sa.distinct(draws.c.trajectory)).filter(committed).label("trajectories_replayed"),
-        _mean(draws.c.staleness).filter(committed).label("staleness_mean"),
+        mean(draws.c.staleness).filter(committed).label("staleness_mean"),
         sa.func.max(draws.c.staleness).filter(committed).label("staleness_max"),
-        _mean(draws.c.drift_mean).filter(committed).label("drift_mean"),
+        mean(draws.c.drift_mean).filter(committed).label("drift_mean"),
         sa.func.max(draws.c.drift_max).filter(committed).label("drift_max"),
     ).where(mine, sa.or_(draws.c.stream == REPLAY, draws.c.state == RESERVED))
     found = dict(connection.execute(others).mappings().one())

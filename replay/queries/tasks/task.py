@@ -33,15 +33,15 @@ _LISTED = (
 )
 
 
-def _total(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+def total(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
     return sa.cast(sa.func.coalesce(sa.func.sum(sa.case((condition, 1), else_=0)), 0), sa.BigInteger)
 
 
-_TRIED = _rows.state != ORPHANED
+TRIED = _rows.state != ORPHANED
 """Attempts of iterations that were undone count for nothing; they are listed with their state."""
 _COUNTS = (
     sa.func.count().label("attempts"),
-    _total(_rows.success).label("successes"),
+    total(_rows.success).label("successes"),
     sa.func.avg(_rows.reward).label("reward_mean"),
 )
 
@@ -99,17 +99,17 @@ def _find(connection: sa.Connection, hash_prefix: str, url: str) -> QueryResult:
 
 def _totals(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> QueryResult:
     def of_tried(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-        return sa.case((_TRIED, value))
+        return sa.case((TRIED, value))
 
     query = sa.select(
-        _total(_TRIED).label("attempts"),
-        _total(_TRIED & _rows.success).label("successes"),
+        total(TRIED).label("attempts"),
+        total(TRIED & _rows.success).label("successes"),
         sa.func.avg(of_tried(_rows.reward)).label("reward_mean"),
-        _total(_rows.state == ELIGIBLE).label("eligible"),
+        total(_rows.state == ELIGIBLE).label("eligible"),
         sa.func.min(of_tried(_rows.iteration)).label("first_iteration"),
         sa.func.max(of_tried(_rows.iteration)).label("last_iteration"),
         sa.func.count(sa.distinct(of_tried(_rows.run))).label("runs"),
-        _total(~_TRIED).label("orphaned"),
+        total(~TRIED).label("orphaned"),
     )
     return dict(connection.execute(query.where(mine)).mappings().one())
 
@@ -139,10 +139,10 @@ def _versions(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Q
     least, greatest = sa.func.min(version), sa.func.max(version)
     width = (greatest - least) // sa.literal(_MOST_VERSIONS, sa.BigInteger) + 1
     spans = sa.select(_rows.run, least.label("least"), greatest.label("greatest"), width.label("width"))
-    span = spans.where(mine, _TRIED).group_by(_rows.run).subquery()
+    span = spans.where(mine, TRIED).group_by(_rows.run).subquery()
     step = ((version - span.c.least) // span.c.width).label("step")
     query = sa.select(_rows.run, *(span.c[name] for name in ("least", "greatest", "width")), step, *_COUNTS)
-    query = query.join_from(schema.trajectories, span, span.c.run == _rows.run).where(mine, _TRIED)
+    query = query.join_from(schema.trajectories, span, span.c.run == _rows.run).where(mine, TRIED)
     query = query.group_by(_rows.run, span.c.least, span.c.greatest, span.c.width, "step").order_by(_rows.run, "step")
     found: list[QueryResult] = []
     for row in connection.execute(query).mappings():
@@ -172,8 +172,8 @@ def _groups(
     All of them, and those of which no row is stored any more: one that a resume undid is there once its rows are gone.
     """
     left = (
-        sa.select(_rows.group.label("id"), _total(_rows.state == ELIGIBLE).label("eligible"))
-        .where(mine, _TRIED)
+        sa.select(_rows.group.label("id"), total(_rows.state == ELIGIBLE).label("eligible"))
+        .where(mine, TRIED)
         .group_by(_rows.group)
         .subquery()
     )
@@ -187,7 +187,7 @@ def _groups(
     drawn = (
         sa.select(_rows.group, sa.func.count())
         .join_from(schema.trajectories, draws, draws.c.trajectory == _rows.id)
-        .where(mine, _TRIED, draws.c.state == COMMITTED, draws.c.stream == REPLAY)
+        .where(mine, TRIED, draws.c.state == COMMITTED, draws.c.stream == REPLAY)
         .group_by(_rows.group)
     )
     replayed = {row[0]: row[1] for row in connection.execute(drawn)}

@@ -58,6 +58,8 @@ def test_stats_says_what_is_there_and_what_was_drawn(run: Path) -> None:
     assert "tokens        144, of which sampled 72" in output
     # 3 of 8 rows are successes.
     assert "success       37.5 %" in output
+    # Sampled by policies 0, 1 and 2, of which 3 is the newest.
+    assert "staleness     2.0 on average, 3 at most, of 24 rows that can be drawn" in output
     assert "24 fresh, 6 replayed" in output
 
 

@@ -13,6 +13,7 @@ from context.tokens.token_sequence import Segment
 from replay import ReplayStore, queries
 from replay.records import HINDSIGHT, TaskRecord
 from replay.sampling.samplers import make_sampler
+from replay.storage.format import schema
 from tests.fakes.records import SHORT, group, iterate, new_store, sql, task, trajectory
 from tests.fakes.replay_command import ask
 
@@ -94,7 +95,18 @@ EVIL = "\x1b]0;mine\x07\x1b[2J\x9b31m\u202e\u200b\ud800\rz\nfake line"
 
 @pytest.mark.parametrize(
     "command",
-    ["stats", "ls", "show ID", "task TASK", "lineage ID", "lineage 1", "diff ID OTHER", "mix", "ls --where x==1"],
+    [
+        "stats",
+        "ls",
+        "show ID",
+        "tasks",
+        "task TASK",
+        "lineage ID",
+        "lineage 1",
+        "diff ID OTHER",
+        "mix",
+        "ls --where x==1",
+    ],
 )
 def test_nothing_that_was_stored_acts_on_the_terminal(tmp_path: Path, command: str) -> None:
     names = {"ID": f"id{EVIL}", "OTHER": f"other{EVIL}", "TASK": f"task{EVIL}"}
@@ -112,3 +124,21 @@ def test_nothing_that_was_stored_acts_on_the_terminal(tmp_path: Path, command: s
     assert shown
     assert [c for c in shown if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co")] == []
     assert not any(line.startswith("fake line") for line in shown.splitlines())
+
+
+def test_show_and_task_print_the_payload(database: Path) -> None:
+    ((id,),) = sql(database, "select id from trajectories where iteration = 1 and slot = 3")
+    for printed, title in (
+        (ask("show", id, database), "payload     "),
+        (ask("task", "task-1", database), "payload   "),
+    ):
+        assert f'{title}{{"hops": 2, "store": {{"k1": "drawer"}}}}\n' in printed.stdout
+    assert "group       member 4 of 4, " in ask("show", id, database).stdout
+
+
+def test_payload_that_went_with_its_rows_is_told(tmp_path: Path) -> None:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        store.append([task()], [group()], [trajectory("a", policy_version_min=0)])
+        store.prune(rows=schema.trajectories.c.id == "a", dry_run=False)
+    for command in (("show", "a"), ("task", "task-1")):
+        assert "gone with the last row of the task" in ask(*command, tmp_path / "replay.sqlite").stdout

@@ -152,11 +152,18 @@ def test_nothing_to_count_has_no_bars_and_no_choices(sixty_rows: ReplayStore) ->
     assert answer["choices"] == {"state": {}, "source": {}, "stop_reason": {}, "run": {}}
 
 
+def test_staleness_is_that_of_the_rows_that_can_be_drawn(sixty_rows: ReplayStore) -> None:
+    for run in (RUN, None):
+        answer = queries.distributions(sixty_rows, Query(run, ("reward > 0.1",)))
+        assert answer["staleness"] == queries.summary(sixty_rows, run, filter="reward > 0.1")["staleness"]
+        assert answer["staleness"]["known"] > 0
+
+
 def test_what_was_said_is_not_counted(sixty_rows: ReplayStore) -> None:
     """It would be read in every conversation."""
     for filter in ("'drawer' in text", "success and (tool == 'lookup' or reward > 0)"):
         answer = queries.distributions(sixty_rows, Query(RUN, (filter,)))
-        assert answer == {"total": None, "fields": None, "choices": None}
+        assert answer == {"total": None, "fields": None, "choices": None, "staleness": None}
 
 
 def test_whole_numbers_that_no_float_tells_apart_are_counted_together(location: Location) -> None:

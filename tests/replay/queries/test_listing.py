@@ -331,11 +331,11 @@ def test_search_takes_a_statement_more_for_every_five_hundred_rows_it_looks_at(t
     assert len(asked) == 3
 
 
-def test_spreads_and_choices_take_four_statements_and_of_all_runs_five(two_runs: ReplayStore) -> None:
-    for run, count in ((RUN, 4), (None, 5)):
+def test_spreads_and_choices_take_five_statements_and_of_all_runs_six(two_runs: ReplayStore) -> None:
+    for run, count in ((RUN, 5), (None, 6)):
         with statements(two_runs) as asked:
             queries.distributions(two_runs, Query(run, ("success",)))
-        # The newest policies, the numbers, the texts there are, their counts, the runs.
+        # The newest policies, the numbers, the texts there are, their counts, how stale they are, the runs.
         assert len(asked) == count
 
 

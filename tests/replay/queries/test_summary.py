@@ -104,6 +104,17 @@ def test_mean_of_numbers_that_nobody_wrote_is_refused(store: ReplayStore, number
         queries.summary(store)
 
 
+def test_summary_tells_how_stale_the_buffer_is(resumed_run: ReplayStore) -> None:
+    # Eight rows that can be drawn of each of policies 0 to 3, where 4 is the newest: 1, 2, 3 and 4 publishes ago.
+    assert queries.summary(resumed_run)["staleness"] == {"mean": 2.5, "max": 4, "known": 32}
+    assert queries.summary(resumed_run, RUN, filter="iteration > 2")["staleness"] == {
+        "mean": 1.5,
+        "max": 2,
+        "known": 16,
+    }
+    assert queries.summary(resumed_run, "another run")["staleness"] == {"mean": None, "max": None, "known": 0}
+
+
 def test_summary_of_an_empty_buffer_is_json_without_numbers_that_are_none(location: Location) -> None:
     answer = queries.summary(new_store(location))
     json.dumps(answer, allow_nan=False)
@@ -133,7 +144,8 @@ def test_listing_counts_uses_and_staleness(resumed_run: ReplayStore) -> None:
 def test_listing_is_sorted_the_greatest_first(resumed_run: ReplayStore, sort: Sort) -> None:
     key = {"turns": "num_turns", "tools": "num_tool_calls", "tokens": "num_tokens"}.get(sort, sort.value)
     values = [row[key] for row in listed(resumed_run, sort=sort)]
-    assert values == sorted(values, reverse=True)
+    known = [value for value in values if value is not None]
+    assert values == sorted(known, reverse=True) + [None] * (len(values) - len(known))
 
 
 def test_listing_filters_and_limits(resumed_run: ReplayStore) -> None:
