@@ -46,7 +46,7 @@ def evaluate_run(
     config = _asked(folder.config, tasks=tasks, samples=samples)
     seed_process(config)
     factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
-    weights = _weights(folder, policy)
+    weights = stored_weights(folder, policy)
     loaded = load_policy(config, config.model.path or folder.model, saved=weights)
     generator = LocalGenerator(
         loaded.model,
@@ -79,7 +79,8 @@ def _version(folder: RunFolder, weights: Path) -> int | None:
     return int(weights.name if weights.parent == folder.policies else weights.parent.name)
 
 
-def _weights(folder: RunFolder, policy: int | None) -> Path:
+def stored_weights(folder: RunFolder, policy: int | None) -> Path:
+    """The folder of this policy's weights; None: the last checkpoint's. Raises UserError where it was not kept."""
     if policy is None:
         complete = complete_checkpoints(folder.checkpoints)
         if not complete:

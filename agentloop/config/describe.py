@@ -57,6 +57,17 @@ def describe_config(config: RunConfig) -> str:
     return "\n".join(lines).strip() + "\n"
 
 
+def changed_keys(config: RunConfig) -> dict[str, Any]:
+    """What differs from the defaults, by dotted key."""
+    values = config.model_dump(mode="json")
+    entries = ((path, entry) for path, entry in schema_entries().items() if isinstance(entry, Key))
+    return {
+        ".".join(path): value_at(values, path)
+        for path, entry in entries
+        if value_at(values, path) != entry.default_with(config.model.path)
+    }
+
+
 def reference_yaml() -> str:
     """What configs/reference.yaml holds."""
     return f"{_REFERENCE_HEADER}\n{describe_config(RunConfig())}"

@@ -79,7 +79,7 @@ def test_commands_are_those_of_the_documentation() -> None:
     changing = ["import", "prune", "forget", "migrate"]
     replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore", "retrain", "whatif")}
     context = {"context", "context check", "context show"}
-    running = {"train", "sft", "evaluate", "engine", "worker", "launch"}
+    running = {"train", "sft", "evaluate", "export", "engine", "worker", "launch"}
     assert found == {"", "report", "inspect", "config", "doctor", "replay"} | running | replay | context
 
 
@@ -109,6 +109,7 @@ def test_commands_that_are_imported_late_are_listed_with_their_own_help() -> Non
         "engine",
         "worker",
         "launch",
+        "export",
         "inspect",
         "report",
         "context",
